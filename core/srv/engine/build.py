@@ -11,20 +11,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
 from srv.args.config import Config
 from srv.args.statement import amount_text
+from srv.engine.grammars import Grammars
+from srv.engine.inert import InertFeatures
+from srv.engine.loop import EngineLoop
+from srv.engine.step_log import StepLog
 from srv.executor.in_process import InProcessExecutor
 from srv.executor.multi_process import MultiProcessExecutor
 from srv.executor.protocol import Allocation, Executor, RankMemory
 from srv.executor.spec import EngineSpec
+from srv.grammar.registry import OFF
+from srv.io.channel import EngineSide
 from srv.io.messages import Ready
+from srv.io.phases import Phase, Phases
+from srv.models.formats.deletion import delete_weights
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.planning.ledger import EXACT, line_text
 from srv.planning.steps import draft_count, rows_to_capture, step_depth
+from srv.platform.hook_plugins import NO_HOOKS, Hooks
 from srv.sched.late import LateInputMaker
 from srv.sched.limits import Limits
 from srv.sched.scheduler import Scheduler
@@ -41,6 +52,24 @@ class Engine:
     depth: int
     ready: Ready
     late: LateInputMaker | None = None
+    inert: InertFeatures | None = None
+    grammars: Grammars | None = None
+    log: StepLog | None = None
+    crash_on_nan: bool = False
+
+    def loop(self, channel: EngineSide, hooks: Hooks = NO_HOOKS) -> EngineLoop:
+        return EngineLoop(
+            self.scheduler,
+            self.executor,
+            channel,
+            self.depth,
+            self.late,
+            hooks,
+            self.inert,
+            self.grammars,
+            self.log,
+            self.crash_on_nan,
+        )
 
 
 def choose_executor(spec: EngineSpec) -> Executor:
@@ -52,16 +81,28 @@ def build(
     spec: EngineSpec,
     make_executor: Callable[[EngineSpec], Executor] = choose_executor,
     late: LateInputMaker | None = None,
+    phases: Phases | None = None,
 ) -> Engine:
-    """`late`: what makes the late inputs of its requests."""
+    """`late`: what makes the late inputs of its requests, instead of their grammars. `phases`: those of this process
+    so far."""
     config = Config.from_json(spec.config)
+    grammars = _grammars(spec, config) if late is None else None
+    late = late or grammars
     spec = msgspec.structs.replace(spec, late_inputs=late is not None)
     executor = make_executor(spec)
     try:
-        return _build(spec, config, executor, late)
+        return replace(_build(spec, config, executor, late, phases or Phases()), grammars=grammars)
     except BaseException:
         executor.close()
         raise
+
+
+def _grammars(spec: EngineSpec, config: Config) -> Grammars | None:
+    """None if requests cannot have grammars."""
+    name, model = config.platform.grammar_backend or OFF, spec.model
+    if name == OFF or not model.end_tokens or config.model.is_embedding:
+        return None
+    return Grammars(name, model.vocab_size, model.end_tokens)
 
 
 def _in_process(spec: EngineSpec) -> Executor:
@@ -70,28 +111,48 @@ def _in_process(spec: EngineSpec) -> Executor:
     return InProcessExecutor(RankWorker(spec))
 
 
-def _build(spec: EngineSpec, config: Config, executor: Executor, late: LateInputMaker | None) -> Engine:
+def _build(spec: EngineSpec, config: Config, executor: Executor, late: LateInputMaker | None, phases: Phases) -> Engine:
     started = time.monotonic()
     executor.start()
     ranks = executor.measure()
     budget = _budget(spec, config, ranks)
     allocated = executor.allocate(budget)
+    if config.weights.delete_ckpt_after_loading:
+        delete_weights(Path(spec.model.path))
+    if len(allocated) == 1:  # the rank runs in this process
+        recorded = {"engine": [*phases.done, *allocated[0].phases]}
+    else:
+        recorded = {f"rank {number}": list(each.phases) for number, each in enumerate(allocated)}
+        recorded = {"engine": list(phases.done), **recorded}
     depth = step_depth(config)
     limits = _limits(config, budget, depth, spec, allocated[0].step_seconds)
+    snapshots = budget.state_slots - limits.max_running_requests if budget.state_slots else None
+    ends, waits = frozenset(spec.model.end_tokens), late.concerns if late else None
+    scheduler = Scheduler(limits, budget.groups, ends, waits, snapshots)
     return Engine(
-        scheduler=Scheduler(limits, budget.groups, frozenset(spec.model.end_tokens), late.concerns if late else None),
+        scheduler=scheduler,
         executor=executor,
         depth=depth,
-        ready=_ready(spec, config, budget, ranks, allocated, time.monotonic() - started),
+        ready=_ready(spec, config, budget, ranks, allocated, recorded, time.monotonic() - started),
         late=late,
+        inert=InertFeatures(config, frozenset(spec.user_set)),
+        log=StepLog(config.observe, scheduler.stats),
+        crash_on_nan=config.debug.crash_on_nan,
     )
 
 
 def _budget(spec: EngineSpec, config: Config, ranks: Sequence[RankMemory]) -> Budget:
     """The budget of the rank that can hold the fewest pages; all ranks have the same pages."""
-    reserved = int(spec.reserved_bytes)
+    reserved = int(sum(spec.reserved_parts.values()))
     found = [
-        budgets.compute(config, spec.model, free_bytes=rank.free, total_bytes=rank.total, reserved_bytes=reserved)
+        budgets.compute(
+            config,
+            spec.model,
+            free_bytes=rank.free,
+            total_bytes=rank.total,
+            own_bytes=rank.weight_bytes,
+            reserved_bytes=reserved,
+        )
         for rank in ranks
     ]
     return min(found, key=lambda budget: budget.pages)
@@ -115,6 +176,7 @@ def _limits(
         drafts=draft_count(config),
         step_seconds=step_seconds,
         device_lengths=spec.kv_lengths == "device",
+        save_interval=config.memory.mamba_track_interval,
     )
 
 
@@ -124,11 +186,13 @@ def _ready(
     budget: Budget,
     ranks: Sequence[RankMemory],
     allocated: Sequence[Allocation],
+    phases: dict[str, list[Phase]],
     seconds: float,
 ) -> Ready:
     explanations = [*budget.breakdown, *_rank_lines(ranks, allocated), *allocated[0].captured]
     for quantity, explanation in explanations:
         logger.info("%s: %s", quantity, explanation)
+    _log_ledgers(allocated, phases)
     return Ready(
         device=ranks[0].device,
         model=spec.model.name,
@@ -137,8 +201,23 @@ def _ready(
         max_request_tokens=budget.max_request_tokens,
         budget=explanations,
         graph_rows=list(rows_to_capture(config)),
+        kernels=dict(allocated[0].kernels),
         load_seconds=seconds,
+        memory=[list(each.memory) for each in allocated],
+        counts_peak=all(each.counts_peak for each in allocated),
+        phases=phases,
     )
+
+
+def _log_ledgers(allocated: Sequence[Allocation], phases: dict[str, list[Phase]]) -> None:
+    """Both ledgers; lines that are off and phases that were slow are warnings."""
+    for number, each in enumerate(allocated):
+        for line in each.memory:
+            level = logging.WARNING if line.off and line.name in EXACT else logging.INFO
+            logger.log(level, "memory of rank %d, %s: %s", number, line.name, line_text(line))
+    for process, done in phases.items():
+        for phase in done:
+            logger.log(logging.WARNING if phase.cause else logging.INFO, "start of %s, %s", process, phase)
 
 
 def _rank_lines(ranks: Sequence[RankMemory], allocated: Sequence[Allocation]) -> list[tuple[str, str]]:

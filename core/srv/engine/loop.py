@@ -14,10 +14,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict
 
+import msgspec
+
+from srv.engine.grammars import Grammars
+from srv.engine.inert import InertFeatures
+from srv.engine.pause import PauseSwitch
+from srv.engine.step_log import StepLog
 from srv.errors import EngineDead
 from srv.executor.protocol import Executor, StepFuture
 from srv.hooks import Step
@@ -34,17 +40,21 @@ from srv.io.messages import (
     GetStats,
     Output,
     Outputs,
+    Pause,
+    SetLogLevel,
     Stats,
     ToEngine,
 )
+from srv.io.step_tokens import StepTokens
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
 from srv.sched.late import LateInputMaker, LateInputs
-from srv.sched.plan import Plan, Result
+from srv.sched.plan import NON_FINITE_CODES, Plan, Result, Way
 from srv.sched.scheduler import Scheduler
-from srv.types import FinishReason, RequestSpec
+from srv.types import FinishReason, RequestSpec, Vocabulary
 
 logger = logging.getLogger(__name__)
 
+_HELD_WAIT_S = 0.002  # how long an idle loop waits while grammars are being compiled
 _IDLE_WAIT_S = 0.5  # how long an idle loop waits for a message before it checks its parent process again
 _STATS_INTERVAL_S = 1.0
 _PERIODIC_CALL = -1
@@ -61,13 +71,25 @@ class EngineLoop:
         depth: int,
         late: LateInputMaker | None = None,
         hooks: Hooks = NO_HOOKS,
+        inert: InertFeatures | None = None,
+        grammars: Grammars | None = None,
+        log: StepLog | None = None,
+        crash_on_nan: bool = False,
     ) -> None:
         self._scheduler = scheduler
+        self._log = log
+        self._crash_on_nan = crash_on_nan
+        self._plan, self._submit_plan, self._apply_result = scheduler.schedule, executor.submit, scheduler.apply
+        if log is not None:
+            self._plan, self._submit_plan = log.timed("schedule", self._plan), log.timed("submit", self._submit_plan)
+            self._apply_result = log.timed("apply", self._apply_result)
         self._executor = executor
         self._channel = channel
         self._depth = depth
         self._late = late
+        self._grammars = grammars
         self._hooks = hooks
+        self._inert = inert
         self._observe_step = hooks.bind("srv_step")
         self._submitted: deque[float] = deque()  # when the steps in flight were submitted; empty if no plugin observes
         self._waiting: Plan | None = None  # the latest step in flight, if it has not sampled yet
@@ -75,8 +97,11 @@ class EngineLoop:
         self._drain_until: float | None = None
         self._pending_flushes: list[tuple[int, int]] = []  # (call, steps that the answer may still wait for)
         self._pending_commands: list[Control] = []  # they wait for the steps in flight
-        self._replayed = 0
-        self._eager = 0
+        self._steps_by_way: Counter[Way] = Counter()
+        self._slow: Counter[str] = Counter()
+        self._overlapped = 0
+        self._step_tokens = StepTokens()
+        self._pause = PauseSwitch(scheduler.retract_all, channel.send)
         self._stats_due = 0.0
         self._integrity_checked = False
         self._stopped = False
@@ -91,9 +116,10 @@ class EngineLoop:
 
     def step(self, wait_s: float) -> None:
         """One iteration: handle messages, submit, apply. Waits up to `wait_s` seconds for a message if idle."""
-        idle = not self._in_flight and self._scheduler.idle and self._drain_until is None
-        for message in self._channel.receive(wait_s if idle else 0):
+        idle = not self._in_flight and (self._scheduler.idle or self._pause.paused) and self._drain_until is None
+        for message in self._channel.receive((min(wait_s, _HELD_WAIT_S) if self._held else wait_s) if idle else 0):
             self._handle(message)
+        self._add_ready()
         self._advance_drain()
         self._run_commands()
         self._submit()
@@ -101,24 +127,29 @@ class EngineLoop:
             self._sample(self._waiting)
         elif self._in_flight:
             self._apply()
-        elif not self._scheduler.idle:
+        elif not self._scheduler.idle and not self._pause.paused:
             self._abort_stalled()
         else:
             self._on_idle()
+        self._pause.settle(bool(self._in_flight))
         self._retry_flushes()
         self._send_stats()
 
     # ---- steps
 
     def _submit(self) -> None:
+        if self._pause.paused:
+            return
         while len(self._in_flight) < self._depth and self._waiting is None and not self._pending_commands:
-            plan = self._scheduler.schedule()
+            plan = self._plan()
             if plan is None:
                 return
             self._integrity_checked = False
+            if self._in_flight:
+                self._overlapped += 1
             if self._observe_step is not None:
                 self._submitted.append(time.perf_counter())
-            self._in_flight.append((plan, self._executor.submit(plan)))
+            self._in_flight.append((plan, self._submit_plan(plan)))
             if plan.late:
                 self._waiting = plan
 
@@ -142,9 +173,15 @@ class EngineLoop:
             logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.rows))
             self._send(self._scheduler.fail(plan, "step_failed", f"the engine failed on this step: {error}"))
             return
-        self._replayed += result.replayed
-        self._eager += not result.replayed
-        self._send(self._scheduler.apply(plan, result))
+        self._steps_by_way[result.way] += 1
+        if result.slow:
+            self._slow[result.slow] += 1
+        self._step_tokens.add(sum([row.scheduled for row in plan.rows]))
+        if self._crash_on_nan:
+            _check_finite(result)
+        self._send(self._apply_result(plan, result))
+        if self._log is not None:
+            self._log.applied()
         if self._observe_step is not None:
             self._observe_step(_step_event(plan, result, time.perf_counter() - submitted))
 
@@ -159,27 +196,62 @@ class EngineLoop:
         match message:
             case RequestSpec():
                 self._add(message)
+            case Vocabulary():
+                if self._grammars is not None:
+                    self._grammars.learn(message)
             case Abort(requests):
-                self._send(self._scheduler.abort(requests))
+                self._abort(requests)
             case Finish(request):
                 self._scheduler.finish(request)
+                if self._grammars is not None:
+                    self._grammars.forget(request)
             case FlushCache(call):
                 self._flush(call, self._depth)
             case GetStats(call):
                 self._channel.send(self._stats(call))
             case Control():
                 self._pending_commands.append(message)
+            case Pause():
+                self._pause.set(message)
+            case SetLogLevel(level):
+                logging.getLogger().setLevel(level)
+                logger.log(logging.getLevelNamesMapping()[level], "the engine logs at level %s from now on", level)
             case Drain(seconds):
+                self._pause.release()
                 self._drain_until = time.monotonic() + seconds
 
     def _add(self, spec: RequestSpec) -> None:
         if self._drain_until is not None:
             error = ("shutting_down", "the server is shutting down; send the request to another one")
             self._send([Output(spec.id, [], finish=FinishReason.ERROR, error=error)])
-            return
+        elif self._grammars is None or self._grammars.admit(spec):
+            self._schedule(spec)
+
+    def _schedule(self, spec: RequestSpec) -> None:
         refused = self._scheduler.add(spec)
         if refused is not None:
             self._send([refused])
+
+    @property
+    def _held(self) -> int:
+        """Requests that are not ready: their grammars are being compiled."""
+        return 0 if self._grammars is None else self._grammars.held
+
+    def _add_ready(self) -> None:
+        """Pass on the requests whose grammars have been compiled."""
+        if self._grammars is None or not self._grammars.held:
+            return
+        for spec, fault in self._grammars.ready():
+            if fault:
+                error = ("invalid_grammar", f"the grammar cannot be compiled: {fault}")
+                self._send([Output(spec.id, [], finish=FinishReason.ERROR, error=error)])
+            else:
+                self._schedule(spec)
+
+    def _abort(self, requests: list[str] | None) -> None:
+        dropped = [] if self._grammars is None else self._grammars.drop(requests)
+        self._send([Output(name, [], finish=FinishReason.ABORT) for name in dropped])
+        self._send(self._scheduler.abort(requests))
 
     def _run_commands(self) -> None:
         """Run the commands that wait, once no step is in flight. Until then, `_submit` submits none."""
@@ -205,15 +277,18 @@ class EngineLoop:
             self._channel.send(Flushed(call, False, "requests are running; the cache can be flushed when none are"))
 
     def _send(self, outputs: list[Output]) -> None:
-        if outputs:
-            self._channel.send(Outputs(outputs))
+        if not outputs:
+            return
+        self._channel.send(Outputs(outputs))
+        if self._grammars is not None:
+            self._grammars.forget_ended(outputs)
 
     def _advance_drain(self) -> None:
         if self._drain_until is None:
             return
-        if time.monotonic() >= self._drain_until and not self._scheduler.idle:
-            self._send(self._scheduler.abort(None))
-        if self._scheduler.idle and not self._in_flight:
+        if time.monotonic() >= self._drain_until and (self._held or not self._scheduler.idle):
+            self._abort(None)
+        if self._scheduler.idle and not self._in_flight and not self._held:
             self._channel.send(Drained())
             self._stopped = True
 
@@ -222,7 +297,7 @@ class EngineLoop:
     def _on_idle(self) -> None:
         """Check that all ranks are there, and once per idle period that every page is accounted for."""
         self._executor.check()
-        if not self._integrity_checked:
+        if not self._integrity_checked and self._scheduler.idle:
             self._scheduler.check_integrity()
             self._integrity_checked = True
             self._stats_due = 0.0
@@ -234,9 +309,32 @@ class EngineLoop:
             self._channel.send(self._stats(_PERIODIC_CALL))
 
     def _stats(self, call: int) -> Stats:
-        steps = {"replayed_steps": self._replayed, "eager_steps": self._eager}
-        faults = self._hooks.faults()
-        return Stats(call=call, hooks_switched_off=faults, **steps, **asdict(self._scheduler.stats()))
+        steps = self._steps_by_way
+        scheduled = asdict(self._scheduler.stats())
+        scheduled["waiting"] += self._held
+        stats = Stats(
+            call=call,
+            replayed_steps=steps["graph"] + steps["pieces"],
+            piecewise_steps=steps["pieces"],
+            compiled_steps=steps["compiled"],
+            eager_steps=steps["eager"],
+            slow_steps=dict(self._slow),
+            overlapped_steps=self._overlapped,
+            hooks_switched_off=self._hooks.faults(),
+            paused=self._pause.paused,
+            step_tokens=list(self._step_tokens.counts),
+            computed_tokens=self._step_tokens.total,
+            **scheduled,
+        )
+        inert = {} if self._inert is None else self._inert.find(stats)
+        return msgspec.structs.replace(stats, inert=inert) if inert else stats
+
+
+def _check_finite(result: Result) -> None:
+    """Raises EngineDead if the model gave something that is not finite (`--crash-on-nan`)."""
+    for row in result.rows:
+        if row.error is not None and row.error[0] in NON_FINITE_CODES:
+            raise EngineDead(f"step {result.step} gave {row.error[0]} in slot {row.slot}, and --crash-on-nan is set")
 
 
 def _step_event(plan: Plan, result: Result, seconds: float) -> Step:

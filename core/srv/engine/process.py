@@ -19,7 +19,9 @@ from srv.executor.spec import EngineSpec, decode
 from srv.hooks import EngineStarted, EngineStopped
 from srv.io import child
 from srv.io.channel import EngineChannel
+from srv.io.gc_watch import watch_collections
 from srv.io.messages import Ended, LoadFailed, Ready
+from srv.io.phases import Phases
 from srv.platform.hook_plugins import Hooks
 
 logger = logging.getLogger(__name__)
@@ -28,38 +30,37 @@ _BUILD_MODULE = "srv.engine.build"
 
 
 def main() -> int:
-    payload = child.begin([_BUILD_MODULE, *sys.argv[1:]])
+    phases = Phases()
+    payload = child.begin([_BUILD_MODULE, *sys.argv[1:]], phases)
     if not payload:
         return 1  # the process that started this one has exited already
     spec = decode(payload)
     child.log_as("engine", spec.log_level)
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
-        return _serve(spec, channel)
+        return _serve(spec, channel, phases)
     finally:
         channel.close()
         if os.getppid() != spec.parent:
             channel.remove_directory()
 
 
-def _serve(spec: EngineSpec, channel: EngineChannel) -> int:
+def _serve(spec: EngineSpec, channel: EngineChannel, phases: Phases) -> int:
     try:
         from srv.engine.build import build
 
         hooks = start_hooks("engine", Config.from_json(spec.config).extras)
-        engine = build(spec)
+        engine = build(spec, phases=phases)
     except Exception as error:  # noqa: BLE001 - the launcher must print every error
         channel.send(_failure(error))
         return 1
     channel.send(engine.ready)
+    watch_collections(Config.from_json(spec.config).observe.gc_warning_threshold_secs)
     stopped = "stopped"
-    from srv.engine.loop import EngineLoop
-
     child.ready()
     try:
         _observe_start(hooks, engine.ready)
-        loop = EngineLoop(engine.scheduler, engine.executor, channel, engine.depth, engine.late, hooks)
-        loop.run(lambda: os.getppid() == spec.parent)
+        engine.loop(channel, hooks).run(lambda: os.getppid() == spec.parent)
     except EngineDead as error:
         logger.error("the engine ends: %s", error)
         stopped = str(error)

@@ -6,6 +6,8 @@ Owns the child process and the sockets between the two processes. Must not know 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 
@@ -73,6 +75,17 @@ class EngineProcess:
                     raise EngineDead(f"the engine process ended with {exit_status}")
         finally:
             receiving.cancel()
+
+    def dump_stacks(self) -> None:
+        """Let the process log the stacks of its threads, even if its interpreter is stuck (`srv.io.child.begin`)."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """End the process at once; `receive` then raises EngineDead."""
+        if self._process is not None:
+            self._process.kill()
 
     def close(self, *, drained: bool) -> None:
         """Stop the process and remove the sockets. A drained process exits by itself; any other one is killed."""

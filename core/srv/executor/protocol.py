@@ -13,6 +13,8 @@ import logging
 from typing import NamedTuple, Protocol
 
 from srv.commands import Answer, Command
+from srv.io.memory_lines import MemoryLine
+from srv.io.phases import Phase
 from srv.planning.budget import Budget
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
@@ -32,12 +34,19 @@ class RankMemory(NamedTuple):
 class Allocation(NamedTuple):
     """What a rank has allocated: the bytes of its KV pool, and pairs (quantity, explanation) about captured graphs.
 
+    memory: the lines of the rank's memory ledger. phases: those of its start.
     step_seconds: (tokens, seconds) of decode steps, ascending in tokens, measured if there is a drafter.
+    kernels: what the rank has bound, by the keys of a kernel plan. counts_peak: the platform has a figure for the most
+    that steps have needed (`srv.commands.ReadMemory`).
     """
 
     pool_bytes: int
     captured: tuple[tuple[str, str], ...]
     step_seconds: tuple[tuple[int, float], ...] = ()
+    memory: tuple[MemoryLine, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    kernels: tuple[tuple[str, str], ...] = ()
+    counts_peak: bool = False
 
 
 class StepFuture(Protocol):

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from srv.args.defaults import RESERVED_MEMORY
+from srv.args.statement import Layer
+from srv.planning.kernel import ATTENTION_SLOTS
+from srv.planning.plan import reserved_parts
 from srv.planning.resolution import LaunchContext
 from srv.platform.facts import DeviceFacts
 from srv.specs import ModelFacts
@@ -17,12 +19,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that an engine process needs to start; sent as JSON over its standard input.
 
     `config` is the resolved configuration as JSON (`Config.to_json`). `backends` maps a backend argument
-    ("sampling_backend") to the name and the import target of the chosen backend. `kv_order` is the axis order of
-    the KV pool that the attention backends require; `kv_lengths` says whether all of them take KV lengths from the
-    "device", or one needs them on the "host". `reserved_bytes` of device memory stay free for activations.
+    ("sampling_backend") to the name and the import target of the chosen backend, `latent_backends` to the import target
+    of its class for latent attention, if it has one, and `backend_arguments` to the values of the arguments that it
+    reads. `kv_order` is the axis order of the KV pool that the attention backends require;
+    `kv_lengths` says whether all of them take KV lengths from the "device", or one needs them on the "host".
+    `reserved_parts`: bytes of device memory that stay free for activations and others, by what needs them.
     `options` are the values of the arguments that the platform's manifest declares. `to_engine` and `from_engine` are
-    socket addresses. `late_inputs`: plans may have rows that wait for late inputs. `parent` is the process id of the
-    API process; the engine exits when that process has exited.
+    socket addresses. `late_inputs`: plans may have rows that wait for late inputs. `user_set`: the arguments that the
+    user has set. `parent` is the process id of the API process; the engine exits when that process has exited.
     """
 
     platform: str
@@ -30,13 +34,16 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelFacts
     config: str
     backends: Mapping[str, tuple[str, str]]
+    latent_backends: Mapping[str, str] = {}
+    backend_arguments: Mapping[str, Mapping[str, str | int | float | bool | None]] = {}
     kv_order: str
     kv_lengths: str
-    reserved_bytes: float
+    reserved_parts: Mapping[str, float]
     options: Mapping[str, str | int | float | bool | None]
     to_engine: str
     from_engine: str
     late_inputs: bool = False
+    user_set: list[str] = []
     log_level: str
     parent: int
 
@@ -44,20 +51,25 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 def engine_spec(context: LaunchContext, to_engine: str, from_engine: str) -> EngineSpec:
     """The EngineSpec of a resolved launch; `to_engine` and `from_engine` are the addresses of the two sockets."""
     resolved = context.resolved
-    attention = [resolved.backends[slot] for slot in ("prefill_attention_backend", "decode_attention_backend")]
-    reserved = resolved.quantities.get(RESERVED_MEMORY)
+    attention = [resolved.backends[slot] for slot in ATTENTION_SLOTS]
     return EngineSpec(
         platform=context.platform,
         device=context.device,
         model=context.model,
         config=resolved.config.to_json(),
         backends={slot: (choice.spec.name, choice.spec.target) for slot, choice in resolved.backends.items()},
+        latent_backends={slot: choice.spec.latent for slot, choice in resolved.backends.items() if choice.spec.latent},
+        backend_arguments={
+            slot: {name: resolved.config.get(name) for name in choice.spec.arguments}
+            for slot, choice in resolved.backends.items()
+        },
         kv_order=resolved.backends["prefill_attention_backend"].spec.kv_order,
         kv_lengths="device" if all(choice.spec.lengths == "device" for choice in attention) else "host",
-        reserved_bytes=0.0 if reserved is None else reserved.total,
+        reserved_parts=reserved_parts(resolved),
         options={name: resolved.config.get(name) for name in context.manifest.options},
         to_engine=to_engine,
         from_engine=from_engine,
+        user_set=[name for name, each in resolved.provenance.items() if each.layer is Layer.USER],
         log_level=resolved.config.server.log_level,
         parent=os.getpid(),
     )

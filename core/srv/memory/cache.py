@@ -15,6 +15,9 @@ never holds the same content twice.
 In a sliding-window group, a lease gives back the pages behind its window (`trim`), and its table has 0 in their place.
 There, the tree counts the leases of each page, not of each node (`srv.memory.window_pages`): a page that no lease uses
 is cached, and evicted alone if the group runs out of pages.
+
+With recurrent layers, a prefix can be continued only where the tree has a snapshot of their states, and a lease holds
+the snapshots of its own prefix until the tree has its pages (`srv.memory.snapshots`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from srv.errors import IntegrityError
 from srv.memory.groups import PageGroup, max_tokens
 from srv.memory.pages import PageAllocator
 from srv.memory.radix import Match, Node, Pages, RadixTree
+from srv.memory.snapshots import SnapshotCounts, Snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,11 @@ class Lease:
 
     The tree covers the first `shared` units. `duplicates[group]`: those of their pages that are the lease's own copies;
     the tree has pages with equal content in their place, which the lease locks as well. `trimmed[group]`: how many
-    leading pages of a sliding-window group were given back.
+    leading pages of a sliding-window group were given back. `restored`: the slot of the snapshot from which it goes on,
+    or 0. `saved`: the slots of its own snapshots that the tree does not have, by their units.
     """
 
-    __slots__ = ("capacity", "duplicates", "namespace", "node", "shared", "tables", "trimmed")
+    __slots__ = ("capacity", "duplicates", "namespace", "node", "restored", "saved", "shared", "tables", "trimmed")
 
     def __init__(self, namespace: str, node: Node, tables: tuple[list[int], ...], units: int, tokens: int) -> None:
         self.namespace = namespace
@@ -57,6 +62,8 @@ class Lease:
         self.capacity = tokens
         self.duplicates: tuple[list[int], ...] = tuple([] for _ in tables)
         self.trimmed = [0] * len(tables)
+        self.restored = 0
+        self.saved: dict[int, int] = {}
 
     @property
     def held(self) -> list[int]:
@@ -68,15 +75,25 @@ class Cache:
     """The page bookkeeping of the KV pools of `groups`.
 
     If `prefix_cache` is False, no prefix is ever matched or kept. `unconfirmed`: the most tokens of one request whose
-    steps are in flight (`trim` needs confirmed ones).
+    steps are in flight (`trim` needs confirmed ones). `snapshots`: the slots for snapshots of recurrent states; None
+    for a model without such layers. With no slots, no prefix could be continued, so none is kept. `saves_states`: a
+    prefix can only be shared where recurrent states were saved (`save`).
     """
 
-    def __init__(self, groups: Sequence[PageGroup], prefix_cache: bool = True, unconfirmed: int = 1) -> None:
+    def __init__(
+        self,
+        groups: Sequence[PageGroup],
+        prefix_cache: bool = True,
+        unconfirmed: int = 1,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         self.groups = tuple(groups)
-        self.prefix_cache = prefix_cache
+        self.prefix_cache = prefix_cache and (snapshots is None or snapshots.total > 0)
+        self.saves_states = snapshots is not None and self.prefix_cache
         self._unconfirmed = unconfirmed
         self._allocators = tuple(PageAllocator(number, group.pages) for number, group in enumerate(groups))
-        self._tree = RadixTree(groups)
+        self._tree = RadixTree(groups, snapshots)
+        self._snapshots = snapshots
         self._most_pages = tuple(group.most_pages(self._tree.unit, unconfirmed) for group in groups)
         self._windows = self._tree.windows
         self._leases: set[Lease] = set()
@@ -126,8 +143,39 @@ class Cache:
         units = len(tables[0]) // self._tree.ratios[0]
         lease = Lease(namespace, node, tables, units, units * self.unit)
         lease.trimmed = [group.first_needed_page(lease.capacity) for group in self.groups]
+        if self._snapshots is not None:
+            lease.restored = self._tree.snapshot(node)
         self._leases.add(lease)
         return lease
+
+    def places_to_save(self, lease: Lease, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """The positions within `tokens`, ascending, at which the lease should save its recurrent states.
+
+        They are where others left this prefix, so that the next one can go on from there; and the end of the last whole
+        unit, without the last token, since a request with the same tokens has to compute that one. Where the tree has a
+        snapshot, none is saved: a request whose hit is limited computes such places again.
+        """
+        if not self.saves_states:
+            return ()
+        last = (len(tokens) - 1) // self.unit
+        branch = self._tree.present(lease.namespace, tokens, last)
+        missing = [
+            units
+            for units in sorted({branch, last})
+            if units > lease.shared and self._tree.last_snapshot(lease.namespace, tokens, units) < units
+        ]
+        return tuple([units * self.unit for units in missing])
+
+    def save(self, lease: Lease, position: int, replaces: int) -> int:
+        """A slot for the recurrent states at a position, the end of a unit; 0 if none is free.
+
+        A lease gives up what it has saved at position `replaces`, or after it, and the tree does not have.
+        """
+        slot = next((lease.saved.pop(units) for units in tuple(lease.saved) if units * self.unit >= replaces), 0)
+        slot = slot or self._tree.take_snapshot()
+        if slot:
+            lease.saved[position // self.unit] = slot
+        return slot
 
     def growth(self, lease: Lease | Match, tokens: int) -> list[int]:
         """Pages of each group that a lease, or one on a prefix hit, needs at most to grow to `tokens` positions."""
@@ -181,8 +229,12 @@ class Cache:
         """
         self._check_open(lease)
         count = len(tokens) // self.unit
-        if not self.prefix_cache or count <= lease.shared:
-            return
+        if self.prefix_cache and count > lease.shared:
+            self._publish(lease, tokens, count)
+        if lease.saved:
+            self._share_snapshots(lease, tokens)
+
+    def _publish(self, lease: Lease, tokens: tuple[int, ...], count: int) -> None:
         present = self._tree.present(lease.namespace, tokens, count)
         if present - lease.shared > count - present:
             return
@@ -220,7 +272,18 @@ class Cache:
                 ratio = self._tree.ratios[number]
                 own = table[lease.shared * ratio : present * ratio] + table[kept * ratio :]
                 self._allocators[number].free(duplicates + own)
+        if lease.saved:
+            self._share_snapshots(lease, tokens)
+        if self._snapshots is not None:
+            for slot in lease.saved.values():
+                self._snapshots.drop(slot)
         self._tree.unlock(lease.node)
+
+    def _share_snapshots(self, lease: Lease, tokens: tuple[int, ...]) -> None:
+        """Give the tree the snapshots within `tokens` of whose prefixes it has the pages."""
+        for units, slot in tuple(lease.saved.items()):
+            if units <= len(tokens) // self.unit and self._tree.put_snapshot(lease.namespace, tokens, units, slot):
+                del lease.saved[units]
 
     def flush(self) -> bool:
         """Clear the prefix tree. Returns False and does nothing while leases are open."""
@@ -244,6 +307,10 @@ class Cache:
         )
         return PageCounts(allocator.total, allocator.free_count, tree.unlocked * ratio, held)
 
+    def snapshot_counts(self) -> SnapshotCounts:
+        """Counts of the slots for snapshots; all 0 for a model without recurrent layers."""
+        return SnapshotCounts(0, 0, 0, 0) if self._snapshots is None else self._snapshots.counts()
+
     def check_integrity(self, deep: bool = False) -> None:
         """Raises IntegrityError, with the counts, unless every page is accounted for exactly once.
 
@@ -258,7 +325,11 @@ class Cache:
                 )
         if not self._leases and self._tree.locked:
             raise IntegrityError(f"prefix tree: {self._tree.locked} units are locked, but no lease is open")
+        if self._snapshots is not None:
+            self._snapshots.check_integrity(slot for lease in self._leases for slot in lease.saved.values())
         if deep:
+            if self._snapshots is not None:
+                self._snapshots.check_nodes(self._tree.nodes())
             self._tree.check_integrity()
             for allocator in self._allocators:
                 self._check_each_page(allocator)

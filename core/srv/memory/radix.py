@@ -20,68 +20,30 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from srv.errors import IntegrityError
 from srv.memory.groups import PageGroup, shared_unit
+from srv.memory.snapshots import Snapshots, last_snapshot
+from srv.memory.tree_nodes import Match as Match
+from srv.memory.tree_nodes import Node as Node
+from srv.memory.tree_nodes import Pages as Pages
 from srv.memory.window_pages import WindowPages
 
 # If a leaf has more units than must be evicted, only its tail is evicted, but at least 1 / MIN_EVICTED_DIVISOR of the
 # leaf: each eviction copies the remaining key, and this keeps the total cost linear in the length of the key.
 MIN_EVICTED_DIVISOR = 8
 
-Pages = tuple[tuple[int, ...], ...]  # [cache group][page]
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest cached prefix, in units and tokens.
-
-    held[group]: the pages that a lease on it would hold; trimmed[group]: those before them, which it would not need.
-    unlocked[group]: how many of the held ones can be evicted now; holding the prefix prevents that.
-    """
-
-    units: int
-    tokens: int
-    held: tuple[int, ...]
-    trimmed: tuple[int, ...]
-    unlocked: tuple[int, ...]
-
-
-class Node:
-    """`label`: the node's key in `parent.children`. `key`: its tokens, `count` units of them.
-
-    `pages[group]`: the pages with their KV; 0 in a sliding-window group where a page was not needed any more.
-    """
-
-    __slots__ = ("children", "count", "key", "label", "last_used", "locks", "pages", "parent")
-
-    def __init__(
-        self,
-        parent: Node | None,
-        label: str | tuple[int, ...],
-        key: tuple[int, ...],
-        count: int,
-        pages: tuple[list[int], ...],
-    ) -> None:
-        self.parent = parent
-        self.label = label
-        self.key = key
-        self.count = count
-        self.pages = pages
-        self.children: dict[str | tuple[int, ...], Node] = {}
-        self.locks = 0
-        self.last_used = 0
-
 
 class RadixTree:
     """Cached prefixes, one tree per namespace, for the pages of `groups`.
 
     `unit`: tokens per unit. `ratios[group]`: pages per unit. `unlocked` and `locked` count units. `windows[group]`: the
-    pages of sliding-window groups. `version` changes whenever the result of `match` may have changed.
+    pages of sliding-window groups. `version` changes whenever the result of `match` may have changed. `snapshots`: of
+    recurrent states, if the model has them: a prefix then matches up to the last snapshot in it.
     """
 
-    def __init__(self, groups: Sequence[PageGroup]) -> None:
+    def __init__(self, groups: Sequence[PageGroup], snapshots: Snapshots | None = None) -> None:
+        self.snapshots = snapshots
         self.unit = shared_unit(groups)
         self.ratios = tuple(self.unit // group.page_size for group in groups)
         self.windows = {
@@ -98,18 +60,23 @@ class RadixTree:
         self._leaves: list[tuple[int, int, Node]] = []  # heap of (last used, tie-break, node); may hold stale entries
 
     def match(self, namespace: str, tokens: tuple[int, ...], limit: int) -> Match:
-        """The longest cached prefix of at most `limit` units. Has no side effects."""
-        units = unlocked = 0
-        path: list[tuple[Node, int]] = []
-        for node, matching in self._walk(namespace, tokens, limit):
-            path.append((node, matching))
-            units += matching
-            if node.locks == 0:
-                unlocked += matching
-        if not self.windows:
+        """The longest cached prefix of at most `limit` units from which a request can go on. Has no side effects."""
+        path = list(self._walk(namespace, tokens, limit))
+        units = sum(matching for _, matching in path)
+        if self.windows:
+            found = self._match_windows(path, units)
+        else:
+            unlocked = sum(matching for node, matching in path if not node.locks)
             held, free = (tuple([count * ratio for ratio in self.ratios]) for count in (units, unlocked))
-            return Match(units, units * self.unit, held, (0,) * len(held), free)
-        return self._match_windows(path, units)
+            found = Match(units, units * self.unit, held, (0,) * len(held), free)
+        if self.snapshots is None:
+            return found
+        last = self.last_snapshot(namespace, tokens, found.units)
+        return found if last == found.units else self.match(namespace, tokens, last)
+
+    def last_snapshot(self, namespace: str, tokens: tuple[int, ...], limit: int) -> int:
+        """The most units, at most `limit`, of a cached prefix after which there is a snapshot, if one is needed."""
+        return limit if self.snapshots is None else last_snapshot(self._walk(namespace, tokens, limit))
 
     def present(self, namespace: str, tokens: tuple[int, ...], limit: int) -> int:
         """Units of the longest prefix in the tree, whether or not a lease could go on from its end."""
@@ -150,7 +117,7 @@ class RadixTree:
         Returns its last node and its page tables. In a sliding-window group, the pages of the last window are acquired
         from `windows[group]` and must be released there one by one; 0 takes the place of those before.
         """
-        if self.windows:
+        if self.windows or self.snapshots is not None:
             limit = self.match(namespace, tokens, limit).units
         path = self._path(namespace, tokens, limit)
         self.lock(path[-1])
@@ -158,6 +125,32 @@ class RadixTree:
         for group, window in self.windows.items():
             window.acquire_last(tables[group])
         return path[-1], tables
+
+    def snapshot(self, node: Node) -> int:
+        """The slot with the states at the end of a node that `acquire` returned; 0 at the beginning, or without any."""
+        if self.snapshots is None or not node.count:
+            return 0
+        slot = node.states[node.count]
+        self.snapshots.use(slot)
+        return slot
+
+    def take_snapshot(self) -> int:
+        """A slot for the states of a lease, perhaps that of a cached prefix; 0 if there is none."""
+        if self.snapshots is None:
+            return 0
+        if self.snapshots.evicts:
+            self.version += 1
+        return self.snapshots.take()
+
+    def put_snapshot(self, namespace: str, tokens: tuple[int, ...], units: int, slot: int) -> bool:
+        """The slot has the states after so many units. False, and nothing is done, if the tree lacks one of them."""
+        path = list(self._walk(namespace, tokens, units))
+        if self.snapshots is None or sum(matching for _, matching in path) < units:
+            return False
+        self.version += 1
+        node, matching = path[-1]
+        self.snapshots.put(node, matching, slot)
+        return True
 
     def insert(
         self, namespace: str, tokens: tuple[int, ...], tables: Sequence[Sequence[int]], count: int
@@ -343,6 +336,8 @@ class RadixTree:
         upper.children[node.label] = node
         for group, window in self.windows.items():
             window.move(upper.pages[group], upper)
+        if self.snapshots is not None:
+            self.snapshots.split(node, upper)
         self._nodes += 1
         return upper
 
@@ -379,6 +374,8 @@ class RadixTree:
         for group, (pages, ratio) in enumerate(zip(node.pages, self.ratios, strict=True)):
             removed = pages[keep * ratio :]
             evicted[group].extend(self.windows[group].remove(removed) if group in self.windows else removed)
+        if self.snapshots is not None:
+            self.snapshots.remove(node, [units for units in node.states if units > keep])
         self.unlocked -= node.count - keep
         if keep:
             node.key = node.key[: keep * self.unit]

@@ -14,7 +14,8 @@ from srv.sched.late import LateInputs
 from srv.sched.plan import Start
 from srv.types import SamplingParams
 
-_Masked = tuple[torch.Tensor, torch.Tensor]  # indices of rows, int64 [n]; whether each token is forbidden, [n, vocab]
+# Indices of rows, int64 [n], or None for all rows; whether each token is forbidden, bool [n, vocab].
+_Masked = tuple[torch.Tensor | None, torch.Tensor]
 
 
 class LateMasks:
@@ -38,17 +39,24 @@ class LateMasks:
         """See `start`."""
 
     def prepare(self, rows: Sequence[SampleRow]) -> _Masked | None:
+        if not self._masks:
+            return None
         masked = [(index, self._masks[row.slot]) for index, row in enumerate(rows) if row.slot in self._masks]
         if not masked:
             return None
-        packed = np.stack([np.frombuffer(mask, dtype=np.uint8) for _, mask in masked])
-        allowed = np.unpackbits(packed, axis=1, count=self._vocab_size, bitorder="little").astype(bool)
-        indices = self._transfers.upload_integers([index for index, _ in masked])
-        return indices, self._transfers.upload(~allowed)
+        packed = np.stack([~np.frombuffer(mask, dtype=np.uint8) for _, mask in masked])
+        forbidden = np.unpackbits(packed, axis=1, count=self._vocab_size, bitorder="little").view(bool)
+        indices = None
+        if len(masked) < len(rows):
+            indices = self._transfers.upload_integers([index for index, _ in masked])
+        return indices, self._transfers.upload(forbidden)
 
     def apply(self, logits: torch.Tensor, prepared: _Masked) -> None:
         rows, forbidden = prepared
-        logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, float("-inf")))
+        if rows is None:
+            logits.masked_fill_(forbidden, float("-inf"))
+        else:
+            logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(forbidden, float("-inf")))
 
     def apply_drafts(self, logits: torch.Tensor, prepared: _Masked, drafts: DraftRows) -> None:
         """Rows with a mask have no drafts."""

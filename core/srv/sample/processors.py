@@ -66,7 +66,7 @@ class LogitsProcessor(Protocol):
         """tokens[i] was sampled for slots[i]; it is output if kept[i], bool on the device."""
 
 
-class _Latest:
+class Latest:
     """A cache of one value, for the latest key, because the rows of consecutive steps are usually the same."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Penalties:
         self._factors: npt.NDArray[np.float32] = np.zeros((0, 3), dtype=np.float32)
         self._storage: dict[int, int] = {}  # slot -> storage row
         self._free: list[int] = []
-        self._prepared, self._observed = _Latest(), _Latest()
+        self._prepared, self._observed = Latest(), Latest()
 
     def start(self, start: Start, params: SamplingParams) -> None:
         if not params.has_penalties:
@@ -240,7 +240,7 @@ class LogitBias:
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
         self._bias: dict[int, tuple[tuple[int, float], ...]] = {}
-        self._prepared = _Latest()
+        self._prepared = Latest()
 
     def start(self, start: Start, params: SamplingParams) -> None:
         if params.logit_bias:
@@ -285,7 +285,7 @@ class MinTokens:
     def __init__(self, vocab_size: int, end_tokens: frozenset[int], transfers: Transfers) -> None:
         self._vocab_size, self._end_tokens, self._transfers = vocab_size, end_tokens, transfers
         self._masked: dict[int, tuple[int, tuple[int, ...]]] = {}  # slot -> first free position, token ids
-        self._prepared = _Latest()
+        self._prepared = Latest()
 
     def start(self, start: Start, params: SamplingParams) -> None:
         if params.min_tokens > 0:

@@ -25,18 +25,19 @@ import torch
 
 from srv.errors import InternalError
 from srv.platform.interface import GreedySampling, SamplingBackend, SamplingBatch
-from srv.sample.logprobs import Scores, score
+from srv.sample.logprobs import ListedTokens, Scores, listed_tokens, score
 from srv.sample.noise import DeviceNoise, SlotNoise
 from srv.sample.processors import LogitsProcessor, SampleRow
 from srv.sample.state import SamplerState
 from srv.sample.verify import DraftRows
+from srv.sched.plan import NON_FINITE_LOGITS
 from srv.types import SamplingParams, TokenLogprob
 
 __all__ = ["SampleRow", "SampledBatch", "SampledToken", "Sampler", "SamplerState"]
 
 NON_FINITE = (
-    "non_finite_logits",
-    "The model gave no finite logits for this request, so no token can be drawn. "
+    NON_FINITE_LOGITS,
+    "The model gave no finite logits for this request, or its parameters exclude every token, so none can be drawn. "
     "Other requests are unharmed; try a wider dtype if it happens again.",
 )
 
@@ -107,6 +108,7 @@ class _SamplingMetadata:
     scored: tuple[int, ...]
     scored_index: torch.Tensor
     tops: tuple[int, ...]
+    listed: ListedTokens | None
 
 
 class Sampler:
@@ -123,7 +125,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> SampledBatch:
         """Sample the token at each row's position, and count it in the state.
 
-        logits: [rows, vocab] of the model's dtype, unchanged. A row gets an error if a logit is NaN or +inf, or if none
+        logits: float32 [rows, vocab], unchanged. A row gets an error if a logit is NaN or +inf, or if none
         is above -inf; it does not affect other rows.
         """
         if logits.shape[0] != len(rows):
@@ -238,6 +240,7 @@ class Sampler:
             scored=tuple(tops),
             scored_index=transfers.upload_integers(list(tops)),
             tops=tuple(tops.values()),
+            listed=listed_tokens([params[row].logprob_token_ids for row in tops], transfers),
         )
 
     def _params(self, slot: int) -> SamplingParams:
@@ -259,11 +262,11 @@ class Sampler:
         """The result of a step: computes log-probabilities where requested, and requests the copies to the host."""
         scores, transfers = None, self.state.transfers
         if len(metadata.scored) == len(metadata.slots):
-            scores = score(logits, tokens, transfers, metadata.tops)
+            scores = score(logits, tokens, transfers, metadata.tops, metadata.listed)
         elif metadata.scored:
             index = metadata.scored_index
             scored = logits.index_select(0, index), tokens.index_select(0, index)
-            scores = score(*scored, transfers, metadata.tops)
+            scores = score(*scored, transfers, metadata.tops, metadata.listed)
         return SampledBatch(
             tokens,
             transfers.download(tokens),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from srv.platform.transfers import Transfers
+from srv.sample.masks import AllowedTokens, BadWords
 from srv.sample.processors import LogitBias, LogitsProcessor, MinTokens, Penalties
 from srv.sched.plan import Start
 from srv.types import SamplingParams
@@ -44,6 +45,8 @@ class SamplerState:
         self.processors: tuple[LogitsProcessor, ...] = (
             Penalties(vocab_size, transfers),
             LogitBias(transfers),
+            AllowedTokens(vocab_size, transfers),
+            BadWords(transfers),
             MinTokens(vocab_size, end_tokens, transfers),
             *extra,
         )

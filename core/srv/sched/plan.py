@@ -23,21 +23,40 @@ upper bound (`computed` = p + 4, `drafts_in_flight` = 3); the runner, whose devi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from srv.types import RequestSpec, TokenLogprob
+
+# How a step ran: each kernel was launched, a captured graph was replayed, or pieces of one, or it was compiled.
+Way: TypeAlias = Literal["eager", "graph", "pieces", "compiled"]
+SlowReason: TypeAlias = Literal[
+    "",
+    "more_rows_than_captured",  # a decode step has more rows than the largest graph
+    "row_count_not_captured",  # no graph has this number of rows, and steps are not padded
+    "more_tokens_than_captured",  # a step has more tokens than the largest piecewise graph
+    "token_count_not_captured",  # no piecewise graph has this number of tokens, and steps are not padded
+    "more_rows_than_compiled",  # a decode step has more rows than the compiled ones
+    "not_compiled_for",  # the compiled function does not fit the step
+    "experts_recorded",  # the usage of experts is recorded, which only eager steps can
+]
+
+# The codes of `RowResult.error` that say that the model computed something that is not finite.
+NON_FINITE_LOGITS, NON_FINITE_HIDDEN_STATES = "non_finite_logits", "non_finite_hidden_states"
+NON_FINITE_CODES = frozenset({NON_FINITE_LOGITS, NON_FINITE_HIDDEN_STATES})
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Assigns a slot to a request, either for the first time or after a retraction.
 
-    `output`: the tokens generated before a retraction.
+    `output`: the tokens generated before a retraction. `restored`: the slot of the recurrent states from which the
+    request goes on; 0: it begins with none. Only models with recurrent layers have such slots.
     """
 
     slot: int
     request: RequestSpec
     output: tuple[int, ...] = ()
+    restored: int = 0
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -61,6 +80,7 @@ class Row(NamedTuple):
     one position before its drafts.
     `drafts_in_flight`: number of drafts in the slot's earlier rows that are in flight. If it is not 0, `computed` is
     an upper bound: the row begins where the accepted tokens end, at most `drafts_in_flight` positions earlier.
+    `saved`: the slot to which the recurrent states are copied when the row is computed. 0: none.
     """
 
     slot: int
@@ -72,6 +92,7 @@ class Row(NamedTuple):
     vectors: int = 0
     drafts: int = 0
     drafts_in_flight: int = 0
+    saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +132,12 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One RowResult per row, in the order of `Plan.rows`. `replayed`: the step ran as a captured graph."""
+    """One RowResult per row, in the order of `Plan.rows`. `way`: how its forward pass ran.
+
+    `slow`: why an eager step was neither captured nor compiled; "" if that is not configured for steps of its kind.
+    """
 
     step: int
     rows: tuple[RowResult, ...]
-    replayed: bool = False
+    way: Way = "eager"
+    slow: SlowReason = ""

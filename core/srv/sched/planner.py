@@ -2,11 +2,14 @@
 
 Owns that choice. Must not know results or messages.
 
-When pages run out, requests keep priority by order of arrival: the latest-arrived running request gives up its pages,
-never an earlier one. A request with rows in flight cannot give up its pages yet; it gets no row in this step, so that
-it can be retracted once its last result has arrived. The earliest running request therefore always makes progress
-(or, if it is the only one left, waits until the ending requests have released their pages, and then fits alone), and
-every request finishes.
+When pages run out, the newest sequence of the client request that holds most slots gives up its pages; if no client
+request holds several, the latest-arrived running request does. A request with rows in flight cannot give up its pages
+yet; it gets no row in this step, so that it can be retracted once its last result has arrived. The earliest running
+request therefore always makes progress (or, if it is the only one left, waits until the ending requests have released
+their pages, and then fits alone), and every request finishes.
+
+A client request of which no sequence runs gets its first slot, and the pages for it, from whoever holds more than a
+fair share (`srv.sched.shares`). The prompt tokens of a step are shared evenly among the client requests that need them.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from srv.sched.draft_policy import DraftCost, allows_trial
 from srv.sched.limits import Limits
 from srv.sched.plan import Plan, Row, Start
 from srv.sched.queue import WaitingQueue
-from srv.sched.request import Request, State
+from srv.sched.request import Claimant, Request, State
 from srv.sched.reserve import OutputReserve
 from srv.sched.running_batch import RunningBatch, lease_of
+from srv.sched.shares import Donors, newest_of_largest, split_evenly
 
 
 @dataclass(slots=True)
@@ -30,13 +34,15 @@ class PlanBuilder:
     """A plan under construction. `budget`: tokens of prompts and drafts that may still be scheduled in this step.
 
     `draft_budget`: how many of them may be drafts, so that drafts never keep prompts waiting. `draft_share`: what a
-    draft costs (`DraftCost.share`). `draft_trial`: whether requests may try a draft.
+    draft costs (`DraftCost.share`). `draft_trial`: whether requests may try a draft. `quotas`: how many of the budget's
+    prompt tokens each of these client requests may still have.
     """
 
     budget: int
     draft_budget: int
     draft_share: float
     draft_trial: bool
+    quotas: dict[Claimant, int] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
     decode: list[Request] = field(default_factory=list)
     decode_rows: list[Row] = field(default_factory=list)
@@ -70,6 +76,8 @@ class Planner:
         self._queue = queue
         self._reserve = OutputReserve(limits.conservativeness)
         self._draft_cost = DraftCost(limits.step_seconds, limits.drafts)
+        self._yielding: dict[Request, None] = {}  # give up their slots when their last rows have landed
+        self._unfinished: list[Request] = []  # the last step left a part of their prompts
         self.retractions = 0
         self._steps = 0
 
@@ -81,6 +89,11 @@ class Planner:
         drafts = self._limits.drafts > 0
         share = self._draft_cost.share(len(self._running)) if drafts else 1.0
         step = PlanBuilder(budget, budget // 2, share, drafts and allows_trial(self._steps, share))
+        self._retract_yielding(step)
+        self._free_slots(step)
+        if chunk > 0 and self._unfinished:
+            self._share_prompt_tokens(step)
+        self._unfinished.clear()
         self._schedule_all_running(step)
         self._admit_waiting(step)
         if step.decode:
@@ -102,10 +115,11 @@ class Planner:
                 request.decodes_only
                 and request.total < request.max_total_tokens
                 and begin < request.capacity
+                and begin + 1 < request.next_saved_position
                 and not request.drafts_in_flight
                 and (history is None or history.pauses(step.draft_share, step.draft_trial))
             ):
-                add_row(make_row((request.slot, begin, 1, 1, no_pages, 0, 0, 0, 0)))
+                add_row(make_row((request.slot, begin, 1, 1, no_pages, 0, 0, 0, 0, 0)))
                 add_request(request)
                 request.bound = begin + 1
                 request.total += 1
@@ -119,7 +133,10 @@ class Planner:
             self._running.trim(request)
         prompt_left = len(request.start_tokens) - request.bound
         if prompt_left > 0:
-            count = self._prompt_chunk(prompt_left, step)
+            to_saved = request.next_saved_position - request.bound  # a row ends where recurrent states are saved
+            count = min(self._prompt_chunk(request, prompt_left, step), to_saved)
+            if count < prompt_left:
+                self._unfinished.append(request)
             if count and self._ensure_pages(request, request.bound + count, step):
                 self._add_row(request, count, 0, step)
         elif request.total < request.max_total_tokens:
@@ -140,10 +157,11 @@ class Planner:
             limit //= 2
         return history.next_count(step.draft_share, limit)
 
-    def _prompt_chunk(self, prompt_left: int, step: PlanBuilder) -> int:
+    def _prompt_chunk(self, request: Request, prompt_left: int, step: PlanBuilder) -> int:
         """How many of a prompt's remaining tokens this step computes."""
         if self._limits.chunked_prefill_size > 0 or prompt_left <= step.budget:
-            return min(prompt_left, step.budget)
+            limit = step.quotas.get(request.claimant, step.budget) if step.quotas else step.budget
+            return min(prompt_left, limit, step.budget)
         return 0 if step.extend else prompt_left  # without chunking, a prompt longer than the budget runs alone
 
     def _add_row(self, request: Request, count: int, drafts: int, step: PlanBuilder) -> None:
@@ -154,10 +172,15 @@ class Planner:
         vectors = 0 if request.next_vector_position is None else request.vector_count(end)
         is_prompt = begin < len(request.start_tokens)
         score = request.score_count(end) if is_prompt else 0
-        row = Row(request.slot, begin, count, sample, new_pages, score, vectors, drafts, request.drafts_in_flight)
+        saved, in_flight = 0, request.drafts_in_flight
+        if end == request.next_saved_position:
+            saved = self._running.save(request, end)
+        row = Row(request.slot, begin, count, sample, new_pages, score, vectors, drafts, in_flight, saved)
         (step.extend if is_prompt else step.decode).append(request)
         (step.extend_rows if is_prompt else step.decode_rows).append(row)
         step.budget -= count if is_prompt else drafts
+        if is_prompt and request.claimant in step.quotas:
+            step.quotas[request.claimant] -= count
         step.draft_budget -= drafts
         request.schedule(row)
 
@@ -167,8 +190,10 @@ class Planner:
         """Make sure that the first `tokens` positions can get pages, retracting later requests if necessary."""
         while not self._running.can_extend(request, tokens):
             step.out_of_pages = True
-            victim = self._latest(step)
+            victim = self._victim(step)
             if victim.in_flight:
+                if victim.arrival < request.arrival and not self._yielding:  # it may have a row in this step already
+                    self._yielding[victim] = None
                 step.preempt_next.add(victim)
                 return False
             alone = len(self._running) == 1
@@ -177,29 +202,116 @@ class Planner:
                     f"request {request.id} runs alone and needs pages for {tokens} tokens, but they do not fit:"
                     f" {self._running.cache.counts()}"
                 )
-            self._retract(victim)
+            self._retract_for_pages(victim)
             if victim is request:
                 step.out_of_pages = not alone  # alone, it has freed its duplicate pages and may restart in this step
                 return False
         return True
 
-    def _latest(self, step: PlanBuilder) -> Request:
-        """The latest-arrived running request that is not in `preempt_next`. The caller's request always qualifies."""
-        candidates = (one for one in reversed(self._running) if one.state is State.RUNNING)
-        return next(one for one in candidates if one not in step.preempt_next)
+    def _victim(self, step: PlanBuilder) -> Request:
+        """The running request that gives up its pages, of those not in `preempt_next`, which the caller's is not."""
+        candidates = [one for one in self._running if one.state is State.RUNNING and one not in step.preempt_next]
+        return newest_of_largest(candidates)
 
-    def _retract(self, request: Request) -> None:
-        """Take slot and pages from a running request and requeue it at the front; it resumes where it stopped."""
+    def _retract_for_pages(self, request: Request) -> None:
+        """Retract a request because pages ran out: more of them should have been reserved."""
         active = [other for other in self._running if other.state is State.RUNNING]
         self._reserve.raise_after_retraction(
             generated=sum(len(other.output) for other in active),
             allowed=sum(other.max_total_tokens - len(other.prompt) for other in active),
             requests=len(active),
         )
+        self._retract(request)
+
+    def _retract(self, request: Request) -> None:
+        """Take slot and pages from a running request and requeue it at the front; it resumes where it stopped."""
         self._running.release(request)
         request.reset_for_retract()
         self._queue.push_front(request)
         self.retractions += 1
+
+    def retract_all(self) -> None:
+        """Retract all running requests, none of which may have a row in flight; the earliest is first in the queue."""
+        self._yielding.clear()
+        for request in reversed([one for one in self._running if one.state is State.RUNNING]):
+            self._retract(request)
+
+    # ---- fair shares
+
+    def _retract_yielding(self, step: PlanBuilder) -> None:
+        """Retract the requests that give up their slots and have no row in flight; the others get no row."""
+        for request in tuple(self._yielding):
+            if request.state is State.RUNNING and request.in_flight:
+                step.preempt_next.add(request)
+                continue
+            del self._yielding[request]
+            if request.state is State.RUNNING:
+                self._retract(request)
+
+    def _free_slots(self, step: PlanBuilder) -> None:
+        """Without a free slot, have one given up for each client request that runs no sequence and can start now."""
+        if self._running.has_free_slot or self._yielding or not self._queue:
+            return
+        if not self._running.shares.can_give(self._queue.owners):
+            return
+        donors, budget = Donors(self._running.shares, self._running), step.budget
+        for request in self._queue.heads():
+            if budget <= 0:
+                break
+            if self._running.must_wait(request):
+                continue
+            donor = donors.next_for(request)
+            if donor is None:
+                continue
+            donors.receive(request)
+            budget -= len(request.start_tokens)
+            self._give_up(donor, step)
+
+    def _free_pages(self, request: Request, missing: list[int], step: PlanBuilder) -> None:
+        """Have `missing[group]` pages given up for the first sequence of a client request, if they can be."""
+        if self._yielding or request.claimant in self._running.shares.groups:
+            return
+        donors, given_up = Donors(self._running.shares, self._running), []
+        while max(missing) > 0:
+            donor = donors.next_for(request)
+            if donor is None:
+                return
+            given_up.append(donor)
+            lease, growth = lease_of(donor), [0] * len(missing)
+            self._add_growth(donor, growth)
+            for group, held in enumerate(lease.held):
+                of_prompt = len(donor.prompt) // self._running.cache.groups[group].page_size
+                missing[group] -= growth[group] + max(0, held - of_prompt)
+        for donor in given_up:
+            self._give_up(donor, step)
+
+    def _give_up(self, request: Request, step: PlanBuilder) -> None:
+        if request.in_flight:
+            self._yielding[request] = None
+            step.preempt_next.add(request)
+        else:
+            self._retract(request)
+
+    def _share_prompt_tokens(self, step: PlanBuilder) -> None:
+        """Limit unfinished prompts to even shares of the step, if there are several or other requests begin."""
+        wanted: dict[Claimant, int] = {}
+        for request in self._unfinished:
+            if request.state is State.RUNNING:
+                left = len(request.start_tokens) - request.bound
+                wanted[request.claimant] = wanted.get(request.claimant, 0) + left
+        if not wanted:
+            return
+        if self._running.has_free_slot:
+            begin = 0
+            for request in self._queue.heads():
+                if begin >= step.budget:
+                    break
+                wanted[request.claimant] = len(request.start_tokens)
+                begin += len(request.start_tokens)
+        if len(wanted) > 1:
+            step.quotas = split_evenly(step.budget, wanted)
+            first = next(iter(wanted))  # runs, so it advances whether or not others can begin
+            step.quotas[first] = max(1, step.quotas[first])
 
     # ---- waiting requests
 
@@ -213,10 +325,16 @@ class Planner:
             self._add_growth(request, growth)
         for request in self._queue.candidates(self._running.must_wait):
             hit = self._running.match(request)
-            count = self._prompt_chunk(len(request.start_tokens) - hit.tokens, step)
+            missing = len(request.start_tokens) - hit.tokens
+            count = self._prompt_chunk(request, missing, step)
             if not count or not self.can_admit(request, hit, growth):
+                if count and self._running.has_free_slot:
+                    self._free_pages(request, self._missing_pages(request, hit, growth), step)
                 break
             self._admit(request, step)
+            count = min(count, request.next_saved_position - request.bound)
+            if count < missing:
+                self._unfinished.append(request)
             self._add_row(request, count, 0, step)
             self._add_growth(request, growth)
 
@@ -229,10 +347,14 @@ class Planner:
         """
         if not self._running.has_free_slot:
             return False
+        return max(self._missing_pages(request, hit, growth)) <= 0
+
+    def _missing_pages(self, request: Request, hit: Match, growth: Sequence[int]) -> list[int]:
+        """How many pages of each cache group are missing to admit a request; negative: how many are left."""
         cache = self._running.cache
         needed = cache.growth(hit, self._expected_tokens(request))
         pages = zip(needed, growth, cache.available, hit.unlocked, strict=True)
-        return all(own + others <= available - unlocked for own, others, available, unlocked in pages)
+        return [own + others - (available - unlocked) for own, others, available, unlocked in pages]
 
     def _admit(self, request: Request, step: PlanBuilder) -> None:
         self._queue.take(request)

@@ -15,12 +15,23 @@ only what is `confirmed` is published, returned or kept.
 from __future__ import annotations
 
 import enum
+import sys
+from typing import NamedTuple
 
 from srv.memory.cache import Lease
 from srv.memory.radix import Match
 from srv.sched.draft_policy import DraftHistory
 from srv.sched.plan import Row
 from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec
+
+NEVER = sys.maxsize  # a position that no request reaches
+
+
+class Claimant(NamedTuple):
+    """Whose share of the slots a request uses: that of a client request, and of its owner."""
+
+    owner: str
+    group: str
 
 
 class State(enum.Enum):
@@ -44,6 +55,7 @@ class Request:
         "bound",
         "cached_tokens",
         "capacity",
+        "claimant",
         "confirmed",
         "decodes_only",
         "draft_history",
@@ -55,6 +67,7 @@ class Request:
         "match",
         "match_version",
         "max_total_tokens",
+        "next_saved_position",
         "next_scored_position",
         "next_vector_position",
         "output",
@@ -63,6 +76,8 @@ class Request:
         "prompt",
         "published",
         "retractions",
+        "saved_positions",
+        "scheduled_at",
         "slot",
         "spec",
         "start_tokens",
@@ -76,6 +91,7 @@ class Request:
     def __init__(self, spec: RequestSpec, arrival: int, context_length: int, end_tokens: frozenset[int]) -> None:
         self.id = spec.id
         self.spec = spec
+        self.claimant = Claimant(spec.owner, spec.group or spec.id)
         self.prompt = spec.tokens
         self.arrival = arrival
         self.stop_tokens: frozenset[int] = frozenset()
@@ -85,7 +101,7 @@ class Request:
         params = spec.params
         if isinstance(params, PoolingParams):
             self.max_total_tokens = len(self.prompt)
-            self.next_vector_position = 0 if params.pooling is Pooling.MEAN else len(self.prompt) - 1
+            self.next_vector_position = len(self.prompt) - 1 if params.pooling is Pooling.LAST else 0
         else:
             self.max_total_tokens = min(len(self.prompt) + params.max_tokens, context_length)
             stop_tokens = frozenset() if params.ignore_eos else end_tokens
@@ -101,9 +117,14 @@ class Request:
         self.cached_tokens = 0
         self.retractions = 0
         self.times_bypassed = 0
+        self.scheduled_at: float | None = None  # `Output.scheduled_at`
         self.match: Match | None = None
         self.match_version = -1
         self.prefix_producer: Request | None = None  # the running request whose prompt this one waits for
+
+        # Where rows end so that recurrent states can be saved: within the tokens of its start, and the next one of all.
+        self.saved_positions: tuple[int, ...] = ()
+        self.next_saved_position = NEVER
 
         self.slot = -1
         self.lease: Lease | None = None
@@ -197,5 +218,6 @@ class Request:
         self.slot, self.lease = -1, None
         self.confirmed = self.bound = 0
         self.published = self.decodes_only = False
+        self.saved_positions, self.next_saved_position = (), NEVER
         self.retractions += 1
         self.match_version = -1

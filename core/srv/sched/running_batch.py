@@ -5,6 +5,7 @@ Owns slots and leases: requests are admitted and released only here. Must not kn
 
 from __future__ import annotations
 
+import time
 from bisect import insort
 from collections.abc import Iterator
 
@@ -12,15 +13,22 @@ from srv.errors import IntegrityError
 from srv.memory.cache import Cache, Lease
 from srv.memory.radix import Match, Pages
 from srv.sched.plan import Start
-from srv.sched.request import Request, State
+from srv.sched.request import NEVER, Request, State
+from srv.sched.shares import Shares
 from srv.sched.sharing import find_prefix_producer, is_prefix_producer
 
 
 class RunningBatch:
-    """Up to `slots` requests, RUNNING or ENDING, in order of arrival. They share one cache."""
+    """Up to `slots` requests, RUNNING or ENDING, in order of arrival. They share one cache.
 
-    def __init__(self, cache: Cache, slots: int) -> None:
+    `shares`: who holds how many of the slots. `save_interval`: output tokens between two places where recurrent states
+    are saved.
+    """
+
+    def __init__(self, cache: Cache, slots: int, save_interval: int = NEVER) -> None:
+        self._save_interval = save_interval
         self.cache = cache
+        self.shares = Shares()
         self._slots = slots
         self._free_slots = list(range(slots - 1, -1, -1))  # the lowest is taken first, which keeps slots adjacent
         self._ended_slots: list[int] = []
@@ -53,7 +61,8 @@ class RunningBatch:
             return False
         if request.prefix_producer is None or not is_prefix_producer(request.prefix_producer):
             cached = self.match(request).tokens
-            request.prefix_producer = find_prefix_producer(request, self._requests, cached, self.cache.unit)
+            unit, saves = self.cache.unit, self.cache.saves_states
+            request.prefix_producer = find_prefix_producer(request, self._requests, cached, unit, saves)
         return request.prefix_producer is not None
 
     def admit(self, request: Request) -> Start:
@@ -61,11 +70,31 @@ class RunningBatch:
         lease = self.cache.open(request.spec.namespace, request.start_tokens, request.prefix_limit)
         request.state, request.lease, request.slot = State.RUNNING, lease, self._free_slots.pop()
         request.confirmed = request.bound = lease.capacity
+        if request.scheduled_at is None:  # not after a retraction
+            request.scheduled_at = time.perf_counter()
         request.capacity = 0
         request.pages_sent = (0,) * len(lease.tables)
         request.prefix_producer = None
+        if self.cache.saves_states:
+            request.saved_positions = self.cache.places_to_save(lease, request.start_tokens)
+            request.next_saved_position = self._next_saved(request, lease.capacity)
         insort(self._requests, request, key=lambda one: one.arrival)
-        return Start(request.slot, request.spec, tuple(request.output))
+        self.shares.admitted(request)
+        return Start(request.slot, request.spec, tuple(request.output), lease.restored)
+
+    def _next_saved(self, request: Request, position: int) -> int:
+        """The next position, after this one, at which the recurrent states of a request are saved."""
+        for each in request.saved_positions:
+            if each > position:
+                return each
+        begin = max(position, len(request.start_tokens) - 1)
+        unit = self.cache.unit
+        return NEVER if self._save_interval == NEVER else -(-(begin + self._save_interval) // unit) * unit
+
+    def save(self, request: Request, position: int) -> int:
+        """The slot to which the row that ends at `next_saved_position` saves the recurrent states; 0: none is free."""
+        request.next_saved_position = self._next_saved(request, position)
+        return self.cache.save(lease_of(request), position, len(request.start_tokens))
 
     def extend(self, request: Request, tokens: int) -> Pages:
         """Allocate pages for the first `tokens` positions; returns the pages that the runner does not have yet.
@@ -107,6 +136,7 @@ class RunningBatch:
             raise IntegrityError(f"request {request.id} was released with {request.in_flight} rows in flight")
         self.cache.close(lease, request.computed_tokens())
         self._requests.remove(request)
+        self.shares.released(request)
         insort(self._free_slots, request.slot, key=lambda slot: -slot)
         self._ended_slots.append(request.slot)
         request.state, request.lease, request.slot = State.RELEASED, None, -1
@@ -125,6 +155,10 @@ class RunningBatch:
             raise IntegrityError(
                 f"{len(self._free_slots)} free slots and {len(self._requests)} running requests"
                 f" do not account for each of the {self._slots} slots exactly once"
+            )
+        if self.shares.total != len(self._requests):
+            raise IntegrityError(
+                f"{len(self._requests)} running requests hold {self.shares.total} slots by the counts of shares"
             )
         leases = {id(lease_of(request)) for request in self._requests}
         if len(leases) != len(self._requests) or len(leases) != self.cache.open_leases:

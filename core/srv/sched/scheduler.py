@@ -21,6 +21,7 @@ from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.memory.cache import Cache
 from srv.memory.groups import PageGroup
+from srv.memory.snapshots import Snapshots
 from srv.sched.draft_policy import AcceptanceRate, DraftHistory
 from srv.sched.late import LateRow
 from srv.sched.limits import Limits, SchedulerStats
@@ -28,6 +29,7 @@ from srv.sched.plan import Plan, Result, Row, RowResult
 from srv.sched.planner import Planner
 from srv.sched.queue import WaitingQueue
 from srv.sched.request import Request, State
+from srv.sched.row_check import check_row_result
 from srv.sched.running_batch import RunningBatch
 from srv.types import FinishReason, PoolingParams, RequestSpec, SamplingParams
 
@@ -51,7 +53,8 @@ class _Counters:
 class Scheduler:
     """`groups`: the pages of each cache group. `end_tokens`: the model's end-of-sequence tokens.
 
-    `late(request)`: whether the rows of a request wait for late inputs; None: no request's rows do.
+    `late(request)`: whether the rows of a request wait for late inputs; None: no request's rows do. `snapshots`: the
+    slots for recurrent states of cached prefixes; None: the model has none.
     """
 
     def __init__(
@@ -60,15 +63,20 @@ class Scheduler:
         groups: Sequence[PageGroup],
         end_tokens: frozenset[int],
         late: Callable[[RequestSpec], bool] | None = None,
+        snapshots: int | None = None,
     ) -> None:
         self.limits = limits
         self._late = late
         self._end_tokens = end_tokens
-        self._cache = Cache(groups, limits.prefix_cache, limits.most_unconfirmed)
-        self._running = RunningBatch(self._cache, limits.max_running_requests)
-        self._queue = WaitingQueue(limits.policy, lambda request: self._running.match(request).tokens)
+        kept = None if snapshots is None else Snapshots(limits.max_running_requests + 1, snapshots)
+        self._cache = Cache(groups, limits.prefix_cache, limits.most_unconfirmed, kept)
+        self._running = RunningBatch(self._cache, limits.max_running_requests, limits.save_interval)
+        self._queue = WaitingQueue(
+            limits.policy, lambda request: self._running.match(request).tokens, self._running.shares
+        )
         self._planner = Planner(limits, self._running, self._queue)
         self._live: dict[str, Request] = {}  # requests whose last Output has not been produced yet
+        self._late_live = 0  # those of them that wait for late inputs
         self._in_flight: deque[tuple[Plan, tuple[Request, ...]]] = deque()
         self._acceptance = AcceptanceRate()
         self._arrivals = 0
@@ -89,6 +97,7 @@ class Scheduler:
         if self.limits.drafts and request.next_vector_position is None and not request.waits_for_late_inputs:
             request.draft_history = DraftHistory(self._acceptance.value)
         self._live[request.id] = request
+        self._late_live += request.waits_for_late_inputs
         self._queue.push(request)
         return None
 
@@ -113,17 +122,21 @@ class Scheduler:
             return
         if ended.state is State.ENDING:  # it was aborted before; its last Output is no longer needed
             ended.abort_pending = False
-            del self._live[request]
+            self._forget(ended)
             self._counters.finished += 1
         else:
             self._end(ended, FinishReason.STOP)
+
+    def retract_all(self) -> None:
+        """Let all running requests wait without slots and pages. No step may be in flight."""
+        assert not self._in_flight
+        self._planner.retract_all()
 
     def flush(self) -> bool:
         """Clear the prefix cache. Returns False and does nothing while requests are running."""
         return self._cache.flush()
 
     # ---- calls of the engine loop
-
     def schedule(self) -> Plan | None:
         """The plan of the next step; None if nothing can be scheduled or `depth` steps are in flight."""
         if len(self._in_flight) >= self.limits.depth:
@@ -134,10 +147,9 @@ class Scheduler:
                 request.cached_tokens = request.confirmed
                 self._counters.prompt_tokens += len(request.prompt)
                 self._counters.cached_tokens += request.confirmed
-        requests = step.requests
-        if not requests:
+        if not (requests := step.requests):
             return None
-        plan = step.build(self._plans, self._running.take_ended_slots(), self._late is not None)
+        plan = step.build(self._plans, self._running.take_ended_slots(), self._late_live > 0)
         self._plans += 1
         self._in_flight.append((plan, requests))
         return plan
@@ -170,7 +182,6 @@ class Scheduler:
         return self._process_result(plan, tuple(RowResult(row.slot, error=(code, message)) for row in plan.rows))
 
     # ---- state
-
     @property
     def idle(self) -> bool:
         """Whether no request is waiting or running and no step is in flight."""
@@ -183,7 +194,7 @@ class Scheduler:
         return self.limits.context_length if pool is None else min(self.limits.context_length, pool + 1)
 
     def stats(self) -> SchedulerStats:
-        groups = self._cache.counts()
+        groups, states = self._cache.counts(), self._cache.snapshot_counts()
         return SchedulerStats(
             running=len(self._running),
             waiting=len(self._queue),
@@ -191,6 +202,9 @@ class Scheduler:
             pages_free=sum(group.free for group in groups),
             pages_cached=sum(group.cached for group in groups),
             pages_held=sum(group.held for group in groups),
+            state_slots_total=states.total,
+            state_slots_cached=states.cached,
+            state_slots_held=states.held,
             retractions=self._planner.retractions,
             **asdict(self._counters),
         )
@@ -227,12 +241,17 @@ class Scheduler:
                 f"{prompt} prompt tokens and up to {request.max_total_tokens - prompt} output tokens do not fit in the"
                 f" KV pool, which holds {pool} tokens; ask for at most {self.max_request_tokens} tokens in all",
             )
-        if limits.max_queued_requests is not None and len(self._queue) >= limits.max_queued_requests:
-            return (
-                "queue_full",
-                f"{len(self._queue)} requests are waiting, the limit is {limits.max_queued_requests}; try later",
-            )
-        return None
+        return self._queue_full(request)
+
+    def _queue_full(self, request: Request) -> tuple[str, str] | None:
+        """The error for one request too many. The sequences of a client request are one request, accepted together."""
+        limit = self.limits.max_queued_requests
+        if limit is None or len(self._queue) < limit or self._queue.knows(request):
+            return None
+        waiting = self._queue.not_started()
+        if waiting < limit:
+            return None
+        return "queue_full", f"{waiting} requests are waiting, the limit is {limit}; try later"
 
     def _invalid_token(self, spec: RequestSpec) -> str | None:
         """The error message for a token id outside the vocabulary, which would fail the whole step on the device."""
@@ -243,6 +262,8 @@ class Scheduler:
         if isinstance(params, SamplingParams):
             biased = tuple(token for token, _ in params.logit_bias)
             sources += [("stop_token_ids", params.stop_token_ids), ("logit_bias", biased)]
+            sources += [("allowed_token_ids", params.allowed_token_ids)]
+            sources += [("bad_words", ids) for ids in params.banned]
         for source, ids in sources:
             if ids and not 0 <= min(ids) <= max(ids) < size:
                 bad = next(token for token in ids if not 0 <= token < size)
@@ -295,7 +316,7 @@ class Scheduler:
 
     def _apply_row(self, request: Request, row: Row, result: RowResult) -> Output | None:
         """Apply a row's result to a running request; returns the Output for the client, if there is one."""
-        _check_row_result(request, row, result)
+        check_row_result(request, row, result)
         end = row.computed + row.scheduled
         appended, reason = request.confirm(row, result.tokens)
         if row.drafts and request.draft_history is not None:
@@ -319,14 +340,13 @@ class Scheduler:
             return _output(request, result)
         return None
 
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        result: RowResult | None = None,
-    ) -> Output:
-        """End a live request and return its last Output. Its pages are released now or with its last row in flight."""
+    def _forget(self, request: Request) -> None:
         del self._live[request.id]
+        self._late_live -= request.waits_for_late_inputs
+
+    def _end(self, request: Request, reason: FinishReason, result: RowResult | None = None) -> Output:
+        """End a live request and return its last Output. Its pages are released now or with its last row in flight."""
+        self._forget(request)
         request.abort_pending = False
         if reason is FinishReason.ABORT:
             self._counters.aborted += 1
@@ -345,7 +365,7 @@ class Scheduler:
 def _output(request: Request, result: RowResult | None = None, finish: FinishReason | None = None) -> Output:
     """The Output of a row's result, of which `tokens` are those that belong to the request."""
     if result is None:
-        return Output(request.id, [], finish, cached_tokens=request.cached_tokens)
+        return Output(request.id, [], finish, cached_tokens=request.cached_tokens, scheduled_at=request.scheduled_at)
     tokens, logprobs, scores = result.tokens, result.logprobs, result.scores
     return Output(
         request=request.id,
@@ -357,29 +377,10 @@ def _output(request: Request, result: RowResult | None = None, finish: FinishRea
         cached_tokens=request.cached_tokens,
         error=result.error,
         vectors=result.vectors,
+        scheduled_at=request.scheduled_at,
     )
 
 
 def _min_output(spec: RequestSpec) -> int:
     """1 if the request generates tokens, 0 if its prompt is only scored or pooled."""
     return 0 if isinstance(spec.params, PoolingParams) else min(spec.params.max_tokens, 1)
-
-
-def _check_row_result(request: Request, row: Row, result: RowResult) -> None:
-    """Raises InternalError unless the row's result has the tokens, scores and vectors that the plan asked for."""
-    min_tokens, max_tokens = (1, row.sample) if row.sample else (0, 0)
-    end = row.computed + row.scheduled
-    scores = min(end, len(request.prompt) - 1) - (end - row.score) if row.score else 0
-    if not min_tokens <= len(result.tokens) <= max_tokens or len(result.scores or ()) != scores:
-        raise InternalError(
-            f"request {request.id}: the row of positions {row.computed}..{end - 1} returned {len(result.tokens)} tokens"
-            f" and {len(result.scores or ())} scores; expected {min_tokens} to {max_tokens} tokens and {scores} scores"
-        )
-    pooled = isinstance(request.spec.params, PoolingParams)
-    wanted = row.vectors > 0 and (not pooled or end == len(request.prompt))
-    if (result.vectors is not None) != wanted:
-        found, expected = ("none", "some") if wanted else ("some", "none")
-        raise InternalError(
-            f"request {request.id}: the row of positions {row.computed}..{end - 1} returned {found} of the hidden"
-            f" states; expected {expected}"
-        )

@@ -25,10 +25,13 @@ def is_prefix_producer(request: Request) -> bool:
     return request.state is State.RUNNING and not request.published and not request.kv_invalid
 
 
-def find_prefix_producer(request: Request, running: Iterable[Request], cached: int, unit: int) -> Request | None:
+def find_prefix_producer(
+    request: Request, running: Iterable[Request], cached: int, unit: int, saves_states: bool = False
+) -> Request | None:
     """The earlier running request to wait for, or None if `request` should compute its prompt itself.
 
-    `cached`: tokens of its prefix that are already cached. Prefixes are shared in units of `unit` tokens.
+    `cached`: tokens of its prefix that are already cached. Prefixes are shared in units of `unit` tokens; with
+    `saves_states`, only where the earlier request saves its recurrent states.
     """
     limit = request.prefix_limit // unit * unit  # tokens that it may share
     needed = max(cached + 1, cached + -(-(len(request.start_tokens) - cached) // MIN_SAVED_DIVISOR))
@@ -40,6 +43,8 @@ def find_prefix_producer(request: Request, running: Iterable[Request], cached: i
             continue
         most = min(limit, len(other.start_tokens) // unit * unit)
         common = common_prefix_length(request.start_tokens, other.start_tokens, most) // unit * unit
+        if saves_states:
+            common = max((each for each in other.saved_positions if each <= common), default=0)
         if common >= needed:
             best, needed = other, common + 1
     return best

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
+from srv.platform.latent import LatentAttentionBackend
 from srv.platform.transfers import Transfers
 
 
@@ -62,17 +63,22 @@ class SplitAttention:
 
     def __init__(self, extend: AttentionBackend, decode: AttentionBackend, transfers: Transfers) -> None:
         self._transfers = transfers
-        self._extend = extend
+        self.extend = extend
         self._decode = decode
 
+    def prepare(self, layer: AttentionLayer, up: torch.Tensor) -> None:
+        for backend in (self._decode, self.extend):
+            assert isinstance(backend, LatentAttentionBackend)  # of a group of latent attention, both are
+            backend.prepare(layer, up)
+
     def supports(self, layer: AttentionLayer) -> str | None:
-        return self._decode.supports(layer) or self._extend.supports(layer)
+        return self._decode.supports(layer) or self.extend.supports(layer)
 
     def plan(self, batch: AttentionBatch) -> Any:
         decode_rows = [index for index, length in enumerate(batch.query_lens) if length == 1]
         extend_rows = [index for index, length in enumerate(batch.query_lens) if length > 1]
         decode, decode_tokens = self._plan_rows(self._decode, batch, decode_rows)
-        extend, extend_tokens = self._plan_rows(self._extend, batch, extend_rows)
+        extend, extend_tokens = self._plan_rows(self.extend, batch, extend_rows)
         return _SplitMetadata(decode_tokens, extend_tokens, decode, extend)
 
     def _plan_rows(
@@ -96,10 +102,10 @@ class SplitAttention:
     def forward(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, metadata: Any
     ) -> torch.Tensor:
-        out = q.new_empty(*q.shape[:2], v.shape[-1])
+        out = q.new_empty(*q.shape[:2], layer.result_dim(v.shape[-1]))
         for backend, tokens, plan in (
             (self._decode, metadata.decode_tokens, metadata.decode),
-            (self._extend, metadata.extend_tokens, metadata.extend),
+            (self.extend, metadata.extend_tokens, metadata.extend),
         ):
             if tokens is not None:
                 out[tokens] = backend.forward(layer, q[tokens], k[tokens], v[tokens], plan)

@@ -41,6 +41,12 @@ class Inputs:
     drafts: DraftRows | None = None
     drafts_only: bool = False
 
+    @property
+    def decodes_only(self) -> bool:
+        """Whether every row computes one token, or one and its drafts, and the step scores and returns nothing else."""
+        one_token_each = self.model.tokens.numel() == len(self.query_lens)
+        return (one_token_each or self.drafts_only) and not self.scores and not self.vectors
+
 
 def build(rows: Sequence[Row], slots: Slots, transfers: Transfers) -> Inputs:
     """The inputs of a step. Every tensor is built on the host as a whole and copied to the device once."""
@@ -53,8 +59,13 @@ def build(rows: Sequence[Row], slots: Slots, transfers: Transfers) -> Inputs:
     positions = np.arange(total, dtype=np.int64) + np.repeat(computed - (ends - lens), lens)
     sampled = [index for index, row in enumerate(rows) if row.sample]
     scores = [(index, slots.score_targets(row)) for index, row in enumerate(rows) if row.score]
+    types = slots.token_types(rows) if slots.types_from else None
     return Inputs(
-        model=ModelInputs(_tokens(rows, slots, ends, transfers), transfers.upload(positions)),
+        model=ModelInputs(
+            _tokens(rows, slots, ends, transfers),
+            transfers.upload(positions),
+            None if types is None else transfers.upload(types),
+        ),
         query_lens=lens.tolist(),
         kv_lens=(computed + lens).tolist(),
         outputs=outputs_of(rows, sampled, ends, scores, transfers),

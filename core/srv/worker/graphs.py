@@ -25,26 +25,28 @@ from typing import Any
 import torch
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
+from srv.models.layers.states import no_states
 from srv.platform.interface import AttentionBackend, AttentionBatch, Graphs
 from srv.platform.transfers import Transfers
 from srv.worker.attention import PlannedAttention
 from srv.worker.batch import Inputs
 from srv.worker.slots import PageTables
+from srv.worker.states import RecurrentStates
 
 
 class StaticBuffers:
     """Inputs and outputs of captured steps, sized for the largest row count; smaller steps use the first rows.
 
     tokens, positions: int64 [rows]. pages: of each cache group, int32 [rows, columns], one column per page of the
-    longest context. logits: [rows, vocab] in the model's dtype. All of them are on the device and never move.
+    longest context. logits: float32 [rows, vocab]. All of them are on the device and never move.
     """
 
-    def __init__(self, rows: int, columns: Sequence[int], vocab: int, dtype: torch.dtype, transfers: Transfers) -> None:
+    def __init__(self, rows: int, columns: Sequence[int], vocab: int, transfers: Transfers) -> None:
         device, self._transfers = transfers.device, transfers
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self.pages = [torch.zeros((rows, width), dtype=torch.int32, device=device) for width in columns]
-        self.logits = torch.zeros((rows, vocab), dtype=dtype, device=device)
+        self.logits = torch.zeros((rows, vocab), dtype=torch.float32, device=device)
         self._widths = [0 for _ in columns]  # columns that may contain values other than 0
         # Of the last call of `fill`: (count, rows), the views of these rows, and their page tables.
         self._shape = (0, 0)
@@ -95,11 +97,13 @@ class CapturedSteps:
         rows: Sequence[int],
         *,
         padding: bool,
+        states: RecurrentStates | None = None,
     ) -> None:
         """`attention`: the backend of decode steps, of each cache group.
 
-        `rows`: ascending row counts, at most that of `buffers`.
+        `rows`: ascending row counts, at most that of `buffers`. `states`: of a model with recurrent layers.
         """
+        self._states = states
         self.rows = tuple(rows)
         self._model = model
         self._attention = attention
@@ -108,6 +112,14 @@ class CapturedSteps:
         self._padding = padding
         self._pages = {count: [pages[:count] for pages in buffers.pages] for count in self.rows}
         self._logits: dict[int, torch.Tensor] = {}
+
+    @property
+    def buffer_bytes(self) -> tuple[int, int]:
+        """The bytes of the float32 logits, and of tokens, positions, page tables and slots of states."""
+        buffers = self._buffers
+        inputs = (buffers.tokens, buffers.positions, *buffers.pages)
+        slots = 0 if self._states is None else self._states.static_bytes
+        return buffers.logits.nbytes, sum(tensor.nbytes for tensor in inputs) + slots
 
     def capture(self) -> float:
         """Capture every row count, largest first, so that smaller graphs reuse memory; returns the seconds it took."""
@@ -118,7 +130,8 @@ class CapturedSteps:
         return time.monotonic() - started
 
     def _capture(self, count: int) -> torch.Tensor:
-        context = ForwardContext(PlannedAttention(self._attention, self._plan(count, ())))
+        states = no_states if self._states is None else self._states.of_captured(count)
+        context = ForwardContext(PlannedAttention(self._attention, self._plan(count, ())), states)
         inputs = ModelInputs(self._buffers.tokens[:count], self._buffers.positions[:count])
         out = self._buffers.logits[:count]
 
@@ -129,9 +142,7 @@ class CapturedSteps:
 
     def count_for(self, inputs: Inputs) -> int | None:
         """The row count of the graph that can run this step; None: the step must run eagerly."""
-        tokens = inputs.model.tokens.numel()
-        decodes_only = tokens == len(inputs.query_lens) or inputs.drafts_only
-        return None if inputs.scores or inputs.vectors or not decodes_only else self.count_of(tokens)
+        return self.count_of(inputs.model.tokens.numel()) if inputs.decodes_only else None
 
     def count_of(self, tokens: int) -> int | None:
         """The row count of the graph for a step of so many tokens, each a row of its own; None if there is none."""
@@ -141,7 +152,7 @@ class CapturedSteps:
         return count if self._padding or count == tokens else None
 
     def replay(self, count: int, inputs: Inputs, tables: PageTables) -> torch.Tensor:
-        """Enqueue the step, whose rows have one token each (`one_token_per_row`).
+        """Enqueue the step, whose rows have one token each (`one_token_per_row`), and whose states are filled in.
 
         Returns its logits, [tokens, vocab], valid until the next replay in device order.
         """

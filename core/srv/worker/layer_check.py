@@ -31,8 +31,9 @@ class LayerCheck:
         backends: the live one of each cache group. PluginError if one of them answers with anything but a reason or
         None.
         """
-        context = self._model.context_length
-        found = unsupported_layers(layers, context, lambda layer: why_unsupported(backends[layer.group], layer, name))
+        found = unsupported_layers(
+            layers, self._model, lambda layer: why_unsupported(backends[layer.group], layer, name)
+        )
         if found:
             reason = f"attention backend {name} does not fit {self._model.name}: {'; '.join(found)}"
             raise StartError([f"{reason}. {self._remedy(layers, argument, name)} [layers_unsupported]"], 2)
@@ -41,8 +42,7 @@ class LayerCheck:
         others = [
             other
             for other, traits in self._offered().items()
-            if other != name
-            and not unsupported_layers(layers, self._model.context_length, partial(missing_traits, traits))
+            if other != name and not unsupported_layers(layers, self._model, partial(missing_traits, traits))
         ]
         another = (
             f"Choose another backend with {ARGUMENTS[argument].flag} ({', '.join(others)}), or" if others else "Choose"
@@ -52,4 +52,4 @@ class LayerCheck:
     def _offered(self) -> Mapping[str, tuple[str, ...]]:
         """The traits of each attention backend of the platform, by its name."""
         own = registry.find_platforms()[self._platform].loaded.facts.backends.get("attention", ())
-        return {spec.name: spec.traits for spec in (*own, *registry.find_backends(self._platform, "attention"))}
+        return {spec.name: spec.layer_traits for spec in (*own, *registry.find_backends(self._platform, "attention"))}

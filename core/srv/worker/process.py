@@ -43,6 +43,7 @@ from srv.executor.rank_messages import (
 )
 from srv.executor.spec import EngineSpec
 from srv.io import child
+from srv.io.phases import Phases
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,9 @@ class RankProcess:
     sends all other answers, because a socket belongs to one thread, and because answers keep the order of messages.
     """
 
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: RankSpec, phases: Phases | None = None) -> None:
+        """`phases`: those of this process so far."""
+        self._phases = phases or Phases()
         self._spec, self._rank = spec, spec.group.rank
         self._context = zmq.Context()
         self._in: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
@@ -107,7 +110,9 @@ class RankProcess:
             case Measure():
                 self._answer(Measured(self._rank, worker.measure()))
             case Allocate(budget):
-                self._answer(Allocated(self._rank, worker.allocate(budget)))
+                allocation = worker.allocate(budget)
+                self._phases.add(allocation.phases)
+                self._answer(Allocated(self._rank, allocation._replace(phases=self._phases.done)))
                 child.ready()
                 self._ready = True
 
@@ -183,13 +188,14 @@ def _make_worker(engine: EngineSpec, group: RankGroup) -> Worker:
 
 
 def main() -> int:
-    payload = child.begin([_WORKER_MODULE])
+    phases = Phases()
+    payload = child.begin([_WORKER_MODULE], phases)
     if not payload:
         return 1  # the engine process has exited already
     spec = msgspec.json.decode(payload, type=RankSpec)
     child.log_as(f"rank {spec.group.rank}", spec.engine.log_level)
     threading.Thread(target=end_with_parent, args=(spec,), daemon=True).start()
-    process = RankProcess(spec)
+    process = RankProcess(spec, phases)
     try:
         return process.run(_make_worker)
     finally:

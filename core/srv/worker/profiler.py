@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from srv.commands import Answer, Command, StartProfile, StopProfile
+from srv.commands import Answer, StartProfile, StopProfile
 
 
 class RankProfiler:
@@ -22,7 +22,7 @@ class RankProfiler:
         self._rank = rank
         self._recording: tuple[torch.profiler.profile, Path] | None = None
 
-    def run(self, command: Command) -> Answer:
+    def run(self, command: StartProfile | StopProfile) -> Answer:
         match command:
             case StartProfile(folder):
                 return self._start(Path(folder))
@@ -34,7 +34,7 @@ class RankProfiler:
             return Answer(error="a profile is being recorded already; stop it first")
         if not os.access(folder, os.W_OK | os.X_OK):
             return Answer(error=f"the engine cannot write to {folder}")
-        profile = torch.profiler.profile(activities=torch.profiler.supported_activities())  # type: ignore[no-untyped-call]
+        profile = new_profile()
         profile.start()
         self._recording = profile, folder
         return Answer()
@@ -44,6 +44,16 @@ class RankProfiler:
             return Answer(error="no profile is being recorded")
         (profile, folder), self._recording = self._recording, None
         profile.stop()
-        file = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-rank-{self._rank}.trace.json.gz"
-        profile.export_chrome_trace(str(file))
-        return Answer([str(file)])
+        return Answer([str(write_trace(profile, folder, f"rank-{self._rank}"))])
+
+
+def new_profile() -> torch.profiler.profile:
+    """A recording of everything that torch can record here, not started."""
+    return torch.profiler.profile(activities=torch.profiler.supported_activities())  # type: ignore[no-untyped-call]
+
+
+def write_trace(profile: torch.profiler.profile, folder: Path, name: str) -> Path:
+    """Write a stopped recording to a new file in `folder`; returns its path."""
+    file = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{name}.trace.json.gz"
+    profile.export_chrome_trace(str(file))
+    return file

@@ -21,7 +21,7 @@ import torch
 from srv.errors import InternalError
 from srv.platform.transfers import Transfers
 from srv.sched.plan import Row, Start
-from srv.types import SamplingParams
+from srv.types import PoolingParams, SamplingParams
 
 IntArray = npt.NDArray[np.int64]
 PageTables: TypeAlias = tuple[torch.Tensor, ...]  # of each cache group, int32 [rows, columns], on the host
@@ -43,6 +43,8 @@ class Slots:
         self._tokens: list[IntArray | None] = [None] * count
         self._prompt_tokens = [0] * count
         self._prompt_logprobs = [0] * count
+        self._listed: list[tuple[int, ...]] = [()] * count
+        self.types_from: dict[int, int] = {}  # of the slots with tokens of type 1: the position of their first one
         self._tables = [np.zeros((count, width), dtype=np.int32) for width in max_pages]
         self._used = [np.zeros(count, dtype=np.int64) for _ in max_pages]
         self._transfers = transfers
@@ -59,9 +61,13 @@ class Slots:
         self._prompt_tokens[start.slot] = len(start.request.tokens)
         params = start.request.params
         self._prompt_logprobs[start.slot] = (isinstance(params, SamplingParams) and params.prompt_logprobs) or 0
+        self._listed[start.slot] = params.logprob_token_ids if isinstance(params, SamplingParams) else ()
+        if isinstance(params, PoolingParams) and params.types_from is not None:
+            self.types_from[start.slot] = params.types_from
 
     def end(self, slot: int) -> None:
         self._tokens[slot] = None
+        self.types_from.pop(slot, None)
         self._table_version += 1
         for table, used in zip(self._tables, self._used, strict=True):
             table[slot, : used[slot]] = 0
@@ -118,6 +124,17 @@ class Slots:
     def prompt_logprobs(self, slot: int) -> int:
         """The number of top alternatives to report for each scored prompt token of the slot."""
         return self._prompt_logprobs[slot]
+
+    def listed(self, slot: int) -> tuple[int, ...]:
+        """The tokens whose log-probabilities to report for each scored prompt token of the slot."""
+        return self._listed[slot]
+
+    def token_types(self, rows: Sequence[Row]) -> IntArray:
+        """The types of the rows' tokens, concatenated, int64 [tokens]."""
+        ends = [row.computed + row.scheduled for row in rows]
+        begins = [self.types_from.get(row.slot, end) for row, end in zip(rows, ends, strict=True)]
+        types = [np.arange(row.computed, end) >= begin for row, end, begin in zip(rows, ends, begins, strict=True)]
+        return np.concatenate(types).astype(np.int64)
 
     def page_tables(self, slots: tuple[int, ...]) -> PageTables:
         """The slots' page tables of each cache group."""

@@ -23,7 +23,7 @@ def every_kind(small: Small) -> list[RequestSpec]:
     prompts = [small.prompts[index] * 2 for index in (3, 5, 1, 6, 4, 2)]
     kinds: list[dict[str, Any]] = [
         {},
-        {"logprobs": 3},
+        {"logprobs": 3, "logprob_token_ids": (5, 9)},
         {"temperature": 0.8, "seed": 11, "logprobs": 1},
         {"temperature": 1.0, "top_p": 0.7, "seed": 12},
         {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
@@ -49,12 +49,12 @@ def assert_same(results: list[GenerationResult], expected: list[GenerationResult
     for number, (one, other) in enumerate(zip(results, expected, strict=True)):
         assert outcome(one) == outcome(other), f"request {number}"
         for a, b in zip(one.logprobs + one.prompt_logprobs, other.logprobs + other.prompt_logprobs, strict=True):
-            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            assert (a.logprob, *a.listed) == pytest.approx((b.logprob, *b.listed), abs=1e-4)
 
 
 SETUPS = [
     *(("llama", *setup) for setup in product((4, 16), (7, -1), (True, False))),
-    *(("qwen3", 16, 7, True), ("mistral", 4, 7, True), ("gemma2", 4, 64, True)),
+    *(("qwen3", 16, 7, True), ("mistral", 4, 7, True), ("vaultgemma", 4, 64, True)),
 ]
 
 

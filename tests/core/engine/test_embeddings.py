@@ -18,13 +18,14 @@ from torch.nn.functional import normalize
 
 from srv.errors import Refusal
 from srv.testing.engine import CheckedEngine, GenerationResult, LocalEngine
+from srv.testing.pooled import pooled_reference
 from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec
 
 PAGE, CHUNK = 4, 7
 
 
 # Native layers with and without overlap, and a model that runs through transformers.
-SETUPS = [("qwen3", CHUNK, True), ("llama", -1, False), ("gemma2", CHUNK, True)]
+SETUPS = [("qwen3", CHUNK, True), ("llama", -1, False), ("vaultgemma", CHUNK, True)]
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=["native", "native, no overlap", "transformers"])
@@ -48,7 +49,7 @@ def hidden_states(model: Any, tokens: list[int]) -> Tensor:
 
 def expected(small: Small, prompt: list[int], pooling: Pooling, dimensions: int | None = None) -> Tensor:
     states = hidden_states(small.model, prompt)
-    return normalize((states.mean(0) if pooling is Pooling.MEAN else states[-1])[:dimensions], dim=0)
+    return normalize(pooled_reference(states, pooling)[:dimensions], dim=0)
 
 
 def vector(result: GenerationResult) -> Tensor:
@@ -77,7 +78,7 @@ def test_embeddings_are_those_of_transformers_alone_and_among_generating_request
             close(vector(result), wanted)
         assert mixed[2 * index + 1].tokens == one.tokens[index], "generation is not disturbed"
         most_cached = (len(prompt) - 1) // PAGE * PAGE
-        assert hits[index].cached_tokens == (0 if pooling is Pooling.MEAN else most_cached)
+        assert hits[index].cached_tokens == (most_cached if pooling is Pooling.LAST else 0)
 
 
 def test_dimensions_are_cut_before_the_vector_is_normalised(served: tuple[Small, CheckedEngine]) -> None:
@@ -125,7 +126,7 @@ def test_a_request_whose_hidden_states_are_not_finite_fails_alone(small_models: 
     close(vector(fine), expected(one, one.prompts[2], Pooling.MEAN))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"], ids=["native", "transformers"])
+@pytest.mark.parametrize("kind", ["llama", "vaultgemma"], ids=["native", "transformers"])
 def test_a_checkpoint_without_output_layer_is_loaded(small_models: SmallModels, tmp_path: Path, kind: str) -> None:
     """transformers' `AutoModel` saves the decoder alone, as embedding models are often published."""
     one = small_models(kind)
@@ -156,8 +157,9 @@ def test_a_retracted_embedding_starts_over(small_models: SmallModels) -> None:
 
 def test_pooling_of_a_sentence_transformers_folder_is_the_default(tmp_path: Path) -> None:
     make_small("llama", tmp_path)
-    with pytest.raises(Refusal, match="asks for cls pooling, which is not implemented"):
-        _pooling_of(tmp_path, pooling_mode_cls_token=True, pooling_mode_mean_tokens=False, include_prompt=True)
+    with pytest.raises(Refusal, match=r"asks for cls\+max pooling, which is not implemented"):
+        _pooling_of(tmp_path, pooling_mode_cls_token=True, pooling_mode_max_tokens=True, include_prompt=True)
+    assert _pooling_of(tmp_path, pooling_mode_cls_token=True, pooling_mode_mean_tokens=False) == "cls"
     assert _pooling_of(tmp_path, pooling_mode_cls_token=False, pooling_mode_mean_tokens=True) == "mean"
     assert _pooling_of(tmp_path, pooling_mode_lasttoken=True, word_embedding_dimension=48) == "last"
 

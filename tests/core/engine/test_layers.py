@@ -58,11 +58,11 @@ class Silent:
 
 
 @pytest.fixture(scope="module")
-def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def capped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three layers with soft caps of 50, which only transformers implements; two have a window of 5 tokens."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("gemma2")
-    config = AutoConfig.for_model("gemma2", **{**SIZES, **FIELDS["gemma2"]})
+    folder = tmp_path_factory.mktemp("vaultgemma")
+    config = AutoConfig.for_model("vaultgemma", **{**SIZES, **FIELDS["vaultgemma"]})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     randomized(model).save_pretrained(folder)
     return folder
@@ -98,23 +98,23 @@ def launched(folder: Path, *more: str) -> LaunchContext:
 
 
 def test_explicit_choice_is_refused_at_plan_and_launch(
-    gemma2: Path, install: Install, capsys: pytest.CaptureFixture[str]
+    capped: Path, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install("plain", "Uncapped", ("window",))
     chosen = ("--attention-backend", "plain")
     with pytest.raises(Refusal) as refusal:
-        launched(gemma2, *chosen)
+        launched(capped, *chosen)
     (rejected,) = refusal.value.rejections
     assert (rejected.code, rejected.what, rejected.value) == ("backend_unfit", "attention_backend", "plain")
     assert rejected.reason == "it cannot compute layers 0-2: it does not support a soft cap of 50.0"
     assert "torch_native" in rejected.remedy
-    assert main(["plan", *arguments(gemma2, *chosen)]) == 2
+    assert main(["plan", *arguments(capped, *chosen)]) == 2
     assert "it cannot compute layers 0-2: it does not support a soft cap of 50.0" in capsys.readouterr().err
 
 
-def test_automatic_choice_passes_over_it_for_these_models_alone(gemma2: Path, gemma3: Path, install: Install) -> None:
+def test_automatic_choice_passes_over_it_for_these_models_alone(capped: Path, gemma3: Path, install: Install) -> None:
     install("plain", "Uncapped", ())
-    choice = launched(gemma2).resolved.backends["decode_attention_backend"]
+    choice = launched(capped).resolved.backends["decode_attention_backend"]
     assert choice.spec.name != "plain"
     assert dict(choice.rejected)["plain"] == (
         "it cannot compute layers 0, 2: it does not support a sliding window of 5 tokens and a soft cap of 50.0",
@@ -126,12 +126,12 @@ def test_automatic_choice_passes_over_it_for_these_models_alone(gemma2: Path, ge
     )
 
 
-def test_live_backend_is_asked_before_weights_are_read(gemma2: Path, install: Install, tmp_path: Path) -> None:
+def test_live_backend_is_asked_before_weights_are_read(capped: Path, install: Install, tmp_path: Path) -> None:
     """Its spec claims more than the backend supports. The weights are missing, so that reading them would fail."""
     install("boastful", "Uncapped", ("window", "soft_cap"))
     folder = tmp_path / "model"
     folder.mkdir()
-    for file in gemma2.iterdir():
+    for file in capped.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     context = launched(folder, "--attention-backend", "boastful")
     (folder / "model.safetensors").unlink()
@@ -147,11 +147,11 @@ def test_live_backend_is_asked_before_weights_are_read(gemma2: Path, install: In
     assert line.endswith(", or another platform with --device. [layers_unsupported]")
 
 
-def test_backend_of_one_slot_is_named_with_its_flag(gemma2: Path, install: Install) -> None:
+def test_backend_of_one_slot_is_named_with_its_flag(capped: Path, install: Install) -> None:
     install("boastful", "Uncapped", ("window", "soft_cap"))
     decode = ("--decode-attention-backend", "boastful", "--prefill-attention-backend", "torch_native")
     with pytest.raises(StartError, match="Choose another backend with --decode-attention-backend"):
-        LocalEngine(launched(gemma2, *decode))
+        LocalEngine(launched(capped, *decode))
 
 
 def test_backend_without_the_member_is_named(gemma3: Path, install: Install) -> None:

@@ -32,6 +32,7 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
+from srv.io.step_tokens import BOUNDS
 from srv.memory.groups import PageGroup
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Limits, Scheduler
@@ -298,6 +299,9 @@ def test_statistics_are_sent_on_request_and_periodically(depth: int) -> None:
     periodic = [each for each in engine.of_kind(Stats) if isinstance(each, Stats) and each.call == -1]
     assert periodic
     assert (periodic[-1].running, periodic[-1].finished, periodic[-1].generated_tokens) == (0, 2, 16)
+    counts = dict(zip([*BOUNDS, "more"], periodic[-1].step_tokens, strict=True))
+    assert {bound: count for bound, count in counts.items() if count} == {8: 7, 16: 1}  # both prompts, then 2 each
+    assert periodic[-1].computed_tokens == 2 * len(A) + 7 * 2
 
 
 # ---- the end

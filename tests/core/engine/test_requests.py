@@ -200,6 +200,19 @@ def test_prompt_logprobs_are_complete_whatever_is_cached(
     assert result.cached_tokens == (min(first - 1, len(prompt) - 1) // PAGE * PAGE if warmed else 0)
 
 
+def test_log_probabilities_of_given_tokens_for_prompt_and_output(small: Small, served: CheckedEngine) -> None:
+    prompt, ids = small.prompts[5], (9, 0, 9)
+    sent = message("scored", prompt, logprobs=0, prompt_logprobs=0, logprob_token_ids=ids)
+    plain = message("plain", prompt, logprobs=1)
+    result, other = served.generate([sent, plain])
+    rows = small.logprobs(prompt + result.tokens)
+    entries = result.prompt_logprobs + result.logprobs
+    assert len(entries) == len(prompt) - 1 + len(result.tokens)
+    for entry, row in zip(entries, rows, strict=False):
+        assert entry.listed == pytest.approx([float(row[token]) for token in ids], abs=1e-3)
+    assert [entry.listed for entry in other.logprobs] == [()] * len(other.tokens)
+
+
 def test_a_prompt_can_be_scored_without_generating(small: Small, served: CheckedEngine) -> None:
     prompt = small.prompts[7]
     (result,) = served.generate([message("scored", prompt, 0, prompt_logprobs=0)])

@@ -1,4 +1,7 @@
-"""Small random models in the whole engine: their tokens equal those of transformers with any scheduling."""
+"""Small random models in the whole engine: their tokens equal those of transformers with any scheduling.
+
+They run in float32, so that tokens can be compared. The support matrix shows models by `test_model_cells.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,16 @@ import torch
 from engine_small import FIELDS, OUTPUT, SmallModels, engine, greedy, message, messages
 from models_small import GRANITE, small_model, write_gguf
 
-from srv_matrix.pytest_plugin import covers
-
 # Model, page size, chunk size, overlap: all combinations for one model, each value once for the others.
 SETUPS = [
     *(("llama", *setup) for setup in product((1, 16), (1, 16, -1), (True, False))),
     *((kind, *setup) for kind in FIELDS if kind != "llama" for setup in ((1, 16, True), (16, 1, False))),
 ]
-CELLS = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-    "gemma2": "any other decoder",
-}
 
 
 @pytest.mark.parametrize(
     ("kind", "page", "chunk", "overlap"),
-    [pytest.param(*setup, marks=covers(f"model:{CELLS[setup[0]]}/safetensors", platform="cpu")) for setup in SETUPS],
+    SETUPS,
 )
 def test_greedy_tokens_are_those_of_transformers(
     small_models: SmallModels, kind: str, page: int, chunk: int, overlap: bool
@@ -49,13 +40,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert [result.cached_tokens for result in hits] == [(len(prompt) - 1) // page * page for prompt in one.prompts]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=covers(f"model:{CELLS[kind]}/gguf", platform="cpu"))
-        for kind in ("llama", "qwen2", "qwen3", "granite", "smollm3", "gemma3")
-    ],
-)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "granite", "smollm3", "gemma3"])
 def test_a_gguf_file_gives_the_same_tokens(small_models: SmallModels, kind: str, tmp_path: Path) -> None:
     """Only files of Gemma 3 have a sliding window. The fourth layer of SmolLM3 has no RoPE."""
     torch.manual_seed(0)

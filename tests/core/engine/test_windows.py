@@ -20,7 +20,7 @@ WINDOWS: Mapping[str, tuple[int | None, ...]] = {
     "qwen2": (None, 9),  # layer 0 has full attention
     "smollm3": (None, 9),
     "gemma3": (None, 6),
-    "gemma2": (None, 5),  # through transformers
+    "vaultgemma": (None, 5),  # through transformers
 }
 LONG = [(place * 37 + 11) % 90 + 3 for place in range(60)]
 LATE = 40  # tokens generated after it

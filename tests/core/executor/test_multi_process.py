@@ -33,7 +33,7 @@ HELPERS = Path(scripted_rank.__file__).parent
 LIMIT_S = 5.0  # within which a lost rank has to end the engine
 PLAN = Plan(7, (), (), ())
 BUDGET = Budget((PageGroup(5, 16),), 80, ())
-SIZES = ((40.0, 80), (39.9, 45))  # free, total
+SIZES = ((40.0, 80, 30), (39.9, 45, 1))  # free, total, weights
 
 
 class ScriptedExecutor(MultiProcessExecutor):
@@ -123,9 +123,9 @@ def test_faults_of_a_step(
 
 
 def test_the_rank_with_the_fewest_pages_sizes_the_pool(spec: EngineSpec) -> None:
-    """That need not be the one with the least free memory: the share of the pool depends on the total, too."""
-    config, without_reserve = Config.from_json(spec.config), msgspec.structs.replace(spec, reserved_bytes=0.0)
-    busy, small = (RankMemory("host", int(free * 2**18), total << 18, 0) for free, total in SIZES)
+    """That need not be the one with the least free memory: the share of the pool depends on its weights, too."""
+    config, without_reserve = Config.from_json(spec.config), msgspec.structs.replace(spec, reserved_parts={})
+    busy, small = (RankMemory("host", int(free * 2**18), total << 18, own << 18) for free, total, own in SIZES)
     assert small.free < busy.free
     pages = {order: _budget(without_reserve, config, order).pages for order in ((small, busy), (small,), (busy,))}
     assert pages[small, busy] == pages[(busy,)] < pages[(small,)]

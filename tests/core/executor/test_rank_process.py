@@ -201,7 +201,7 @@ def test_a_digest_covers_everything_that_a_row_returns() -> None:
     rows += [RowResult(0, (1,), None, (each,)) for each in (one, other)]
     rows += [RowResult(0, vectors=each) for each in (b"", b"\0\0\x80?", b"\0\0\0@")]
     assert len({digest(Result(1, (row,))) for row in rows}) == len(rows)
-    assert digest(Result(1, (rows[0],), replayed=True)) == digest(Result(1, (rows[0],)))
+    assert digest(Result(1, (rows[0],), way="graph")) == digest(Result(1, (rows[0],)))
 
 
 def test_failures_of_the_start_and_after_it(tmp_path: Path) -> None:

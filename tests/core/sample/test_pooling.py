@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from host_transfers import HOST_TRANSFERS
 
 from srv.sample.pooling import Pooler, VectorRow
 from srv.sched.plan import Start
-from srv.types import Pooling, PoolingParams, RequestSpec, SamplingParams
+from srv.types import PooledOutput, Pooling, PoolingParams, RequestSpec, SamplingParams
 
 HIDDEN = torch.randn(12, 6, generator=torch.Generator().manual_seed(1)).bfloat16()
 
@@ -46,6 +47,29 @@ def test_rows_of_one_step_are_pooled_by_their_own_parameters() -> None:
     torch.testing.assert_close(values(mean), HIDDEN[:4].float().mean(0))
     assert torch.equal(values(last), HIDDEN[8, :2].float())
     assert torch.equal(values(returned).reshape(3, 6), HIDDEN[9:].float())
+
+
+def test_prompts_that_end_in_one_step_are_finished_together() -> None:
+    """The output matrix is read once per step, not once per prompt."""
+    given: list[torch.Tensor] = []
+
+    def labels(pooled: torch.Tensor, params: Sequence[PoolingParams]) -> Sequence[torch.Tensor]:
+        given.append(pooled)
+        return [row[: each.types_from] for row, each in zip(pooled, params, strict=True)]
+
+    pooler = Pooler(HOST_TRANSFERS, {PooledOutput.LABELS: labels})
+    started(pooler, 0, 4, pooling=Pooling.MEAN, output=PooledOutput.LABELS, types_from=1)
+    started(pooler, 1, 9, pooling=Pooling.LAST, output=PooledOutput.LABELS)
+    started(pooler, 2, 1, pooling=Pooling.CLS)
+    started(pooler, 3, 5, pooling=Pooling.LAST, output=PooledOutput.LABELS, types_from=3)
+    rows = [VectorRow(0, 0, 4, 4), VectorRow(1, 4, 6, computed=6), VectorRow(2, 6, 7, 1), VectorRow(3, 7, 12, 5)]
+    mean, incomplete, first, last = pooler.pool(HIDDEN, rows).to_host()
+    assert incomplete is None
+    assert torch.equal(values(first), HIDDEN[6].float())
+    (together,) = given
+    torch.testing.assert_close(together, torch.stack([HIDDEN[:4].float().mean(0), HIDDEN[11].float()]))
+    assert torch.equal(values(mean), together[0, :1])
+    assert torch.equal(values(last), together[1, :3])
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["ended", "its step failed"])

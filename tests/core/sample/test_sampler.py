@@ -12,7 +12,7 @@ from host_transfers import HOST_TRANSFERS
 
 from srv.errors import InternalError
 from srv.platform.interface import SamplingBatch
-from srv.sample.logprobs import score
+from srv.sample.logprobs import listed_tokens, score
 from srv.sample.noise import uniform
 from srv.sample.sampler import SampledToken, Sampler, SampleRow, SamplerState
 from srv.sched.plan import Start
@@ -237,11 +237,21 @@ class TestScore:
         found = score(random_logits(3), torch.tensor([1, 2, 3]), HOST_TRANSFERS, [0, 2, 100]).to_host()
         assert [len(one.top) for one in found] == [0, 2, VOCAB]
 
+    def test_each_token_with_its_own_list_of_others(self) -> None:
+        logits, lists = random_logits(3), [(7, 0), (), (39, 39, 2)]
+        want = logits.double().log_softmax(-1)
+        listed = listed_tokens(lists, HOST_TRANSFERS)
+        found = score(logits, torch.tensor([1, 2, 3]), HOST_TRANSFERS, 1, listed).to_host()
+        for row, ids in enumerate(lists):
+            assert found[row].listed == pytest.approx(want[row, list(ids)].tolist(), abs=1e-5)
+        assert listed_tokens([(), ()], HOST_TRANSFERS) is None
+
     def test_chunks_join_seamlessly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         logits, targets = random_logits(7), torch.arange(7)
-        whole = score(logits, targets, HOST_TRANSFERS, 3).to_host()
+        listed = listed_tokens([(row, 5) for row in range(7)], HOST_TRANSFERS)
+        whole = score(logits, targets, HOST_TRANSFERS, 3, listed).to_host()
         monkeypatch.setattr("srv.sample.logprobs._CHUNK_ELEMENTS", 3 * VOCAB)
-        assert score(logits, targets, HOST_TRANSFERS, 3).to_host() == whole
+        assert score(logits, targets, HOST_TRANSFERS, 3, listed).to_host() == whole
 
     def test_among_equals_the_scored_token_is_listed(self) -> None:
         logits = torch.zeros(VOCAB, VOCAB)

@@ -8,8 +8,9 @@ each request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 from fake_ranks import FakeRanks
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ LIMITS = st.builds(
     depth=st.sampled_from([1, 2]),
     drafts=st.sampled_from([0, 0, 1, 3]),
     device_lengths=st.sampled_from([True, True, False]),
+    save_interval=st.sampled_from([1, 3, 256]),
 )
 # Two tokens and few first pages, so that prompts share prefixes; sometimes a prompt that shares nothing.
 PROMPTS = st.one_of(
@@ -68,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None, None), (None, None), (None, 3), (None, 9), (5, None), (4, 7)]),
         failing=st.booleans(),
         ranks=st.sampled_from([1, 1, 3]),
+        snapshots=st.sampled_from([None, None, 0, 2, 7]),
     )
     def start(
         self,
@@ -77,7 +80,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows: tuple[int | None, int | None],
         failing: bool,
         ranks: int,
+        snapshots: int | None,
     ) -> None:
+        if snapshots is not None:  # models with recurrent states have no drafts
+            given = replace(given, drafts=0)
+
         def fails(number: int, one_in: int) -> bool:
             return failing and number * 2654435761 % 2**32 // 65536 % one_in == 0
 
@@ -88,9 +95,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 groups,
                 row_error=lambda step, slot: fails(step * 8 + slot + 1, 60),
                 step_error=lambda step: fails(step + 1, 25),
+                snapshots=snapshots,
             )
 
-        self.driver = Driver(given, executor=rank() if ranks == 1 else FakeRanks(rank, ranks), groups=groups)
+        executor = rank() if ranks == 1 else FakeRanks(rank, ranks)
+        self.driver = Driver(given, executor=executor, groups=groups, snapshots=snapshots)
         self.expected: dict[str, Expectation] = {}
         self.refused = 0
 
@@ -103,6 +112,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(["", "", "tenant"]),
         hidden_states=st.sampled_from([False, False, False, True]),
         late=st.sampled_from([False, False, True]),
+        group=st.sampled_from(["", "together"]),
+        owner=st.sampled_from(["", "", "another key"]),
     )
     def add(
         self,
@@ -114,22 +125,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace: str,
         hidden_states: bool,
         late: bool,
+        group: str,
+        owner: str,
     ) -> None:
+        group = group and f"{group} {len(self.expected)}"
         for prompt in prompts:
             name = self.next_name()
-            accepted = self.accepted(
-                message(
-                    name,
-                    prompt,
-                    max_tokens,
-                    namespace + "late" * late,
-                    stop_token_ids=stops,
-                    ignore_eos=ignore_eos,
-                    prompt_logprobs=None if scores_from is None else 0,
-                    prompt_logprobs_start=scores_from or 0,
-                    hidden_states=hidden_states,
-                )
+            spec = message(
+                name,
+                prompt,
+                max_tokens,
+                namespace + "late" * late,
+                stop_token_ids=stops,
+                ignore_eos=ignore_eos,
+                prompt_logprobs=None if scores_from is None else 0,
+                prompt_logprobs_start=scores_from or 0,
+                hidden_states=hidden_states,
             )
+            accepted = self.accepted(msgspec.structs.replace(spec, group=group, owner=owner))
             if not accepted:
                 continue
             count = min(max_tokens, CONTEXT - len(prompt))
@@ -151,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             name = self.next_name()
             if self.accepted(embedding(name, prompt, pooling, namespace)):
                 cells = kv_cells_of(prompt)
-                pooled = sum(cells) if pooling is Pooling.MEAN else cells[-1]
+                pooled = cells[-1] if pooling is Pooling.LAST else sum(cells)
                 self.expected[name] = Expectation(prompt, [], [], expected_vectors([pooled]), embedding=True)
 
     def next_name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
@@ -12,6 +13,7 @@ from srv.errors import InternalError
 from srv.io.messages import Output
 from srv.memory.groups import PageGroup
 from srv.sched.plan import Plan, Result, RowResult
+from srv.sched.request import Request
 from srv.testing.fake_executor import FakeExecutor, expected_tokens, expected_vectors, kv_cells_of
 from srv.types import FinishReason, Pooling
 
@@ -87,6 +89,19 @@ def test_unchunked_prompts_stay_within_the_budget_but_a_longer_one_runs_alone() 
         driver.add(message(name, prompt_of(length, ord(name)), max_tokens=1))
     driver.run()
     assert [[row.scheduled for row in plan.rows] for plan in driver.plans] == [[8, 8], [8], [50], [4]]
+
+
+def test_requests_without_chunking_are_forgotten_when_they_end() -> None:
+    """With recurrent layers, rows end where states are saved, so that prompts are computed in parts all the same."""
+    driver = Driver(limits(chunked_prefill_size=-1), snapshots=4)
+    for number in range(5):
+        driver.add(message(f"unchunked {number}", prompt_of(10, number), max_tokens=1))
+        driver.run()
+    driver.add(message("last", prompt_of(4, 99), max_tokens=1))
+    driver.run()
+    assert [len(plan.rows) for plan in driver.plans] == [1] * 11, "two parts of each prompt, but of the last"
+    live = [each.id for each in gc.get_objects() if isinstance(each, Request)]
+    assert [name for name in live if name.startswith("unchunked")] == []
 
 
 def test_two_steps_in_flight_plan_the_next_row_before_the_token_is_known() -> None:
@@ -507,7 +522,7 @@ def test_an_embedding_pools_each_position_once_and_ends_with_its_prompt(
     driver.add(embedding("a", prompt_of(14), pooling))
     driver.run()
     cells = kv_cells_of(prompt_of(14))
-    pooled = sum(cells) if pooling is Pooling.MEAN else cells[-1]
+    pooled = cells[-1] if pooling is Pooling.LAST else sum(cells)
     (output,) = driver.outputs["a"]
     assert (output.finish, output.tokens, output.stop_token) == (FinishReason.STOP, [], None)
     assert output.vectors == expected_vectors([pooled])

@@ -39,6 +39,16 @@ def test_eight_equal_prompts_are_computed_once(depth: int, policy: str, chunk: i
     assert all(driver.tokens(str(number)) == expected_tokens(prompt, 1) for number in range(8))
 
 
+def test_no_request_waits_for_states_that_cannot_be_saved() -> None:
+    """A model with recurrent layers, and no slots for snapshots of their states."""
+    driver = Driver(limits(), snapshots=0)
+    for number in range(3):
+        driver.add(message(str(number), PROMPT))
+    driver.submit()
+    assert driver.admitted == [["0", "1", "2"]]
+    driver.run()
+
+
 @every("depth", [1, 2])
 def test_a_request_waits_while_its_prompt_is_computed(depth: int) -> None:
     driver = driver_of(depth=depth, chunked_prefill_size=8)

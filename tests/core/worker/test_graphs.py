@@ -72,7 +72,7 @@ def steps(
     rows: tuple[int, ...] = (2, 4), padding: bool = True
 ) -> tuple[CapturedSteps, Attention, Again, StaticBuffers]:
     attention, graphs = Attention(), Again()
-    buffers = StaticBuffers(rows[-1], [5], VOCAB, torch.float32, HOST_TRANSFERS)
+    buffers = StaticBuffers(rows[-1], [5], VOCAB, HOST_TRANSFERS)
     backend = cast(AttentionBackend, attention)
     made = CapturedSteps(Model(), [backend], graphs, buffers, rows, padding=padding)
     made.capture()

@@ -6,8 +6,6 @@ import logging
 import sys
 from collections.abc import Callable
 from io import StringIO
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -15,8 +13,12 @@ import torch
 from srv.dist.group import RankGroup
 from srv.executor.spec import engine_spec
 from srv.planning.resolution import resolve_launch
+from srv.platform.ops import Ops
+from srv.platform.streams import host_streams
 from srv.testing.engine import user_input
 from srv.worker import rank
+from srv.worker.offload import HostWeights
+from srv.worker.progress import LoadProgress
 from srv.worker.rank import RankWorker
 
 
@@ -37,10 +39,22 @@ def test_only_the_first_rank_draws_a_bar(monkeypatch: pytest.MonkeyPatch, caplog
     for number in range(3):
         monkeypatch.setattr(sys, "stderr", terminal := Terminal())
         worker = RankWorker(spec, RankGroup(rank=number, size=3))
-        worker.platform = cast("Any", SimpleNamespace(ops={}))
         worker.device = torch.device("cpu")
         with caplog.at_level(logging.INFO):
-            worker._load_model()
+            worker._load_model(Ops("cpu", ()), HostWeights(None, torch.empty, worker.device, host_streams()))
         drawn[number] = "loading" in terminal.getvalue()
     assert drawn == {0: True, 1: False, 2: False}
     assert sum("loaded" in record.message for record in caplog.records) == 3
+
+
+def test_a_log_has_a_line_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a terminal: 100 tensors in 25 seconds are two lines, and one at the end."""
+    seconds = iter([0.0, *(number / 4 for number in range(1, 101)), 25.5])
+    with caplog.at_level(logging.INFO), LoadProgress("tiny", bar=False, clock=lambda: next(seconds)) as progress:
+        for number in range(1, 101):
+            progress(100 << 20, number << 20, "a tensor")
+    assert [record.getMessage() for record in caplog.records] == [
+        "loading tiny: 40 of 100 MiB (4 MiB/s)",
+        "loading tiny: 80 of 100 MiB (4 MiB/s)",
+        "loaded tiny, 100.0 MiB of weights in 25.5 s",
+    ]

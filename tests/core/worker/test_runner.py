@@ -18,7 +18,7 @@ def test_a_step_whose_results_cannot_be_read_gives_its_memory_back() -> None:
     tokens = torch.zeros(0, dtype=torch.int64)
     inputs = Inputs(ModelInputs(tokens, tokens), [], [], None, sampled=[0], scores=[], vectors={})
     copies = StepCopies(HostStream().record(), lambda: released.append(True))
-    step = LaunchedStep(Plan(step=1, starts=(), rows=(), ends=()), inputs, None, (), None, copies, replayed=False)
+    step = LaunchedStep(Plan(step=1, starts=(), rows=(), ends=()), inputs, None, (), None, copies, way="eager")
     with pytest.raises(ValueError, match="zip"):
         step.collect()
     assert released == [True]

@@ -1,0 +1,186 @@
+"""Structured output in the engine: it holds requests back until their grammars are compiled, and makes their masks.
+
+    loop    admit(request) ── compiled? ──► scheduler                       make(rows): tokens since the last mask go
+              └── no ──► a thread compiles ──► ready() ──► scheduler        into each matcher; masks of all rows at once
+
+A request whose grammar is being compiled is not ready: it is not in the scheduler's queue, and blocks nobody. The API
+process has compiled the same grammar within its limits before, so that this is short. The state of an output is a
+function of its tokens, so a retracted request goes on where it was. Must not know scheduling or devices.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from srv.errors import GrammarError
+from srv.grammar.backend import GrammarBackend, GrammarContext, Matcher, token_bytes
+from srv.grammar.registry import make
+from srv.io.messages import Output
+from srv.sched.late import LateInputs, LateRow
+from srv.types import Grammar, RequestSpec, Vocabulary
+
+logger = logging.getLogger(__name__)
+
+MAX_CACHED = 128  # compiled grammars of requests that have ended
+MAX_CACHED_BYTES = 16 * 2**20  # of their texts, which their sizes follow
+_THREADS = 2
+
+NewMatcher = Callable[[], Any]
+
+
+class _State:
+    """One output. `matcher` is None until the grammar begins."""
+
+    __slots__ = ("begins_after", "consumed", "failed", "matcher", "tail")
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.begins_after = grammar.begins_after.encode()
+        self.matcher: Matcher | None = None
+        self.consumed = 0  # tokens of the output that it contains
+        self.tail = b""  # the end of the text before the grammar
+        self.failed = False
+
+
+class Grammars:
+    """The grammars of one engine: a `LateInputMaker`, and the gate before the scheduler.
+
+    `name`: of the backend. `vocab_size`: the width of the logits. `end_tokens`: of the model.
+    """
+
+    def __init__(self, name: str, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
+        self._name, self._vocab_size, self._end_tokens = name, vocab_size, end_tokens
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="srv-grammar")
+        self._backend: Future[GrammarBackend] | None = None
+        self._bytes: Future[list[bytes]] | None = None  # of each token
+        self._compiled: OrderedDict[str, Future[NewMatcher]] = OrderedDict()
+        self._held: dict[str, RequestSpec] = {}
+        self._states: dict[str, tuple[_State, Future[NewMatcher]]] = {}
+
+    # ---- the gate
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for their grammars."""
+        return len(self._held)
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """The vocabulary, which comes before the first request with a grammar."""
+        if self._backend is None:
+            context = GrammarContext(vocabulary, self._vocab_size, self._end_tokens)
+            self._backend = self._threads.submit(make, self._name, context)
+            self._bytes = self._threads.submit(token_bytes, vocabulary, self._vocab_size)
+
+    def admit(self, request: RequestSpec) -> bool:
+        """Whether the request is ready. If it is not, `ready` returns it later."""
+        if request.grammar is None:
+            return True
+        compiled = self._compile(request.grammar.text)
+        self._states[request.id] = (_State(request.grammar), compiled)
+        if compiled.done() and compiled.exception() is None:
+            return True
+        self._held[request.id] = request
+        return False
+
+    def ready(self) -> list[tuple[RequestSpec, str]]:
+        """The held requests that are ready now, each with the reason why it cannot be served ("": it can)."""
+        found: list[tuple[RequestSpec, str]] = []
+        for name in [name for name in self._held if self._states[name][1].done()]:
+            error = self._states[name][1].exception()
+            found.append((self._held.pop(name), "" if error is None else str(error)))
+        return found
+
+    def drop(self, names: Sequence[str] | None) -> list[str]:
+        """Forget held requests (None: all). Returns their names."""
+        dropped = [name for name in (list(self._held) if names is None else names) if name in self._held]
+        for name in dropped:
+            del self._held[name]
+            self.forget(name)
+        return dropped
+
+    def forget(self, name: str) -> None:
+        """The request has ended."""
+        self._states.pop(name, None)
+
+    def forget_ended(self, outputs: Sequence[Output]) -> None:
+        """Forget the requests of which these are the last outputs."""
+        if not self._states:
+            return
+        for output in outputs:
+            if output.finish is not None:
+                self.forget(output.request)
+
+    def _compile(self, text: str) -> Future[NewMatcher]:
+        found = self._compiled.get(text)
+        if found is None:
+            found = self._compiled[text] = self._threads.submit(self._compile_now, text)
+            while len(self._compiled) > 1 and (
+                len(self._compiled) > MAX_CACHED or sum(map(len, self._compiled)) > MAX_CACHED_BYTES
+            ):
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(text)
+        return found
+
+    def _compile_now(self, text: str) -> NewMatcher:
+        if self._backend is None:
+            raise GrammarError("the vocabulary is missing")
+        return self._backend.result().compile(text)
+
+    # ---- late inputs
+
+    def concerns(self, request: RequestSpec) -> bool:
+        return request.grammar is not None
+
+    def make(self, rows: Sequence[LateRow]) -> LateInputs:
+        """One mask per row whose grammar has begun. See `srv.sched.late.LateInputMaker`."""
+        slots: list[int] = []
+        matchers: list[Matcher] = []
+        for row in rows:
+            matcher = self._advance(row)
+            if matcher is not None:
+                slots.append(row.slot)
+                matchers.append(matcher)
+        if not matchers:
+            return LateInputs()
+        assert self._backend is not None
+        backend = self._backend.result()
+        masks = np.empty((len(matchers), backend.words), dtype=np.int32)
+        backend.fill(matchers, masks)
+        return LateInputs(tuple((slot, mask.tobytes()) for slot, mask in zip(slots, masks, strict=True)))
+
+    def _advance(self, row: LateRow) -> Matcher | None:
+        """The matcher of a row after all its tokens; None before the grammar begins."""
+        if row.request.id not in self._states:  # a second request of this name, which was refused, took it along
+            assert row.request.grammar is not None
+            self._states[row.request.id] = (_State(row.request.grammar), self._compile(row.request.grammar.text))
+        state, compiled = self._states[row.request.id]
+        new = row.output[state.consumed :]
+        state.consumed = len(row.output)
+        if state.matcher is None:
+            rest = self._begin(state, new)
+            if rest is None:
+                return None
+            state.matcher, new = compiled.result()(), rest
+        if new and not state.matcher.accept(new) and not state.failed:
+            state.failed = True
+            logger.warning(
+                "request %s: its grammar cannot go on (%s); the output ends", row.request.id, state.matcher.failure
+            )
+        return state.matcher
+
+    def _begin(self, state: _State, new: Sequence[int]) -> list[int] | None:
+        """The tokens of the grammar, if it has begun: those after the token with the end of `begins_after`."""
+        if not state.begins_after:
+            return list(new)
+        known = [] if self._bytes is None else self._bytes.result()
+        for index, token in enumerate(new):
+            state.tail += known[token] if token < len(known) else b""
+            if state.begins_after in state.tail:
+                return list(new[index + 1 :])
+            state.tail = state.tail[-len(state.begins_after) :]
+        return None

@@ -1,0 +1,273 @@
+"""Encoders and classification heads in the whole engine: they compute what transformers does, alone and in batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pooled_models import POSITIONS, pooled_model, write_modules
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from srv.errors import ModelError, Refusal
+from srv.models.architectures.registry import native_config
+from srv.models.read import read_facts
+from srv.testing.engine import GenerationResult, LocalEngine
+from srv.testing.pooled import pooled_reference
+from srv.types import FinishReason, PooledOutput, Pooling, PoolingParams, RequestSpec
+
+# Longer than the local windows; the longest has as many tokens as the model has positions.
+PROMPTS = [[5, 6, 7], list(range(3, 43)), [9], [(index * 37) % 90 + 5 for index in range(POSITIONS)]]
+ENCODERS = (
+    "bert",
+    "bert masked",
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta masked",
+    "modernbert",
+    "modernbert masked",
+    "qwen3 alone",
+)
+CLASSIFIERS = (
+    "bert classifier",
+    "roberta classifier",
+    "xlm-roberta scorer",
+    "modernbert classifier",
+    "modernbert mean classifier",
+    "qwen3 classifier",
+    "llama classifier",
+)
+
+
+def engine(folder: Path, *more: str) -> LocalEngine:
+    common = ("--device", "cpu", "--dtype", "float32", "--max-running-requests", "6")
+    return LocalEngine.launch([*common, "--model-path", str(folder), *more])
+
+
+def pool_of(name: str) -> tuple[str, ...]:
+    """A small pool for the models that keep keys."""
+    return ("--max-total-tokens", "512") if name.startswith(("qwen3", "llama")) else ()
+
+
+def pooled(name: str, tokens: Sequence[int], pooling: Pooling, **params: Any) -> RequestSpec:
+    return RequestSpec(id=name, tokens=tuple(tokens), params=PoolingParams(pooling=pooling, **params))
+
+
+def vector(result: GenerationResult) -> Tensor:
+    assert (result.finish, result.error) == (FinishReason.STOP, None)
+    return torch.from_numpy(np.frombuffer(result.vectors, dtype="<f4").copy())
+
+
+def close(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got, wanted, atol=3e-5, rtol=2e-4)
+
+
+def states_of(model: Any, tokens: Sequence[int]) -> Tensor:
+    encoder = getattr(model, model.base_model_prefix, model)
+    with torch.no_grad():
+        states: Tensor = encoder(input_ids=torch.tensor([tokens])).last_hidden_state[0]
+    return states
+
+
+def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
+    """A case for each name; those that take another path than the fast ones only in names are slow."""
+    cases = [pytest.param(each, marks=() if each in fast else pytest.mark.slow) for each in names]
+    return pytest.mark.parametrize("name", cases)
+
+
+@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert"))
+def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str, tmp_path: Path) -> None:
+    model = pooled_model(name, tmp_path)
+    facts = read_facts(tmp_path)
+    config = native_config(facts.architecture, facts.config)
+    assert config.parameters == sum(each.numel() for each in _served(model).parameters())
+    poolings = list(Pooling) if name in ("bert", "modernbert") else [Pooling.MEAN]
+    with engine(tmp_path, "--is-embedding", *pool_of(name)) as running:
+        assert running.context.resolved.config.model.pooling == ("last" if name == "qwen3 alone" else "mean")
+        for pooling in poolings:
+            specs = [pooled(str(number), each, pooling) for number, each in enumerate(PROMPTS)]
+            alone = [running.generate([each])[0] for each in specs]
+            together = running.generate(
+                [*specs[::-1], *(pooled(f"again {each.id}", each.tokens, pooling) for each in specs)]
+            )
+            for prompt, one, other in zip(PROMPTS, alone, together[3::-1], strict=True):
+                close(vector(one), normalize(pooled_reference(states_of(model, prompt), pooling), dim=0))
+                close(vector(other), vector(one))
+
+
+def _served(model: Any) -> Any:
+    """The part of a model of transformers that is served, without the pooler of BERT."""
+    encoder = getattr(model, model.base_model_prefix, model)
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    return encoder
+
+
+@of_each(CLASSIFIERS, ("bert classifier", "modernbert mean classifier", "qwen3 classifier"))
+def test_logits_of_labels_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = pooled_model(name, tmp_path)
+    facts = read_facts(tmp_path)
+    assert facts.parameters == sum(each.numel() for each in model.parameters())
+    assert native_config(facts.architecture, facts.config).parameters == facts.parameters
+    with engine(tmp_path, *pool_of(name)) as running:
+        pooling = Pooling(running.context.resolved.config.model.pooling)
+        half = {"types_from": 2} if name == "bert classifier" else {}
+        results = running.generate(
+            [
+                pooled(str(number), each, pooling, output=PooledOutput.LABELS, **(half if len(each) > 2 else {}))
+                for number, each in enumerate(PROMPTS)
+            ]
+        )
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        types = {}
+        if half and len(prompt) > 2:
+            types = {"token_type_ids": torch.tensor([[0, 0] + [1] * (len(prompt) - 2)])}
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt]), **types).logits[0]
+        close(vector(result), logits)
+
+
+def test_an_encoder_has_no_pool_and_takes_prompts_whole(tmp_path: Path) -> None:
+    pooled_model("bert", tmp_path)
+    with engine(tmp_path, "--max-prefill-tokens", "16") as running:
+        config = running.context.resolved.config
+        assert (config.schedule.chunked_prefill_size, config.memory.disable_radix_cache) == (-1, True)
+        assert running.ready.pages == [6]
+        assert running.ready.max_request_tokens == POSITIONS
+        assert ("page", "no KV pool: all layers attend within one step, and 6 requests may run at a time") in (
+            running.ready.budget
+        )
+        results = running.generate([pooled(str(number), PROMPTS[3], Pooling.MEAN) for number in range(8)])
+        assert {result.vectors for result in results} == {results[0].vectors}
+        assert all(result.cached_tokens == 0 for result in results)
+        (refused,) = running.generate([pooled("long", [5] * (POSITIONS + 1), Pooling.MEAN)])
+        assert refused.error is not None
+        assert refused.error[0] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--chunked-prefill-size", "32"), "chunked_prefill_size"),
+        (("--attention-backend", "native"), "it does not support attention to later tokens"),
+        (("--speculative-algorithm", "NGRAM"), "generates no text that could be drafted"),
+        (("--context-length", "65"), "65"),
+        (("--tp-size", "2"), "the layers of BertModel cannot be sharded"),
+        (("--score-template", "qwen3_reranker"), "generates no text that could answer yes or no"),
+    ],
+)
+def test_what_an_encoder_cannot_is_refused(arguments: tuple[str, str], text: str, tmp_path: Path) -> None:
+    pooled_model("bert", tmp_path, num_attention_heads=2)
+    with pytest.raises(Refusal, match=text), engine(tmp_path, *arguments):
+        pass
+
+
+def test_a_head_reads_what_it_was_trained_on(tmp_path: Path) -> None:
+    pooled_model("bert scorer", tmp_path)
+    with pytest.raises(Refusal, match="pooled as cls"), engine(tmp_path, "--pooling", "mean"):
+        pass
+
+
+def test_dense_layers_and_the_norm_are_those_of_the_files(tmp_path: Path) -> None:
+    """sentence-transformers: pooling, Dense (linear, then its activation), and no norm unless a module says so."""
+    model = pooled_model("bert", tmp_path)
+    dense = {
+        "in_features": 48,
+        "out_features": 20,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    write_modules(tmp_path, {"pooling_mode_max_tokens": True}, ("Dense", "2_Dense", dense))
+    linear = torch.nn.Linear(48, 20)
+    stored = {f"linear.{name}": tensor.detach() for name, tensor in linear.named_parameters()}
+    save_file(stored, tmp_path / "2_Dense" / "model.safetensors")
+    head = read_facts(tmp_path).head
+    assert (head.normalize, head.dense[0].outputs, head.unsupported) == (False, 20, "")
+    with engine(tmp_path) as running:
+        (weights,) = (line for line in running.ready.memory[0] if line.name == "weights")
+        assert weights.predicted == weights.measured
+        (result,) = running.generate([pooled("a", PROMPTS[1], Pooling.MAX, normalize=False)])
+    close(vector(result), torch.tanh(linear(pooled_reference(states_of(model, PROMPTS[1]), Pooling.MAX))).detach())
+    (tmp_path / "2_Dense" / "model.safetensors").unlink()
+    with pytest.raises(Refusal, match=r"2_Dense/model.safetensors are missing"), engine(tmp_path):
+        pass
+
+
+def test_deterministic_dense_layers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    pooled_model("qwen3 alone", tmp_path)
+    dense = {"in_features": 48, "out_features": 20, "bias": False}
+    write_modules(tmp_path, {"pooling_mode_lasttoken": True}, ("Dense", "2_Dense", dense))
+    save_file({"linear.weight": torch.randn(20, 48)}, tmp_path / "2_Dense" / "model.safetensors")
+    with engine(tmp_path, *pool_of("qwen3 alone"), "--enable-deterministic-inference") as running:
+        (alone,) = running.generate([pooled("alone", PROMPTS[0], Pooling.LAST)])
+        batch = running.generate([pooled(str(number), PROMPTS[0], Pooling.LAST) for number in range(6)])
+    assert len(vector(alone)) == 20
+    assert {result.vectors for result in batch} == {alone.vectors}
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ([("CNN", "2_CNN", {"in_word_embedding_dimension": 48})], r"2_CNN \(CNN\) is not implemented"),
+        ([("Dense", "2_Dense", {"in_features": 48})], "2_Dense/config.json has no in_features and out_features"),
+        (
+            [("Normalize", "2_Normalize", {}), ("Dense", "3_Dense", {"in_features": 48, "out_features": 4})],
+            "3_Dense follows the norm",
+        ),
+        (
+            [("Dense", "2_Dense", {"in_features": 48, "out_features": 1, "activation_function": "x.SiLU"})],
+            "activation SiLU",
+        ),
+    ],
+)
+def test_modules_that_are_not_computed_are_refused(more: list[Any], text: str, tmp_path: Path) -> None:
+    pooled_model("bert", tmp_path)
+    write_modules(tmp_path, {"pooling_mode_mean_tokens": True}, *more)
+    with pytest.raises(Refusal, match=text), engine(tmp_path):
+        pass
+
+
+def test_a_module_outside_the_folder_is_refused(tmp_path: Path) -> None:
+    pooled_model("bert", tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": "../elsewhere", "type": "x.Dense"}]))
+    with pytest.raises(ModelError, match="leaves the folder"):
+        read_facts(tmp_path)
+
+
+def test_old_names_of_norms_are_read(tmp_path: Path) -> None:
+    """Checkpoints that were converted from TensorFlow call the weights of a norm gamma and beta."""
+    model = pooled_model("bert masked", tmp_path)
+    file = tmp_path / "model.safetensors"
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in load_file(file).items()
+    }
+    assert {name.rpartition(".")[2] for name in renamed if ".LayerNorm." in name} == {"gamma", "beta"}
+    save_file(renamed, file, metadata={"format": "pt"})
+    with engine(tmp_path) as running:
+        (result,) = running.generate([pooled("a", PROMPTS[0], Pooling.CLS)])
+    close(vector(result), normalize(states_of(model, PROMPTS[0])[0], dim=0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"is_decoder": True}, "is_decoder"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"hidden_act": "silu"}, "hidden_act"),
+        ({"architectures": ["JinaBertForMaskedLM"]}, "JinaBertForMaskedLM"),
+        ({"architectures": ["NomicBertModel"]}, "NomicBertModel"),
+    ],
+)
+def test_relatives_that_differ_are_refused_by_name(fields: dict[str, Any], text: str, tmp_path: Path) -> None:
+    pooled_model("bert", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
+    with pytest.raises((ModelError, Refusal), match=text), engine(tmp_path, "--model-impl", "srv"):
+        pass

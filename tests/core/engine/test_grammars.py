@@ -1,0 +1,236 @@
+"""Structured output in the whole engine: whatever a model of noise prefers, its output follows its grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bytes_model import write_model
+
+from srv.grammar.backend import GrammarBackend, GrammarContext, JsonSpacing
+from srv.grammar.registry import make
+from srv.grammar.source import GrammarSource, Kind, from_choice, from_json_schema
+from srv.io.messages import Abort
+from srv.planning.resolution import resolve_launch
+from srv.server.text.tokenizer import ModelTextProcessor, load_text_processor
+from srv.testing.engine import CheckedEngine, user_input
+from srv.types import FinishReason, Grammar, RequestSpec, SamplingParams, Vocabulary
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "yz"]}, "c": {"type": "string", "maxLength": 4}},
+    "required": ["a", "b", "c"],
+    "additionalProperties": False,
+}
+CHOICES = ["red", "green", "blue"]
+EBNF = 'root ::= "(" item ("," item)* ")"\nitem ::= [0-9] [0-9]? | root'
+DENSE = JsonSpacing(none=True)
+PROMPTS = (b"a", b"some words", b"a prompt that is much longer than the others " * 3)
+
+
+class World:
+    """The model's text processor, and translated grammars."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        arguments = ["--device", "cpu", "--model-path", str(folder), "--load-format", "dummy"]
+        self.facts = resolve_launch(user_input(arguments)).model
+        self.text: ModelTextProcessor = load_text_processor(self.facts)
+        vocabulary = self.text.vocabulary()
+        assert vocabulary is not None
+        self.vocabulary: Vocabulary = vocabulary
+        context = GrammarContext(vocabulary, self.facts.vocab_size, self.facts.end_tokens)
+        self.backend: GrammarBackend = make("llguidance", context)
+
+    def grammar(self, source: GrammarSource, begins_after: str = "") -> Grammar:
+        return Grammar(self.backend.translate(source, DENSE), begins_after)
+
+    def request(self, name: str, grammar: Grammar | None, prompt: bytes = b"a", **params: Any) -> RequestSpec:
+        options = {"max_tokens": 200, "temperature": 0.0, **params}
+        return RequestSpec(id=name, tokens=tuple(prompt), params=SamplingParams(**options), grammar=grammar)
+
+    def decoded(self, tokens: Sequence[int]) -> str:
+        return self.text.decode(tokens)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(write_model(tmp_path_factory.mktemp("bytes")))
+
+
+def launch(world: World, **flags: object) -> CheckedEngine:
+    options = {
+        "device": "cpu",
+        "model_path": world.folder,
+        "load_format": "dummy",
+        "dtype": "float32",
+        "page_size": 16,
+        "max_total_tokens": 2048,
+        "max_running_requests": 16,
+        **flags,
+    }
+    arguments: list[str] = []
+    for name, value in options.items():
+        arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    engine = CheckedEngine.launch(arguments)
+    engine.send(world.vocabulary)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine(world: World) -> Iterator[CheckedEngine]:
+    with launch(world) as made:
+        yield made
+
+
+def of(kind: Kind, text: str) -> GrammarSource:
+    return GrammarSource(kind=kind, text=text, param="test")
+
+
+def follows(kind: str, text: str) -> bool:
+    """Checked without the grammar's library."""
+    if kind == "json":
+        value = json.loads(text)
+        return (
+            list(value) == ["a", "b", "c"]
+            and type(value["a"]) is bool
+            and value["b"] in ("x", "yz")
+            and isinstance(value["c"], str)
+            and len(value["c"]) <= 4
+        )
+    if kind == "choice":
+        return text in CHOICES
+    if kind == "regex":
+        return re.fullmatch(r"[a-f]{3,9}-[0-9]{2}(é|ab)", text) is not None
+    while (shorter := re.sub(r"\(\d\d?(,\d\d?)*\)", "0", text)) != text:
+        text = shorter
+    return text == "0"
+
+
+def sources() -> dict[str, GrammarSource]:
+    return {
+        "json": from_json_schema(SCHEMA, param="test"),
+        "choice": from_choice(CHOICES, param="test"),
+        "regex": of("regex", r"^[a-f]{3,9}-[0-9]{2}(é|ab)$"),
+        "ebnf": of("grammar", EBNF),
+    }
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"disable_overlap_schedule": True},
+        {"chunked_prefill_size": 16},
+        {"disable_graphs": True, "speculative_algorithm": "NGRAM"},
+    ],
+    ids=str,
+)
+def test_finished_outputs_follow_their_grammars(world: World, flags: dict[str, object]) -> None:
+    """Greedy and sampled (four seeds, as n = 4), mixed with requests without a grammar, which are not changed."""
+    wanted, requests = [], []
+    for kind, source in sources().items():
+        grammar = world.grammar(source)
+        for number, prompt in enumerate(PROMPTS):
+            requests.append(world.request(f"{kind} {number}", grammar, prompt))
+        requests += [world.request(f"{kind} seed {n}", grammar, temperature=1.0, seed=n) for n in range(4)]
+        wanted += [kind] * (len(PROMPTS) + 4)
+    free = [world.request(f"free {n}", None, prompt, max_tokens=20) for n, prompt in enumerate(PROMPTS)]
+    with launch(world, **flags) as made:
+        alone = [result.tokens for result in made.generate(free)]
+        results = made.generate([*requests, *(msg_again(each) for each in free)])
+    ended = 0
+    for kind, result in zip(wanted, results, strict=False):
+        assert result.error is None
+        if result.finish is FinishReason.STOP:
+            ended += 1
+            assert follows(kind, world.decoded(result.tokens)), (kind, world.decoded(result.tokens))
+    assert ended > 0.8 * len(wanted)  # the others were cut off by their length
+    assert [result.tokens for result in results[len(wanted) :]] == alone
+
+
+def msg_again(spec: RequestSpec) -> RequestSpec:
+    return RequestSpec(id=f"{spec.id} again", tokens=spec.tokens, params=spec.params)
+
+
+def test_a_retracted_output_goes_on_where_its_grammar_was(world: World) -> None:
+    """A pool too small for all: outputs are equal to those in a pool that holds them."""
+    grammar = world.grammar(of("regex", "([a-z]{3} ){20}end"))
+    prompts = [bytes([65 + number]) * 40 for number in range(6)]
+    requests = [world.request(f"{number}", grammar, prompt) for number, prompt in enumerate(prompts)]
+    with launch(world) as roomy:
+        expected = [result.tokens for result in roomy.generate(requests)]
+    with launch(world, max_total_tokens=448, schedule_conservativeness=0.1) as tight:
+        results = tight.generate(requests)
+        assert tight.stats().retractions > 0
+    assert [result.tokens for result in results] == expected
+    assert all(re.fullmatch("([a-z]{3} ){20}end", world.decoded(tokens)) for tokens in expected)
+
+
+def test_an_end_token_is_sampled_only_where_the_grammar_accepts(world: World, engine: CheckedEngine) -> None:
+    """A bias for the end tokens ends the output at the first place where it may, and not before."""
+    grammar = world.grammar(of("regex", "[a-c]{5,}"))
+    bias = tuple((token, 100.0) for token in world.facts.end_tokens)
+    (result,) = engine.generate([world.request("biased", grammar, logit_bias=bias)])
+    assert len(world.decoded(result.tokens)) == 5
+    assert result.stop_token in world.facts.end_tokens
+
+
+def test_the_grammar_begins_after_a_text(world: World, engine: CheckedEngine) -> None:
+    """The text is found across tokens; before it nothing is masked."""
+    grammar = world.grammar(from_choice(CHOICES, param="test"), begins_after="z")
+    bias = tuple((token, 100.0) for token in b"z")
+    (result,) = engine.generate([world.request("after", grammar, logit_bias=bias, max_tokens=12)])
+    assert world.decoded(result.tokens)[0] == "z"
+    assert world.decoded(result.tokens)[1:] in CHOICES
+
+
+def test_an_aborted_request_leaves_nothing(world: World, engine: CheckedEngine) -> None:
+    """While its grammar is compiled, and while it runs; the next request in its slot has no mask."""
+    schema = from_json_schema({"enum": [f"value {number}" for number in range(20_000)]}, param="test")
+    held = world.request("held", world.grammar(schema))
+    engine.send(held)
+    engine.send(Abort(["held"]))
+    engine.run(["held"])
+    assert engine.results["held"].finish is FinishReason.ABORT
+    engine.send(world.request("running", world.grammar(of("regex", "[a-z]{150}"))))
+    while len(engine.results["running"].tokens) < 3:
+        engine.step()
+    engine.send(Abort(["running"]))
+    engine.run(["running"])
+    assert engine.results["running"].finish is FinishReason.ABORT
+    free = [world.request(name, None, max_tokens=10) for name in ("first", "second")]
+    first, second = engine.generate(free)
+    assert first.tokens == second.tokens
+    assert not re.fullmatch("[a-z]*", world.decoded(first.tokens))
+    grammars = engine.loop._grammars
+    assert grammars is not None
+    assert (grammars.held, grammars._states) == (0, {})
+
+
+def test_a_grammar_that_compiles_blocks_nobody(world: World, engine: CheckedEngine) -> None:
+    """Other requests finish while a grammar waits for its compilation."""
+    grammars = engine.loop._grammars
+    assert grammars is not None
+    release = threading.Event()
+    for _ in range(2):  # both threads are busy
+        grammars._threads.submit(release.wait, 60)
+    engine.send(world.request("waits", world.grammar(of("regex", "[a-k]{7}"))))
+    engine.generate([world.request("passes", None, max_tokens=10)])
+    assert engine.results["waits"].finish is None
+    assert engine.stats().waiting == 1
+    release.set()
+    engine.run(["waits"])
+    assert re.fullmatch("[a-k]{7}", world.decoded(engine.results["waits"].tokens))
+
+
+def test_a_grammar_that_cannot_be_compiled_is_an_error_of_its_request(world: World, engine: CheckedEngine) -> None:
+    (result,) = engine.generate([world.request("broken", Grammar("{"))])
+    assert result.finish is FinishReason.ERROR
+    assert result.error is not None
+    assert result.error[0] == "invalid_grammar"

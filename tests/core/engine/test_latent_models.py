@@ -1,0 +1,76 @@
+"""Served models with latent attention: greedy tokens are those of transformers, however requests are scheduled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from deepseek_small import COMMON, small
+from engine_small import Small, SmallModels, engine, messages, saved_small
+from models_small import randomized
+from transformers import AutoModelForCausalLM, DeepseekV3Config
+
+from srv.errors import Refusal
+
+LENGTHS = (1, 5, 17, 40, 33)
+DRAFTS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """DeepSeek-V3 with experts."""
+    return saved_small(small("v3"), tmp_path_factory.mktemp("v3"), LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """Without experts, so that most operators of a step are native and steps are captured."""
+    torch.manual_seed(0)
+    config = DeepseekV3Config(**{**COMMON, "first_k_dense_replace": 3}, n_group=1, topk_group=1, q_lora_rank=32)
+    model = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
+    return saved_small(model, tmp_path_factory.mktemp("dense"), LENGTHS)
+
+
+def served(running: Any, expected: Small) -> list[int]:
+    """All requests at once, twice, compared; the cached tokens of the second time."""
+    for _ in range(2):
+        results = running.generate(messages(expected.prompts))
+        assert [result.tokens for result in results] == expected.tokens
+    return [result.cached_tokens for result in results]
+
+
+def test_chunks_batches_and_prefix_hits_give_the_tokens_of_transformers(mixture: Small) -> None:
+    """The native kernel, with prompts in chunks that end within pages."""
+    with engine(mixture, page=16, chunk=9) as running:
+        assert running.context.resolved.config.platform.attention_backend == "native"
+        assert max(served(running, mixture)) >= 32
+
+
+def test_torch_operators_give_the_same_with_drafts(mixture: Small) -> None:
+    with engine(
+        mixture, page=4, chunk=64, attention_backend="torch_native", disable_mla_ragged_prefill=True, **DRAFTS
+    ) as running:
+        assert max(served(running, mixture)) >= 36
+        assert running.stats().drafts_accepted > 0
+
+
+def test_how_prompts_are_computed_is_refused_where_it_has_no_effect(mixture: Small, small_models: SmallModels) -> None:
+    """By name: the native kernel does not read the argument, and other models have no latent attention."""
+    flag = {"disable_mla_ragged_prefill": True}
+    with pytest.raises(Refusal, match="attention backend native does not read it"), engine(mixture, page=16, **flag):
+        pass
+    with (
+        pytest.raises(Refusal, match=r"no layer of the model has latent attention \(MLA\)"),
+        engine(small_models("llama"), attention_backend="torch_native", **flag),
+    ):
+        pass
+
+
+def test_captured_steps_and_retractions_give_the_same(dense: Small) -> None:
+    """A pool for fewer tokens than all requests need."""
+    with engine(dense, page=16, chunk=16, pool=128, schedule_conservativeness=0.01) as running:
+        served(running, dense)
+        stats = running.stats()
+        assert stats.retractions > 0
+        assert stats.replayed_steps > 0
