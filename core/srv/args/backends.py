@@ -12,18 +12,27 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from srv.args.backend_arguments import check_declared, check_requirement, requirement_text
+from srv.args.backend_groups import unread_groups, without_states
+from srv.args.backend_slot import BackendSlot, Candidate
 from srv.args.config import ARGUMENTS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
+from srv.args.rules.embeddings import WHOLE_PROMPTS
 from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
 from srv.dist.group import is_divisible
 from srv.errors import PluginError, Rejection
 from srv.models.architectures.attention_layers import attention_layers
+from srv.models.architectures.expert_layers import mixture
 from srv.models.architectures.sharding import rank_facts
-from srv.platform.facts import BackendSpec, Requires, Unfit
+from srv.platform.experts import FAMILY as MOE
+from srv.platform.experts import SLOT as MOE_SLOT
+from srv.platform.experts import missing_ops, needed_ops
+from srv.platform.facts import BackendSpec, OpSpec, Requires, Unfit
 from srv.platform.layers import missing_traits, unsupported_layers
 from srv.platform.manifest import Manifest
-from srv.specs import AttentionLayer, AttentionSpec, ModelFacts, spec_name
+from srv.quantization.registry import chosen, method_of
+from srv.specs import AttentionLayer, ModelFacts
 
 # slot -> (family, the arguments that name its backend, the most specific first)
 SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -31,45 +40,35 @@ SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "prefill_attention_backend": ("attention", ("prefill_attention_backend", "attention_backend")),
         "decode_attention_backend": ("attention", ("decode_attention_backend", "attention_backend")),
         "sampling_backend": ("sampling", ("sampling_backend",)),
+        MOE_SLOT: (MOE, (MOE_SLOT,)),
     }
 )
 
 # Families that have a slot. Backends that a plugin offers in other families are unused, and `srv doctor` reports them.
 USED_FAMILIES = tuple(dict.fromkeys(family for family, _ in SLOTS.values()))
+REQUIRED_FAMILIES = tuple(family for family in USED_FAMILIES if family != MOE)  # without which no model is served
 
 
-class Candidate(NamedTuple):
-    """A backend for a slot. `requires`: allowed values by argument. `reasons`: why it does not fit; () if it fits."""
+# The slots whose backends run in captured steps.
+_CAPTURED = ("decode_attention_backend", MOE_SLOT)
+_CARRIED = ("no_backend_fits", "backend_unfit")
 
-    slot: str
-    spec: BackendSpec
-    requires: Mapping[str, tuple[Any, ...]]
-    reasons: tuple[str, ...] = ()
-
-
-class BackendSlot(NamedTuple):
-    """A slot and its candidates, best first. `user_choice`: the statement in which the user named a backend, if any."""
-
-    name: str
-    family: str
-    candidates: tuple[Candidate, ...]
-    user_choice: Statement | None
-
-    def eligible(self) -> tuple[Candidate, ...]:
-        """The candidates that fit; if the user named a backend, only that one."""
-        return tuple(
-            each
-            for each in self.candidates
-            if not each.reasons and (not self.user_choice or each.spec.name == self.user_choice.value)
-        )
+_NOT_INVARIANT = (
+    "it is not batch invariant: a result may depend on the other rows of its step, which "
+    "enable_deterministic_inference excludes"
+)
 
 
 class BackendSelection(NamedTuple):
-    """The result: one backend per slot, the statements of layer BACKEND that follow from them, and the rejections."""
+    """The result: one backend per slot, the statements of layer BACKEND that follow from them, and the rejections.
+
+    `carried`: those of slots that have no backend, while all others have theirs.
+    """
 
     backends: Mapping[str, BackendChoice]
     statements: tuple[Statement, ...]
-    rejections: tuple[Rejection, ...]
+    rejections: tuple[Rejection, ...] = ()
+    carried: tuple[Rejection, ...] = ()
 
 
 def unused_backends(manifest: Manifest, extra: Mapping[str, Sequence[BackendSpec]]) -> str:
@@ -92,15 +91,27 @@ def choose_backends(
     offered: Mapping[str, Sequence[BackendSpec]],
     facts: Facts,
     user: Mapping[str, Statement],
+    *,
+    ops: Sequence[OpSpec] = (),
+    carry: bool = False,
 ) -> BackendSelection:
     """Select backends for all slots together. `user` holds the user's winning statement by argument.
 
-    The backends see the model as one rank does.
+    The backends see the model as one rank does. A model without experts needs no backend for these. `ops`: those of the
+    platform. `carry`: choose for the other slots if no backend fits into one.
     """
+    values = {name: statement.value for name, statement in user.items()}
+    moe = None if facts.model is None else mixture(facts.model, values)
     facts = facts._replace(model=on_one_rank(facts.model, user["tp_size"].value if "tp_size" in user else 1))
     layers = () if facts.model is None else attention_layers(facts.model)
-    slots = [_make_slot(name, platform, offered, facts, layers, user) for name in SLOTS]
-    rejections = _distinct(rejected for slot in slots for rejected in _slot_rejections(slot, platform))
+    names = [name for name in SLOTS if name != MOE_SLOT or moe is not None]
+    slots = [_make_slot(name, platform, offered, facts, layers, user) for name in names]
+    slots = [_without_ops(slot, facts, values, ops) if slot.name == MOE_SLOT else slot for slot in slots]
+    rejections = _distinct(rejected for slot in slots for rejected in _slot_rejections(slot, platform, user))
+    carried: tuple[Rejection, ...] = ()
+    if carry and all(each.code in _CARRIED for each in rejections):
+        carried, rejections = rejections, ()
+        slots = [slot for slot in slots if slot.eligible()]
     if rejections:
         return BackendSelection({}, (), rejections)
     first_conflict: list[str] = []
@@ -111,7 +122,7 @@ def choose_backends(
                 rejected for slot, pick in zip(slots, picks, strict=True) for rejected in _tie_rejections(slot, pick)
             )
             chosen = {slot.name: _backend_choice(slot, pick, picks) for slot, pick in zip(slots, picks, strict=True)}
-            return BackendSelection(chosen, _backend_statements(slots, picks, user), ties)
+            return BackendSelection(chosen, _backend_statements(slots, picks, user), ties, carried)
         first_conflict = first_conflict or conflicts
     return BackendSelection({}, (), (_no_combination_rejection(slots, platform, first_conflict),))
 
@@ -145,92 +156,91 @@ def _make_candidate(
 ) -> Candidate:
     family = SLOTS[slot][0]
     member = f"{family} backend {spec.name}"
-    if family == "attention" and (unread := _unread_groups(facts.model)):
+    check_declared(spec, family, f"platform {platform}")
+    if family == "attention":
+        facts = facts._replace(model=without_states(facts.model))
+    if family == "attention" and (unread := unread_groups(facts.model, spec)):
         return Candidate(slot, spec, {}, unread)
     values = {name: statement.value for name, statement in user.items()}
     context = DeclaredReadsContext(f"platform {platform}", member, facts, ARGUMENTS.keys(), values)
     result: object = call_plugin(f"platform {platform}", member, spec.check, context)
     if isinstance(result, Unfit):
         return Candidate(slot, spec, {}, result.reasons or ("it gives no reason",))
+    if family != "sampling" and values.get("enable_deterministic_inference") and not spec.batch_invariant:
+        return Candidate(slot, spec, {}, (_NOT_INVARIANT,))
     if not isinstance(result, Requires):
         reason, remedy = f"check returned {type(result).__name__}", "It must return Requires or Unfit."
         raise PluginError(f"platform {platform}", member, reason, remedy)
     if result.slots and slot not in result.slots:
         return Candidate(slot, spec, {}, (f"it fits only {' or '.join(result.slots)} here",))
     requires = dict(result.values)
-    if slot == "decode_attention_backend" and "graphs" in facts.capabilities and not spec.graphs:
-        requires["disable_graphs"] = (True,)  # a replayed graph would use the sequence lengths of the captured step
+    if slot in _CAPTURED and "graphs" in facts.capabilities and not spec.graphs:
+        requires["disable_graphs"] = (True,)  # a replayed graph would use the lengths, or experts, of the captured step
+    if family == "attention" and facts.model is not None and not facts.model.has_pool:
+        requires |= WHOLE_PROMPTS
     reasons: list[str] = []
+    unmet: list[str] = []
     for name, allowed in requires.items():
-        _check_requirement(name, allowed, platform, member)
+        check_requirement(name, allowed, platform, member)
         if name in user and user[name].value not in allowed:
             value = ARGUMENTS[name].show(user[name].value)
-            reasons.append(f"requires {_requirement(name, allowed)}, not {value} (set by {user[name].owner})")
-    return Candidate(slot, spec, requires, tuple(reasons))
-
-
-def _unread_groups(model: ModelFacts | None) -> tuple[str, ...]:
-    """Why no attention backend can serve a model: its cache groups without a key and a value per head."""
-    return tuple(
-        f"layers {', '.join(map(str, group.layers))} need a {spec_name(group)} cache group, which no attention backend "
-        "of this version of srv reads"
-        for group in (model.cache_groups if model else ())
-        if not isinstance(group, AttentionSpec)
-    )
+            reasons.append(f"requires {requirement_text(name, allowed)}, not {value} (set by {user[name].owner})")
+            unmet.append(name)
+    return Candidate(slot, spec, requires, tuple(reasons), tuple(unmet))
 
 
 def _without_layers(candidate: Candidate, model: ModelFacts | None, layers: Sequence[AttentionLayer]) -> Candidate:
     """The candidate, unfit if it is an attention backend without a trait that one of the model's layers has."""
     if model is None or SLOTS[candidate.slot][0] != "attention":
         return candidate
-    missing = unsupported_layers(layers, model.context_length, partial(missing_traits, candidate.spec.traits))
-    return candidate._replace(reasons=(*candidate.reasons, *missing)) if missing else candidate
+    missing = unsupported_layers(layers, model, partial(missing_traits, candidate.spec.layer_traits))
+    reasons = tuple(dict.fromkeys((*candidate.reasons, *missing)))  # that of latent groups may be among them already
+    return candidate._replace(reasons=reasons)
 
 
-def _check_requirement(name: str, values: Sequence[Any], platform: str, member: str) -> None:
-    owner = f"platform {platform}"
-    if name not in ARGUMENTS:
-        reason = f"it requires {name}, which is not an argument"
-        raise PluginError(owner, member, reason, "It must name arguments of srv.")
-    if not values:
-        raise PluginError(owner, member, f"it allows no value of {name}", "It must return Unfit instead.")
-    for value in values:
-        error = ARGUMENTS[name].validation_error(value)
-        if error:
-            reason = f"it requires {name} = {value!r}, which {error}"
-            raise PluginError(owner, member, reason, "Report this to its authors.")
+def _without_ops(slot: BackendSlot, facts: Facts, values: Mapping[str, Any], ops: Sequence[OpSpec]) -> BackendSlot:
+    """The slot of experts, with a reason for each candidate that lacks an op which the model needs."""
+    assert facts.model is not None
+    named, online = values.get("quantization"), values.get("torchao_config")
+    method = chosen(facts.model, named, online, dequantize=False) or method_of(facts.model)
+    layer_ops = () if method is None or method.dequantizable else method.ops
+    needed = needed_ops(facts.model, values, facts.capabilities, layer_ops)
+    found = tuple(
+        each._replace(reasons=(*each.reasons, *missing_ops(ops, each.spec.name, needed))) for each in slot.candidates
+    )
+    return slot._replace(candidates=found)
 
 
-def _requirement(name: str, values: Sequence[Any]) -> str:
-    """An argument with its allowed values: "page_size 32 or 64"."""
-    shown = [ARGUMENTS[name].show(value) for value in values]
-    return f"{name} {' or '.join(shown)}"
-
-
-def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejection]:
+def _slot_rejections(slot: BackendSlot, platform: str, user: Mapping[str, Statement]) -> Iterator[Rejection]:
     if slot.eligible():
         return
     names = [candidate.spec.name for candidate in slot.candidates]
+    if slot.user_choice is None and (rejected := _unmet_by_all(slot, platform, user)) is not None:
+        yield rejected
+        return
     if slot.user_choice is None:
-        reasons = "; ".join(f"{each.spec.name}: {', '.join(each.reasons)}" for each in slot.candidates)
+        named: dict[tuple[str, ...], list[str]] = {}
+        for each in slot.candidates:
+            named.setdefault(each.reasons, []).append(each.spec.name)
+        reasons = "; ".join(f"{', '.join(alike)}: {', '.join(why)}" for why, alike in named.items())
         yield Rejection(
             "no_backend_fits" if names else "no_backend",
             f"{slot.family} backend",
             None,
             "automatic choice",
             reasons or f"platform {platform} has none",
-            "Change the conflicting settings." if names else "Choose another platform with --device.",
+            _no_backend_remedy(slot),
         )
         return
-    named, argument = slot.user_choice, ARGUMENTS[slot.user_choice.argument]
-    found = next((each for each in slot.candidates if each.spec.name == named.value), None)
+    chosen, argument = slot.user_choice, ARGUMENTS[slot.user_choice.argument]
+    found = next((each for each in slot.candidates if each.spec.name == chosen.value), None)
     if found is None:
-        closest = nearest(named.value, names)
+        closest = nearest(chosen.value, names)
         yield Rejection(
             "unknown_backend",
-            named.argument,
-            argument.show(named.value),
-            named.owner,
+            chosen.argument,
+            argument.show(chosen.value),
+            chosen.owner,
             f"platform {platform} has no {slot.family} backend of that name",
             (f"Did you mean {closest}? " if closest else "") + f"Available backends: {', '.join(names) or 'none'}.",
         )
@@ -239,11 +249,35 @@ def _slot_rejections(slot: BackendSlot, platform: str) -> Iterator[Rejection]:
     advice = f"Choose one that fits ({', '.join(others)}), or" if others else "Change the conflicting setting, or"
     yield Rejection(
         "backend_unfit",
-        named.argument,
-        argument.show(named.value),
-        named.owner,
+        chosen.argument,
+        argument.show(chosen.value),
+        chosen.owner,
         "; ".join(found.reasons),
         f"{advice} leave {argument.flag} out.",
+    )
+
+
+def _no_backend_remedy(slot: BackendSlot) -> str:
+    remedy = "Change the conflicting settings" if slot.candidates else "Choose another platform with --device"
+    return f"{remedy}, or set --model-impl to transformers." if slot.family == MOE else f"{remedy}."
+
+
+def _unmet_by_all(slot: BackendSlot, platform: str, user: Mapping[str, Statement]) -> Rejection | None:
+    """The refusal of the one value of the user that no backend of the slot allows, if nothing else is in the way."""
+    unmet = {each.unmet if len(each.unmet) == len(each.reasons) else () for each in slot.candidates}
+    if len(unmet) != 1 or len(names := unmet.pop()) != 1:
+        return None
+    (name,) = names
+    argument, given = ARGUMENTS[name], user[name]
+    required = [f"{each.spec.name} requires {requirement_text(name, each.requires[name])}" for each in slot.candidates]
+    allowed = dict.fromkeys(argument.show(value) for each in slot.candidates for value in each.requires[name])
+    return Rejection(
+        "no_backend_fits",
+        name,
+        argument.show(given.value),
+        given.owner,
+        f"no {slot.family} backend of platform {platform} can use it: {'; '.join(required)}",
+        f"Leave {argument.flag} out, or set it to {' or '.join(allowed)}.",
     )
 
 
@@ -257,7 +291,7 @@ def _conflicts(picks: Sequence[Candidate]) -> list[str]:
     for name, allowed in _requirements(picks).items():
         if not allowed:
             clauses = [
-                f"{pick.spec.name} requires {_requirement(name, pick.requires[name])}"
+                f"{pick.spec.name} requires {requirement_text(name, pick.requires[name])}"
                 for pick in {each.spec.name: each for each in picks if name in each.requires}.values()
             ]
             conflicts.append(", but ".join(clauses))
@@ -322,7 +356,7 @@ def _backend_statements(
         owner = " and ".join(sorted(owners))
         value = user[name].value if name in user else values[0]
         verb = "require" if len(owners) > 1 else "requires"
-        reason = f"{owner} {verb} {_requirement(name, values)}"
+        reason = f"{owner} {verb} {requirement_text(name, values)}"
         statements.append(Statement(name, value, Layer.BACKEND, owner, reason))
     for slot, pick in zip(slots, picks, strict=True):
         reason, owner = "automatic choice found that it is the best backend that fits", "automatic choice"

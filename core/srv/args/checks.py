@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,35 @@ def not_empty() -> Check:
     return Check("not empty", lambda value: bool(value.strip() if isinstance(value, str) else value))
 
 
+def is_pattern() -> Check:
+    """A regular expression."""
+    return Check("a regular expression", _is_pattern)
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        return bool(re.compile(text).pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+
+
+def among(*names: str) -> Check:
+    """A list of some of these names, possibly empty."""
+    return Check(
+        "names among " + ", ".join(names),
+        lambda values: all(value in names for value in values),
+        (("items", {"enum": list(names)}),),
+    )
+
+
+def path_prefix() -> Check:
+    """A path that begins with a slash and does not end with one, or an empty string."""
+    return Check(
+        "empty, or a path such as /llm that begins with a slash and does not end with one",
+        lambda value: value == "" or bool(re.fullmatch(r"(/[\w.~-]+)+", value, re.ASCII)),
+    )
+
+
 def each(check: Check) -> Check:
     """A list with at least one member, all of which pass `check`."""
     return Check(
@@ -87,6 +117,15 @@ def json_object() -> Check:
 def json_list() -> Check:
     """A string that holds a JSON list."""
     return Check("a JSON list", lambda value: isinstance(_json(value), list))
+
+
+def json_counts() -> Check:
+    """A string that holds a JSON list of positive integers, with at least one."""
+    return Check("a JSON list of positive integers", lambda value: _are_counts(_json(value)))
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and bool(values) and all(type(each) is int and each > 0 for each in values)
 
 
 def _json(text: str) -> Any:

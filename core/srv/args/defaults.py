@@ -11,19 +11,29 @@ from types import MappingProxyType
 
 from srv.args.prerequisites import PREREQUISITES
 from srv.args.rules import (
+    debugging,
+    determinism,
     disaggregation,
     embeddings,
     experts,
+    grammar,
     graphs,
+    inert,
+    loading,
     lora,
     memory,
+    offload,
     parallel,
+    pieces,
+    recurrent,
     reserve,
+    server,
     speculative,
     weights,
 )
-from srv.dtypes import ITEM_SIZES
+from srv.dtypes import FLOAT8, ITEM_SIZES
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
+from srv.quantization.registry import find
 from srv.specs import ModelFacts
 
 RESERVED_MEMORY = reserve.RESERVED_MEMORY
@@ -37,8 +47,10 @@ _MAX_TOTAL_TOKENS = 10**15  # more than any memory holds; bounds the product of 
 
 
 def _checkpoint_dtype(model: ModelFacts) -> str:
-    """The activation dtype: that of the checkpoint, or bfloat16 if its weights are stored in 4 bits (MXFP4)."""
-    return model.dtype if model.dtype in ITEM_SIZES and model.quantization != "mxfp4" else "bfloat16"
+    """The activation dtype: that of the checkpoint, unless its quantization method has another (MXFP4: bfloat16)."""
+    method = find(model.quantization)
+    own = method.dtype if method is not None else ""
+    return own or (model.dtype if model.dtype in ITEM_SIZES else "bfloat16")
 
 
 def _dtype(context: ResolutionContext) -> str | None:
@@ -112,6 +124,8 @@ GENERIC_DEFAULTS: tuple[Default, ...] = (
     *lora.DEFAULTS,
     *disaggregation.DEFAULTS,
     *memory.DEFAULTS,
+    *grammar.DEFAULTS,
+    *offload.DEFAULTS,
 )
 
 # Defaults of layer GENERIC that apply only if a platform is known; the platform's own defaults override them.
@@ -149,6 +163,7 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
 
 CONTRIBUTIONS: tuple[Contribution, ...] = (
     *reserve.ESTIMATE,
+    *pieces.ESTIMATE,
     *parallel.CONTRIBUTIONS,
     *speculative.CONTRIBUTIONS,
     *memory.CONTRIBUTIONS,
@@ -167,7 +182,7 @@ def _format_fits(context: ResolutionContext) -> str | None:
     if model is None or load_format == "dummy":
         return None
     if model.format == "config":
-        return f"{model.path} has a configuration but no weights"
+        return None if context["custom_weight_loader"] else f"{model.path} has a configuration but no weights"
     return None if load_format in ("auto", model.format) else f"the weights of {model.path} are {model.format}"
 
 
@@ -186,6 +201,12 @@ def _int8_kv_supported(context: ResolutionContext) -> str | None:
     if context["kv_cache_dtype"] != "int8" or "int8_kv" in context.capabilities:
         return None
     return "the platform does not support an int8 KV pool (capability int8_kv)"
+
+
+def _fp8_kv_supported(context: ResolutionContext) -> str | None:
+    if context["kv_cache_dtype"] not in FLOAT8 or "fp8_kv" in context.capabilities:
+        return None
+    return "the platform does not support a KV pool of 8-bit floats (capability fp8_kv)"
 
 
 def _requires_capability(argument: str, capability: str, without: object, reason: str, remedy: str) -> Constraint:
@@ -209,8 +230,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "format_not_there",
         _format_fits,
         "Choose a model with such weights (--model-path), or pass --load-format dummy for random weights.",
+        reads=("custom_weight_loader",),
     ),
     *weights.CONSTRAINTS,
+    *offload.CONSTRAINTS,
+    *loading.CONSTRAINTS,
     *embeddings.CONSTRAINTS,
     *parallel.CONSTRAINTS,
     *speculative.CONSTRAINTS,
@@ -219,18 +243,35 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     *disaggregation.CONSTRAINTS,
     *memory.CONSTRAINTS,
     *graphs.CONSTRAINTS,
+    *pieces.CONSTRAINTS,
+    *server.CONSTRAINTS,
+    *determinism.CONSTRAINTS,
+    *grammar.CONSTRAINTS,
+    *debugging.CONSTRAINTS,
+    *recurrent.CONSTRAINTS,
 )
 
 # Constraints on values that a user sets. Nobody expects an effect of those of other layers.
-USER_CONSTRAINTS: tuple[Constraint, ...] = (*PREREQUISITES, *speculative.USER_CONSTRAINTS)
+USER_CONSTRAINTS: tuple[Constraint, ...] = (
+    *PREREQUISITES,
+    *speculative.USER_CONSTRAINTS,
+    *graphs.USER_CONSTRAINTS,
+    *inert.USER_CONSTRAINTS,
+    *recurrent.USER_CONSTRAINTS,
+    *debugging.USER_CONSTRAINTS,
+    *experts.USER_CONSTRAINTS,
+    *loading.USER_CONSTRAINTS,
+)
 
 # Constraints that apply only if a platform is known.
 DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
     *weights.DEVICE_CONSTRAINTS,
+    *offload.DEVICE_CONSTRAINTS,
     *parallel.DEVICE_CONSTRAINTS,
     _dtype_supported("dtype"),
     _dtype_supported("kv_cache_dtype"),
     Constraint("kv_cache_dtype", "capability_missing", _int8_kv_supported, "Choose another dtype, or leave it out."),
+    Constraint("kv_cache_dtype", "capability_missing", _fp8_kv_supported, "Choose another dtype, or leave it out."),
     _requires_capability(
         "chunked_prefill_size",
         "chunked_prefill",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from srv.args.config import ARGUMENTS
+from srv.args.rules.inert import EFFECTIVE_WITH
 from srv.args.spec import Argument
 from srv.platform.facts import Constraint, ResolutionContext
 
@@ -39,6 +40,8 @@ def with_prerequisite(name: str, value: Any) -> dict[str, Any]:
     For programs that try values one at a time.
     """
     argument = ARGUMENTS[name]
+    if value != argument.default and name in EFFECTIVE_WITH:
+        return {**EFFECTIVE_WITH[name], name: value}
     if not argument.arg.only_with or value == argument.default:
         return {name: value}
     other = ARGUMENTS[argument.arg.only_with[0]]
@@ -52,4 +55,7 @@ def _other_than_default(argument: Argument) -> Any:
         return next(
             value for value in argument.choices if value != argument.default and argument.planned_reason(value) is None
         )
-    return argument.default + 1
+    if argument.kind.base in (int, float):
+        return 1 if argument.default is None else argument.default + 1
+    text = argument.kind.base("x")
+    return (text,) if argument.kind.many else text

@@ -10,47 +10,35 @@ Pure: it reads no file, no environment variable and no device, and does not modi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Any
 
-from srv.args.backends import BackendSelection, choose_backends
+from srv.args.backend_arguments import overridden_arguments, unread_arguments
+from srv.args.backends import SLOTS, BackendSelection, choose_backends
 from srv.args.config import ARGUMENTS, make_config, plugin_arguments
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.defaults import (
     CONSTRAINTS,
-    CONTRIBUTIONS,
     DEVICE_CONSTRAINTS,
-    DEVICE_DEFAULTS,
-    GENERIC_DEFAULTS,
-    MODEL_DEFAULTS,
     QUANTITIES,
     USER_CONSTRAINTS,
 )
 from srv.args.extra_values import GENERIC_REASON, resolve_extras
+from srv.args.owned import OwnedDefault, owned_contributions, owned_defaults
+from srv.args.quantities import sum_parts
+from srv.args.rules import inert
 from srv.args.spec import Argument
-from srv.args.statement import BackendChoice, Layer, Part, Provenance, Quantity, Resolved, Statement, UserInput
+from srv.args.statement import BackendChoice, Layer, Provenance, Quantity, Resolved, Statement, UserInput, UserStatement
 from srv.args.support import REFUSED, by_argument, constraints_from_support, on_variant, support_of_value
-from srv.args.wording import names_used, reworded
+from srv.args.wording import names_used, reworded, without_excluded
 from srv.errors import PluginError, Refusal, Rejection
-from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, Default, DeviceFacts, Support
+from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedDefault:
-    """A default with its layer and its owner.
-
-    `skip_if_unsupported`: a default of core that is ignored if the platform declares its value unsupported.
-    """
-
-    default: Default
-    layer: Layer
-    owner: str
-    skip_if_unsupported: bool = False
 
 
 @dataclass
@@ -59,7 +47,9 @@ class _State:
 
     `support`: the platform's declarations for this device, by argument. `statements`: by argument. `values`: resolved
     arguments and quantities by name. `derived_from`: the names from which a resolved value was computed.
-    `refused`: arguments that have a rejection.
+    `refused`: arguments that have a rejection. `carried`: rejections of values that are resolved nevertheless; None
+    for a launch. `yielding`: arguments whose defaults of the model and the platform give
+    way, because what the user set excludes them.
     """
 
     facts: Facts
@@ -71,6 +61,8 @@ class _State:
     quantities: dict[str, Quantity] = field(default_factory=dict)
     rejections: list[Rejection] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
+    carried: list[Rejection] | None = None
+    yielding: set[str] = field(default_factory=set)
 
     def reject(self, argument: str, code: str, value: Any, source: str, reason: str, remedy: str) -> None:
         shown = ARGUMENTS[argument].show(value)
@@ -86,33 +78,45 @@ def resolve(
     model: ModelFacts | None = None,
     backends: Mapping[str, Sequence[BackendSpec]] = MappingProxyType({}),
     chosen_because: str = "it is the requested platform",
+    carry: bool = False,
 ) -> Resolved:
     """Resolve all arguments, or raise `Refusal` with all rejections.
 
     Pass `manifest` and `device` together, or neither (then no platform takes part). `backends`: third-party specs by
-    family. `chosen_because` completes "device = NAME because ...". PluginError: a default, contribution, constraint
-    or backend of a plugin is invalid, independently of the user's values.
+    family. `chosen_because` completes "device = NAME because ...". `carry`: resolve planned values, and values that
+    violate a constraint, with their rejections in `Resolved.refusals`; a launch never does. PluginError: a default,
+    contribution, constraint or backend of a plugin is invalid, independently of the user's values.
     """
     if (manifest is None) != (device is None):
         raise ValueError("pass manifest and device together, or neither")
     capabilities: frozenset[str] = frozenset()
     if manifest and device:
-        capabilities = call_plugin(
-            f"platform {manifest.name}", "facts.capabilities", manifest.facts.capabilities, device
-        )
-    state = _State(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
+        owner = f"platform {manifest.name}"
+        capabilities = call_plugin(owner, "facts.capabilities", manifest.facts.capabilities, device)
     extras = resolve_extras(user.statements, plugin_arguments())
-    state.rejections += extras.rejections
-    user = user._replace(statements=tuple(each for each in user.statements if each.argument in ARGUMENTS))
-    state.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
-    _add_user_statements(state, user, manifest)
-    choice = _choose_backends(state, manifest, backends)
-    defaults = _owned_defaults(manifest, chosen_because if user.value("device") is None else None)
-    _resolve_all(state, defaults, _owned_contributions(manifest))
-    _check_constraints(state, manifest)
+    known = user._replace(statements=tuple(each for each in user.statements if each.argument in ARGUMENTS))
+    defaults = owned_defaults(manifest, chosen_because if user.value("device") is None else None)
+    yielding: set[str] = set()
+    while True:
+        state = _State(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
+        state.carried = [] if carry else None
+        state.rejections += extras.rejections
+        state.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
+        _add_user_statements(state, known, manifest)
+        choice = _choose_backends(state, manifest, backends)
+        kept = [each for each in defaults if each.layer is Layer.GENERIC or each.default.argument not in yielding]
+        _resolve_all(state, kept, owned_contributions(manifest))
+        if state.carried is None or state.rejections:
+            _check_constraints(state, manifest, state.rejections)
+        else:
+            _check_constraints(state, manifest, state.carried)
+        if not state.yielding:
+            break
+        yielding |= state.yielding  # each time at least one argument more, so this ends
+    used = names_used(user.statements)
+    carried = [reworded(each, used) for each in state.carried or ()]
     if state.rejections:
-        used = names_used(user.statements)
-        raise Refusal(list(dict.fromkeys(reworded(each, used) for each in state.rejections)))
+        raise Refusal(list(dict.fromkeys([*carried, *(reworded(each, used) for each in state.rejections)])))
     return Resolved(
         make_config({name: state.values[name] for name in ARGUMENTS}, extras.values),
         MappingProxyType({**state.provenance, **extras.provenance}),
@@ -121,6 +125,7 @@ def resolve(
         capabilities,
         manifest.name if manifest else None,
         device,
+        tuple(dict.fromkeys(carried)),
     )
 
 
@@ -139,13 +144,24 @@ def _add_user_statements(state: _State, user: UserInput, manifest: Manifest | No
             state.reject(argument.name, "bad_value", value, source, f"it {error}", remedy)
         elif planned := argument.planned_reason(value):
             remedy = _keep_default(argument) if argument.arg.planned else _implemented_choices(argument)
-            state.reject(argument.name, "planned", value, source, planned, remedy)
+            if state.carried is None:
+                state.reject(argument.name, "planned", value, source, planned, remedy)
+            else:
+                shown = argument.show(value)
+                state.carried.append(Rejection("planned", argument.name, shown, source, planned, remedy))
+                _state_value(state, given)
         elif manifest and needs and needs not in state.facts.capabilities and value != argument.default:
             reason = f"platform {manifest.name} does not have the capability {needs} on this device"
+            declared = support_of_value(argument, value, state.support.get(argument.name, ()))
+            reason += f": {declared.reason}" if declared is not None and declared.reason else ""
             state.reject(argument.name, "capability_missing", value, source, reason, f"Leave {argument.flag} out.")
         else:
-            statement = Statement(argument.name, value, Layer.USER, source, f"set by {source}", given.origin)
-            state.statements[argument.name].append(statement)
+            _state_value(state, given)
+
+
+def _state_value(state: _State, given: UserStatement) -> None:
+    statement = Statement(given.argument, given.value, Layer.USER, given.source, f"set by {given.source}", given.origin)
+    state.statements[given.argument].append(statement)
 
 
 def _keep_default(argument: Argument) -> str:
@@ -170,39 +186,23 @@ def _choose_backends(
     if manifest is None:
         return {}
     offered = {family: (*manifest.facts.backends.get(family, ()), *extra.get(family, ())) for family in FAMILIES}
-    selection: BackendSelection = choose_backends(manifest.name, offered, state.facts, _user_winners(state))
+    user = _user_winners(state)
+    carry = state.carried is not None
+    ops = manifest.facts.ops
+    selection: BackendSelection = choose_backends(manifest.name, offered, state.facts, user, ops=ops, carry=carry)
     for statement in selection.statements:
         state.statements[statement.argument].append(statement)
-    state.rejections.extend(selection.rejections)
-    state.refused.update(name for rejected in selection.rejections if (name := rejected.what) in ARGUMENTS)
+    # Where the platform declares a value unsupported, its own reason is given.
+    asked = {name: each for name, each in user.items() if not _unsupported(state, name, each.value)}
+    if selection.carried:  # backends that would read an argument may be missing
+        asked = {name: each for name, each in asked.items() if ARGUMENTS[name].arg.read_by is None}
+    overridden = overridden_arguments(user, (arguments for _, arguments in SLOTS.values()))
+    rejections = (*selection.rejections, *overridden, *unread_arguments(asked, selection.backends))
+    state.rejections.extend(rejections)
+    state.refused.update(name for rejected in rejections if (name := rejected.what) in ARGUMENTS)
+    if state.carried is not None:
+        state.carried += selection.carried
     return selection.backends
-
-
-def _owned_defaults(manifest: Manifest | None, chosen_because: str | None) -> list[OwnedDefault]:
-    owned = [OwnedDefault(each, Layer.MODEL, "model") for each in MODEL_DEFAULTS]
-    owned += [OwnedDefault(each, Layer.GENERIC, "srv") for each in GENERIC_DEFAULTS]
-    if manifest is not None:
-        name = manifest.name
-        owned += [OwnedDefault(each, Layer.GENERIC, "srv", skip_if_unsupported=True) for each in DEVICE_DEFAULTS]
-        owned += [OwnedDefault(each, Layer.PLATFORM, f"platform {name}") for each in manifest.facts.defaults]
-        if chosen_because is not None:
-            owned.append(OwnedDefault(Default("device", lambda _: name, chosen_because), Layer.GENERIC, "srv"))
-    return owned
-
-
-def _owned_contributions(manifest: Manifest | None) -> list[tuple[str, Contribution]]:
-    if manifest is None:
-        return []
-    from_platform = [(f"platform {manifest.name}", each) for each in manifest.facts.contributions]
-    from_core = {(each.quantity, each.name): each for each in CONTRIBUTIONS}
-    known = frozenset(from_core)
-    for owner, each in from_platform:
-        for name in each.replaces:
-            if (each.quantity, name) not in known:
-                member, reason = f"contribution {each.name} to {each.quantity}", f"srv has no part {name} of it"
-                raise PluginError(owner, member, reason, "Its `replaces` must name parts of srv.")
-            from_core.pop((each.quantity, name), None)
-    return [("srv", each) for each in from_core.values()] + from_platform
 
 
 def _resolve_all(
@@ -212,22 +212,29 @@ def _resolve_all(
     by_argument: dict[str, list[OwnedDefault]] = {}
     for each in defaults:
         by_argument.setdefault(each.default.argument, []).append(each)
-    for name in _order(defaults, contributions):
+    unstated = _declared().keys() - by_argument.keys() - {name for name, stated in state.statements.items() if stated}
+    for name, provenance in _declared().items():
+        if name in unstated:
+            state.values[name], state.provenance[name] = provenance.value, provenance
+    readers = [(each.owner, "default of", each.default.argument, each.default.reads) for each in defaults]
+    readers += [(owner, f"contribution {each.name} to", each.quantity, each.reads) for owner, each in contributions]
+    for name in _order(tuple(readers), bool(contributions)):
         if name in QUANTITIES:
-            state.quantities[name] = _sum_contributions(
-                state, name, [each for each in contributions if each[1].quantity == name]
-            )
+            parts = [each for each in contributions if each[1].quantity == name]
+            state.quantities[name] = Quantity(name, QUANTITIES[name], sum_parts(state.facts, state.values, parts))
             state.values[name] = state.quantities[name].total
-        else:
+        elif name not in unstated:
             _resolve_argument(state, name, by_argument.get(name, ()))
 
 
-def _order(defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]) -> list[str]:
-    """All arguments and quantities in topological order of their reads; PluginError names the members of a cycle."""
-    graph: dict[str, set[str]] = {name: set() for name in (*ARGUMENTS, *(QUANTITIES if contributions else ()))}
+@functools.lru_cache(maxsize=64)  # the same for every launch on a platform; the support matrix asks thousands of times
+def _order(readers: tuple[tuple[str, str, str, tuple[str, ...]], ...], quantities: bool) -> tuple[str, ...]:
+    """All arguments and quantities in topological order of their reads; PluginError names the members of a cycle.
+
+    readers: (owner, kind, name, reads) of each default and contribution.
+    """
+    graph: dict[str, set[str]] = {name: set() for name in (*ARGUMENTS, *(QUANTITIES if quantities else ()))}
     owners: dict[str, str] = {}
-    readers = [(each.owner, "default of", each.default.argument, each.default.reads) for each in defaults]
-    readers += [(owner, f"contribution {each.name} to", each.quantity, each.reads) for owner, each in contributions]
     for owner, kind, name, reads in readers:
         for unknown in {name, *reads} - graph.keys():
             remedy = "It must name arguments and quantities of srv."
@@ -235,36 +242,12 @@ def _order(defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, 
         graph[name].update(reads)
         owners[name] = owner
     try:
-        return list(TopologicalSorter(graph).static_order())
+        return tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
         members = list(reversed(error.args[1]))
         owner = ", ".join(sorted({owners[name] for name in members if name in owners}))
         reason = f"their reads form a cycle: {' reads '.join(members)}"
         raise PluginError(owner, "defaults", reason, "Remove one of these reads.") from error
-
-
-def _sum_contributions(state: _State, name: str, contributions: Sequence[tuple[str, Contribution]]) -> Quantity:
-    """Sum the parts of a quantity: first absolute amounts, then shares of the device memory that is still left."""
-    parts: list[Part] = []
-    for owner, each in sorted(contributions, key=lambda owned: owned[1].of_remaining):
-        amount = _contribution_amount(state, owner, each)
-        if each.of_remaining:
-            device = state.facts.device
-            remaining = (device.memory_bytes if device else 0) - sum(part.amount for part in parts)
-            amount *= max(0, remaining)
-        parts.append(Part(each.name, owner, amount, each.reason))
-    return Quantity(name, QUANTITIES[name], tuple(parts))
-
-
-def _contribution_amount(state: _State, owner: str, each: Contribution) -> float:
-    member = f"contribution {each.name} to {each.quantity}"
-    context = DeclaredReadsContext(owner, member, state.facts, each.reads, state.values)
-    amount: object = call_plugin(owner, member, each.compute, context)
-    if isinstance(amount, bool) or not isinstance(amount, (int, float)):
-        raise PluginError(owner, member, f"it returned {type(amount).__name__}", "It must return a number.")
-    if each.of_remaining and not 0 <= amount <= 1:
-        raise PluginError(owner, member, f"it returned {amount}", "A share must be between 0 and 1.")
-    return amount
 
 
 def _resolve_argument(state: _State, name: str, defaults: Sequence[OwnedDefault]) -> None:
@@ -285,6 +268,15 @@ def _resolve_argument(state: _State, name: str, defaults: Sequence[OwnedDefault]
     state.values[name] = winner.value
     state.derived_from[name] = winner.reads
     state.provenance[name] = Provenance(name, winner.value, winner.owner, winner.layer, winner.reason, overridden)
+
+
+@functools.cache
+def _declared() -> Mapping[str, Provenance]:
+    """The provenance of each argument about which nothing is stated: of its declared default."""
+    return {
+        name: Provenance(name, argument.default, "srv", Layer.GENERIC, GENERIC_REASON)
+        for name, argument in ARGUMENTS.items()
+    }
 
 
 def _unsupported(state: _State, name: str, value: Any) -> bool:
@@ -328,7 +320,8 @@ def _reject_disagreement(state: _State, winner: Statement, statements: Sequence[
     state.reject(winner.argument, "defaults_disagree", winner.value, owners, reason, f"Set {argument.flag}.")
 
 
-def _check_constraints(state: _State, manifest: Manifest | None) -> None:
+def _check_constraints(state: _State, manifest: Manifest | None, rejections: list[Rejection]) -> None:
+    """Add the rejections of values that violate a constraint."""
     owned: list[tuple[str, Constraint]] = [("srv", each) for each in CONSTRAINTS]
     owned += [("srv", each) for each in USER_CONSTRAINTS if state.provenance[each.argument].layer is Layer.USER]
     if manifest is not None:
@@ -337,25 +330,39 @@ def _check_constraints(state: _State, manifest: Manifest | None) -> None:
         declared = constraints_from_support(manifest.facts.support)
         declared = tuple(each for each in declared if state.provenance[each.argument].layer is not Layer.PLATFORM)
         owned += [(f"platform {manifest.name}", each) for each in (*manifest.facts.constraints, *declared)]
-    violations = [rejected for owner, each in owned if (rejected := _violation(state, owner, each)) is not None]
+    violations: list[Rejection] = []
+    for owner, each in owned:
+        if (rejected := _violation(state, owner, each)) is not None:
+            violations.append(rejected)
+            if _yields(state, each):
+                state.yielding.add(each.argument)
     invalid = state.refused | {rejected.what for rejected in violations}
     # The rejection of a value that was computed from an invalid one would only repeat that one's rejection.
-    state.rejections += [
-        rejected for rejected in violations if not invalid.intersection(state.derived_from[rejected.what])
+    left = [
+        each for each in without_excluded(violations) if not invalid.intersection(state.derived_from.get(each.what, ()))
     ]
+    planned = {each.what for each in state.carried or ()}  # that a launch would refuse them is said
+    left = [each for each in left if each.what not in planned]
+    faulty = {each.what for each in left if each.code != inert.CODE}  # another reason says more
+    rejections += [each for each in left if each.code != inert.CODE or each.what not in faulty]
+
+
+def _yields(state: _State, violated: Constraint) -> bool:
+    """Whether a default of the model or the platform is excluded by something that the user set."""
+    if violated.code != "excluded" or state.provenance[violated.argument].layer not in (Layer.MODEL, Layer.PLATFORM):
+        return False
+    read = [state.provenance[name] for name in violated.reads if name in state.provenance]
+    return any(each.layer is Layer.USER for each in read)
 
 
 def _violation(state: _State, owner: str, constraint: Constraint) -> Rejection | None:
     """The rejection if a constraint is violated; None also if one of the values that it reads is rejected already."""
-    reads = {constraint.argument, *constraint.reads}
+    reads, unknown = _names(constraint.argument, constraint.reads)
+    if unknown is None and not reads.isdisjoint(state.refused):
+        return None
     member = f"constraint {constraint.code} on {constraint.argument}"
-    unknown = next((name for name in reads if name not in ARGUMENTS and name not in QUANTITIES), None)
-    if unknown is None and constraint.argument not in ARGUMENTS:
-        unknown = constraint.argument
     if unknown is not None:
         raise PluginError(owner, member, f"{unknown} is not an argument", "It must name arguments of srv.")
-    if reads & state.refused:
-        return None
     context = DeclaredReadsContext(owner, member, state.facts, reads, state.values)
     reason = call_plugin(owner, member, constraint.check, context)
     if reason is None:
@@ -370,3 +377,11 @@ def _violation(state: _State, owner: str, constraint: Constraint) -> Rejection |
         if each.layer is Layer.BACKEND:
             clause += f"; {each.argument} is {ARGUMENTS[each.argument].show(each.value)} because {each.reason}"
     return Rejection(constraint.code, constraint.argument, shown, provenance.owner, clause, constraint.remedy)
+
+
+@functools.lru_cache(maxsize=1024)  # hardly more constraints are declared
+def _names(argument: str, reads: tuple[str, ...]) -> tuple[frozenset[str], str | None]:
+    """All that a constraint reads, and a name among these that is neither an argument nor a quantity."""
+    names = frozenset((argument, *reads))
+    unknown = next((name for name in names if name not in ARGUMENTS and name not in QUANTITIES), None)
+    return names, argument if unknown is None and argument not in ARGUMENTS else unknown

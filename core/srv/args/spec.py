@@ -31,7 +31,9 @@ class Arg:
     further_choices: those that other installed distributions add, which documentation does not list.
     family: the backend family whose registered names are the choices. needs: the capability without which
     only the default is accepted. only_with: arguments of which one must differ from its default, because a value has
-    no effect otherwise (`srv.args.prerequisites`). planned: the reason why only the default is accepted so far.
+    no effect otherwise (`srv.args.prerequisites`). read_by: the family of the backends that alone read it, if their
+    specs name it in `BackendSpec.arguments`; with others, a user's value is refused (`srv.args.backend_arguments`).
+    planned: the reason why only the default is accepted so far.
     planned_values: further choices, each with the reason why it is not accepted yet. unit: "tokens", "bytes",
     "seconds". metavar: the placeholder of the value in help texts (default: the unit). aliases: further names, with
     underscores. synonyms: pairs (synonym, choice). const: the value that the flag sets if no value follows it, as in
@@ -45,6 +47,7 @@ class Arg:
     family: str | None = None
     needs: str | None = None
     only_with: tuple[str, ...] = ()
+    read_by: str | None = None
     planned: str | None = None
     unit: str | None = None
     metavar: str | None = None
@@ -137,10 +140,10 @@ class Argument:
         """A clause that says why a value of the right type is invalid ("must be at least 1"); None if it is valid."""
         if value is None:
             return None if self.kind.optional else "has no value"
-        values = value if self.kind.many else (value,)
-        if self.choices and any(each not in self.choices for each in values):
+        values, choices = value if self.kind.many else (value,), self.choices
+        if choices and any(each not in choices for each in values):
             further = self.further_choices
-            if any(each not in (*self.choices, *further) for each in values):
+            if any(each not in (*choices, *further) for each in values):
                 return f"must be {', '.join((self.expected, *further))}"
         if self.arg.check and not self.arg.check.accepts(value):
             return f"must be {self.expected}"

@@ -167,7 +167,8 @@ class Resolved:
     """A frozen configuration, and the provenance of every value in it.
 
     `backends` is keyed by slot, the name of the argument that selects the backend ("sampling_backend").
-    `quantities` are core's named sums. `device` and `platform` are None if no platform was given.
+    `quantities` are core's named sums. `device` and `platform` are None if no platform was given. `refusals`:
+    rejections of values that only `srv plan` resolves.
     """
 
     config: Config
@@ -177,6 +178,7 @@ class Resolved:
     capabilities: frozenset[str] = frozenset()
     platform: str | None = None
     device: DeviceFacts | None = None
+    refusals: tuple[Rejection, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """The provenance of all arguments as JSON values, for /get_server_info and `--json`; secrets are hidden."""

@@ -3,6 +3,8 @@
 Core and plugins refuse values with the declared names and flags of arguments. If the user set an argument by an alias,
 the reason and the remedy name that alias instead, because it is what the user will look for. `Rejection.what` keeps the
 declared name, because programs read it. A deprecated switch is not such an alias, because it takes other values.
+
+Of two refusals of a value, one of which gives useless advice, this module leaves out that one.
 """
 
 from __future__ import annotations
@@ -49,3 +51,12 @@ def reworded(rejected: Rejection, used: Mapping[str, str]) -> Rejection:
         return pattern.sub(lambda match: replacements[match[0]], text)
 
     return replace(rejected, reason=reword(rejected.reason), remedy=reword(rejected.remedy))
+
+
+def without_excluded(violations: Sequence[Rejection]) -> list[Rejection]:
+    """The rejections, without those that only say which other setting excludes a value that is unsupported anyway.
+
+    Changing that other setting, as such a rejection advises, would not help.
+    """
+    unsupported = {each.what for each in violations if each.code == "unsupported"}
+    return [each for each in violations if each.code != "excluded" or each.what not in unsupported]

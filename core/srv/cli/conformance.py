@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 LEVELS = ("L0", "L1", "L2", "L3", "L4")
 FAILED, NOT_RUN = 1, 2
+# Checks that are skipped to name backends that no other check has run.
+_NAMES_BACKENDS = ("backends.used", "backends.exercised")
 _MARKS = {"passed": "ok", "failed": "FAILED", "skipped": "skipped", "undeclared": "undeclared"}
 
 
@@ -91,6 +93,9 @@ def _summarize(report: Report, path: Path | None) -> None:
     summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     print(f"\n{report.device.get('platform')} ({versions}): {summary or 'nothing was checked'}")
+    for outcome in report.of("skipped"):
+        if outcome.check in _NAMES_BACKENDS and outcome.message.startswith("not "):
+            print(f"{outcome.check}: {outcome.message}")
     if path is not None:
         print(f"report: {path}")
     if report.level > 0 and not report.device.get("available"):

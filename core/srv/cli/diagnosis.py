@@ -37,12 +37,16 @@ class ExaminedPlatform:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The platform that a launch would use (None: it would be refused), the reason, and a remedy."""
+    """The platform that a launch would use (None: it would be refused), the reason, and a remedy.
+
+    unused: warnings about cards of this machine that the launch would not use.
+    """
 
     asked: str | None
     platform: str | None
     because: str
     remedy: str = ""
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

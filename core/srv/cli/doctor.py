@@ -28,7 +28,7 @@ from srv.errors import PlatformUnavailable, PluginError, Refusal, Rejection
 from srv.planning.resolution import ResolvedPlan, resolve_plan
 from srv.planning.target import make_target
 from srv.platform import API_VERSION, environment
-from srv.platform.choose import choose, parse_device
+from srv.platform.choose import choose, parse_device, unused_cards
 from srv.platform.doctor import DEFAULT_TIMEOUT_S, examine
 from srv.platform.finding import Finding
 from srv.platform.hook_plugins import hook_plugins
@@ -185,7 +185,7 @@ def _unused(installed: InstalledPlatform) -> tuple[Finding, ...]:
     unused = (
         "" if installed.manifest is None else unused_backends(installed.manifest, find_all_backends(installed.name))
     )
-    remedy = f"No action is needed: srv selects backends for {' and '.join(USED_FAMILIES)} only."
+    remedy = f"No action is needed: srv selects backends for {', '.join(USED_FAMILIES)} only."
     return (Finding("backends", "warning", unused, remedy),) if unused else ()
 
 
@@ -216,7 +216,8 @@ def _choice(requested: str | None, found: Mapping[str, InstalledPlatform], probe
     except Refusal as refusal:
         reasons, remedies = ([getattr(each, part) for each in refusal.rejections] for part in ("reason", "remedy"))
         return Choice(requested, None, "; ".join(reasons), " ".join(remedies))
-    return Choice(requested, chosen.installed.name, chosen.reason)
+    unused = unused_cards(probed, chosen.installed.name) if requested is None else ()
+    return Choice(requested, chosen.installed.name, chosen.reason, unused=unused)
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def _platform(each: ExaminedPlatform) -> Iterator[Row]:
     if probed.available:
         yield "ok", "probe", "available", ""
     else:
-        verdict = "error" if installed.manifest is None else "no"
+        verdict = "error" if installed.manifest is None else "warning" if probed.present else "no"
         yield verdict, "probe", f"{probed.reason} [{probed.code}]", probed.remedy
     if (device := probed.device) is not None:
         memory = f"{device.memory_bytes / 2**30:.1f} GiB"
@@ -87,6 +87,7 @@ def _choice(diagnosis: Diagnosis) -> Iterator[Row]:
         yield "error", requested, choice.because, choice.remedy
     else:
         yield "ok", requested, choice.because, ""
+        yield from (("warning", "unused", unused, "") for unused in choice.unused)
     if diagnosis.can_start:
         yield "ok", "verdict", f"a server can start here: srv launch --device {choice.asked or choice.platform}", ""
     else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import gc
 import importlib
 import logging
@@ -18,27 +17,32 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from srv.errors import Refusal, Rejection, StartError
+from srv.errors import Refusal, StartError
+from srv.io.phases import Phase, Phases, since_process_start
 
 if TYPE_CHECKING:
     import asyncio
 
-    from srv.args.config import Config
+    from fastapi import FastAPI
+
+    from srv.args.groups.server import ServerArgs
     from srv.args.statement import Resolved
+    from srv.cli.observation import Observation
     from srv.engine.supervisor import EngineProcess
     from srv.planning.resolution import LaunchContext
     from srv.platform.hook_plugins import Hooks
+    from srv.server.client_keys import ClientKey
+    from srv.server.graceful import GracefulServer
     from srv.server.settings import ServerSettings
     from srv.server.text.processor import TextProcessor
 
 logger = logging.getLogger("srv.launch")
 
 REFUSED = 2  # exit status
-_BACKLOG = 2048  # connections that wait to be accepted; the default of uvicorn
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,10 +60,18 @@ def run(namespace: argparse.Namespace) -> int:
 
     from srv.args.extra import start_hooks
     from srv.args.sources import gather
+    from srv.cli.observation import Observation
     from srv.planning.resolution import resolve_launch
+    from srv.server.client_keys import client_keys
+    from srv.server.keys import api_key, public_without_key
+    from srv.server.listening import close, listen, tls_options
 
+    phases = Phases()
+    if (before := since_process_start()) is not None:
+        phases.add([Phase("interpreter", before)])
     try:
-        context = resolve_launch(gather(namespace, os.environ))
+        with phases.run("resolve", does="importing modules and reading the model's facts"):
+            context = resolve_launch(gather(namespace, os.environ))
     except Refusal as refusal:
         _report(refusal)
         raise
@@ -71,15 +83,21 @@ def run(namespace: argparse.Namespace) -> int:
     _log_provenance(context)
     hooks = start_hooks("api", config.extras)
     try:
-        listener = _listen(context.resolved)
+        key = api_key(context.resolved)
+        clients = client_keys(context.resolved)
+        if config.server.uds is None and not clients and (warning := public_without_key(config.server.host, key)):
+            logger.warning("%s", warning)
+        observation = Observation(context.resolved, context.model.name)
+        tls = tls_options(context.resolved)
+        listener = listen(context.resolved)
     except Refusal as refusal:
         _report(refusal)
         raise
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(context, listener, hooks))
+            return runner.run(_serve(context, listener, hooks, key, clients, phases, observation, tls))
     finally:
-        listener.close()
+        close(context.resolved, listener)
 
 
 def _report(refusal: Refusal) -> None:
@@ -103,36 +121,6 @@ def _log_provenance(context: LaunchContext) -> None:
         logger.info("%s", choice)
 
 
-def _listen(resolved: Resolved) -> socket.socket:
-    """Open the port before anything slow is started.
-
-    The socket listens immediately: two sockets that are only bound would share the port, and the second server would
-    fail only after it has loaded its weights. Until the server is ready, connections wait in the backlog.
-    """
-    host, port = resolved.config.server.host, resolved.config.server.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise Refusal([_cannot_listen(resolved, error)]) from error
-    return listener
-
-
-def _cannot_listen(resolved: Resolved, error: OSError) -> Rejection:
-    """The rejection of the host or of the port, whichever is the cause, with its source."""
-    host, port = resolved.config.server.host, resolved.config.server.port
-    reason = f"srv cannot listen on {host}:{port}: {error.strerror or error}"
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        remedy = "Set --host to an address of this machine (127.0.0.1: this machine only, 0.0.0.0: all networks)."
-        return Rejection("host_unavailable", "host", host, resolved.provenance["host"].owner, reason, remedy)
-    remedy = "Stop the process that uses it, or choose another port with --port (or --host)."
-    return Rejection("port_unavailable", "port", str(port), resolved.provenance["port"].owner, reason, remedy)
-
-
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
@@ -142,7 +130,22 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return make
 
 
-async def _serve(context: LaunchContext, listener: socket.socket, hooks: Hooks) -> int:
+def ready_text(model: str, platform: str | None, device: str, seconds: float) -> str:
+    """What the log says once the engine is ready. `device`: its PyTorch name, which may be that of another platform."""
+    where = device if platform in (None, device.partition(":")[0]) else f"platform {platform} (PyTorch device {device})"
+    return f"{model} is ready on {where} after {seconds:.1f} s"
+
+
+async def _serve(
+    context: LaunchContext,
+    listener: socket.socket,
+    hooks: Hooks,
+    key: str | None,
+    clients: tuple[ClientKey, ...],
+    phases: Phases,
+    observation: Observation,
+    tls: Mapping[str, Any],
+) -> int:
     """Start the engine, load the tokenizer, serve. The engine never outlives this function."""
     import asyncio
 
@@ -151,26 +154,28 @@ async def _serve(context: LaunchContext, listener: socket.socket, hooks: Hooks) 
 
     config = context.resolved.config
     engine = EngineProcess()
-    sigterm = _CancelOnSigterm()
+    stop = _CancelOnSignal()
     served, status = False, 0
     try:
-        text = start_engine(engine, context)
-        await asyncio.to_thread(_import_server)  # while the engine loads
-        ready = await engine.ready(config.server.engine_start_timeout_seconds)
-        logger.info("%s is ready on %s after %.1f s", ready.model, ready.device, ready.load_seconds)
-        settings = server_settings(context, ready, text.vocab_size)
-        status = await _serve_http(config, engine, settings, text, listener, hooks)
+        text = start_engine(engine, context, phases)
+        with phases.run("imports", does="importing the HTTP server"):
+            await asyncio.to_thread(_import_server)  # while the engine loads
+        with phases.run("engine", waits_for="the engine process, whose phases say more"):
+            ready = await engine.ready(config.server.engine_start_timeout_seconds)
+        logger.info("%s", ready_text(ready.model, context.resolved.platform, ready.device, ready.load_seconds))
+        settings = server_settings(context, ready, text, phases, key, clients)
+        status = await _serve_http(context.resolved, engine, settings, text, listener, hooks, phases, observation, tls)
         served = True
     except StartError as error:
         for line in (*error.lines, *_model_source(context, error.status)):
             print(f"srv launch: {line}", file=sys.stderr)
         return error.status
     except asyncio.CancelledError:
-        if not sigterm.received:
+        if not stop.received:
             raise
         logger.info("stopped before the server was ready")
     finally:
-        sigterm.close()
+        stop.close()
         engine.close(drained=served)
     return status
 
@@ -190,15 +195,19 @@ def _model_source(context: LaunchContext, status: int) -> list[str]:
     return [f"the model is {context.model.name}: {named} (set by {provenance.owner})"]
 
 
-class _CancelOnSigterm:
-    """Cancels the start on SIGTERM while the engine loads. Once HTTP is served, the server has its own handler."""
+class _CancelOnSignal:
+    """Cancels the start on SIGTERM and SIGHUP while the engine loads. The server handles them once it serves."""
 
     def __init__(self) -> None:
         import asyncio
 
         self.received = False
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._previous = signal.signal(signal.SIGTERM, self._cancel)
+        self._previous = {
+            number: signal.signal(number, self._cancel)
+            for number in (signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) != signal.SIG_IGN
+        }
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         self.received = True
@@ -206,51 +215,81 @@ class _CancelOnSigterm:
         self._loop.call_soon_threadsafe(self._task.cancel)
 
     def close(self) -> None:
-        signal.signal(signal.SIGTERM, self._previous)
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
 
 
 async def _serve_http(
-    config: Config,
+    resolved: Resolved,
     engine: EngineProcess,
     settings: ServerSettings,
     text: TextProcessor,
     listener: socket.socket,
     hooks: Hooks,
+    phases: Phases,
+    observation: Observation,
+    tls: Mapping[str, Any],
 ) -> int:
     """Serve until the server is stopped or the engine is lost; returns the exit status."""
     import asyncio
 
-    import uvicorn
-
     from srv.server.app import create_app
     from srv.server.client import EngineClient
-    from srv.server.graceful import GracefulServer
-    from srv.server.http.connection import http_protocol
+    from srv.server.listening import address
+    from srv.server.warmup import GENERATE, warm_up
+    from srv.server.watchdog import Watchdog, WatchdogLimits
 
+    config = resolved.config
     client = EngineClient(engine)
-    app = create_app(settings, client, text, hooks)
-    server = GracefulServer(
+    with phases.run("http", does="building the application"):
+        app = create_app(settings, client, text, hooks, observation.tracer, observation.recorder)
+        server = _http_server(app, config.server, tls)
+    for phase in phases.done:
+        logger.info("start of api, %s", phase)
+    receiving = asyncio.create_task(client.run())
+    receiving.add_done_callback(lambda _: server.lose_engine())
+    limits = WatchdogLimits(config.server.soft_watchdog_timeout, config.server.watchdog_timeout)
+    watchdog = Watchdog(client, app.state.lifecycle, limits, engine.dump_stacks, engine.kill)
+    watching = asyncio.create_task(watchdog.run())
+    gc.freeze()  # objects that exist by now live until the end; later collections skip them
+    try:
+        first = () if config.server.skip_server_warmup else (GENERATE,)
+        await warm_up(app.state.service, (*first, *config.server.warmups))
+        logger.info("serving %s on %s", settings.model_name, address(resolved))
+        await server.serve(sockets=[listener])
+    finally:
+        app.state.service.preprocessor.close()
+        await asyncio.to_thread(observation.close, server.engine_lost)
+        for task in (watching, receiving):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    return 1 if server.engine_lost else 0
+
+
+def _http_server(app: FastAPI, server: ServerArgs, tls: Mapping[str, Any]) -> GracefulServer:
+    """The HTTP server of an application, before it listens. `tls`: as `tls_options` returns it."""
+    import uvicorn
+
+    from srv.server.graceful import GracefulServer
+    from srv.server.http.connection import ConnectionLimits, http_protocol
+
+    protocol = http_protocol(
+        app.state.service.metrics.responded,
+        app.state.refused,
+        ConnectionLimits(server.max_connections, server.connection_timeout_seconds),
+    )
+    return GracefulServer(
         uvicorn.Config(
             app,
-            http=http_protocol(app.state.service.metrics.responded, app.state.refused),
+            http=protocol,
             log_config=None,
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=5,
+            **tls,
         ),
         app.state.lifecycle,
-        config.server.graceful_shutdown_seconds,
+        server.graceful_shutdown_seconds,
+        app.state.service.preprocessor.close,
     )
-    receiving = asyncio.create_task(client.run())
-    receiving.add_done_callback(lambda _: server.lose_engine())
-    gc.freeze()  # objects that exist by now live until the end; later collections skip them
-    try:
-        host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
-        logger.info("serving %s on http://%s:%d", settings.model_name, host, config.server.port)
-        await server.serve(sockets=[listener])
-    finally:
-        app.state.service.preprocessor.close()
-        receiving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await receiving
-    return 1 if server.engine_lost else 0

@@ -14,6 +14,7 @@ import gc
 import importlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from srv.platform.installed import Entry
 
 # modules of this package, in the order of the help
-COMMANDS = ("launch", "plan", "args", "platforms", "doctor", "plugin", "conformance", "contract")
+COMMANDS = ("launch", "plan", "args", "platforms", "doctor", "plugin", "conformance", "contract", "top", "replay")
 COMMAND_GROUP = "srv.commands"
 OPERATOR_ERROR, INTERRUPTED = 2, 130
 
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InternalError:
         raise
     except SrvError as error:
-        sys.stderr.write(error_text(error))
+        width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
+        sys.stderr.write(error_text(error, width or None))
         return OPERATOR_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -135,10 +137,23 @@ def _refuse_unknown_command(words: Sequence[str], known: Sequence[str]) -> None:
         )
 
 
-def error_text(error: SrvError) -> str:
-    """The text for the operator: one line, or the number of refusals and one line for each."""
+def error_text(error: SrvError, width: int | None = None) -> str:
+    """The text for the operator: one line, or the number of refusals and one line for each.
+
+    width: columns of a terminal, which would break the lines in the middle of words and codes; None: do not wrap.
+    """
     if isinstance(error, Refusal):
         count = len(error.rejections)
         head = f"srv: {count} refusal{'s' if count != 1 else ''}:\n"
-        return head + "".join(f"  - {rejected}\n" for rejected in error.rejections)
-    return f"srv: {error}\n"
+        return head + "".join(_wrapped(f"  - {rejected}", "    ", width) for rejected in error.rejections)
+    return _wrapped(f"srv: {error}", "  ", width)
+
+
+def _wrapped(text: str, indent: str, width: int | None) -> str:
+    """The text, whose lines after the first are indented if it is wrapped. Words longer than a line stay whole."""
+    if width is None:
+        return f"{text}\n"
+    wrap = functools.partial(
+        textwrap.fill, width=width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "".join(f"{wrap(line)}\n" for line in text.split("\n"))

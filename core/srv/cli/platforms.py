@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+_COLUMNS = ("platform", "from", "available", "variant", "devices")
+_WORDS = "devices"  # the only column that may be wrapped: the others have names and codes
+
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand to the command line."""
@@ -68,16 +71,18 @@ def platform_dict(installed: InstalledPlatform, result: ProbeResult) -> dict[str
         "remedy": result.remedy,
         "device": None if result.device is None else _device(result.device),
         "notes": list(result.notes),
+        "present": list(result.present),
     }
 
 
 def table(found: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> Table:
     """A table with one row per platform."""
+    from rich import box
     from rich.table import Table
 
-    grid = Table(title="Platforms", title_justify="left", header_style="bold")
-    for heading in ("platform", "from", "available", "variant", "devices"):
-        grid.add_column(heading, overflow="fold", no_wrap=heading == "platform")
+    grid = Table(title="Platforms", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in _COLUMNS:
+        grid.add_column(heading, overflow="fold", no_wrap=heading != _WORDS)
     for name, each in found.items():
         grid.add_row(*_row(each, results[name]))
     if not found:
@@ -105,12 +110,12 @@ def _row(installed: InstalledPlatform, result: ProbeResult) -> tuple[Text | str,
 
     mark = " (simulated)" if _simulated(installed, result) else ""
     name = Text(installed.name, style="bold").append(mark, style="magenta")
-    verdict = Text("yes", style="green") if result.available else Text(f"no: {result.code}", style="red")
+    verdict = Text("yes", style="green") if result.available else Text(f"no:\n{result.code}", style="red")
     device = result.device
     if device is None:
-        return name, f"{installed.distribution} {installed.version}".strip(), verdict, "", ""
+        return name, f"{installed.distribution}\n{installed.version}".strip(), verdict, "", ""
     described = f"{device.count} x {device.name or device.variant}, {device.memory_bytes / 2**30:.1f} GiB"
-    return name, f"{installed.distribution} {installed.version}".strip(), verdict, device.variant, described
+    return name, f"{installed.distribution}\n{installed.version}".strip(), verdict, device.variant, described
 
 
 def _simulated(installed: InstalledPlatform, result: ProbeResult) -> bool:

@@ -2,6 +2,7 @@
 
 The template is part of `srv` (`srv/plugin_template`) and is made from a platform that is tested together with it.
 Owns the names that are inserted, and their rules. Must not know the contents of the template's files.
+`srv plugin docs` prints the pages for authors of plugins, which the wheel contains.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from srv.platform.manifest import AUTOLOAD
 from srv.platform.registry import find_platforms
 
 TEMPLATE = "plugin_template"
+# The first one is the guide; pyproject.toml puts them into the wheel.
+PAGES = ("plugin-authors", "conformance", "quantization", "drafters", "hooks")
 SUFFIX = ".template"
 _CHECK_TIMEOUT_S = 60.0
 _IS_TORCH_NAME = """
@@ -84,6 +87,15 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="where to create the folder (default: the current folder)",
     )
     new.set_defaults(handler=run_new)
+    docs = verbs.add_parser(
+        "docs",
+        help="print the guide for authors of platforms",
+        description="Print a page of the documentation for authors of plugins, in the version of this srv.",
+    )
+    docs.add_argument(
+        "page", nargs="?", choices=PAGES, default=PAGES[0], metavar="PAGE", help=f"one of: {', '.join(PAGES)}"
+    )
+    docs.set_defaults(handler=run_docs)
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
@@ -105,6 +117,21 @@ def run_new(namespace: argparse.Namespace) -> int:
     print(f"    srv launch --device {name}")
     print(f"    srv conformance run --device {name} --level L3 --report report.jsonl")
     return 0
+
+
+def run_docs(namespace: argparse.Namespace) -> int:
+    """Print one page, as Markdown."""
+    print(page(namespace.page), end="")
+    return 0
+
+
+def page(name: str) -> str:
+    """The text of one of `PAGES`: from the wheel, or from the checkout that srv is imported from."""
+    package = importlib.resources.files("srv")
+    installed = package / "docs" / f"{name}.md"
+    if installed.is_file():
+        return installed.read_text(encoding="utf-8")
+    return (Path(str(package)).parents[1] / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def write(names: Names, folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """`srv args translate`: translate command lines of other engines to arguments of `srv`.
 
 Prints translations, and finds devices for the conversion of sizes. `srv.args.dialects` translates the flags.
+`srv.args.resolve`, which also refuses a launch, says which of the translated arguments a launch would refuse.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from srv.errors import Refusal, Rejection
 
 if TYPE_CHECKING:
     from srv.args.dialects import Dialect, Row, Translation
+    from srv.args.statement import UserInput
+    from srv.models.options import ReadOptions
+    from srv.planning.target import Target
+    from srv.specs import ModelFacts
 
 FORMATS = ("all", "command", "yaml", "json")
 
@@ -24,11 +29,13 @@ def add_translate(subparsers: argparse._SubParsersAction[Any]) -> None:
         "translate",
         help="translate another engine's command line",
         description="Translate a command line of another engine: srv args translate --from rtp-llm -- FLAG ..."
-        " Exit status 2 if any flag is refused.",
+        " Exit status 2 if any flag cannot be translated, or if a launch would refuse it.",
     )
     parser.add_argument("--from", dest="dialect", metavar="ENGINE", required=True, help="rtp-llm, vllm or sglang")
     parser.add_argument(
-        "--device", metavar="NAME[:PROFILE]", help="device whose memory is used to convert bytes to fractions"
+        "--device",
+        metavar="NAME[:PROFILE]",
+        help="device to check the result for; its memory converts bytes to fractions",
     )
     parser.add_argument("--format", choices=FORMATS, default="all", help="what to print (default: all)")
     parser.add_argument("--counts", action="store_true", help="print how many flags are mapped, converted and refused")
@@ -54,7 +61,8 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
     words = namespace.words[1:] if namespace.words[:1] == ["--"] else namespace.words
     translation = translate(namespace.dialect, words, lambda device: _memory(device or namespace.device))
-    translation = replace(translation, rejections=(*translation.rejections, *bad_values(translation)))
+    rejections = (*translation.rejections, *bad_values(translation), *launch_refusals(translation, namespace.device))
+    translation = replace(translation, rejections=tuple(dict.fromkeys(rejections)))
     print(to_text(translation, namespace.format))
     if translation.rejections and namespace.format != "json":
         raise Refusal(translation.rejections)
@@ -62,7 +70,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def bad_values(translation: Translation) -> list[Rejection]:
-    """Refusals of invalid values. `srv plan` checks whether the valid ones suit a device and a model."""
+    """Refusals of invalid values."""
     from srv.args.command_line import bad_value, read_translation
     from srv.args.config import argument_named
 
@@ -74,6 +82,72 @@ def bad_values(translation: Translation) -> list[Rejection]:
         if (error := argument.validation_error(each.value)) is not None
     ]
     return [*refused, *invalid]
+
+
+def launch_refusals(translation: Translation, device: str | None) -> list[Rejection]:
+    """Refusals of valid values, by the rules of a launch.
+
+    The rules of a platform apply only if the command line or `device` names it with its profile (or it is available
+    here), those about a model only if its files are on this machine: nothing is downloaded.
+    """
+    from srv.args.command_line import read_translation
+    from srv.args.config import argument_named
+    from srv.args.deprecated import translate
+    from srv.args.statement import UserInput
+    from srv.errors import ModelError, PlatformUnavailable
+    from srv.planning.launchable import check_launch
+    from srv.planning.resolution import argument_fault, model_fault, read_options, resolve_arguments
+
+    statements, _ = read_translation(replace(translation, rejections=()))
+    valid = [each for each in statements if argument_named(each.argument).validation_error(each.value) is None]
+    given, contradictions, _ = translate(valid)
+    user = UserInput(tuple(given))
+    faults, target, model = list(contradictions), None, None
+    try:
+        target = _target(user, device)
+    except Refusal as refusal:
+        faults += refusal.rejections
+    except PlatformUnavailable as error:
+        faults.append(argument_fault(user, "device", error.code, error.reason, error.remedy))
+    try:
+        model = _local_model(user.value("model_path"), read_options(user))
+    except ModelError as error:
+        faults.append(model_fault(user, error))
+    try:
+        resolved = resolve_arguments(user, target, model)
+    except Refusal as refusal:
+        return [*faults, *refusal.rejections]
+    if target is not None and model is not None:
+        faults += check_launch(target, model, resolved, None).refusals
+    return faults
+
+
+def _target(user: UserInput, device: str | None) -> Target | None:
+    """The named device; None without a name, and for a platform's name alone if this machine has no such device.
+
+    `device`: of the translation itself; it adds the profile if the command line names the platform alone.
+    """
+    from srv.planning.target import find_target
+
+    named = user.value("device") or device
+    if device is not None and named == device.partition(":")[0]:
+        named = device
+    try:
+        return None if named is None else find_target(named)
+    except Refusal as refusal:
+        if refusal.rejections[0].code != "profile_needed":
+            raise
+        return None
+
+
+def _local_model(path: str | None, options: ReadOptions) -> ModelFacts | None:
+    """The facts of a model whose files are on this machine; None without files. Raises ModelError."""
+    from pathlib import Path
+
+    from srv.models.locate import locate
+    from srv.models.read import read_facts
+
+    return read_facts(locate(path), options) if path is not None and Path(path).expanduser().exists() else None
 
 
 def _memory(device: str | None) -> int | None:

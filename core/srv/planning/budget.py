@@ -3,8 +3,8 @@
 Torch-free arithmetic. The engine calls `compute` with the memory it measured after loading; `srv plan` calls
 `estimate` with the sizes from the facts. Neither allocates anything.
 
-    total ├──── weights and whatever else is in use ────┼── KV pool ──┼──── free for activations ────┤
-          └────────────── at most mem_fraction_static * total ────────┘
+    total ├─ others ─┼─ own weights ─┼── KV pool ──┼──── free for activations ────┤
+                     └─ at most mem_fraction_static * (total - others) ┘
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from srv.args.statement import amount_text
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
 from srv.memory.groups import PageGroup, max_tokens
-from srv.models.architectures.registry import native_config
-from srv.models.architectures.sharding import rank_share
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.architectures.architecture import NativeConfig
+from srv.models.architectures.registry import native_or_reason
+from srv.models.architectures.sharding import divisions, rank_share
+from srv.planning.layer_sizes import quantized_bytes
+from srv.planning.offload import host_layers
 from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
+from srv.planning.states import divide_states
 from srv.platform.facts import DeviceFacts
-from srv.quantization.method import stored_bytes
-from srv.quantization.registry import chosen
+from srv.quantization.method import QuantMethod, stored_bytes
+from srv.quantization.registry import chosen, find
 from srv.specs import ModelFacts
 
 SMALLEST_REQUEST = 2  # one prompt token and one output token
@@ -31,7 +34,7 @@ SMALLEST_REQUEST = 2  # one prompt token and one output token
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`groups`: the usable pages of each cache group.
+    """`groups`: the usable pages of each cache group that has pages. `state_slots`: usable slots for recurrent states.
 
     `breakdown`: pairs (quantity, explanation) in the order of computation.
     `max_request_tokens`: a request of more tokens, prompt and output, can never run.
@@ -40,6 +43,7 @@ class Budget:
     groups: tuple[PageGroup, ...]
     max_request_tokens: int
     breakdown: tuple[tuple[str, str], ...]
+    state_slots: int = 0
 
     @property
     def pages(self) -> tuple[int, ...]:
@@ -58,39 +62,51 @@ def compute(
     *,
     free_bytes: int,
     total_bytes: int,
+    own_bytes: int | None = None,
     reserved_bytes: int = 0,
     source: str = "measured after loading",
+    smaller_part: str = "",
 ) -> Budget:
     """The budget of a device with `free_bytes` of `total_bytes` left once the weights are loaded.
 
+    `own_bytes`: of the memory in use, those of this process's weights (None: all of it). The fraction is of what this
+    process can have, so that memory of other processes, and of the runtime, does not count.
     `reserved_bytes` stay free whatever `mem_fraction_static` says (activations, sampling, runtime).
-    `source` says where the two figures come from. Refusal if not even the smallest request fits.
+    `source` says where the two figures come from. `smaller_part`: what a remedy adds if the weights alone do not fit.
+    Refusal if not even the smallest request fits.
     """
     used = total_bytes - free_bytes
-    static = int(config.memory.mem_fraction_static * total_bytes)
-    pool = min(static - used, free_bytes - reserved_bytes)
+    own = used if own_bytes is None else min(own_bytes, used)
+    fraction = config.memory.mem_fraction_static
+    static = int(fraction * (free_bytes + own))
+    pool = min(static - own, free_bytes - reserved_bytes)
     breakdown = [
         (
             "memory",
             f"{_bytes(max(free_bytes, 0))} of {_bytes(total_bytes)} are free after the weights are loaded, {source}",
         ),
+        ("weights", f"{_bytes(own)} are this process's own weights"),
+        ("others", f"{_bytes(used - own)} are used by others, or by the runtime"),
         (
             "static",
-            f"{_bytes(static)} for weights and KV pool, mem_fraction_static {config.memory.mem_fraction_static}",
+            f"{_bytes(static)} for weights and KV pool: mem_fraction_static {fraction} of the"
+            f" {_bytes(free_bytes + own)} that are free or its own",
         ),
         ("reserved", f"{_bytes(reserved_bytes)} stay free (reserved_memory)"),
     ]
-    groups, lines = divide_pool(config, model, pool)
-    breakdown += lines
+    states = divide_states(config, model, pool)
+    groups, lines = divide_pool(config, model, pool - states.bytes)
+    breakdown += [*states.lines, *lines]
     unconfirmed = most_unconfirmed_tokens(config, model)
     tokens = max_tokens(groups, unconfirmed)
     if tokens is not None and tokens < SMALLEST_REQUEST:
-        raise Refusal([_too_small(config, breakdown)])
+        room = free_bytes + own - reserved_bytes
+        raise Refusal([_too_small(config, breakdown, _remedy(own, static, room, smaller_part))])
     breakdown += group_lines(config, model, groups)
     context = config.model.context_length or model.context_length
     max_request_tokens = context if tokens is None else min(tokens, context)
     breakdown.append(("max_request_tokens", f"{max_request_tokens}, the smaller of the pool and the context length"))
-    return Budget(groups, max_request_tokens, tuple(breakdown))
+    return Budget(groups, max_request_tokens, tuple(breakdown), states.slots)
 
 
 def estimate(
@@ -108,38 +124,127 @@ def estimate(
         free_bytes=total - weights,
         total_bytes=total,
         reserved_bytes=reserved_bytes,
-        source=f"estimated with {_bytes(weights)} of weights in {config.model.dtype} and nothing else running"
-        + (f", on each of {ranks} ranks" if ranks > 1 else ""),
+        source=f"estimated with {_bytes(weights)} of weights {_held(config, model)}{_beside(config, model)} and nothing"
+        " else running" + (f", on each of {ranks} ranks" if ranks > 1 else ""),
+        smaller_part="" if shared else _on_more_devices(config, model, weights, total - reserved_bytes),
     )
+
+
+def _held(config: Config, model: ModelFacts) -> str:
+    """How the weights are held, as a clause."""
+    method = quantization_method(config, model)
+    if method is not None:
+        return f"quantized with {method.name}"
+    unknown = model.quantization is not None and find(model.quantization) is None
+    return f"quantized with {model.quantization}" if unknown else f"in {config.model.dtype}"
+
+
+def _beside(config: Config, model: ModelFacts) -> str:
+    """The weights that are not on the device, as a clause; "" if all are."""
+    moved = host_layers(config, model)
+    if moved is None:
+        return ""
+    buffers = f"{len(moved.buffers)} buffers for {len(moved.indices)} layers"
+    return f" (with {buffers}, whose {_bytes(moved.bytes)} are in host memory)"
+
+
+def _on_more_devices(config: Config, model: ModelFacts, weights: int, room: int) -> str:
+    """The fewest devices on which each rank's part of the weights fits; "" if the model cannot be sharded.
+
+    weights: bytes of one rank's. room: bytes of one device that weights and pool may take.
+    """
+    sizes = divisions(model, in_blocks=not config.weights.dequantize_weights)
+    if isinstance(sizes, str):
+        return ""
+    room, whole = (
+        min(room, int(config.memory.mem_fraction_static * room)),
+        weights / rank_share(model, config.parallel.tp_size),
+    )
+    enough = (ranks for ranks in sizes.legal_ranks() if whole * rank_share(model, ranks) < room)
+    ranks = next(enough, None)
+    return "" if ranks is None else f"divide them among {ranks} such devices (--tp-size {ranks}), "
 
 
 def weight_bytes(config: Config, model: ModelFacts) -> int:
     """Bytes of the weights of one rank on its device, at most.
 
-    The method by which weights are quantized determines how they count.
+    The method by which weights are quantized determines how they count; those of a method that `srv` does not have
+    count as they are stored. Of layers in host memory, the buffers on the device count. Dense layers after pooling are
+    on each rank. Raises Refusal if the configuration alone does not determine the sizes.
     """
+    if model.unknown_sizes is not None:
+        raise Refusal([_unknown_size(model)])
+    method, item = quantization_method(config, model), item_size(config.model.dtype)
+    if method is None and model.quantization is not None and find(model.quantization) is None:
+        return model.weight_bytes + head_bytes(config, model)
+    whole = stored_bytes(model, item) if method is None else _method_bytes(config, model, method)
+    held = math.ceil(whole * rank_share(model, config.parallel.tp_size)) + head_bytes(config, model)
+    return held - saved_bytes(config, model)
+
+
+def saved_bytes(config: Config, model: ModelFacts) -> int:
+    """Bytes of weights that are not on the device, because they are in host memory. Raises Refusal."""
+    moved = host_layers(config, model)
+    return 0 if moved is None else moved.saved
+
+
+def head_bytes(config: Config, model: ModelFacts) -> int:
+    """Bytes of the dense layers after pooling, which each rank has if anything is pooled."""
+    return model.head.dense_bytes if config.model.is_embedding else 0
+
+
+def quantization_method(config: Config, model: ModelFacts) -> QuantMethod | None:
+    """The method by which the layers will hold the weights; None if they are not quantized."""
     weights = config.weights
-    dequantize = weights.dequantize_weights or config.model.model_impl == "transformers"
-    dequantize = dequantize or config.model.load_format == "dummy"
-    method = chosen(model, weights.quantization, weights.torchao_config, dequantize=dequantize)
-    item = item_size(config.model.dtype)
-    whole = stored_bytes(model, item) if method is None else method.weight_bytes(model, item, _projection_params(model))
-    return math.ceil(whole * rank_share(model, config.parallel.tp_size))
+    dequantize = weights.dequantize_weights or config.model.load_format == "dummy"
+    dequantize = dequantize or config.model.model_impl == "transformers" or _native(model) is None
+    return chosen(model, weights.quantization, weights.torchao_config, dequantize=dequantize)
 
 
-def _projection_params(model: ModelFacts) -> int:
-    """The weights of all projections; 0 if native layers do not support the model."""
-    try:
-        return native_config(model.architecture, model.config).projection_params
-    except (UnsupportedConfig, KeyError, TypeError, ValueError):  # refused when it is built
-        return 0
+def _method_bytes(config: Config, model: ModelFacts, method: QuantMethod) -> int:
+    """Bytes of the weights of a whole model that a method holds."""
+    native, dtype = _native(model), config.model.dtype
+    exact = None if native is None else quantized_bytes(model, native, method, dtype)
+    if exact is not None:
+        return exact
+    return method.weight_bytes(model, item_size(dtype), 0 if native is None else native.projection_params)
+
+
+def _native(model: ModelFacts) -> NativeConfig | None:
+    """The configuration of the native layers; None if they do not support the model."""
+    native = native_or_reason(model.architecture, model.config)
+    return None if isinstance(native, str) else native
+
+
+def _unknown_size(model: ModelFacts) -> Rejection:
+    return Rejection(
+        "unknown_size",
+        "model",
+        model.architecture,
+        "memory budget",
+        f"its size is not known: {model.unknown_sizes}",
+        "Download the weights, whose files say their exact size.",
+    )
 
 
 def _bytes(amount: int) -> str:
     return amount_text(amount, "bytes")
 
 
-def _too_small(config: Config, breakdown: list[tuple[str, str]]) -> Rejection:
+def _remedy(own: int, static: int, room: int, smaller_part: str) -> str:
+    """What would help: no setting of the pool does where the weights alone do not fit."""
+    if own >= room:
+        others = "use a device with more memory, or smaller or quantized weights"
+        return f"The weights alone do not fit: {smaller_part}{others}."
+    if own >= static:
+        return "The weights alone take what --mem-fraction-static allows: raise it."
+    return (
+        "Free memory on the device, raise --mem-fraction-static or --max-total-tokens, use a smaller --page-size, "
+        "fewer --max-running-requests or a smaller --chunked-prefill-size."
+    )
+
+
+def _too_small(config: Config, breakdown: list[tuple[str, str]], remedy: str) -> Rejection:
     explanation = "; ".join(sentence for _, sentence in breakdown)
     return Rejection(
         "pool_too_small",
@@ -147,6 +252,5 @@ def _too_small(config: Config, breakdown: list[tuple[str, str]]) -> Rejection:
         None,
         "memory budget",
         f"it cannot hold one request of {SMALLEST_REQUEST} tokens in pages of {config.memory.page_size}: {explanation}",
-        "Free memory on the device, raise --mem-fraction-static or --max-total-tokens, use a smaller --page-size, "
-        "fewer --max-running-requests or a smaller --chunked-prefill-size.",
+        remedy,
     )

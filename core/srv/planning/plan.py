@@ -6,34 +6,96 @@ from typing import NamedTuple
 
 from srv.args.defaults import HOST_MEMORY, RESERVED_MEMORY
 from srv.args.statement import Resolved, UserInput
+from srv.errors import Refusal, Rejection
+from srv.io.memory_lines import MemoryLine
 from srv.planning.budget import Budget, estimate
-from srv.planning.resolution import resolve_plan
+from srv.planning.kernels import KernelPlan, divides
+from srv.planning.ledger import predict
+from srv.planning.resolution import FindModel, FindTarget, resolve_plan
 from srv.planning.target import Target, find_target
 from srv.specs import ModelFacts
 
+_DIVIDING = ("pp_size", "ep_size", "dp_size", "enable_dp_attention")
+
 
 class LaunchPlan(NamedTuple):
-    """The result of a plan. `model` is None if no model is set and no demo model is installed."""
+    """The result of a plan. `model` is None if no model is set and no demo model is installed.
+
+    `refusals`: why a launch would end, although everything else could be computed: before it reads weights, or (with
+    `budget` None) because of the memory, which a launch measures once it has read them, and a plan estimates. `budget`
+    is also None without a model, and with sizes that are not known (`ModelFacts.unknown_sizes`).
+    `unchecked`: what only a launch finds out.
+    `ledger`: the predicted lines of the memory of one rank; () without a budget. `kernels`: what computes each part.
+    """
 
     target: Target
     model: ModelFacts | None
     resolved: Resolved
     budget: Budget | None
     notes: tuple[str, ...]
+    refusals: tuple[Rejection, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    ledger: tuple[MemoryLine, ...] = ()
+    kernels: KernelPlan = KernelPlan(())
 
 
-def make_plan(user: UserInput) -> LaunchPlan:
-    """Find device and model, resolve, estimate the budget. Refusal with everything that can be checked at once."""
-    plan = resolve_plan(user, find_target, model_needed=False)
-    if plan.model is None:
-        return LaunchPlan(plan.target, None, plan.resolved, None, plan.notes)
-    resolved, device = plan.resolved, plan.target.device
-    shared = HOST_MEMORY in resolved.capabilities
-    budget = estimate(resolved.config, plan.model, device, reserved_bytes(resolved), shared=shared)
-    return LaunchPlan(plan.target, plan.model, plan.resolved, budget, plan.notes)
+def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindModel | None = None) -> LaunchPlan:
+    """Find device and model, resolve, estimate the budget. Refusal if there is nothing to show but refusals.
+
+    find, find_model: as in `resolve_plan`.
+
+    Planned values, and values that violate a constraint, are resolved like others, and are among its `refusals`.
+    """
+    plan = resolve_plan(user, find, find_model=find_model, model_needed=False, on_this_host=False, carry=True)
+    refusals = [*plan.resolved.refusals, *plan.check.refusals]
+    budget, ledger = None, tuple[MemoryLine, ...]()
+    if plan.model is not None and plan.check.has_pools and divides(plan.resolved):
+        resolved, device = plan.resolved, plan.target.device
+        shared = HOST_MEMORY in resolved.capabilities
+        try:
+            budget = estimate(resolved.config, plan.model, device, reserved_bytes(resolved), shared=shared)
+            ledger = predict(resolved.config, plan.model, reserved_parts(resolved), budget)
+        except Refusal as refusal:
+            refusals += refusal.rejections
+    notes = (*plan.notes, *_unused_devices(plan.resolved), *_outside_memory(plan.resolved))
+    return LaunchPlan(
+        plan.target,
+        plan.model,
+        plan.resolved,
+        budget,
+        notes,
+        refusals=tuple(dict.fromkeys(refusals)),
+        unchecked=plan.check.unchecked,
+        ledger=ledger,
+        kernels=plan.check.kernels,
+    )
+
+
+def _unused_devices(resolved: Resolved) -> tuple[str, ...]:
+    """A note if the described machine has devices without a rank."""
+    device, ranks = resolved.device, resolved.config.parallel.tp_size
+    if device is None or HOST_MEMORY in resolved.capabilities or ranks >= device.count:
+        return ()
+    rank = "one rank uses one" if ranks == 1 else f"{ranks} ranks use {ranks}"
+    return (f"device: {rank} of the {device.count} devices (tp_size is {ranks}); the others are not used",)
+
+
+def _outside_memory(resolved: Resolved) -> tuple[str, ...]:
+    """A note on planned values that would divide weights or KV pool in a way that the budget does not know."""
+    values = [each.what for each in resolved.refusals if each.code == "planned" and each.what in _DIVIDING]
+    if not values:
+        return ()
+    return (f"the memory of weights and KV pool is that of tp_size alone, without {', '.join(values)}",)
 
 
 def reserved_bytes(resolved: Resolved) -> int:
     """Bytes that the resolved quantities keep free of weights and KV pool."""
-    quantity = resolved.quantities.get(RESERVED_MEMORY)
-    return int(quantity.total) if quantity else 0
+    return int(sum(reserved_parts(resolved).values()))
+
+
+def reserved_parts(resolved: Resolved) -> dict[str, float]:
+    """The parts of these bytes by name; those of several owners with one name are added."""
+    quantity, parts = resolved.quantities.get(RESERVED_MEMORY), dict[str, float]()
+    for part in quantity.parts if quantity else ():
+        parts[part.name] = parts.get(part.name, 0.0) + part.amount
+    return parts

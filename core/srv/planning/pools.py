@@ -14,12 +14,11 @@ from typing import assert_never
 
 from srv.args.config import Config
 from srv.args.statement import amount_text
-from srv.errors import Refusal, Rejection
+from srv.dtypes import FLOAT8
 from srv.memory.groups import PageGroup, most_unconfirmed, window_pages
 from srv.models.architectures.sharding import rank_facts
 from srv.planning.steps import draft_count, step_depth
 from srv.specs import (
-    CacheSpec,
     FullAttention,
     KVLayout,
     Latent,
@@ -38,33 +37,11 @@ PREFIX_PAGES = 8
 
 
 def cache_specs(config: Config, model: ModelFacts) -> tuple[PagedSpec, ...]:
-    """The cache groups of one rank. Raises Refusal for recurrent ones, whose slots are not planned yet."""
+    """The cache groups of one rank that have pages; `srv.planning.states` has the others, whose states have slots."""
     groups = rank_facts(model, config.parallel.tp_size).cache_groups
     if config.memory.disable_hybrid_swa_memory:
         groups = single_pool(groups)
-    return tuple(_paged(spec) for spec in groups)
-
-
-def _paged(spec: CacheSpec) -> PagedSpec:
-    match spec:
-        case FullAttention() | SlidingWindow() | Latent():
-            return spec
-        case Recurrent():
-            raise Refusal([_recurrent_states(spec)])
-        case _ as never:
-            assert_never(never)
-
-
-def _recurrent_states(spec: Recurrent) -> Rejection:
-    return Rejection(
-        "recurrent_states",
-        "model",
-        None,
-        "memory budget",
-        f"{len(spec.layers)} of its layers keep recurrent states ({', '.join(each.name for each in spec.states)}), and "
-        "this version of srv allocates pages only",
-        "Choose a model whose layers all use attention.",
-    )
+    return tuple(spec for spec in groups if not isinstance(spec, Recurrent))
 
 
 def page_group(spec: PagedSpec, pages: int, page_size: int) -> PageGroup:
@@ -75,7 +52,7 @@ def page_group(spec: PagedSpec, pages: int, page_size: int) -> PageGroup:
 def kv_dtype(config: Config) -> str:
     """The torch dtype name of the KV pool; "auto" is that of the activations."""
     chosen: str = config.platform.kv_cache_dtype
-    return config.model.dtype if chosen == "auto" else chosen
+    return config.model.dtype if chosen == "auto" else FLOAT8.get(chosen, chosen)
 
 
 def bytes_per_page(config: Config, model: ModelFacts) -> list[int]:
@@ -95,6 +72,8 @@ def divide_pool(config: Config, model: ModelFacts, pool: int) -> tuple[tuple[Pag
 
     Each group has one page more, page 0. If there is no room, the number of pages is 0 or less.
     """
+    if not model.has_pool:
+        return _without_pool(config, model)
     specs, sizes = cache_specs(config, model), bytes_per_page(config, model)
     division = _Division(config, model, specs)
     lines: Lines = [
@@ -122,15 +101,23 @@ def divide_pool(config: Config, model: ModelFacts, pool: int) -> tuple[tuple[Pag
     return tuple(groups), lines
 
 
+def _without_pool(config: Config, model: ModelFacts) -> tuple[tuple[PageGroup, ...], Lines]:
+    """One page without bytes for each running request: it covers the whole context."""
+    context = config.model.context_length or model.context_length
+    requests = config.schedule.max_running_requests
+    line = f"no KV pool: all layers attend within one step, and {requests} requests may run at a time"
+    return (PageGroup(requests, context),), [("page", line)]
+
+
 def group_lines(config: Config, model: ModelFacts, groups: Sequence[PageGroup]) -> Lines:
     """What the pages of each group hold, and why a group with a window has its number of them."""
+    if not model.has_pool:
+        return []
     division = _Division(config, model, cache_specs(config, model))
     lines: Lines = []
     for number, (group, size) in enumerate(zip(groups, bytes_per_page(config, model), strict=True)):
         held = f"{group.pages} pages, {group.pages * group.page_size} tokens, {_bytes((group.pages + 1) * size)}"
         lines.append((_name("pages", number), held if number == 0 else f"{held}: {division.reason(number)}"))
-    if config.memory.swa_full_tokens_ratio is not None and len(groups) == 1:
-        lines.append(("ratio", "swa_full_tokens_ratio has no effect: all layers have the same window, or none"))
     return lines
 
 

@@ -1,32 +1,57 @@
 """Resolution before anything starts: the user's arguments, a platform and the model's facts become a configuration.
 
 Torch-free. `srv launch` resolves for this machine, `srv plan` for any device; a refusal comes before weights are read.
+The facts of a model on a hub come from headers; a launch downloads it once nothing is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os.path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from srv.args.config import ARGUMENTS
 from srv.args.resolve import resolve
 from srv.args.statement import Resolved, UserInput
-from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejection
-from srv.models.locate import locate
+from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejection, as_sentence
+from srv.models import hub
+from srv.models.examined import Examined, examine
+from srv.models.formats.third_party import described
+from srv.models.locate import locate, located, on_hub
+from srv.models.options import ReadOptions
 from srv.models.read import read_facts
+from srv.models.remote_code import code_files, files_of, runs_code, tokenizer_classes
+from srv.models.score_template import read_score_template
+from srv.planning.kernels import KernelPlan
+from srv.planning.launchable import LaunchCheck, check_launch
 from srv.planning.target import Target, this_machine
+from srv.platform import numa
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import Manifest
+from srv.quantization.registry import chosen
 from srv.specs import ModelFacts
+
+FindTarget = Callable[[str | None, str], Target]
+FindModel: TypeAlias = "Callable[[UserInput], AbstractContextManager[FoundModel | None]]"
 
 
 class ResolvedPlan(NamedTuple):
-    """The user's arguments, resolved for a target. `model` is None only if none was needed."""
+    """The user's arguments, resolved for a target. `model` is None only if none was needed.
+
+    `check`: whether a launch would get as far as the weights. `remote`: the model is on a hub, and its facts come from
+    headers.
+    """
 
     target: Target
     model: ModelFacts | None
     resolved: Resolved
     notes: tuple[str, ...]
+    check: LaunchCheck
+    remote: bool = False
 
 
 class LaunchContext(NamedTuple):
@@ -38,6 +63,7 @@ class LaunchContext(NamedTuple):
     resolved: Resolved
     reason: str
     notes: tuple[str, ...]
+    kernels: KernelPlan = KernelPlan(())
 
     @property
     def platform(self) -> str:
@@ -45,46 +71,86 @@ class LaunchContext(NamedTuple):
 
 
 def resolve_launch(user: UserInput) -> LaunchContext:
-    """Resolve for this machine. Refusal with everything that conflicts with a launch."""
-    plan = resolve_plan(user, this_machine)
-    assert plan.model is not None
-    target = plan.target
-    return LaunchContext(target.manifest, target.device, plan.model, plan.resolved, target.reason, plan.notes)
+    """Resolve for this machine, then download the model. Refusal with everything that conflicts with a launch."""
+    plan = resolve_plan(user, this_machine, examine_local=False)
+    target, model, resolved, check = plan.target, plan.model, plan.resolved, plan.check
+    _raise_refusals(check)
+    if plan.remote:
+        try:
+            options = read_options(user)
+            path = locate(user.value("model_path"), user.value("revision"), options.remote_code, _cache(user))
+            model = read_facts(path, options)
+        except ModelError as error:
+            raise Refusal([model_fault(user, error)]) from error
+        resolved = resolve_arguments(user, target, model)
+        check = check_launch(target, model, resolved, None)
+        _raise_refusals(check)
+    assert model is not None
+    notes = tuple(dict.fromkeys((*plan.notes, *check.notes)))
+    return LaunchContext(target.manifest, target.device, model, resolved, target.reason, notes, check.kernels)
+
+
+def _raise_refusals(check: LaunchCheck) -> None:
+    if check.refusals:
+        raise Refusal(check.refusals)
 
 
 def resolve_plan(
-    user: UserInput, find_target: Callable[[str | None, str], Target], *, model_needed: bool = True
+    user: UserInput,
+    find_target: FindTarget,
+    *,
+    find_model: FindModel | None = None,
+    model_needed: bool = True,
+    on_this_host: bool = True,
+    carry: bool = False,
+    examine_local: bool = True,
 ) -> ResolvedPlan:
     """Find device and model and resolve. Refusal with everything that can be checked at once.
 
-    `find_target(text of --device or None, who set it)` raises Refusal or PlatformUnavailable.
+    `find_target(text of --device or None, who set it)` raises Refusal or PlatformUnavailable. `find_model`: None is
+    `find_the_model`, with `model_needed`. `on_this_host`: the engine is going to run here, so that the NUMA nodes that
+    it is bound to have to exist. `carry`: as in `srv.args.resolve.resolve`. `examine_local`: ask transformers for a
+    local model without native layers.
     """
     faults: list[Rejection] = list(user.rejections)
-    target = model = None
+    target = found = None
+    code: Sequence[str] = ()
     try:
         target = find_target(user.value("device"), _source(user, "device"))
     except Refusal as refusal:
         faults += refusal.rejections
     except PlatformUnavailable as error:
-        faults.append(_fault(user, "device", error.code, error.reason, error.remedy))
-    try:
-        model = _find_model(user, model_needed)
-    except ModelError as error:
-        faults.append(_fault(user, "model_path", error.code, f"{error.what}: {error.reason}", error.remedy))
-    faults += _missing_files(user)
-    try:  # even without a device or a model, so that their faults are reported with all others
-        resolved = resolve_arguments(user, target, model)
-    except Refusal as refusal:
-        raise Refusal(list(dict.fromkeys([*faults, *refusal.rejections]))) from refusal
-    if faults or target is None:
-        raise Refusal(faults)
-    return ResolvedPlan(target, model, resolved, (*user.notes, *target.notes))
+        faults.append(argument_fault(user, "device", error.code, error.reason, error.remedy))
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(find_model(user) if find_model else find_the_model(user, model_needed))
+            code = _tokenizer_code(user, found)
+        except ModelError as error:
+            faults.append(model_fault(user, error))
+        faults += [*_missing_files(user), *_faulty_template(user)]
+        if on_this_host:
+            faults += _unfit_nodes(user)
+        model = None if found is None else found.facts
+        try:  # even without a device or a model, so that their faults are reported with all others
+            resolved = resolve_arguments(user, target, model, carry=carry)
+        except Refusal as refusal:
+            raise Refusal(list(dict.fromkeys([*faults, *refusal.rejections]))) from refusal
+        if faults or target is None:
+            raise Refusal(list(dict.fromkeys([*faults, *resolved.refusals])))
+        remote = found is not None and found.remote
+        asked = found.examine if found is not None and (remote or examine_local) else None
+        files = found.files if remote and found is not None else None
+        check = check_launch(target, model, resolved, asked, files)
+    notes = (*user.notes, *target.notes, *_model_notes(model, resolved, code), *check.notes)
+    return ResolvedPlan(target, model, resolved, notes, check, remote)
 
 
-def resolve_arguments(user: UserInput, target: Target | None, model: ModelFacts | None) -> Resolved:
+def resolve_arguments(
+    user: UserInput, target: Target | None, model: ModelFacts | None, *, carry: bool = False
+) -> Resolved:
     """Resolve for a target, or for no platform at all."""
     if target is None:
-        return resolve(user, model=model)
+        return resolve(user, model=model, carry=carry)
     return resolve(
         user,
         manifest=target.manifest,
@@ -92,33 +158,140 @@ def resolve_arguments(user: UserInput, target: Target | None, model: ModelFacts 
         model=model,
         backends=target.extra,
         chosen_because=target.reason,
+        carry=carry,
     )
 
 
-def _find_model(user: UserInput, needed: bool) -> ModelFacts | None:
-    path = user.value("model_path")
+def _model_notes(model: ModelFacts | None, resolved: Resolved, code: Sequence[str]) -> tuple[str, ...]:
+    """What an operator should know about what is served of a model. `code`: the classes that read its tokenizer."""
+    notes: list[str] = []
+    if model is not None and model.text_part_of is not None:
+        notes.append(
+            f"only the text part of {model.text_part_of} is served, as {model.architecture}: its vision weights are "
+            "not loaded, and requests with images are refused"
+        )
+    if model is not None and model.overrides:
+        values = ", ".join(f"{name} = {json.dumps(value)}" for name, value in model.overrides.items())
+        notes.append(f"the configuration of {model.name} has other values (json_model_override_args): {values}")
+    weights = resolved.config.weights
+    if model is not None:
+        method = chosen(model, weights.quantization, weights.torchao_config, dequantize=False)
+        notes += [f"{model.name}: {method.note}"] if method is not None and method.note else []
+    if model is not None and weights.custom_weight_loader:
+        loaders = described(weights.custom_weight_loader)
+        notes.append(f"the weights of {model.name} are given by {loaders}, whose code runs in each worker")
+    if model is not None and runs_code(model, resolved.config.model.model_impl):
+        notes.append(f"Python code in the folder of {model.name} is run (trust_remote_code): {code_files(model)}")
+    if model is not None and code:
+        files = files_of(code)
+        notes.append(f"Python code in the folder of {model.name} is run for its tokenizer (trust_remote_code): {files}")
+    return tuple(notes)
+
+
+@dataclass
+class FoundModel:
+    """A model's facts. `files`: where its headers lie, if it is remote: on a hub, and not downloaded."""
+
+    facts: ModelFacts
+    files: Path
+    remote: bool = False
+    _examined: Examined | None = None
+
+    def examine(self, facts: ModelFacts) -> Examined:
+        """What transformers says of it; asked once."""
+        if self._examined is None and self.remote and runs_code(facts):
+            self._examined = Examined(unknown="its Python code is not on this machine yet")
+        if self._examined is None:
+            self._examined = examine(replace(facts, path=str(self.files)))
+        return self._examined
+
+
+def _tokenizer_code(user: UserInput, found: FoundModel | None) -> tuple[str, ...]:
+    """The classes in Python code that read the tokenizer of a model on this machine. Raises ModelError remote_code."""
+    elsewhere = user.value("tokenizer_path") is not None or user.value("skip_tokenizer_init")
+    if found is None or found.remote or not found.facts.remote_code or elsewhere:
+        return ()
+    return tokenizer_classes(found.files)
+
+
+@contextmanager
+def find_the_model(user: UserInput, needed: bool = True) -> Iterator[FoundModel | None]:
+    """The model until the context ends. Raises ModelError when it begins."""
+    model_path, revision = user.value("model_path"), user.value("revision")
+    on = on_hub(model_path, revision, _cache(user))
+    options, listing = read_options(user), None if on is None else hub.list_files(on)
+    if on is None or listing is None or hub.is_cached(on, listing, options.remote_code):
+        yield _find_local(user, needed, options)
+        return
+    with hub.read_headers(on, listing) as files:
+        facts = read_facts(files if on.file is not None else located(files), options)
+        # Messages name the model as the user did: its headers exist only for now.
+        yield FoundModel(replace(facts, path=on.name), Path(facts.path), remote=True)
+
+
+def _find_local(user: UserInput, needed: bool, options: ReadOptions) -> FoundModel | None:
     try:
-        return read_facts(locate(path, user.value("revision")))
+        path = locate(user.value("model_path"), user.value("revision"), options.remote_code, _cache(user))
+        return FoundModel(read_facts(path, options), path)
     except ModelError as error:
         if error.code == "no_model" and not needed:
             return None  # no demo model: values that depend on the model remain unknown
         raise
 
 
+def _cache(user: UserInput) -> Path | None:
+    """The folder for models from a hub; None for the hub library's own."""
+    folder = user.value("download_dir")
+    return None if folder is None else Path(folder).expanduser().absolute()
+
+
+def read_options(user: UserInput) -> ReadOptions:
+    """What the user says of the model's files. Overrides that are not valid JSON are refused elsewhere."""
+    try:
+        overrides = json.loads(user.value("json_model_override_args") or "{}")
+    except (ValueError, RecursionError):
+        overrides = {}
+    return ReadOptions(overrides if isinstance(overrides, dict) else {}, bool(user.value("trust_remote_code")))
+
+
 def _missing_files(user: UserInput) -> list[Rejection]:
-    """Rejections of files that do not exist; their contents are checked when they are read."""
-    named = {argument: user.value(argument) for argument in ("tokenizer_path", "chat_template")}
+    """Rejections of files that do not exist or cannot be seen; their contents are checked when they are read."""
+    arguments = ("tokenizer_path", "chat_template", "quantization_param_path")
+    named = {argument: user.value(argument) for argument in arguments}
     return [
-        _fault(user, argument, "not_found", "there is no such file or folder", "Correct the path, or leave it out.")
-        for argument, path in named.items()
-        if path is not None and not Path(path).expanduser().exists()
+        argument_fault(user, each, "not_found", "there is no such file or folder", "Correct the path, or leave it out.")
+        for each, path in named.items()
+        if path is not None and not os.path.exists(Path(path).expanduser())
     ]
 
 
-def _fault(user: UserInput, argument: str, code: str, reason: str, remedy: str) -> Rejection:
+def _faulty_template(user: UserInput) -> list[Rejection]:
+    template = user.value("score_template")
+    try:
+        if template:
+            read_score_template(template)
+    except ModelError as error:
+        return [argument_fault(user, "score_template", error.code, error.reason, error.remedy)]
+    return []
+
+
+def _unfit_nodes(user: UserInput) -> list[Rejection]:
+    reasons = [numa.why_unfit(node) for node in dict.fromkeys(user.value("numa_node") or ())]
+    return [
+        argument_fault(user, "numa_node", "no_such_node", reason, "Name nodes of this host, or leave it out.")
+        for reason in reasons
+        if reason is not None
+    ]
+
+
+def model_fault(user: UserInput, error: ModelError) -> Rejection:
+    return error.rejection(user.value("model_path"), _source(user, "model_path"))
+
+
+def argument_fault(user: UserInput, argument: str, code: str, reason: str, remedy: str) -> Rejection:
     value = user.value(argument)
-    sentence = remedy if remedy.endswith((".", "?")) else f"{remedy}."  # exceptions add it only when they are printed
-    return Rejection(code, argument, None if value is None else str(value), _source(user, argument), reason, sentence)
+    shown = None if value is None else ARGUMENTS[argument].show(value)
+    return Rejection(code, argument, shown, _source(user, argument), reason, as_sentence(remedy))
 
 
 def _source(user: UserInput, argument: str) -> str:

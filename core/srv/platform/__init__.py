@@ -12,6 +12,8 @@ The modules of the first list are torch-free:
     installed      reads the entry points of installed distributions
     registry       discovery of plugins through entry points
     host           facts about installed packages, for probes
+    sensors        what devices report of themselves, for the doctor and for metrics
+    pci            cards on the PCI bus, for probes
     probe          runs a plugin's probe in a child process (probe_child)
     choose         platform selection: command line > environment > config file > automatic
     doctor         examines one platform in a child process (doctor_child); results are `finding`s
@@ -28,6 +30,7 @@ The modules of the first list are torch-free:
     transfers      copies between host and device, through staging memory of the step
     pools          allocates the pools of cache groups
     page_copies    copies pages between pools
+    diagnosis      checks that a platform's `diagnose` may return
 """
 
 API_VERSION = (2, 0)

@@ -17,11 +17,18 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "host_memory": "the device computes in host memory, which it shares with every other process",
         "overlap": "the host may plan the next step while the device computes the current one",
         "communicator": "several ranks on one machine compute each layer together: Platform.communicator",
+        "memory_use": "what this process has allocated on the device is known: Platform.memory_use",
+        "profiler_ranges": "named ranges for the profiler of the device's vendor: Platform.profiler_range",
         "graphs": "a captured step can be replayed with new KV lengths from the host",
+        "piecewise_graphs": "a forward pass can be captured in pieces, between which others run: Platform.graph_piece",
+        "torch_compile": "torch.compile can trace the ops of a model: they are made of torch's operators",
         "w8a8": "int8 weights times activations quantized to int8: ops linear_w8a8, linear_w8a8_static",
         "int8_weights": "int8 weights times activations that are not quantized: op linear_int8",
+        "fp8_weights": "FP8 (e4m3) weights with scales of outputs or blocks, times activations: op linear_fp8",
         "gguf_blocks": "weights that stay in GGUF's quantized blocks: ops linear_gguf, rows_gguf (embedding lookup)",
         "int8_kv": "an int8 KV pool with space for its scales, and attention that reads it: see KVLayout",
+        "fp8_kv": "a KV pool of 8-bit floats, and attention that applies the scales of layers: see KVLayout",
+        "batch_invariant": "weight products, and ops that declare it, give a row the same bits with any other rows",
         "float32": "weights, activations and KV pool in float32",
         "float16": "weights, activations and KV pool in float16",
         "bfloat16": "weights, activations and KV pool in bfloat16",
@@ -32,6 +39,7 @@ OPS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "w8a8": ("linear_w8a8", "linear_w8a8_static"),
         "int8_weights": ("linear_int8",),
+        "fp8_weights": ("linear_fp8",),
         "gguf_blocks": ("linear_gguf", "rows_gguf"),
     }
 )

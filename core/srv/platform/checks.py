@@ -16,6 +16,7 @@ import srv
 from srv.errors import PluginError
 from srv.platform import API_VERSION, OLDEST_API
 from srv.platform.capabilities import CAPABILITIES, SINCE
+from srv.platform.experts import FAMILY as MOE
 from srv.platform.facts import (
     FAMILIES,
     LENGTHS,
@@ -29,12 +30,13 @@ from srv.platform.facts import (
     Support,
 )
 from srv.platform.manifest import Manifest
+from srv.platform.op_checks import check_ops, check_target
 from srv.specs import LAYER_TRAITS
 
 Version = tuple[int, int]
 
+_LOWER = "Write the name in lower case: what follows --device is compared in lower case"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,14 +78,8 @@ class _Plugin:
         try:
             signature.bind(*parameters)
         except TypeError as error:
-            reason = f"has the signature {signature}"
-            raise PluginError(
-                self.distribution,
-                member,
-                reason,
-                f"It must take {expected} and require no other parameter",
-                "signature",
-            ) from error
+            reason, remedy = f"has the signature {signature}", f"It must take {expected} and require no other parameter"
+            raise PluginError(self.distribution, member, reason, remedy, "signature") from error
 
 
 def check_manifest(
@@ -100,8 +96,7 @@ def check_manifest(
     """Return the manifest if it follows the contract; raise PluginError if not.
 
     `name` is the entry point's name. `api` and `oldest` are the contract versions that this `srv` supports, `since`
-    names what is newer than the oldest, and `core` is its own version; they are parameters so that tests can check
-    other versions.
+    names what is newer than the oldest, and `core` is its own version: tests check others.
     """
     plugin = _Plugin(distribution, version)
     if not isinstance(manifest, Manifest):
@@ -202,6 +197,7 @@ def _check_members(plugin: _Plugin, manifest: Manifest, name: str | None) -> Non
     plugin.require_signature(manifest.probe, "Manifest.probe", "context: ProbeContext")
     plugin.require_signature(manifest.create, "Manifest.create", "context: EngineContext")
     plugin.require_signature(manifest.worker_env, "Manifest.worker_env", "device: DeviceFacts", "rank: int")
+    plugin.require_signature(manifest.sensors, "Manifest.sensors", "device: DeviceFacts")
 
 
 def _check_names(plugin: _Plugin, names: object, member: str) -> None:
@@ -218,15 +214,16 @@ def _check_facts(plugin: _Plugin, manifest: Manifest, since: Mapping[str, Versio
     _check_entries(plugin, facts.contributions, Contribution, "compute", "PlatformFacts.contributions")
     _check_entries(plugin, facts.constraints, Constraint, "check", "PlatformFacts.constraints")
     _check_support(plugin, manifest)
+    check_ops(facts.ops, plugin)
     plugin.require_type(facts.backends, Mapping, "PlatformFacts.backends")
     for family, specs in facts.backends.items():
         check_backends(family, specs, plugin.distribution, manifest.api, since)
 
 
 def _check_profiles(plugin: _Plugin, manifest: Manifest, since: Mapping[str, Version]) -> None:
-    member = "PlatformFacts.profiles"
-    profiles = manifest.facts.profiles
-    plugin.require_type(profiles, Mapping, member)
+    member, profiles = "PlatformFacts.profiles", manifest.facts.profiles
+    for owner, described in ((member, profiles), ("PlatformFacts.cards", manifest.facts.cards)):
+        plugin.require_type(described, Mapping, owner)
     for variant in manifest.variants:
         plugin.require(
             variant in profiles and profiles[variant].variant == variant,
@@ -234,15 +231,15 @@ def _check_profiles(plugin: _Plugin, manifest: Manifest, since: Mapping[str, Ver
             f"has no profile named {variant!r} of that variant",
             "Give each variant a profile of its own name, so that `srv plan` can resolve for it",
         )
-    for name, device in profiles.items():
-        where = f"{member}[{name!r}]"
+    named = [(f"{member}[{name!r}]", name, device) for name, device in profiles.items()]
+    named += [(f"PlatformFacts.cards[{name!r}]", name, device) for name, device in manifest.facts.cards.items()]
+    for where, name, device in named:
+        plugin.require_type(name, str, where)
+        plugin.require(name == name.lower(), where, "is not in lower case", _LOWER)
         plugin.require_type(device, DeviceFacts, where)
-        plugin.require(
-            device.variant in manifest.variants,
-            where,
-            f"has the variant {device.variant!r}, which Manifest.variants does not name",
-            f"Use one of {', '.join(manifest.variants)}",
-        )
+        fits = device.variant in manifest.variants
+        reason = f"has the variant {device.variant!r}, which Manifest.variants does not name"
+        plugin.require(fits, where, reason, f"Use one of {', '.join(manifest.variants)}")
         sized = device.memory_bytes > 0 and device.count > 0
         plugin.require(sized, where, "describes no device", "Set memory_bytes and count above zero")
         _check_capabilities(plugin, manifest, name, device, since)
@@ -350,20 +347,24 @@ def _check_backend(plugin: _Plugin, family: str, spec: BackendSpec) -> None:
     plugin.require_text(spec.name, f"{where}: name")
     plugin.require_type(spec.priority, int, f"{where}: priority")
     plugin.require_signature(spec.check, f"{where}: check", "context: ResolutionContext")
-    plugin.require_type(spec.target, str, f"{where}: target")
-    well_formed = _TARGET.fullmatch(spec.target) is not None
-    plugin.require(well_formed, f"{where}: target", f"is {spec.target!r}", 'Write it as "package.module:Class"')
+    if family != MOE:
+        check_target(plugin, spec.target, f"{where}: target")
+    remedy = "Leave it empty: the backend is the ops of its name in PlatformFacts.ops"
+    plugin.require(family != MOE or spec.target == "", f"{where}: target", f"is {spec.target!r}", remedy)
+    _check_names(plugin, spec.arguments, f"{where}: arguments")
+    for flag in ("fallback", "graphs", "batch_invariant"):
+        plugin.require_type(getattr(spec, flag), bool, f"{where}: {flag}")
 
 
 def _check_attention(plugin: _Plugin, spec: BackendSpec) -> None:
     where = f"backend attention {spec.name}"
     plugin.require_text(spec.kv_order, f"{where}: kv_order")
-    plugin.require_type(spec.graphs, bool, f"{where}: graphs")
-    known = spec.lengths in LENGTHS
-    plugin.require(known, f"{where}: lengths", f"is {_shown(spec.lengths)}", f"Use one of {', '.join(LENGTHS)}")
+    remedy = f"Use one of {', '.join(LENGTHS)}"
+    plugin.require(spec.lengths in LENGTHS, f"{where}: lengths", f"is {_shown(spec.lengths)}", remedy)
     _check_names(plugin, spec.traits, f"{where}: traits")
     unknown = sorted(set(spec.traits) - set(LAYER_TRAITS))
     plugin.require(not unknown, f"{where}: traits", f"names {unknown}", f"Use {', '.join(LAYER_TRAITS)}")
+    check_target(plugin, spec.latent or spec.target, f"{where}: latent")
 
 
 def _check_unique(plugin: _Plugin, member: str, specs: tuple[BackendSpec, ...]) -> None:

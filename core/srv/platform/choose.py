@@ -4,6 +4,7 @@
     NAME                                      that platform, with the device of this machine
     NAME:PROFILE                              the same, and the device must be of the profile's variant
     NAME:PROFILE,memory=64GiB,count=8         a machine described for `srv plan`, present or not
+    NAME:CARD                                 a card by its own name, wherever a profile may stand
 
 Selection: command line > environment > config file > automatic. The first three arrive here as
 `requested`, and `source` says which one; automatic is None. Nothing falls back silently: a requested platform
@@ -113,7 +114,8 @@ def device_for_plan(request: DeviceRequest, found: Mapping[str, InstalledPlatfor
     The name alone is enough if a platform has only one profile. PlatformUnavailable for an unknown name or a
     refused plugin, Refusal for a profile that is unknown or missing.
     """
-    profiles = _requested_platform(request, found).loaded.facts.profiles
+    facts = _requested_platform(request, found).loaded.facts
+    profiles, cards = facts.profiles, facts.cards
     listed = ", ".join(f"{request.name}:{profile}" for profile in profiles)
     if request.profile is None:
         if len(profiles) != 1:
@@ -121,10 +123,13 @@ def device_for_plan(request: DeviceRequest, found: Mapping[str, InstalledPlatfor
         device = next(iter(profiles.values()))
     elif request.profile in profiles:
         device = profiles[request.profile]
+    elif (card := _card(request.profile, cards)) is not None:
+        device = cards[card]
     else:
-        hint = _nearest(request.profile, profiles)
-        remedy = f"{hint} Known: {listed}" if hint else f"Known: {listed}"
-        raise request.refusal("unknown_profile", f"{request.name} has no profile {request.profile!r}", remedy)
+        hint = _cards_elsewhere(request.profile, found) or _nearest(request.profile, (*profiles, *cards))
+        known = f"Known: {listed}" + (f", and the cards {', '.join(cards)}" if cards else "")
+        reason = f"{request.name} has no profile {request.profile!r}" + (" and no card of that name" if cards else "")
+        raise request.refusal("unknown_profile", reason, f"{hint} {known}" if hint else known)
     return replace(
         device, memory_bytes=request.memory_bytes or device.memory_bytes, count=request.count or device.count
     )
@@ -202,7 +207,18 @@ def _choose_automatically(found: Mapping[str, InstalledPlatform], probe: Probe, 
     others = _rejection_reasons({name: each for name, each in found.items() if name != chosen}, results)
     reason = f"{chosen} has the highest priority ({best}) of the platforms available here"
     reason = f"{reason}; {others}" if others else reason
-    return ChosenPlatform(found[chosen], devices[chosen], reason, results[chosen].notes)
+    return ChosenPlatform(
+        found[chosen], devices[chosen], reason, (*results[chosen].notes, *unused_cards(results, chosen))
+    )
+
+
+def unused_cards(results: Mapping[str, ProbeResult], chosen: str | None) -> tuple[str, ...]:
+    """A warning for each platform that has a card on this machine but cannot use it, except for the chosen one."""
+    return tuple(
+        f"{', '.join(result.present)} is not used: {name}: {result.reason}. {result.remedy.rstrip('.')}."
+        for name, result in sorted(results.items())
+        if result.present and not result.available and name != chosen
+    )
 
 
 def _tie_refusal(leaders: list[str], priority: int) -> Refusal:
@@ -234,7 +250,7 @@ def _requested_platform(request: DeviceRequest, found: Mapping[str, InstalledPla
     """The requested platform; PlatformUnavailable if there is none of that name, or its plugin was refused."""
     platform = found.get(request.name)
     if platform is None:
-        hint = _nearest(request.name, found)
+        hint = _cards_elsewhere(request.name, found) or _nearest(request.name, found)
         remedy = f"{hint} {_list_installed(found)}" if hint else _list_installed(found)
         raise PlatformUnavailable(request.name, "no installed plugin provides it", remedy, "unknown_platform")
     if platform.manifest is None:
@@ -243,6 +259,22 @@ def _requested_platform(request: DeviceRequest, found: Mapping[str, InstalledPla
         remedy = f"Reinstall {platform.distribution}" if error is None else error.remedy
         raise PlatformUnavailable(platform.name, f"its plugin was refused: {reason}", remedy, "plugin_refused")
     return platform
+
+
+def _card(name: str, cards: Iterable[str]) -> str | None:
+    """The card that a name in lower case means; hyphens and underscores do not count ("x-100" is "x100")."""
+    return next((card for card in cards if _bare(card) == _bare(name)), None)
+
+
+def _bare(name: str) -> str:
+    return name.replace("-", "").replace("_", "")
+
+
+def _cards_elsewhere(name: str, found: Mapping[str, InstalledPlatform]) -> str:
+    """A hint at the platforms that have a card of this name; "" if none has."""
+    of = {each.name: each.manifest.facts.cards for each in found.values() if each.manifest is not None}
+    named = [f"{platform}:{card}" for platform, cards in of.items() if (card := _card(name, cards)) is not None]
+    return f"Did you mean {' or '.join(named)}?" if named else ""
 
 
 def _list_installed(found: Mapping[str, InstalledPlatform]) -> str:

@@ -17,12 +17,20 @@ from srv.platform import API_VERSION
 from srv.platform.capabilities import SINCE
 from srv.platform.checks import Version, check_known_names
 from srv.platform.interface import AttentionBackend, Communicator, Graphs, OpImpl, Platform
+from srv.platform.latent import LatentAttentionBackend
 from srv.platform.manifest import EngineContext
 from srv.platform.patches import PatchGuard
 from srv.platform.registry import InstalledPlatform
 from srv.specs import AttentionLayer
 
-OPTIONAL: Mapping[str, str] = MappingProxyType({"communicator": "communicator"})
+OPTIONAL: Mapping[str, str] = MappingProxyType(
+    {
+        "communicator": "communicator",
+        "memory_use": "memory_use",
+        "profiler_range": "profiler_ranges",
+        "graph_piece": "piecewise_graphs",
+    }
+)
 """The optional members of `Platform`, each with the capability with which a platform must have it."""
 
 
@@ -92,6 +100,14 @@ def check_attention(live: object, distribution: str) -> AttentionBackend:
     for member in ("supports", "plan", "forward"):
         _check_method(live, vars(AttentionBackend)[member], distribution, f"{type(live).__name__}.{member}")
     return cast(AttentionBackend, live)
+
+
+def check_latent(live: object, distribution: str) -> LatentAttentionBackend:
+    """As `check_attention`, for a backend of latent attention."""
+    check_attention(live, distribution)
+    member = "prepare"
+    _check_method(live, vars(LatentAttentionBackend)[member], distribution, f"{type(live).__name__}.{member}")
+    return cast(LatentAttentionBackend, live)
 
 
 def why_unsupported(backend: AttentionBackend, layer: AttentionLayer, distribution: str) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from srv.platform.facts import DeviceFacts
-from srv.platform.finding import STAGES, Finding, Line, Request
+from srv.platform.finding import NOT_NEEDED, STAGES, Finding, Line, Request
 from srv.platform.manifest import worker_environment
 from srv.platform.registry import InstalledPlatform
 
@@ -109,7 +109,7 @@ def _aborted(found: InstalledPlatform, stage: str, exited: ChildExit, timeout_s:
         remedy = f"Allow it more time with --timeout {4 * timeout_s:g}; if it still hangs: {_report_to_author(found)}"
     else:
         detail, remedy = f"its process {exited.text}", _report_to_author(found)
-    return Finding(stage, "warning" if stage == "diagnosis" else "error", detail, remedy)
+    return Finding(stage, "warning" if stage in NOT_NEEDED else "error", detail, remedy)
 
 
 def _report_to_author(found: InstalledPlatform) -> str:

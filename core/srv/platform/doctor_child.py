@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from srv.errors import PlatformUnavailable, PluginError
-from srv.platform.finding import STAGES, Finding, Line, Request, Status
+from srv.platform.finding import NOT_NEEDED, STAGES, Finding, Line, Request, Status
 
 SIZE = 64  # of the test matrices; integers up to 64 are exact in every floating-point dtype
 
@@ -52,7 +52,7 @@ def _stages(request: Request) -> dict[str, Callable[[], Iterator[Finding]]]:
 
     context = EngineContext(device=request.device, local_rank=0, options=request.options)
     live = Examination(create_platform(find_platforms()[request.name], context), request)
-    return {"start": live.start, "memory": live.memory, "computation": live.computation, "diagnosis": live.diagnosis}
+    return {stage: getattr(live, stage) for stage in STAGES}
 
 
 class Examination:
@@ -111,15 +111,26 @@ class Examination:
             remedy = "" if check.ok else check.remedy
             yield Finding(str(check.name), "ok" if check.ok else "warning", str(check.detail), remedy)
 
+    def sensors(self) -> Iterator[Finding]:
+        """What the devices report of themselves, if the platform can read it."""
+        from srv.platform.registry import find_platforms
+
+        readings = find_platforms()[self._request.name].loaded.sensors(self._request.device)
+        for reading in readings.devices:
+            yield Finding("sensors", "ok", str(reading))
+        if readings.missing:
+            status: Status = "warning" if readings.remedy else "ok"
+            yield Finding("sensors", status, f"not read: {readings.missing}", readings.remedy)
+
 
 def _failed(stage: str, error: BaseException) -> Finding:
-    status: Status = "warning" if stage == "diagnosis" else "error"
+    status: Status = "warning" if stage in NOT_NEEDED else "error"
     if isinstance(error, PlatformUnavailable):
         return Finding(stage, status, f"{error.reason} [{error.code}]", error.remedy)
     if isinstance(error, PluginError):
         return Finding(stage, status, f"{error.member}: {error.reason}", error.remedy)
     remedy = "A server would fail in the same way: fix what it names, or report it to the plugin's maintainer."
-    if stage == "diagnosis":
+    if stage in NOT_NEEDED:
         remedy = "These are the plugin's own checks: report it to its maintainer."
     return Finding(stage, status, f"{type(error).__name__}: {error}{_location(error)}", remedy)
 

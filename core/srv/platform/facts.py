@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from srv.specs import ModelFacts
+from srv.specs import LATENT, ModelFacts
 
 FAMILIES = ("attention", "sampling", "moe", "quantization", "grammar")
 LENGTHS = ("host", "device")  # the values of `BackendSpec.lengths`
+WRITE_KV = "write_kv"  # the value of `OpSpec.op` for what writes keys and values into pages
 SUPPORT = ("supported", "limited", "experimental", "unsupported", "not_applicable")  # the values of `Support.status`
 
 
@@ -23,9 +24,10 @@ class DeviceFacts:
     """One kind of device, found on a machine or described by a profile.
 
     `variant`: one of the manifest's ("avx512", "a3"). `memory_bytes`: of one device. `count`: number of devices.
-    `versions`: of drivers and toolkits, by name. `name`: as the vendor prints it. `features`: properties that the
-    variant does not imply, by the vendor's own names (instruction sets, optional units). `simulated`: the device is
-    emulated in software; it is never chosen automatically, and proves nothing about hardware.
+    `versions`: of drivers, toolkits and packages, by name; of a compiler that a backend needs, its path. `name`: as the
+    vendor prints it. `features`: properties that the variant does not imply, by the vendor's own names (instruction
+    sets, optional units). `simulated`: the device is emulated in software; it is never chosen automatically, and proves
+    nothing about hardware.
     """
 
     variant: str
@@ -143,14 +145,23 @@ class BackendSpec:
     """A backend that a platform, or a third party for that platform, offers.
 
     `check(context)` may read any argument that the *user* set, and the facts. With tensor parallelism, the heads in
-    `context.model` are those of one rank. `target` is "module:class", imported only in a worker. `kv_order` (attention
-    only) names the axes of the KV pool it reads. Automatic choice takes the highest `priority` that fits.
-    `graphs` (attention only): its `plan` keeps the metadata of one value of `AttentionBatch.graph`
-    at the same addresses, as captured steps need. If the decode backend does not, no step is captured.
+    `context.model` are those of one rank. `target` is "module:class", imported only in a worker; "" in the family
+    "moe", whose backends are the ops of their name (`srv.platform.experts`). `kv_order` (attention only) names the axes
+    of the KV pool it reads. Automatic choice takes the highest `priority` that fits.
+    `graphs` (attention): its `plan` keeps the metadata of one value of `AttentionBatch.graph`
+    at the same addresses, as captured steps need; (moe): its ops read nothing back from the device. If the decode
+    backend or that of experts does not, no step is captured.
     `lengths` (attention only): "device" if it takes `AttentionBatch.lengths`; with "host", a request
     waits for the result of a row with drafts before its next row is planned.
     `traits` (attention only): what it computes of `srv.specs.LAYER_TRAITS`. It does not fit a model that has a layer
     with any other trait.
+    `arguments`: the server arguments whose values it reads, as `BackendContext.arguments`. Some are read by backends
+    alone (`Arg.read_by`): a user's value of one that no chosen backend reads is refused.
+    `batch_invariant` (attention and moe): the result of a token has the same bits with any other rows in its step, and
+    however its row's tokens are divided among steps. `--enable-deterministic-inference` requires it.
+    `fallback`: as that of an `OpSpec`.
+    `latent` (attention only): "module:class" of its `srv.platform.latent.LatentAttentionBackend`, which serves cache
+    groups of multi-head latent attention in the place of `target`; "" if it computes no such layers.
     """
 
     name: str
@@ -161,6 +172,44 @@ class BackendSpec:
     graphs: bool = False
     lengths: str = "host"
     traits: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    batch_invariant: bool = False
+    fallback: bool = False
+    latent: str = ""
+
+    @property
+    def layer_traits(self) -> tuple[str, ...]:
+        """What a layer may have of `srv.specs.AttentionLayer.traits`: `traits`, and that of latent attention."""
+        return (*self.traits, LATENT) if self.latent else self.traits
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """Dtype (its torch name) and sizes of an op's calls: an `OpArgs` of `srv.platform.interface` without torch."""
+
+    dtype: str
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """What is known, without the device, of an implementation that a platform has for an op.
+
+    `op`: a contract of `srv_kernels.contracts`; "linear" or "embedding" for a kernel that `Platform.post_load` gives to
+    layers with unquantized weights; or "write_kv", by which attention backends write keys and values into pages
+    (`srv.platform.interface.NamesWriter`). `name`: that of the `OpImpl`, or the `OpLayer.implementation` of layers.
+    `check(device, call)`: None, or why it cannot be used, a clause; it must agree with `OpImpl.supports_args`.
+    `target`: "module:function"; "" if the live platform provides the callable, or `post_load` the kernel.
+    `batch_invariant`: as that of the `OpImpl`. `fallback`: a slower implementation for what the others cannot compute,
+    listed after them; its use is shown, and counted in a metric.
+    """
+
+    op: str
+    name: str
+    check: Callable[[DeviceFacts, OpCall], str | None]
+    target: str = ""
+    batch_invariant: bool = False
+    fallback: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,8 +218,10 @@ class PlatformFacts:
 
     `capabilities(device)` is conservative: a capability that is not listed is not available. `profiles` names devices
     for `srv plan --device NAME:PROFILE` (every variant has one of its own name; there may be others, such as a 32 GiB
-    card). `defaults` apply at layer PLATFORM. `support`: declarations about arguments that no default or constraint
-    covers, including planned arguments.
+    card). `cards` names devices as their owners call them, in lower case ("x100"), and may be used like profiles.
+    `defaults` apply at layer PLATFORM. `support`: declarations about arguments that no default or constraint
+    covers, including planned arguments. `ops`: what `Platform.ops` and `post_load` have, best first, for
+    `srv plan --kernels`; () says that it is not known without the device.
     """
 
     capabilities: Callable[[DeviceFacts], frozenset[str]]
@@ -180,3 +231,5 @@ class PlatformFacts:
     constraints: tuple[Constraint, ...] = ()
     backends: Mapping[str, tuple[BackendSpec, ...]] = field(default_factory=dict)
     support: tuple[Support, ...] = ()
+    cards: Mapping[str, DeviceFacts] = field(default_factory=dict)
+    ops: tuple[OpSpec, ...] = ()

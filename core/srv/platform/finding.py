@@ -10,8 +10,11 @@ from srv.platform.facts import DeviceFacts
 
 Status = Literal["ok", "warning", "error"]
 
-STAGES = ("start", "memory", "computation", "diagnosis")
+STAGES = ("start", "memory", "computation", "diagnosis", "sensors")
 """The stages of an examination, in order."""
+
+NOT_NEEDED = ("diagnosis", "sensors")
+"""The stages whose failure does not prevent a server from starting."""
 
 
 class Finding(msgspec.Struct, frozen=True):

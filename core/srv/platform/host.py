@@ -30,6 +30,11 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def minor(version: str) -> str:
+    """The first two numbers of a version, by which extensions follow torch: "2.8" of "2.8.10+xpu"."""
+    return ".".join(version.partition("+")[0].split(".")[:2])
+
+
 def torch_build(folder: Path | None = None) -> Mapping[str, str | None]:
     """The settings that torch was built with, by the names in `torch/version.py`; empty without torch.
 

@@ -8,12 +8,14 @@ package that uses torch's types.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from srv.dist.group import RankGroup
+from srv.dtypes import KVScales
 from srv.errors import InternalError
 from srv.platform.streams import Streams
 from srv.platform.transfers import Transfers
@@ -30,6 +32,17 @@ class Memory:
 
     free: int
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes that this process has allocated on one device: `now`, and at most since the peak was last reset.
+
+    `peak` None: there is no figure that means the memory of steps.
+    """
+
+    now: int
+    peak: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +68,16 @@ class OpImpl:
     """One implementation of an op of `srv_kernels.contracts`.
 
     `supports_args(args)` returns None, or the reason why the implementation cannot be used. `target` is the
-    callable itself or "module:function", which is imported when the op is first bound.
+    callable itself or "module:function", which is imported when the op is first bound. `batch_invariant`: a row's
+    result has the same bits with any other rows in the call; only such implementations are bound with
+    --enable-deterministic-inference.
     """
 
     op: str
     name: str
     supports_args: Callable[[OpArgs], str | None]
     target: Callable[..., Any] | str
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,10 @@ class KVBuffers:
     def values(self) -> tuple[torch.Tensor, ...]:
         """The values of each layer of an attention group. Raises InternalError for other groups."""
         return self._named("value")
+
+    def scales(self, index: int) -> KVScales:
+        """What keys and values of the layer with this index in the group are divided by; 1 without `layout.scales`."""
+        return self.layout.scales[index] if self.layout.scales else KVScales()
 
     def all(self) -> Iterator[torch.Tensor]:
         """Every tensor, in the order of `layout.names()`."""
@@ -128,7 +148,8 @@ class BackendContext:
     """The constructor argument of a backend of any family.
 
     `max_rows`: the most rows that one step may have; for a sampling backend, the most rows of logits. `transfers`:
-    host values that a step needs on the device go through its `upload` or `update`.
+    host values that a step needs on the device go through its `upload` or `update`. `arguments`: the resolved values of
+    the server arguments that `BackendSpec.arguments` names.
     """
 
     platform: Platform
@@ -136,6 +157,7 @@ class BackendContext:
     kv: KVBuffers | None
     max_rows: int
     transfers: Transfers
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class AttentionBackend(Protocol):
@@ -164,13 +186,25 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Write k and v of all rows into the pool, then attend causally over each row's pages.
 
+        Of a bidirectional layer, nothing is written: it has no place in the pool, and each row is a whole sequence,
+        whose tokens attend to one another (`AttentionLayer.bidirectional`).
+
         Rows may share pages that the same step writes: row i may attend to keys and values of row j. The captured steps
         of rows with drafts do so; there, each token is a row of its own.
 
         q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], in the model's dtype.
         Returns [tokens, heads, head_dim] in q's dtype. Where values have another head size than keys, head_dim
         is that of q and k, and the last axis of v and of the result is the group's `value_dim`.
+        Of what it is given, only the pool may be written. The result is a new tensor: later calls, for other layers or
+        steps, must not overwrite it.
         """
+
+
+@runtime_checkable
+class NamesWriter(AttentionBackend, Protocol):
+    """An attention backend that says which `OpSpec` of op "write_kv" writes keys and values into pages."""
+
+    kv_writer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +249,7 @@ class GreedySampling(SamplingBackend, Protocol):
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [rows]: the result of `sample` at temperature 0; bool [rows]: whether a row's logits are finite.
 
-        logits: [rows, vocab] in the model's dtype; they must not be changed. A row is not finite if one of its
+        logits: float32 [rows, vocab]; they must not be changed. A row is not finite if one of its
         logits is NaN or +inf, or if none is above -inf: its token is then 0. Later calls must not overwrite the
         results.
         """
@@ -277,14 +311,26 @@ class Platform(Protocol):
     @property
     def name(self) -> str: ...
 
-    def device(self, local_rank: int) -> torch.device:
-        """The torch device of a rank, by its index on this host."""
+    def device(self, index: int) -> torch.device:
+        """The torch device with this index on this host; that of this worker is `EngineContext.device_index`.
+
+        Core computes the index of each rank. Raises PlatformUnavailable for one that this host does not have. A
+        platform without devices of their own ("host_memory") returns the same for every index.
+        """
 
     def init_worker(self, rank: int) -> None:
         """Prepare this process for computing: select the device, set thread counts, load libraries."""
 
     def memory(self, device: torch.device) -> Memory:
         """Free and total memory of the device now."""
+
+    def memory_use(self, device: torch.device, reset_peak: bool) -> MemoryUse:
+        """What this process has allocated, as its allocator counts tensors; then, if asked, the peak starts from now.
+
+        Used for the memory ledger if the platform declares the capability "memory_use"; one that never does needs no
+        such member. It must not wait for the device. A platform that computes in host memory counts what is resident,
+        and has no peak if its KV pool takes memory as it is written to.
+        """
 
     def streams(self, device: torch.device) -> Streams:
         """The streams of this worker, after `init_worker`. `compute` is the one that work goes to outside `use`."""
@@ -320,6 +366,24 @@ class Platform(Protocol):
 
         Called once per group, after `init_worker`, if the platform declares the capability "communicator". A
         platform that never declares it needs no such member (`srv.platform.contract.OPTIONAL`).
+        """
+
+    def profiler_range(self, name: str) -> AbstractContextManager[None]:
+        """A range that the profiler of the device's vendor shows, around what the host enqueues within the context.
+
+        Ranges nest. Used for `--enable-layer-markers` if the platform declares the capability "profiler_ranges"; one
+        that never does needs no such member. The ranges of torch.profiler are core's.
+        """
+
+    def graph_piece(self) -> AbstractContextManager[Callable[[], None]]:
+        """Record what this thread enqueues within the context; the value, a function, enqueues it again.
+
+        Used for `--enable-piecewise-graphs` if the platform declares the capability "piecewise_graphs"; one that never
+        does needs no such member. Pieces are captured one after the other, before `Graphs.capture` is called, in
+        torch's inference mode, and have the restrictions of what `Graphs` captures. Results of one may be read by a
+        later one of the same forward pass, and work that is not captured runs between two replays. Core replays the
+        pieces of a pass in order, and keeps no results past the next pass or the next `Graphs.replay`, except in
+        tensors that existed before: pieces and graphs may share one memory pool. No context is empty.
         """
 
     def post_load(self, model: torch.nn.Module) -> None:

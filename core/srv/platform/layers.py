@@ -7,31 +7,49 @@ how a model's layers are found, nor what is done about the answer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from srv.specs import AttentionLayer
+from srv.specs import AttentionLayer, ModelFacts, Recurrent
 
 
 def unsupported_layers(
-    layers: Sequence[AttentionLayer], context_length: int, why: Callable[[AttentionLayer], str | None]
+    layers: Sequence[AttentionLayer], model: ModelFacts, why: Callable[[AttentionLayer], str | None]
 ) -> tuple[str, ...]:
     """The layers that a backend cannot compute, a clause per reason: "it cannot compute layers 0-4: it has no ...".
 
-    layers: all of a model, in its order, which gives their numbers. `why(layer)` returns None or the reason. A window
+    layers: all attention layers of the model, in its order. `why(layer)` returns None or the reason. A window or chunk
     that is not shorter than the context hides nothing, so that such a layer is one with full attention here.
     """
     reasons: dict[str, list[int]] = {}
-    known: dict[AttentionLayer, str | None] = {}  # most layers differ in nothing but their index
-    for number, layer in enumerate(layers):
+    for asked, numbers in _distinct_layers(tuple(layers), _numbers(len(layers), model), model.context_length):
+        if (reason := why(asked)) is not None:
+            reasons.setdefault(reason, []).extend(numbers)
+    return tuple(f"it cannot compute {layer_names(sorted(numbers))}: {reason}" for reason, numbers in reasons.items())
+
+
+def _numbers(count: int, model: ModelFacts) -> tuple[int, ...]:
+    """The numbers of the attention layers: others may be between them. In an encoder, no cache group has layers."""
+    paged = (group for group in model.cache_groups if not isinstance(group, Recurrent))
+    cached = sorted(number for group in paged for number in group.layers)
+    return tuple(cached) if len(cached) == count else tuple(range(count))
+
+
+@functools.lru_cache(maxsize=64)  # every backend is asked about the same layers
+def _distinct_layers(
+    layers: tuple[AttentionLayer, ...], numbers: tuple[int, ...], context_length: int
+) -> tuple[tuple[AttentionLayer, tuple[int, ...]], ...]:
+    """The layers that a backend may treat differently, each with the numbers of its equals: most differ only in index.
+
+    A window or chunk that is not shorter than the context is left out.
+    """
+    found: dict[AttentionLayer, list[int]] = {}
+    for number, layer in zip(numbers, layers, strict=True):
         window = layer.window if layer.window is not None and layer.window < context_length else None
-        asked = dataclasses.replace(layer, index=0, window=window)
-        if asked not in known:
-            known[asked] = why(asked)
-        reason = known[asked]
-        if reason is not None:
-            reasons.setdefault(reason, []).append(number)
-    return tuple(f"it cannot compute {_named(numbers)}: {reason}" for reason, numbers in reasons.items())
+        chunk = layer.chunk if layer.chunk is not None and layer.chunk < context_length else None
+        found.setdefault(dataclasses.replace(layer, index=0, window=window, chunk=chunk), []).append(number)
+    return tuple((layer, tuple(numbers)) for layer, numbers in found.items())
 
 
 def missing_traits(traits: Collection[str], layer: AttentionLayer) -> str | None:
@@ -40,7 +58,7 @@ def missing_traits(traits: Collection[str], layer: AttentionLayer) -> str | None
     return f"it does not support {' and '.join(missing)}" if missing else None
 
 
-def _named(numbers: Sequence[int]) -> str:
+def layer_names(numbers: Sequence[int]) -> str:
     """Ascending numbers of layers, as "layer 3" or "layers 0-4, 6-10, 12"."""
     ends = [index for index, (low, high) in enumerate(pairwise(numbers), 1) if high != low + 1]
     runs = [numbers[start:end] for start, end in pairwise([0, *ends, len(numbers)])]

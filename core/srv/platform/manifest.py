@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from srv.platform.facts import DeviceFacts, PlatformFacts
+from srv.platform.sensors import Readings
 
 if TYPE_CHECKING:
     from srv.platform.interface import Platform
@@ -34,6 +35,8 @@ class ProbeResult:
 
     Not available: `reason` says why and `remedy` says what to do, both for an operator; `code` is a stable
     identifier ("driver_missing"). Available: `device` holds the facts; `notes` are warnings (an unknown variant).
+    `present`: the platform's cards that this machine lists (`srv.platform.pci`), usable or not: with a refusal, they
+    turn it into a warning that a card is unused.
     """
 
     available: bool
@@ -42,6 +45,7 @@ class ProbeResult:
     code: str = ""
     device: DeviceFacts | None = None
     notes: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +53,27 @@ class EngineContext:
     """The argument of `create`: the device that the probe found, and this process's rank on this host.
 
     `local_ranks`: the number of ranks on this host, which share what belongs to the host (processor cores, host
-    memory). `options` are the resolved values of the arguments that `Manifest.options` names.
+    memory). `options` are the resolved values of the arguments that `Manifest.options` names. `device_index`: which of
+    the host's devices this rank computes on (`Platform.device`). `numa_node`: the node whose processors and memory this
+    process has been bound to; None if it has not been bound. `node_ranks`: the number of ranks on that node, or on this
+    host if ranks are not bound.
     """
 
     device: DeviceFacts
     local_rank: int
     options: Mapping[str, object] = field(default_factory=dict)
     local_ranks: int = 1
+    device_index: int = 0
+    numa_node: int | None = None
+    node_ranks: int = 1
 
 
 def _no_environment(device: DeviceFacts, rank: int) -> Mapping[str, str]:
     return {}
+
+
+def _no_sensors(device: DeviceFacts) -> Readings:
+    return Readings()
 
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -74,6 +88,8 @@ class Manifest:
     takes the highest among available platforms (cpu is 0). simulated: never chosen automatically, and
     marked as a simulator wherever it is listed. options: arguments that `create` needs the values of.
     worker_env: environment variables for a worker process. create: the only step that may import the vendor's SDK.
+    sensors: what the devices report of themselves now, for `srv doctor` and `/metrics`. The API process calls it at
+    each scrape, in a thread of its own, and waits only briefly. It imports no torch and computes nothing on the device.
     """
 
     name: str
@@ -88,6 +104,7 @@ class Manifest:
     simulated: bool = False
     options: tuple[str, ...] = ()
     worker_env: Callable[[DeviceFacts, int], Mapping[str, str]] = _no_environment
+    sensors: Callable[[DeviceFacts], Readings] = _no_sensors
 
 
 def worker_environment(manifest: Manifest, device: DeviceFacts, rank: int = 0) -> dict[str, str]:

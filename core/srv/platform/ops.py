@@ -6,39 +6,110 @@ Binding happens once, when a layer is built; a call afterwards is a plain functi
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from srv.errors import PluginError
+from srv.platform.experts import EXPERT_OPS, SLOT
+from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv.platform.interface import OpArgs, OpImpl
+from srv.platform.op_choice import NOT_INVARIANT, op_key
+
+
+def implementations(
+    specs: Iterable[OpSpec], device: DeviceFacts, targets: Mapping[tuple[str, str], Callable[..., Any]] | None = None
+) -> tuple[OpImpl, ...]:
+    """The `Platform.ops` that follow from the specs of a platform's facts: those with a target.
+
+    `targets`: callables of the live platform, by op and name.
+    """
+    given = targets or {}
+    return tuple(
+        OpImpl(
+            spec.op,
+            spec.name,
+            partial(_supports, spec, device),
+            given.get((spec.op, spec.name), spec.target),
+            spec.batch_invariant,
+        )
+        for spec in specs
+        if spec.target or (spec.op, spec.name) in given
+    )
+
+
+def _supports(spec: OpSpec, device: DeviceFacts, args: OpArgs) -> str | None:
+    return spec.check(device, call_of(args))
+
+
+def call_of(args: OpArgs) -> OpCall:
+    return OpCall(str(args.dtype).removeprefix("torch."), args.sizes)
 
 
 class Ops:
-    """The op implementations of one platform."""
+    """The op implementations of one platform. `batch_invariant`: those that do not declare it cannot be bound.
 
-    def __init__(self, platform: str, impls: Sequence[OpImpl]) -> None:
+    `experts`: the backend of experts, whose implementations alone can be bound for these; "" for any.
+    """
+
+    def __init__(
+        self, platform: str, impls: Sequence[OpImpl], *, batch_invariant: bool = False, experts: str = ""
+    ) -> None:
         self._platform = platform
         self._impls = tuple(impls)
+        self._batch_invariant = batch_invariant
+        self._experts = experts
+        self._bound: dict[str, str] = {}
 
-    def _of(self, op: str) -> Iterator[OpImpl]:
-        return (impl for impl in self._impls if impl.op == op)
+    @property
+    def bound(self) -> Mapping[str, str]:
+        """The name of the implementation that `bind` returned (or of the layers' own), by `op_key`."""
+        return MappingProxyType(self._bound)
 
     def offers(self, op: str, args: OpArgs) -> bool:
         """Whether `bind` finds an implementation, for layers that can do without the op."""
-        return any(impl.supports_args(args) is None for impl in self._of(op))
+        return self._find(op, args)[0] is not None
+
+    def _find(self, op: str, args: OpArgs) -> tuple[OpImpl | None, list[str]]:
+        """The first implementation that can be bound; the reasons why those before it cannot."""
+        reasons: list[str] = []
+        for impl in self._impls:
+            if impl.op == op:
+                reason = self._reason(impl, args)
+                if reason is None:
+                    return impl, reasons
+                reasons.append(f"{impl.name}: {reason}")
+        return None, reasons
+
+    def _reason(self, impl: OpImpl, args: OpArgs) -> str | None:
+        """Why an implementation cannot be bound; None if it can."""
+        if self._experts and impl.op in EXPERT_OPS and impl.name != self._experts:
+            return f"{SLOT} is {self._experts}"
+        if self._batch_invariant and not impl.batch_invariant:
+            return NOT_INVARIANT
+        return impl.supports_args(args)
+
+    def note_own(self, op: str, args: OpArgs, name: str) -> None:
+        """Layers that can do without the op compute it themselves, by what has this name."""
+        call = call_of(args)
+        self._bound[op_key(op, call.dtype, call.sizes)] = name
+
+    def name_of(self, op: str, args: OpArgs) -> str:
+        """The name of the implementation that `bind` returns; "" if there is none."""
+        impl, _ = self._find(op, args)
+        return "" if impl is None else impl.name
 
     def bind(self, op: str, args: OpArgs) -> Callable[..., Any]:
         """The first implementation that supports these arguments; PluginError with all reasons if none does."""
-        reasons: list[str] = []
-        for impl in self._of(op):
-            reason = impl.supports_args(args)
-            if reason is None:
-                target = impl.target
-                return pkgutil.resolve_name(target) if isinstance(target, str) else target
-            reasons.append(f"{impl.name}: {reason}")
-        raise PluginError(
-            self._platform,
-            f"op {op}",
-            "; ".join(reasons) or "the platform brings no implementation",
-            f"It must bring an OpImpl for {op} that supports {args.dtype} with sizes {dict(args.sizes)}.",
-        )
+        impl, reasons = self._find(op, args)
+        if impl is None:
+            raise PluginError(
+                self._platform,
+                f"op {op}",
+                "; ".join(reasons) or "the platform brings no implementation",
+                f"It must bring an OpImpl for {op} that supports {args.dtype} with sizes {dict(args.sizes)}.",
+            )
+        call = call_of(args)
+        self._bound[op_key(op, call.dtype, call.sizes)] = impl.name
+        return pkgutil.resolve_name(impl.target) if isinstance(impl.target, str) else impl.target

@@ -1,4 +1,4 @@
-"""For a platform with facts but no device code yet: `srv plan` works, and anything that computes is refused.
+"""For a platform with facts but no device code yet: `srv plan` resolves, and says that a launch would be refused.
 
 A plugin creates one `PlatformPlaceholder`, builds its backend specs with it and returns its probe result from it. A
 launch is then refused before any weight is read. Must not know any platform.
@@ -21,6 +21,14 @@ CODE = "not_implemented"
 def fits(context: ResolutionContext) -> Requires:
     """The check of a backend that fits everywhere and requires nothing."""
     return Requires()
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedBackend(BackendSpec):
+    """A backend without device code. `reason` and `remedy` are clauses for a launch that would use it."""
+
+    reason: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +68,21 @@ class PlatformPlaceholder:
 
         Only its check refuses layers.
         """
-        return BackendSpec(name, priority, check, self.target, "page_token_head", graphs=True, traits=LAYER_TRAITS)
+        return DescribedBackend(
+            name,
+            priority,
+            check,
+            self.target,
+            "page_token_head",
+            graphs=True,
+            traits=LAYER_TRAITS,
+            latent=self.target,
+            reason=self.reason,
+            remedy=self.remedy,
+        )
 
     def backend(
         self, name: str, priority: int, check: Callable[[ResolutionContext], Requires | Unfit] = fits
     ) -> BackendSpec:
         """The spec of a backend of any other family."""
-        return BackendSpec(name, priority, check, self.target)
+        return DescribedBackend(name, priority, check, self.target, reason=self.reason, remedy=self.remedy)

@@ -1,8 +1,8 @@
 """Runs the probes of plugins, each in its own child process.
 
 A probe may load drivers, crash, hang or print; none of that affects this process. The outcome is always a
-`ProbeResult`. The child is `srv.platform.probe_child`; it answers with one line of JSON on a dedicated pipe, so
-its standard output may have any content.
+`ProbeResult`. The child is `srv.platform.probe_child`; it answers on a dedicated pipe, so its standard output may have
+any content: with the line IMPORTED when the manifest is imported, and then with one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from srv.platform.manifest import AUTOLOAD, DEFAULT_TIMEOUT_S, ProbeResult
-from srv.platform.probe_child import Request
+from srv.platform.probe_child import IMPORTED, Request
 from srv.platform.registry import InstalledPlatform
 
 ANSWER_LIMIT = 1 << 20  # bytes; a valid answer has a few hundred
@@ -31,11 +31,12 @@ EXIT_GRACE_S = 1.0  # how long to wait for the exit status of a child that close
 
 @dataclass(frozen=True, slots=True)
 class _ChildOutput:
-    """The output of a child until it answered, closed its pipe, or timed out."""
+    """The output of a child until it answered, closed its pipe, or timed out. imported: whether the manifest was."""
 
     answer: bytes
     stderr: bytes
     timed_out: bool
+    imported: bool
 
 
 def probe_all(found: Mapping[str, InstalledPlatform], timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, ProbeResult]:
@@ -105,7 +106,7 @@ def _read_output(process: subprocess.Popen[bytes], read_end: int, deadline: floa
         while True:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
-                return _ChildOutput(bytes(answer), bytes(stderr), timed_out=True)
+                return _output(answer, stderr, timed_out=True)
             for key, _ in ready:
                 chunk = os.read(key.fd, 65536)
                 key.data.extend(chunk)
@@ -113,8 +114,13 @@ def _read_output(process: subprocess.Popen[bytes], read_end: int, deadline: floa
                 if not chunk:
                     selector.unregister(key.fileobj)
             open_ends = {key.fd for key in selector.get_map().values()}
-            if b"\n" in answer or len(answer) > ANSWER_LIMIT or read_end not in open_ends:
-                return _ChildOutput(bytes(answer), bytes(stderr), timed_out=False)
+            if b"\n" in answer.removeprefix(IMPORTED) or len(answer) > ANSWER_LIMIT or read_end not in open_ends:
+                return _output(answer, stderr, timed_out=False)
+
+
+def _output(answer: bytearray, stderr: bytearray, timed_out: bool) -> _ChildOutput:
+    line = bytes(answer.removeprefix(IMPORTED))
+    return _ChildOutput(line, bytes(stderr), timed_out, imported=answer.startswith(IMPORTED))
 
 
 def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
@@ -136,6 +142,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 def _result(found: InstalledPlatform, output: _ChildOutput, status: int | None, timeout_s: float) -> ProbeResult:
     report = f"Report this to the maintainer of {found.distribution}, or uninstall it"
+    if output.timed_out and not output.imported:
+        return ProbeResult(
+            False,
+            f"its manifest was not imported within {timeout_s:g} s, so its probe did not run",
+            f"Allow it more time with `srv platforms --timeout {4 * timeout_s:g}`; if it is always slow: {report}",
+            "manifest_timeout",
+        )
     if output.timed_out:
         return ProbeResult(
             False,

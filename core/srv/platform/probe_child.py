@@ -1,5 +1,7 @@
 """The child process of a probe: loads one manifest, runs its probe, answers with one line of JSON.
 
+Before it runs the probe it writes the line IMPORTED, so that its parent can tell a slow import from a slow probe.
+
 It is started by `srv.platform.probe` as `python -m srv.platform.probe_child FD`, with the request on standard input. It
 imports little, because it starts for every platform. Nothing else has been imported in this process, so a manifest that
 imports torch is detected here.
@@ -11,11 +13,14 @@ import os
 import pkgutil
 import sys
 import traceback
+from collections.abc import Callable
 
 import msgspec
 
 from srv.platform.import_wall import ImportWall
 from srv.platform.manifest import Manifest, ProbeContext, ProbeResult
+
+IMPORTED = b"imported\n"
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -33,20 +38,21 @@ def main() -> int:
     os.set_inheritable(descriptor, False)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     sys.path.extend(entry for entry in request.path if entry not in sys.path)
-    line = msgspec.json.encode(answer(request)) + b"\n"
-    with os.fdopen(descriptor, "wb") as pipe:
+    with os.fdopen(descriptor, "wb", buffering=0) as pipe:
+        line = msgspec.json.encode(answer(request, lambda: pipe.write(IMPORTED))) + b"\n"
         pipe.write(line)
     return 0
 
 
-def answer(request: Request) -> ProbeResult:
-    """The plugin's own result, or one that says what is wrong with the plugin."""
+def answer(request: Request, imported: Callable[[], object]) -> ProbeResult:
+    """The plugin's own result, or one that says what is wrong with the plugin. Calls `imported` before the probe."""
     report = f"Report this to the maintainer of {request.distribution}, or uninstall it"
     try:
         with ImportWall() as wall:
             manifest = pkgutil.resolve_name(request.target)
         if wall.attempted:
             return ProbeResult(False, f"its manifest imports {wall.attempted[0]}", report, "manifest_impure")
+        imported()
         result = manifest.probe(ProbeContext(timeout_s=request.timeout_s))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything; it becomes the answer
         if wall.attempted:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from args_world import CONFIG, backend, device, fits, manifest, model, resolved, unfit, user
 from every import every
+from published_models import MODELS
 
 from srv.args.statement import UserInput
 from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import Requires, ResolutionContext, Unfit
 from srv.platform.manifest import Manifest
-from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, StateTensor, attention_groups, spec_name
+from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, StateTensor, attention_groups
 
 
 def refused(user_input: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejection, ...]:
@@ -36,16 +37,63 @@ def test_highest_priority_that_fits_is_chosen_and_the_others_have_reasons() -> N
     assert made.config.platform.attention_backend == made.config.platform.decode_attention_backend == "good"
 
 
-@every("group", [Latent((1, 2), 32, 8), Recurrent((1, 2), (StateTensor("state", (4,), "float32"),))])
-def test_attention_backends_are_not_asked_about_other_cache_groups(group: CacheSpec) -> None:
+STATES = Recurrent((1, 2), (StateTensor("state", (4,), "float32"),))
+
+
+@every(
+    ("group", "architecture", "reason"),
+    [
+        (
+            Latent((1, 2), 32, 8),
+            "LlamaForCausalLM",
+            "it cannot compute layers 1-2: it does not support multi-head latent attention (MLA)",
+        ),
+        (STATES, "BambaForCausalLM", "the cache group of layers 1-2 is recurrent"),
+    ],
+)
+def test_attention_backends_are_not_asked_about_other_cache_groups(
+    group: CacheSpec, architecture: str, reason: str
+) -> None:
     """Their checks, of plugins of any age, may read the heads of every group."""
     groups = (FullAttention((0,), 8, 64, 64), group)
     platform = manifest(
         backend("any", 1, lambda context: Requires({"page_size": (context.model.cache_groups[1].kv_heads,)}))
     )
-    rejected = refused(None, platform, model=model(cache_groups=groups))
+    rejected = refused(None, platform, model=model(architecture=architecture, cache_groups=groups))
     assert rejected[0].code == "no_backend_fits"
-    assert f"layers 1, 2 need a {spec_name(group)} cache group" in rejected[0].reason
+    assert reason in rejected[0].reason
+
+
+def test_latent_layers_that_no_backend_computes_are_named_once() -> None:
+    """Both the cache groups and the layers of a native architecture say it."""
+    config = MODELS["deepseek-v3"]
+    layers = config["num_hidden_layers"]
+    sizes = {"heads": config["num_attention_heads"], "kv_heads": 1, "layers": layers}
+    groups = (Latent(tuple(range(layers)), 512, 64),)
+    about = replace(model(cache_groups=groups), architecture="DeepseekV3ForCausalLM", config=config, **sizes)
+    (rejected, *_) = refused(None, manifest(backend("any")), model=about)
+    assert rejected.reason == (
+        f"any: it cannot compute layers 0-{layers - 1}: it does not support multi-head latent attention (MLA)"
+    )
+
+
+def test_backends_of_latent_attention_are_asked_and_others_passed_over() -> None:
+    latent = replace(backend("latent", 1), latent="package.module:Class")
+    about = model(cache_groups=(Latent((0, 1), 32, 8),))
+    assert (
+        resolved(None, manifest(backend("other", 9), latent), model=about).config.platform.attention_backend == "latent"
+    )
+
+
+def test_attention_backends_do_not_see_the_states_of_native_layers() -> None:
+    groups = (FullAttention((0,), 8, 64, 64), STATES)
+    facts = model(architecture="Qwen3NextForCausalLM", config={"num_experts": 0}, cache_groups=groups)
+    platform = manifest(
+        backend(
+            "any", 1, lambda context: Requires({"page_size": tuple(g.kv_heads for g in context.model.cache_groups)})
+        )
+    )
+    assert resolved(on=platform, model=facts).config.memory.page_size == 8
 
 
 def test_backend_for_one_slot_is_chosen_only_there() -> None:
@@ -62,11 +110,13 @@ def test_backends_without_a_trait_of_a_layer_are_passed_over() -> None:
     able = replace(backend("able", 1), traits=("window",))
     platform = manifest(backend("plain", 9), able)
     windowed = attention_groups([None, 100, 100, None, 100] * 2, 4, 64, 64, 1000)
-    made = resolved(on=platform, model=model(cache_groups=windowed))
+    made = resolved(on=platform, model=model(cache_groups=windowed, architecture="Imagined"))
     reason = "it cannot compute layers 1-2, 4, 6-7, 9: it does not support a sliding window of 100 tokens"
     assert made.config.platform.attention_backend == "able"
     assert dict(made.backends["prefill_attention_backend"].rejected)["plain"] == (reason,)
-    (rejected,) = refused(user(attention_backend="plain"), platform, model=model(cache_groups=windowed))
+    (rejected,) = refused(
+        user(attention_backend="plain"), platform, model=model(cache_groups=windowed, architecture="Imagined")
+    )
     assert (rejected.code, rejected.reason) == ("backend_unfit", reason)
     everywhere = model(config={"sliding_window": 1000})
     assert resolved(on=platform, model=everywhere).config.platform.attention_backend == "plain"
@@ -88,6 +138,16 @@ def test_explicit_choice_that_does_not_fit_is_refused_with_its_reasons() -> None
     assert (rejected.code, rejected.what, rejected.value) == ("backend_unfit", "attention_backend", "wide")
     assert "requires page_size 64, not 16" in rejected.reason
     assert "any" in rejected.remedy
+
+
+def test_a_value_that_no_backend_allows_is_what_is_refused() -> None:
+    """The user set the page size and no backend, so that the refusal is about the page size."""
+    platform = manifest(backend("wide", 9, fits({"page_size": (64,)})), backend("any", 1, fits({"page_size": (32,)})))
+    (rejected,) = refused(user(page_size=16), platform)
+    assert (rejected.code, rejected.what, rejected.value) == ("no_backend_fits", "page_size", "16")
+    assert rejected.who == "command line"
+    assert "wide requires page_size 64; any requires page_size 32" in rejected.reason
+    assert rejected.remedy == "Leave --page-size out, or set it to 64 or 32."
 
 
 def test_refusal_has_the_reasons_of_all_backends_if_none_fits() -> None:
@@ -224,3 +284,22 @@ def test_a_model_that_cannot_be_divided_is_refused_for_that_alone() -> None:
     platform, eight = manifest(backend("pairs", 9, even_heads)), replace(device(), count=8)
     (rejected,) = refused(user(tp_size=5), platform, model=TWELVE_HEADS, device=eight)
     assert (rejected.code, rejected.what) == ("not_divisible", "tp_size")
+
+
+@every("name", ["no_such_argument", "triton_attention_num_kv_splits"])
+def test_a_spec_may_not_read_what_is_no_argument_of_its_family(name: str) -> None:
+    """Attention backends may read the second one; a sampling backend may not."""
+    dice = replace(backend("dice"), arguments=(name,))
+    with pytest.raises(PluginError) as raised:
+        resolved(on=manifest(backends={"attention": (backend("plain"),), "sampling": (dice,)}))
+    assert raised.value.member == "sampling backend dice"
+    assert raised.value.reason == f"it reads {name}, which is not an argument that sampling backends may read"
+
+
+def test_a_backend_s_argument_is_refused_once_if_no_chosen_backend_reads_it() -> None:
+    reader = replace(backend("reader", 5), arguments=("triton_attention_num_kv_splits",))
+    platform = manifest(reader, backend("plain", 9))
+    (rejected,) = refused(user(triton_attention_num_kv_splits=3), platform)
+    assert (rejected.code, rejected.reason) == ("backend_ignores", "attention backend plain does not read it")
+    made = resolved(user(triton_attention_num_kv_splits=3, attention_backend="reader"), platform)
+    assert made.config.graphs.triton_attention_num_kv_splits == 3

@@ -65,7 +65,10 @@ def test_arguments_are_the_published_ones_and_our_own() -> None:
     assert len(PUBLISHED) == len(set(PUBLISHED))
     reached = {(found.name, found.deprecated) for flag in PUBLISHED if (found := find_argument_or_deprecated(flag))}
     ours = {"max_request_bytes", "max_stop_strings", "graceful_shutdown_seconds", "engine_start_timeout_seconds"}
-    ours |= {"dequantize_weights", "pooling"}
+    ours |= {"max_held_request_bytes", "max_connections", "connection_timeout_seconds"}
+    ours |= {"api_key_file", "admin_api_key", "allowed_hosts", "allowed_origins"}
+    ours |= {"dequantize_weights", "pooling", "score_template", "ui", "access_log", "uds", "root_path", "api_keys_file"}
+    ours |= {"ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs"}
     assert {name for name, _ in reached} == (ARGUMENTS.keys() | DEPRECATED.keys()) - ours
 
 
@@ -109,6 +112,13 @@ READ_ELSEWHERE = {
     "prefill_attention_backend": "srv.args.backends: selects the backend",
     "decode_attention_backend": "srv.args.backends: selects the backend",
     "sampling_backend": "srv.args.backends: selects the backend",
+    "moe_runner_backend": "srv.args.backends: selects the backend",
+    "json_model_override_args": "srv.planning.resolution: how the model is read",
+    "trust_remote_code": "srv.planning.resolution: how the model is read",
+    "download_dir": "srv.planning.resolution: selects the model",
+    "model_loader_extra_config": "srv.args.rules.loading: how weight files are read",
+    "weight_loader_disable_mmap": "srv.args.rules.loading: how weight files are read",
+    **{name: "a backend that names it" for name, argument in ARGUMENTS.items() if argument.arg.read_by},
     **dict.fromkeys(READABLE, "srv.planning.steps: the algorithm names those that it reads"),
 }
 

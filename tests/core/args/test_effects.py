@@ -6,22 +6,33 @@ way on real servers, in `tests/e2e/test_e2e_arguments.py`.
 
 from __future__ import annotations
 
+import copy
+import gzip
 import json
+import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from attention_naive import NaiveAttention
+from bitsandbytes_weights import Form as NF4Form
+from bitsandbytes_weights import write as write_nf4
 from engine_small import OUTPUT, Small, engine, make_small, message, messages
+from fp8_weights import FORMS as FP8_FORMS
+from fp8_weights import write_fp8
 from gguf import GGMLQuantizationType
 from models_small import small_model, write_gguf
+from mxfp4_weights import write_compressed
+from packed_weights import FORMS, write_packed
 from platform_plugins import write_plugin
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from srv.cli.main import main
+from srv.commands import StartProfile, StopProfile
 from srv.errors import ModelError, Refusal
 from srv.platform.interface import AttentionLayer, BackendContext, SamplingBatch
 from srv.quantization.int8_online_layers import quantize_int8
@@ -31,6 +42,7 @@ from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
 
 PAGE = 4
+ATTENTION_SLOTS = ("prefill_attention_backend", "decode_attention_backend")
 BACKEND = f"""
 from srv.platform.facts import BackendSpec, Requires
 
@@ -133,21 +145,29 @@ def test_context_length(small: Small) -> None:
     assert refusal(small, context_length=257) == "context_over_model"
 
 
-@covers("dtype=float32", "dtype=bfloat16", platform="cpu")
-def test_dtype(small: Small) -> None:
-    """In bfloat16 the same prompt has slightly different logprobs."""
-    exact, coarse = _logprobs(small), _logprobs(small, dtype="bfloat16")
+@covers("dtype=float32", "dtype=bfloat16", "dtype=float16", "dtype=auto", platform="cpu")
+def test_dtype(small: Small, tmp_path: Path) -> None:
+    """In 16 bits the same prompt has slightly different logprobs. auto is the dtype of the checkpoint."""
+    exact, coarse, halves = (_logprobs(small, dtype=dtype) for dtype in ("float32", "bfloat16", "float16"))
     assert exact == pytest.approx(_expected(small), abs=1e-3)
-    assert coarse == pytest.approx(exact, abs=1.2)
-    assert coarse != pytest.approx(exact, abs=1e-3)
+    for rounded, far in ((coarse, 1.2), (halves, 0.2)):
+        assert rounded == pytest.approx(exact, abs=far)
+        assert rounded != pytest.approx(exact, abs=1e-4)
+    assert halves != pytest.approx(coarse, abs=1e-3)
+    assert _logprobs(small, dtype="auto") == exact
+    copy.deepcopy(small.model).to(torch.bfloat16).save_pretrained(tmp_path)
+    assert _logprobs(small, dtype="auto", model_path=tmp_path) == coarse
 
 
-@covers("kv_cache_dtype=auto", "kv_cache_dtype=bfloat16", platform="cpu")
+@covers("kv_cache_dtype=auto", "kv_cache_dtype=bfloat16", "kv_cache_dtype=float32", platform="cpu")
 def test_kv_cache_dtype(small: Small) -> None:
     """With keys and values in bfloat16, prompts are read from the KV pool with less precision."""
     exact, coarse = _logprobs(small), _logprobs(small, kv_cache_dtype="bfloat16")
     assert coarse == pytest.approx(exact, abs=0.3)
     assert coarse != pytest.approx(exact, abs=1e-3)
+    kept, rounded = (_logprobs(small, dtype="float16", kv_cache_dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert rounded == pytest.approx(kept, abs=0.3)
+    assert rounded != pytest.approx(kept, abs=1e-3)
 
 
 @needs_native
@@ -190,11 +210,16 @@ def _expected(small: Small) -> list[float]:
     return small.logprobs(prompt)[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])].tolist()
 
 
-@covers("load_format=safetensors", "load_format=dummy", platform="cpu")
-def test_load_format(small: Small) -> None:
-    assert tokens(small, load_format="safetensors") == small.tokens
+@covers(*(f"load_format={name}" for name in ("safetensors", "dummy", "gguf", "auto")), platform="cpu")
+def test_load_format(small: Small, tmp_path: Path) -> None:
+    """auto reads the format that is there, and each other one refuses the other."""
+    file = tmp_path / "model.gguf"
+    write_gguf(file, small.model, "llama")
+    for format, path, missing in (("safetensors", small.folder, "gguf"), ("gguf", file, "safetensors")):
+        for name in (format, "auto"):
+            assert tokens(small, model_path=path, load_format=name) == small.tokens
+        assert refusal(small, model_path=path, load_format=missing) == "format_not_there"
     assert tokens(small, load_format="dummy") != small.tokens
-    assert refusal(small, load_format="gguf") == "format_not_there"
 
 
 @covers("quantization=modelslim", "quantization=gguf", "quantization=w8a8_int8", platform="cpu")
@@ -225,8 +250,60 @@ def test_quantization(small: Small, tmp_path: Path) -> None:
     assert given == _logprobs(small, torchao_config="int8dq")
     distances = [abs(one - two) for one, two in zip(given, _expected(small), strict=True)]
     assert 0.001 < max(distances) < 1.0
-    assert refusal(small, quantization="w8a8_int8") == "no_integers"
+    assert given == _logprobs(small, quantization="w8a8_int8"), "an unquantized checkpoint is quantized at load"
     assert refusal(small, model_path=file, quantization="w8a8_int8") == "other_method"
+
+
+@covers("quantization=awq", "quantization=gptq", "quantization=compressed-tensors", platform="cpu")
+def test_quantization_of_packed_integers(small: Small, tmp_path: Path) -> None:
+    """Outputs are nearly those of the same weights in floats; activations are rounded to 8 bits."""
+    for method in ("awq", "gptq", "compressed-tensors"):
+        packed, plain = tmp_path / method, tmp_path / f"plain {method}"
+        write_packed(packed, FORMS[method]).save_pretrained(plain)
+        given = _logprobs(small, model_path=packed, quantization=method)
+        assert given == _logprobs(small, model_path=packed)
+        distances = [abs(one - two) for one, two in zip(given, _logprobs(small, model_path=plain), strict=True)]
+        assert 0 < max(distances) < 1.0
+        assert refusal(small, model_path=packed, quantization="w8a8_int8") == "other_method"
+        assert refusal(small, quantization=method) == "other_method"
+
+
+@covers("quantization=fp8", "quantization=fbgemm_fp8", "quantization=modelopt", "quantization=torchao", platform="cpu")
+@covers("torchao_config=fp8wo", platform="cpu")
+def test_quantization_to_fp8(small: Small, tmp_path: Path) -> None:
+    """Outputs are those of the same weights in floats. An unquantized checkpoint is quantized at load."""
+    forms = {"fp8": "fp8, blocks", "fbgemm_fp8": "fbgemm_fp8", "modelopt": "modelopt", "torchao": "torchao"}
+    for method, form in forms.items():
+        stored, plain = tmp_path / method, tmp_path / f"plain {method}"
+        write_fp8(stored, FP8_FORMS[form]).save_pretrained(plain)
+        given = _logprobs(small, model_path=stored, quantization=method, dtype="float32")
+        assert given == _logprobs(small, model_path=stored, dtype="float32")
+        same = _logprobs(small, model_path=plain, dtype="float32")
+        assert max(abs(one - two) for one, two in zip(given, same, strict=True)) < 1e-3
+        assert refusal(small, model_path=stored, quantization="w8a8_int8") == "other_method"
+    assert refusal(small, quantization="modelopt") == "other_method"
+    given = _logprobs(small, quantization="fp8")
+    assert given == _logprobs(small, torchao_config="fp8wo")
+    distances = [abs(one - two) for one, two in zip(given, _expected(small), strict=True)]
+    assert 0.001 < max(distances) < 1.0
+    assert refusal(small, model_path=tmp_path / "fp8", torchao_config="fp8wo") == "quantized_already"
+    assert refusal(small, quantization="fp8", torchao_config="int8wo") == "excluded"
+
+
+@covers("quantization=mxfp4", "quantization=bitsandbytes", platform="cpu")
+def test_quantization_of_blocks_with_tables(small: Small, tmp_path: Path) -> None:
+    """Outputs are nearly those of the same weights in floats; activations may be rounded to 8 bits."""
+    for method in ("mxfp4", "bitsandbytes"):
+        stored, plain = tmp_path / method, tmp_path / f"plain {method}"
+        stored.mkdir()
+        model = write_compressed(stored) if method == "mxfp4" else write_nf4(stored, NF4Form())
+        model.save_pretrained(plain)
+        given = _logprobs(small, model_path=stored, quantization=method)
+        assert given == _logprobs(small, model_path=stored)
+        distances = [abs(one - two) for one, two in zip(given, _logprobs(small, model_path=plain), strict=True)]
+        assert max(distances) < 1.0
+        assert refusal(small, model_path=stored, quantization="awq") == "other_method"
+        assert refusal(small, quantization=method) == "other_method"
 
 
 def _quantize_rows(folder: Path) -> None:
@@ -272,19 +349,20 @@ def test_dequantize_weights(small: Small, tmp_path: Path) -> None:
     assert 0 < max(distances) < 0.5
 
 
-@covers("random_seed=7", "random_seed=8", platform="cpu")
+@covers("random_seed=0", f"random_seed={2**63 - 1}", platform="cpu")
 def test_random_seed_decides_dummy_weights(other: Small) -> None:
-    first = tokens(other, load_format="dummy", random_seed=7)
-    assert tokens(other, load_format="dummy", random_seed=7) == first
-    assert tokens(other, load_format="dummy", random_seed=8) != first
+    first = tokens(other, load_format="dummy", random_seed=0)
+    assert tokens(other, load_format="dummy", random_seed=0) == first
+    assert tokens(other, load_format="dummy", random_seed=2**63 - 1) != first
 
 
-@covers("model_impl=transformers", platform="cpu")
-def test_model_impl(tmp_path: Path) -> None:
-    """A model without a native implementation in srv needs that of transformers."""
-    gemma = make_small("gemma2", tmp_path)
-    assert tokens(gemma, model_impl="transformers") == gemma.tokens
+@covers("model_impl=transformers", "model_impl=srv", "model_impl=auto", platform="cpu")
+def test_model_impl(small: Small, tmp_path: Path) -> None:
+    """A model without a native implementation in srv needs that of transformers, which auto chooses."""
+    gemma = make_small("vaultgemma", tmp_path)
+    assert tokens(gemma, model_impl="transformers") == tokens(gemma, model_impl="auto") == gemma.tokens
     assert refusal(gemma, model_impl="srv") == "unsupported_config"
+    assert tokens(small, model_impl="srv") == small.tokens
 
 
 # ---- platform and backends
@@ -312,6 +390,20 @@ def test_attention_backend(small: Small) -> None:
     firsts = [one[0] for one in tokens(small, attention_backend="zero")]
     assert firsts != [one[0] for one in small.tokens]
     assert refusal(small, attention_backend="lidless") == "unknown_backend"
+
+
+@needs_native
+@covers(*(f"{slot}=native" for slot in ("attention_backend", *ATTENTION_SLOTS)), platform="cpu")
+def test_native_attention(captured: Small) -> None:
+    """Its steps are captured, those of torch_native are not. Both read another pool, so that they cannot be mixed."""
+    for flags in ({"attention_backend": "native"}, dict.fromkeys(ATTENTION_SLOTS, "native")):
+        with engine(captured, 16, graph_batch_sizes="1", **flags) as served:
+            (result,) = served.generate([message("a", captured.prompts[-1])])
+            assert result.tokens == captured.tokens[-1]
+            assert served.stats().replayed_steps > 0
+    assert refusal(captured, graph_batch_sizes="1", **dict.fromkeys(ATTENTION_SLOTS, "torch_native"))
+    for native, other in (ATTENTION_SLOTS, ATTENTION_SLOTS[::-1]):
+        assert refusal(captured, **{native: "native", other: "torch_native"})
 
 
 @covers("prefill_attention_backend=torch_native", platform="cpu")
@@ -347,6 +439,39 @@ def test_sampling_backend(small: Small, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 # ---- memory
+
+
+@covers(*(f"mem_fraction_static={fraction}" for fraction in (0.4, 0.88, 0.99)), platform="cpu")
+def test_mem_fraction_static_decides(small: Small) -> None:
+    """Without a tighter limit of tokens, the pool takes the fraction of the memory that is there when weights are read.
+
+    Up to what is reserved, which can be more than a hundredth. What the pool does not use is never written.
+    """
+    flags = {"max_total_tokens": 10**10, "page_size": 4096, "max_running_requests": 1, "chunked_prefill_size": 16}
+    pages = []
+    for fraction in (0.4, 0.88, 0.99):
+        with engine(small, kind=_Unchecked, **flags, mem_fraction_static=fraction) as made:
+            lines = dict(made.ready.budget)
+            (available,) = re.findall(r"of the ([\d.]+ \w+) that are free", lines["static"])
+            (reserved,) = re.findall(r"^[\d.]+ \w+", lines["reserved"])
+            (page,) = re.findall(r"^[\d.]+ \w+", lines["page"])
+            expected = min(fraction * _amount(available), _amount(available) - _amount(reserved))
+            assert made.ready.pages[0] * _amount(page) == pytest.approx(expected, rel=0.01)
+            pages += made.ready.pages
+    assert pages == sorted(set(pages))
+
+
+class _Unchecked(CheckedEngine):
+    """For a pool so large that checking each of its pages would take long."""
+
+    def check_idle(self) -> None:
+        self.check_integrity()
+
+
+def _amount(text: str) -> float:
+    """Bytes of a text such as 1.5 GiB."""
+    number, unit = text.split()
+    return float(number) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit]
 
 
 def test_mem_fraction_static(small: Small, capsys: pytest.CaptureFixture[str]) -> None:
@@ -553,7 +678,25 @@ def test_schedule_policy(small: Small, policy: str, order: list[str]) -> None:
     assert ended == order
 
 
-@covers("schedule_conservativeness=0.01", "schedule_conservativeness=100.0", platform="cpu")
+@covers(*(f"schedule_conservativeness={factor}" for factor in (0.01, 1.0, 2.0)), platform="cpu")
+def test_schedule_conservativeness_admits_fewer(small: Small) -> None:
+    """Of 16 requests, those run whose expected output fits in a pool of 256 tokens beside all others."""
+
+    def running(factor: float) -> int:
+        with engine(small, PAGE, pool=256, schedule_conservativeness=factor) as served:
+            requests = [message(str(number), [5 + number, 6, 7, 8], 28) for number in range(16)]
+            for each in requests:
+                served.send(each)
+            served.step()
+            count = served.stats().running
+            served.run([each.id for each in requests])
+            return count
+
+    assert running(0.01) == 16
+    assert 16 > running(1.0) > running(2.0)
+
+
+@covers("schedule_conservativeness=100.0", platform="cpu")
 def test_schedule_conservativeness(small: Small) -> None:
     """A pool that is large enough for each request, but not for the final lengths of all of them."""
 
@@ -678,3 +821,40 @@ def test_config(small: Small, tmp_path: Path) -> None:
             return served.ready.max_request_tokens
 
     assert (longest(60), longest(80), longest(80, context_length=70)) == (60, 80, 70)
+
+
+# ---- observe
+
+
+@covers("enable_layer_markers=true", "enable_layer_markers=false", platform="cpu")
+def test_enable_layer_markers(small: Small, tmp_path: Path) -> None:
+    """Traces have a range for each layer's attention and MLP, or none. The ranges are those of eager steps."""
+    layers = {f"model.layers.{index}.{part}" for index in range(3) for part in ("self_attn", "mlp")}
+    steps = {"eager": {"disable_graphs": True}, "transformers": {"model_impl": "transformers"}}
+    for name, flags in steps.items():
+        marked = _ranges(small, tmp_path / name, enable_layer_markers=True, **flags)
+        assert layers <= marked.keys()
+        assert len({marked[layer] for layer in layers}) == 1, "each layer runs once in every step"
+    assert _ranges(small, tmp_path / "unmarked", disable_graphs=True) == {}
+
+
+@needs_native
+def test_captured_steps_have_no_marks(tmp_path: Path) -> None:
+    """The only eager step is that of the prompt; the output is the same."""
+    small = make_small("llama", tmp_path, head_dim=16)
+    marked = _ranges(small, tmp_path / "trace", page=16, graph_batch_sizes="1", enable_layer_markers=True)
+    assert marked["model.layers.0.self_attn"] == 1
+
+
+def _ranges(small: Small, folder: Path, **flags: object) -> dict[str, int]:
+    """How often ranges of the model's modules are in a trace of a few steps."""
+    folder.mkdir()
+    with engine(small, **flags) as served:
+        served.executor.control(StartProfile(str(folder)))
+        (result,) = served.generate([message("a", small.prompts[-1], 3)])
+        assert result.tokens == small.tokens[-1][:3]
+        (stopped,) = served.executor.control(StopProfile())
+    (file,) = stopped.files
+    with gzip.open(file, "rt") as trace:
+        names = [event.get("name", "") for event in json.load(trace)["traceEvents"]]
+    return dict(Counter(name for name in names if name.startswith(("model.", "lm_head"))))

@@ -24,11 +24,15 @@ COUNT = len(ARGUMENTS) + len(DEPRECATED)
 
 @pytest.fixture(autouse=True)
 def _imagined(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Two platforms are installed: "imagined", and "poor", without pages and with a fixed schedule_conservativeness."""
+    """Two platforms are installed: "imagined", which supports every argument, and "poor".
+
+    "poor" has no pages, and its schedule_conservativeness is fixed.
+    """
     folder = tmp_path_factory.mktemp("platforms")
-    write_imagined_plugin(folder, "manifest(backend('plain', 1))")
+    capable = "CAPABLE | {'batch_invariant', 'piecewise_graphs', 'torch_compile'}"
+    write_imagined_plugin(folder, f"manifest(backend('plain', 1), capabilities={capable})")
     support = "Support('schedule_conservativeness', 'unsupported', 'it is fixed there')"
-    write_imagined_plugin(folder, f"manifest(capabilities=CAPABLE - {{'paged_kv'}}, support=({support},))", "poor")
+    write_imagined_plugin(folder, f"manifest(capabilities=({capable}) - {{'paged_kv'}}, support=({support},))", "poor")
     monkeypatch.syspath_prepend(folder)
 
 
@@ -122,8 +126,8 @@ def test_list_with_an_unknown_filter_is_refused(words: list[str], capsys: pytest
 EXPLAINED = {
     "schedule-policy": (
         "schedule_policy (schedule)\n"
-        "  Order of waiting requests: first come first served, longest prefix match, random, depth-first through the "
-        "prefix cache, or longest output first.\n"
+        "  Order of waiting requests that hold equally many slots (whoever holds fewer goes first): first come first "
+        "served, longest prefix match, random, depth-first through the prefix cache, or longest output first.\n"
         "\n"
         "  flag                 --schedule-policy {fcfs,lpm}\n"
         "  environment          SRV_SCHEDULE_POLICY\n"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from args_world import manifest, resolved, user
+from args_world import manifest, model, resolved, user
 
 from srv.args.config import ARGUMENTS
 from srv.args.prerequisites import with_prerequisite
 from srv.errors import Refusal
 from srv.platform.facts import Default
+from srv.specs import FullAttention
 
 DEPENDENT = [each for each in ARGUMENTS.values() if each.arg.only_with]
 
@@ -28,6 +29,17 @@ def test_a_value_without_effect_is_refused_with_what_is_missing() -> None:
 def test_it_is_accepted_with_the_other_argument_or_as_the_default() -> None:
     assert resolved(user(pooling="mean", is_embedding=True)).config.model.pooling == "mean"
     assert resolved(user(pooling="last")).config.model.pooling == "last"
+
+
+def test_what_would_leave_nothing_to_serve_is_refused() -> None:
+    encoder = model(cache_groups=(FullAttention((), 4, 64, 64),), pooling="mean", generates=False)
+    for values, argument in (
+        ({"is_embedding": False}, "is_embedding"),
+        ({"score_template": "qwen3_reranker", "skip_tokenizer_init": True}, "skip_tokenizer_init"),
+    ):
+        with pytest.raises(Refusal) as refusal:
+            resolved(user(**values), model=encoder if argument == "is_embedding" else model())
+        assert [(each.what, each.code) for each in refusal.value.rejections] == [(argument, "excluded")]
 
 
 def test_a_default_of_a_platform_is_accepted_without_effect() -> None:

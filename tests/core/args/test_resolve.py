@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from args_world import GIB, backend, both, device, fits, manifest, model, reader, resolved, user
+from args_world import CAPABLE, GIB, backend, both, device, fits, manifest, model, reader, resolved, user
 from every import every
 
 from srv.args.context import UndeclaredRead
@@ -53,6 +53,24 @@ def test_platform_overrides_model_and_model_overrides_generic() -> None:
     platform = manifest(defaults=(platform_default("dtype", "float32"),))
     assert resolved(on=platform).config.model.dtype == "float32"
     assert resolved(on=platform).config.platform.kv_cache_dtype == "float32"
+
+
+def test_a_default_of_the_platform_yields_to_a_setting_that_excludes_it() -> None:
+    """The user did not set it, and could not leave it out."""
+    platform = manifest(defaults=(platform_default("graph_batch_sizes", (1, 4)),), capabilities=CAPABLE | {"graphs"})
+    assert resolved(on=platform).config.graphs.graph_batch_sizes == (1, 4)
+    provenance = resolved(user(disable_graphs=True), platform).provenance["graph_batch_sizes"]
+    assert (provenance.layer, provenance.value) == (Layer.GENERIC, None)
+    found = rejections(user(disable_graphs=True, graph_batch_sizes=(1, 4)), platform)
+    assert found["graph_batch_sizes"].code == "excluded"
+
+
+def test_defaults_of_a_platform_that_exclude_each_other_are_refused() -> None:
+    platform = manifest(
+        defaults=(platform_default("graph_batch_sizes", (1, 4)), platform_default("disable_graphs", True)),
+        capabilities=CAPABLE | {"graphs"},
+    )
+    assert rejections(on=platform)["graph_batch_sizes"].code == "excluded"
 
 
 def test_command_line_overrides_environment_and_file() -> None:
@@ -224,7 +242,7 @@ def test_refusals_of_parsing_come_first() -> None:
     assert list(rejections(user_input)) == ["port", "page_size"]
 
 
-@every("name", ["dp_size", "pp_size", "trust_remote_code"])
+@every("name", ["dp_size", "pp_size"])
 def test_planned_argument_accepts_only_its_default(name: str) -> None:
     default = resolved().config.get(name)
     assert resolved(user(**{name: default})).config.get(name) == default

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from args_world import CAPABLE, GIB, device, manifest, model, resolved, user
 from every import every
 
-from srv.args.checks import adapters, all_or_some, ascending, bucket_rule, json_list, json_object
+from srv.args.checks import adapters, all_or_some, ascending, bucket_rule, json_counts, json_list, json_object
 from srv.args.config import ARGUMENTS
 from srv.args.context import DeclaredReadsContext, Facts
 from srv.args.defaults import (
@@ -25,6 +26,7 @@ from srv.args.rules.graphs import captured_rows
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.errors import Refusal
 from srv.platform.facts import Default, Support
+from srv.specs import Latent
 
 DEFAULTS = (*MODEL_DEFAULTS, *GENERIC_DEFAULTS, *DEVICE_DEFAULTS)
 DEEPSEEK = model(architecture="DeepseekV3ForCausalLM")
@@ -54,11 +56,12 @@ def context_of(reads: tuple[str, ...], facts: Facts | None = None, **values: Any
 
 
 def broken(**values: Any) -> set[tuple[str, str]]:
-    """(argument, code) of every constraint of core that these values violate."""
+    """(argument, code) of every constraint of core that these values violate, besides those of test_inert.py."""
     return {
         (each.argument, each.code)
         for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *USER_CONSTRAINTS)
-        if each.check(context_of((each.argument, *each.reads), SHARDABLE, **values)) is not None
+        if each.code != "inert"
+        and each.check(context_of((each.argument, *each.reads), SHARDABLE, **values)) is not None
     }
 
 
@@ -92,6 +95,10 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
     ({"tp_size": 5}, ("tp_size", "not_divisible")),
     ({"tp_size": 2, "model_impl": "transformers"}, ("tp_size", "not_divisible")),
     ({"tp_size": 6}, ("tp_size", "too_few_devices")),
+    ({"base_device_id": 5}, ("base_device_id", "too_few_devices")),
+    ({"base_device_id": 4, "tp_size": 2}, ("base_device_id", "too_few_devices")),
+    ({"device_id_step": 5, "tp_size": 2}, ("device_id_step", "too_few_devices")),
+    ({"numa_node": (0, 1)}, ("numa_node", "not_one_per_rank")),
     ({"tp_size": 3, "nnodes": 2}, ("nnodes", "not_divisible")),
     ({"nnodes": 2, "tp_size": 2, "node_rank": 2}, ("node_rank", "rank_missing")),
     ({"pp_size": 2}, ("pp_size", "excluded")),
@@ -171,6 +178,11 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
     ),
     ({"disaggregation_mode": "prefill", "disable_graphs": False}, ("disable_graphs", "excluded")),
     ({"graph_batch_sizes": (1, 9), "graph_max_batch_size": 8}, ("graph_batch_sizes", "out_of_order")),
+    (
+        {"enable_piecewise_graphs": True, "piecewise_graph_tokens": "[1, 9]", "piecewise_graph_max_tokens": 8},
+        ("piecewise_graph_tokens", "out_of_order"),
+    ),
+    ({"enable_piecewise_graphs": True, "disable_graphs": True}, ("enable_piecewise_graphs", "excluded")),
     ({"graph_batch_sizes": (1, 9), "max_running_requests": 8}, ("graph_batch_sizes", "out_of_order")),
 ]
 
@@ -193,6 +205,8 @@ def test_values_violate_exactly_one_constraint(values: dict[str, Any], expected:
         {"hicache_storage_backend": "mooncake", "hicache_mem_layout": "page_first"},
         {"moe_a2a_backend": "deepep", "deepep_mode": "low_latency", "disable_graphs": False},
         {"disaggregation_mode": "decode", "disable_radix_cache": True, "disable_graphs": False},
+        {"enable_piecewise_graphs": True, "piecewise_graph_tokens": "[8]", "enable_torch_compile": True},
+        {"enable_piecewise_graphs": True, "tp_size": 4, "graph_batch_sizes": (1, 2)},
     ],
 )
 def test_compatible_values_violate_no_constraint(values: dict[str, Any]) -> None:
@@ -437,6 +451,7 @@ def test_vision_encoder_reserves_a_share(vision: dict[str, Any] | None, share: f
         (ascending(), [(0.1, 1.0)], [(), (1.0, 1.0), (-1.0, 2.0), (2.0, 1.0)]),
         (json_object(), ["{}", '{"a": 1}'], ["", "[]", "{", "null", "[" * 100_000]),
         (json_list(), ["[]", "[1]"], ["", "{}", "["]),
+        (json_counts(), ["[1]", "[8, 2]"], ["", "[]", "[0]", "[1.5]", "[true]", '["1"]', "8"]),
     ],
 )
 def test_checks_of_composed_values(check: Any, good: list[Any], bad: list[Any]) -> None:
@@ -457,6 +472,23 @@ def test_int8_pool_needs_the_capability() -> None:
     assert (rejected.code, "(capability int8_kv)" in rejected.reason) == ("capability_missing", True)
     able = manifest(capabilities=CAPABLE | {"int8_kv"})
     assert resolved(user(kv_cache_dtype="int8"), able, model=model()).config.platform.kv_cache_dtype == "int8"
+
+
+def test_pools_of_8_bit_floats_and_their_scales_need_each_other_and_the_capability(tmp_path: Path) -> None:
+    with pytest.raises(Refusal) as refusal:
+        resolved(user(kv_cache_dtype="fp8_e4m3"), model=model())
+    (rejected,) = refusal.value.rejections
+    assert (rejected.code, "(capability fp8_kv)" in rejected.reason) == ("capability_missing", True)
+    able = manifest(capabilities=CAPABLE | {"fp8_kv"})
+    assert resolved(user(kv_cache_dtype="fp8_e5m2"), able, model=model()).config.platform.kv_cache_dtype == "fp8_e5m2"
+    latent = model(cache_groups=(Latent((0,), 512, 64),))
+    for facts, values, code in (
+        (latent, {"kv_cache_dtype": "fp8_e4m3"}, "dtype_missing"),
+        (model(), {"quantization_param_path": tmp_path}, "other_missing"),
+    ):
+        with pytest.raises(Refusal) as refusal:
+            resolved(user(**values), able, model=facts)
+        assert code in [each.code for each in refusal.value.rejections]
 
 
 @every(

@@ -34,6 +34,15 @@ def test_an_unsupported_argument_is_refused_unless_it_has_its_default() -> None:
     )
 
 
+def test_an_unsupported_value_that_another_setting_excludes_is_refused_once() -> None:
+    """The exclusion advises to change the other setting, which would not help."""
+    platform = declaring(Support("graph_batch_sizes", "unsupported", "a larger chip has it"))
+    with pytest.raises(Refusal) as refused:
+        resolved(user(graph_batch_sizes=(4, 16), disable_graphs=True), platform)
+    (rejected,) = refused.value.rejections
+    assert (rejected.what, rejected.code) == ("graph_batch_sizes", "unsupported")
+
+
 def test_declaration_for_some_values_or_all_but_some() -> None:
     excluded = (Support("log_level", "unsupported", "too chatty", values=("debug",)),)
     only = (Support("log_level", "limited", "two suffice", only=("error",)),)

@@ -33,16 +33,16 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     planned = {word for word, _ in argument.arg.planned_values}
     if argument.choices:
         return st.sampled_from([word for word in argument.choices if word not in planned])
-    if argument.kind.many:
-        assert argument.kind.base is int
-        return st.lists(st.integers(0, 24), min_size=1, max_size=3).map(tuple)
-    if argument.kind.base is bool:
-        return st.booleans()
-    if argument.kind.base is int:
-        return st.integers(-1, 2**17)
-    if argument.kind.base is float:
-        return st.floats(0.05, 8, allow_nan=False).map(lambda number: round(number, 6))
-    return st.text("abc xyz:#-'\"{}[],0", min_size=1, max_size=12)
+    base, many = argument.kind.base, argument.kind.many
+    texts = st.text("abc xyz:#-'\"{}[],0", min_size=1, max_size=12)
+    single: dict[type, st.SearchStrategy[Any]] = {
+        bool: st.booleans(),
+        int: st.integers(0, 24) if many else st.integers(-1, 2**17),
+        float: st.floats(0.05, 8, allow_nan=False).map(lambda number: round(number, 6)),
+        str: texts,
+        Path: texts.map(Path),
+    }
+    return st.lists(single[base], min_size=1, max_size=3).map(tuple) if many else single[base]
 
 
 VALUES = st.lists(st.sampled_from(sorted(SETTABLE.keys() - FIXED)), unique=True, max_size=6).flatmap(
@@ -85,7 +85,8 @@ def test_file_and_command_line_are_refused_alike(values: dict[str, Any]) -> None
             return {(each.code, each.what) for each in refusal.rejections}
         return set()
 
-    text = yaml.safe_dump(values, allow_unicode=True) if values else ""
+    dumped = {name: ARGUMENTS[name].kind.dump(value) for name, value in values.items()}
+    text = yaml.safe_dump(dumped, allow_unicode=True) if values else ""
     assert codes(from_file(text)) == codes(user(**values))
 
 
@@ -127,7 +128,7 @@ DOCUMENTS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=DOCUMENTS)
 def test_no_file_causes_a_traceback(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "serve.yaml"

@@ -29,7 +29,7 @@ class Live:
     ops = ()
     graphs = None
 
-    def device(self, local_rank):
+    def device(self, index):
         return torch.device("cpu")
 
     def init_worker(self, rank):
@@ -196,6 +196,34 @@ def test_misbehaviour_of_a_plugin_becomes_a_finding(
     assert [each.name for each in findings[:-1]] == ([] if stage == "start" else ["start", "memory", "computation"])
 
 
+@pytest.mark.parametrize(
+    ("sensors", "expected"),
+    [
+        (
+            'Readings((Reading("0", "fan", 0.5), Reading("1", "vane")))',
+            [("ok", "50 % busy"), ("ok", "reports nothing")],
+        ),
+        ('Readings(missing="no library", remedy="Install it.")', [("warning", "not read: no library")]),
+        ('Readings(missing="it has none")', [("ok", "not read: it has none")]),
+        ("1 / 0", [("warning", "ZeroDivisionError")]),
+    ],
+    ids=["readings", "missing", "none", "raise"],
+)
+def test_sensors_are_read_last_and_their_absence_is_at_most_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sensors: str, expected: list[tuple[str, str]]
+) -> None:
+    write_platform(tmp_path, "felt", more=f"sensors=lambda device: {sensors}")
+    manifest = tmp_path / "plugin_felt" / "manifest.py"
+    manifest.write_text("from srv.platform.sensors import Reading, Readings\n" + manifest.read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    found = find_platforms()["felt"]
+    findings = examine(found, found.loaded.facts.profiles["one"], {})
+    assert [each.name for each in findings[:4]] == ["start", "memory", "computation", "fan"]
+    for finding, (status, words) in zip(findings[5:], expected, strict=True):
+        assert (finding.name, finding.status) == ("sensors", status)
+        assert words in finding.detail
+
+
 def test_statement_that_raises_becomes_a_refusal_of_its_platform(tmp_path: Path) -> None:
     write_platform(tmp_path, "bad")
     manifest = tmp_path / "plugin_bad" / "manifest.py"
@@ -214,12 +242,12 @@ def test_unused_backends_are_reported(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"sampling"', ours))
     theirs = "from srv.platform.facts import BackendSpec, Requires\n\n\ndef fits(context):\n    return Requires()\n\n\n"
     theirs += 'SPEC = BackendSpec("spread", 1, fits, "nowhere:Spread")\n'
-    write_plugin(tmp_path, "spread", theirs, group="srv.backends.moe", entry="mine.spread", attribute="SPEC")
+    write_plugin(tmp_path, "spread", theirs, group="srv.backends.grammar", entry="mine.spread", attribute="SPEC")
     (mine,) = diagnosis(tmp_path, "--device", "mine")["platforms"]
     found = finding(mine["findings"], "backends", "warning")
-    unused = "not used by this version of srv: moe backend spread, grammar backend automata"
+    unused = "not used by this version of srv: grammar backend automata, grammar backend spread"
     assert found["detail"] == unused
-    assert found["remedy"] == "No action is needed: srv selects backends for attention and sampling only."
+    assert found["remedy"] == "No action is needed: srv selects backends for attention, sampling, moe only."
     assert mine["usable"]
 
 

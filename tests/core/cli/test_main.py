@@ -17,7 +17,8 @@ from platform_plugins import write_imagined_plugin
 
 import srv
 from srv.args.config import ARGUMENTS, DEPRECATED
-from srv.cli.main import main
+from srv.cli.main import error_text, main
+from srv.errors import Refusal, Rejection
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +145,57 @@ def test_refusals_of_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (refusal["code"], refusal["what"], refusal["value"]) == ("planned", "dp_size", "2")
 
 
+def test_planned_values_are_resolved_and_a_launch_would_refuse_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What follows from them is shown beside the refusals, as text and as JSON."""
+    words = (
+        f"plan --device imagined:mk1 --model-path {folder} --load-format dummy --speculative-algorithm EAGLE".split()
+    )
+    assert main([*words, "--dp-size", "2"]) == 2
+    printed = capsys.readouterr()
+    assert "launch would refuse: speculative_algorithm (planned), dp_size (planned)" in printed.out
+    for line in (
+        "speculative_num_steps = 5 because that number suits the drafter",
+        "max_running_requests = 48 because each request has several tokens to verify per step",
+        "disable_overlap_schedule = true because the number of accepted tokens is known only after the step",
+        "drafter: ",
+        "pages: ",
+        "note: the memory of weights and KV pool is that of tp_size alone, without dp_size",
+    ):
+        assert line in printed.out, line
+    assert printed.err.startswith("srv: 2 refusals:\n")
+    assert main([*words, "--json"]) == 2
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["accepted"], [each["code"] for each in plan["refusals"]]) == (False, ["planned"])
+    assert plan["arguments"]["speculative_num_draft_tokens"]["value"] == 8
+    assert plan["budget"]["pages"][0] > 1000
+
+
+def test_a_violated_constraint_leaves_the_rest_of_the_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"plan --json --device imagined:mk1 --model-path {folder} --load-format dummy".split()
+    assert main([*words, "--context-length", "99999"]) == 2
+    plan = json.loads(capsys.readouterr().out)
+    assert [each["code"] for each in plan["refusals"]] == ["context_over_model"]
+    assert plan["budget"]["page_size"] == 1
+
+
+def test_a_plan_says_what_it_has_not_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"plan --json --device imagined:mk1 --model-path {folder} --load-format dummy".split()
+    assert main(words) == 0
+    (unchecked,) = json.loads(capsys.readouterr().out)["unchecked"]
+    assert "tokenizer" in unchecked
+
+
+def test_a_plan_notes_the_devices_that_no_rank_uses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"plan --json --model-path {folder} --load-format dummy --device".split()
+    assert main([*words, "imagined:mk1,count=4"]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert note == "device: one rank uses one of the 4 devices (tp_size is 1); the others are not used"
+    assert main([*words, "imagined:mk1,count=1"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == []
+
+
 def test_plan_refuses_a_pool_without_pages(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"plan --device imagined:mk1,memory=1MiB --model-path {folder} --load-format dummy".split()
     assert main(words) == 2
@@ -221,3 +273,15 @@ def test_no_config_file_causes_a_traceback(raw: bytes, tmp_path: Path, capsys: p
     status = main(["plan", "--device=imagined:mk1", "--model-path=./nowhere/x", "--config", str(path)])
     assert status == 2  # at least the model does not exist
     assert capsys.readouterr().err.startswith("srv: ")
+
+
+def test_refusals_are_wrapped_between_words_on_a_terminal() -> None:
+    reason = "requires page_size 128, not 16, which is a reason that is longer than one line of the terminal"
+    refusal = Refusal([Rejection("no_backend_fits", "page_size", "16", "command line", reason, "Leave it out.")])
+    assert error_text(refusal).count("\n") == 2
+    lines = error_text(refusal, 80).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert "[no_backend_fits]" in lines[-1]
+    assert " ".join(line.strip() for line in lines) == " ".join(error_text(refusal).split())
+    narrow = error_text(refusal, 12).splitlines()
+    assert "    [no_backend_fits]" in narrow

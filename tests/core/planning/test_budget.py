@@ -13,6 +13,7 @@ from srv.errors import Refusal
 from srv.models.architectures.registry import native_config
 from srv.planning.budget import compute, estimate, weight_bytes
 from srv.planning.pools import bytes_per_page
+from srv.planning.states import bytes_per_slot, missing_native_layers
 from srv.specs import FullAttention, KVLayout, Latent, Recurrent, SlidingWindow, StateTensor
 
 TOKEN = 10 * 4 * 128 * 2  # bytes of one token: 10 layers, 4 heads, 64 + 64, bfloat16
@@ -28,6 +29,28 @@ def test_weights_and_pool_stay_within_the_static_fraction() -> None:
     assert budget.pages == (7 * GIB // page - 1,)  # half of 16 GiB, less the one in use, less page 0
     assert GIB + (budget.pages[0] + 1) * page <= 8 * GIB
     assert (budget.page_size, budget.max_request_tokens) == (16, 1000)
+
+
+def test_the_fraction_is_of_the_memory_that_other_processes_leave() -> None:
+    """9.3 of 23.5 GiB are free: half of what this process can have is 4.9 GiB, of which 0.5 GiB hold its weights."""
+    own, free, total = GIB // 2, int(9.3 * GIB), int(23.5 * GIB)
+    budget = compute(config(page_size=16), model(), free_bytes=free, total_bytes=total, own_bytes=own)
+    page = 16 * TOKEN
+    assert budget.pages == ((int((free + own) * 0.5) - own) // page - 1,)
+
+
+def test_the_refusal_names_each_part_of_the_memory() -> None:
+    with pytest.raises(Refusal) as refusal:
+        compute(config(), model(), free_bytes=GIB, total_bytes=16 * GIB, own_bytes=2 * GIB, reserved_bytes=GIB)
+    reason = refusal.value.rejections[0].reason
+    for part in (
+        "1.00 GiB of 16.00 GiB are free after the weights are loaded",
+        "2.00 GiB are this process's own weights",
+        "13.00 GiB are used by others, or by the runtime",
+        "1.50 GiB for weights and KV pool: mem_fraction_static 0.5 of the 3.00 GiB that are free or its own",
+        "1.00 GiB stay free (reserved_memory)",
+    ):
+        assert part in reason, reason
 
 
 def test_reserved_memory_stays_free_with_any_fraction() -> None:
@@ -52,23 +75,24 @@ def test_estimate_counts_the_weights() -> None:
 
 
 @every(
-    ("values", "free"),
+    ("values", "free", "remedy"),
     [
-        ({}, 0),
-        ({}, 8 * GIB),  # the memory allowed by the fraction is already in use
-        ({"page_size": 10**9}, 15 * GIB),
-        ({"page_size": 16, "max_total_tokens": 15}, 15 * GIB),
-        ({"page_size": 1, "mem_fraction_static": 0.0626}, 15 * GIB + TOKEN),
+        ({}, 0, "The weights alone do not fit: use a device with more memory, or smaller or quantized weights."),
+        ({}, 8 * GIB, "The weights alone take what --mem-fraction-static allows: raise it."),
+        ({"page_size": 10**9}, 15 * GIB, "--page-size"),
+        ({"page_size": 16, "max_total_tokens": 15}, 15 * GIB, "--max-total-tokens"),
+        ({"page_size": 1, "mem_fraction_static": 0.0626}, 15 * GIB + TOKEN, "--mem-fraction-static"),
     ],
 )
-def test_pool_without_room_for_one_request_is_refused(values: dict[str, object], free: int) -> None:
+def test_pool_without_room_for_one_request_is_refused(values: dict[str, object], free: int, remedy: str) -> None:
+    """The remedy is one that helps."""
     values = {"mem_fraction_static": 0.5, **values}
     total = 16 * GIB
     if values["mem_fraction_static"] == 0.0626:
         values["mem_fraction_static"] = (GIB + TOKEN) / total  # one page, which is needed as page 0
     with pytest.raises(Refusal, match="pool_too_small") as refusal:
         compute(config(**values), model(), free_bytes=free, total_bytes=total)
-    assert "--mem-fraction-static" in refusal.value.rejections[0].remedy
+    assert remedy in refusal.value.rejections[0].remedy
 
 
 def test_one_page_of_two_tokens_is_enough() -> None:
@@ -79,6 +103,18 @@ def test_one_page_of_two_tokens_is_enough() -> None:
 def test_weights_that_do_not_fit_are_refused() -> None:
     with pytest.raises(Refusal, match=r"0 bytes of 128\.00 MiB are free"):
         estimate(config(), model(), device(2**27))
+
+
+def test_devices_are_counted_that_hold_the_weights_together() -> None:
+    """190.73 MiB of weights: two devices of 160 MiB hold them; of 96 MiB it takes four."""
+    divisible = model(config=CONFIG)
+    for memory, ranks in ((160, 2), (96, 4)):
+        with pytest.raises(Refusal) as refusal:
+            estimate(config(mem_fraction_static=0.9), divisible, device(memory * 2**20))
+        assert f"{ranks} such devices (--tp-size {ranks})" in refusal.value.rejections[0].remedy
+    with pytest.raises(Refusal) as refusal:
+        estimate(config(), divisible, device(2**27), shared=True)
+    assert "such devices" not in refusal.value.rejections[0].remedy
 
 
 def test_groups_of_full_attention_have_equal_numbers_of_pages() -> None:
@@ -102,13 +138,57 @@ def test_latents_get_the_pages_of_full_attention_with_as_many_bytes_per_token() 
     assert "of 3 layers of latent attention in bfloat16" in dict(budgets[0].breakdown)["page"]
 
 
-def test_recurrent_states_are_refused_by_the_budget() -> None:
-    groups = (FullAttention((0,), 4, 64, 64), Recurrent((1, 2), (StateTensor("convolution", (8, 3), "float32"),)))
-    with pytest.raises(Refusal) as refusal:
-        compute(config(), model(cache_groups=groups), free_bytes=15 * GIB, total_bytes=16 * GIB)
-    (rejected,) = refusal.value.rejections
+CONVOLUTION, STATE = StateTensor("conv", (8, 3), "float32"), StateTensor("state", (4, 8, 8), "float32")
+GROUPS = (FullAttention((0,), 4, 64, 64), Recurrent((1, 2), (CONVOLUTION, STATE)))
+
+
+@every("architecture", ["BambaForCausalLM", "Qwen3NextForCausalLM"])
+def test_recurrent_states_without_native_layers_are_refused(architecture: str) -> None:
+    facts = model(architecture=architecture, config={"hidden_act": "gelu"}, cache_groups=GROUPS)
+    rejected = missing_native_layers(config(), facts)
+    assert rejected is not None
     assert rejected.code == "recurrent_states"
-    assert "2 of its layers keep recurrent states (convolution)" in rejected.reason
+    assert "2 of its layers keep recurrent states (conv, state)" in rejected.reason
+
+
+@every("fields,values,reason,remedy", [
+    ({}, {"model_impl": "transformers"}, "model_impl is transformers", "Leave --model-impl at auto."),
+    ({"rope_interleave": False}, {}, "rope_interleave = False", "Choose a model whose configuration"),
+])  # fmt: skip
+def test_latent_attention_without_native_layers_is_refused(
+    fields: dict[str, object], values: dict[str, object], reason: str, remedy: str
+) -> None:
+    facts = model(architecture="DeepseekV3ForCausalLM", config=fields, cache_groups=(Latent((0, 1), 512, 64),))
+    rejected = missing_native_layers(config(**values), facts)
+    assert rejected is not None
+    assert rejected.code == "native_layers_only"
+    assert (reason in rejected.reason, remedy in rejected.remedy) == (True, True)
+
+
+@every(
+    ("values", "slots"),
+    [
+        ({}, 10 + 1000 * 10 // 16),  # one snapshot per page of the tokens that there can be at most
+        ({"max_total_tokens": 3200}, 10 + 200),
+        ({"mamba_full_memory_ratio": 1e-9}, 10),
+        ({"max_mamba_cache_size": 25}, 25),
+        ({"disable_radix_cache": True}, 10),
+    ],
+)
+def test_recurrent_states_take_their_part_of_the_pool(values: dict[str, object], slots: int) -> None:
+    """The convolution has the dtype of the model."""
+    facts = model(architecture="Qwen3NextForCausalLM", config={"rope_theta": 1e4}, cache_groups=GROUPS)
+    settings = config(page_size=16, max_running_requests=10, **values)
+    budget = compute(settings, facts, free_bytes=15 * GIB, total_bytes=16 * GIB)
+    assert budget.state_slots == slots
+    one, page = 2 * (8 * 3 * 2 + 4 * 8 * 8 * 4), 16 * 4 * 128 * 2
+    assert bytes_per_slot(settings, facts) == one
+    if "max_total_tokens" not in values:
+        left = 7 * GIB - (slots + 1) * one
+        assert budget.pages == (left // page - 1,)
+    lines = dict(budget.breakdown)
+    assert lines["state"].startswith("2.09 KiB hold the recurrent states of one request")
+    assert f"{slots} slots" in lines["state_slots"]
 
 
 WINDOWED = (FullAttention((0,), 4, 64, 64), SlidingWindow((1, 2, 3), 4, 64, 64, 100))
@@ -149,12 +229,6 @@ def test_the_ratio_of_a_window_can_be_chosen() -> None:
     assert 10 * LAYER * (budget.pages[0] + 1) + 30 * LAYER * (budget.pages[1] + 1) <= 7 * GIB
 
 
-def test_a_ratio_without_effect_says_so() -> None:
-    assert "ratio" not in dict(windowed(swa_full_tokens_ratio=0.5).breakdown)
-    one_group = compute(config(swa_full_tokens_ratio=0.5), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
-    assert "has no effect" in dict(one_group.breakdown)["ratio"]
-
-
 def test_a_model_with_windows_only_takes_requests_of_any_length() -> None:
     only = (SlidingWindow((0, 1), 4, 64, 64, 100),)
     given = config(page_size=10, chunked_prefill_size=200, max_running_requests=3, max_total_tokens=520)
@@ -182,11 +256,13 @@ def test_int8_page_includes_its_scales() -> None:
     assert KVLayout(group, 16, "float16").bytes_per_page() == 3 * 16 * 4 * (64 + 32) * 2
 
 
-def test_quantized_gguf_weights_count_as_nine_bits() -> None:
+def test_quantized_gguf_weights_count_as_packed_to_four_bits_or_unpacked_to_bytes() -> None:
     """Weights that are dequantized, by an argument or by another loader, count in the model's dtype."""
     quantized = dataclasses.replace(model(), format="gguf", quantization="gguf:Q4_K", stored_types={"Q4_K": 1600})
     plain = weight_bytes(config(), model())
-    assert weight_bytes(config(), quantized) == plain - 1600 * 2 + 1800
+    assert weight_bytes(config(), quantized) == plain - 1600 * 2 + 1100
+    wider = dataclasses.replace(quantized, stored_types={"Q6_K": 800, "Q4_0": 800, "F32": 50})
+    assert weight_bytes(config(), wider) == plain - 1600 * 2 + 900 + 550
     for values in ({"dequantize_weights": True}, {"model_impl": "transformers"}, {"load_format": "dummy"}):
         assert weight_bytes(config(**values), quantized) == plain
 
@@ -195,7 +271,9 @@ def test_int8_weights_count_as_one_byte() -> None:
     plain = weight_bytes(config(), model())
     assert weight_bytes(config(), dataclasses.replace(model(), stored_types={"int8": 1000})) == plain - 1000
     sizes = native_config("LlamaForCausalLM", CONFIG)
-    small = model(config=CONFIG, parameters=sizes.parameters)
+    small = model(config={**CONFIG, "head_dim": 16}, parameters=sizes.parameters)
     matrices = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of two layers
     assert sizes.projection_params == matrices
-    assert weight_bytes(config(torchao_config="int8dq"), small) == 2 * (sizes.parameters - matrices) + matrices
+    scales = 2 * (64 + 2 * 32 + 64 + 2 * 128 + 64)
+    expected = 2 * (sizes.parameters - matrices) + matrices + 4 * scales
+    assert weight_bytes(config(torchao_config="int8dq"), small) == expected

@@ -12,11 +12,21 @@ from srv.errors import PluginError
 from srv.platform import API_VERSION, OLDEST_API
 from srv.platform.capabilities import CAPABILITIES, SINCE
 from srv.platform.checks import check_backends, check_manifest
-from srv.platform.facts import BackendSpec, Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires
+from srv.platform.facts import (
+    BackendSpec,
+    Constraint,
+    Contribution,
+    Default,
+    DeviceFacts,
+    OpSpec,
+    PlatformFacts,
+    Requires,
+)
 from srv.platform.manifest import Manifest, ProbeResult
 
 DEVICE = DeviceFacts("one", 1 << 30, 1, "Example")
 FACTS = PlatformFacts(lambda device: frozenset({"paged_kv"}), {"one": DEVICE})
+OP = OpSpec("rotary", "plain", lambda device, call: None)
 SPEC = BackendSpec("plain", 1, lambda context: Requires(), "package.module:Class", "page_token_head")
 PART = Contribution("reserved_memory", "part", lambda context: 0, "so it is")
 GOOD = Manifest(
@@ -79,6 +89,8 @@ def test_a_good_manifest_passes_and_is_returned() -> None:
         (facts(capabilities=lambda device: 1 / 0), "PlatformFacts.capabilities('one')", "ZeroDivisionError"),
         (facts(profiles={"one": DEVICE, "big": DeviceFacts("two", 1, 1)}), "PlatformFacts.profiles['big']", "'two'"),
         (facts(profiles={"one": DeviceFacts("one", 0, 1)}), "PlatformFacts.profiles['one']", "describes no device"),
+        (facts(cards={"x100": DeviceFacts("two", 1, 1)}), "PlatformFacts.cards['x100']", "'two'"),
+        (facts(cards={"X100": DEVICE}), "PlatformFacts.cards['X100']", "not in lower case"),
         (facts(defaults=[]), "PlatformFacts.defaults", "not of type tuple"),
         (facts(defaults=(SPEC,)), "PlatformFacts.defaults[0]", "not of type Default"),
         (facts(defaults=(Default("page_size", lambda: 1, "so"),)), "PlatformFacts.defaults[0].compute", "()"),
@@ -97,6 +109,17 @@ def test_a_good_manifest_passes_and_is_returned() -> None:
             facts(constraints=(Constraint("dtype", "bad", lambda context: None, ""),)),
             "PlatformFacts.constraints[0].remedy",
             "empty",
+        ),
+        (facts(ops=[OP]), "PlatformFacts.ops", "not of type tuple"),
+        (facts(ops=(SPEC,)), "PlatformFacts.ops[0]", "not of type OpSpec"),
+        (facts(ops=(replace(OP, name=""),)), "PlatformFacts.ops[0].name", "empty"),
+        (facts(ops=(replace(OP, check=lambda call: None),)), "PlatformFacts.ops[0].check", "signature (call)"),
+        (facts(ops=(replace(OP, fallback="yes"),)), "PlatformFacts.ops[0].fallback", "not of type bool"),
+        (facts(ops=(OP, OP)), "PlatformFacts.ops[1]", "plain of rotary twice"),
+        (
+            facts(ops=(replace(OP, name="slow", fallback=True), OP)),
+            "PlatformFacts.ops[1]",
+            "plain comes after the fallback slow",
         ),
         (facts(backends={"weather": ()}), "backends['weather']", "is not a backend family"),
         (facts(backends={"attention": [SPEC]}), "backends['attention']", "not of type tuple"),
@@ -123,6 +146,7 @@ def test_a_broken_manifest_is_refused(changes: dict[str, Any], member: str, reas
         ({"name": ""}, "empty"),
         ({"graphs": "yes"}, "not of type bool"),
         ({"lengths": "both"}, "'both'"),
+        ({"fallback": 1}, "not of type bool"),
     ],
 )
 def test_a_broken_backend_is_refused(changes: dict[str, Any], reason: str) -> None:

@@ -17,7 +17,9 @@ GIB = 1 << 30
 DRIVERLESS = ProbeResult(False, "no driver is here", "Install it", "driver_missing")
 
 
-def platform(name: str, priority: int, *variants: str, simulated: bool = False) -> InstalledPlatform:
+def platform(
+    name: str, priority: int, *variants: str, simulated: bool = False, cards: Mapping[str, DeviceFacts] | None = None
+) -> InstalledPlatform:
     profiles = {variant: DeviceFacts(variant, 64 * GIB, 1) for variant in variants or ("one",)}
     manifest = Manifest(
         name=name,
@@ -26,7 +28,7 @@ def platform(name: str, priority: int, *variants: str, simulated: bool = False) 
         variants=tuple(profiles),
         priority=priority,
         summary=name,
-        facts=PlatformFacts(lambda device: frozenset(), profiles),
+        facts=PlatformFacts(lambda device: frozenset(), profiles, cards=cards or {}),
         probe=lambda context: DRIVERLESS,
         create=lambda context: None,  # type: ignore[arg-type, return-value]
         simulated=simulated,
@@ -35,7 +37,7 @@ def platform(name: str, priority: int, *variants: str, simulated: bool = False) 
 
 
 HOST = platform("host", 0)
-FAST = platform("fast", 50, "f1", "f2")
+FAST = platform("fast", 50, "f1", "f2", cards={"x-100": DeviceFacts("f2", 24 * GIB, 1, "Fast X100")})
 RIVAL = platform("rival", 50)
 FAKE = platform("fake", 99, simulated=True)
 BROKEN = InstalledPlatform(
@@ -112,11 +114,24 @@ def test_plan_takes_its_device_from_the_profile_and_its_settings() -> None:
     assert device_for_plan(parse_device("host"), ALL).variant == "one"
 
 
+@every("name", ["x-100", "X100", "x_100"])
+def test_card_is_named_as_its_owner_calls_it(name: str) -> None:
+    described = device_for_plan(parse_device(f"fast:{name},count=2"), ALL)
+    assert described == DeviceFacts("f2", 24 * GIB, 2, "Fast X100")
+
+
+def test_card_as_a_platform_is_refused_with_its_platform() -> None:
+    with pytest.raises(PlatformUnavailable, match=r"Did you mean fast:x-100\? Installed"):
+        device_for_plan(parse_device("x100"), ALL)
+
+
 @every(
     ("text", "code", "message"),
     [
         ("fast", "profile_needed", "fast:f1, fast:f2"),
         ("fast:f3", "unknown_profile", "Did you mean f"),
+        ("fast:x101", "unknown_profile", "Did you mean x-100? Known: fast:f1, fast:f2, and the cards x-100."),
+        ("host:x100", "unknown_profile", "Did you mean fast:x-100? Known: host:one."),
     ],
 )
 def test_a_plan_without_a_known_profile_is_refused(text: str, code: str, message: str) -> None:

@@ -31,7 +31,7 @@ class Good:
     ops: tuple[Any, ...] = ()
     graphs: Any = None
 
-    def device(self, local_rank: int) -> torch.device:
+    def device(self, index: int) -> torch.device:
         return torch.device("meta")
 
     def init_worker(self, rank: int) -> None: ...
@@ -169,7 +169,12 @@ def test_a_member_newer_than_the_declared_version_is_not_required_and_refused() 
 
 
 def test_an_optional_member_is_required_only_with_its_capability_and_checked_if_present() -> None:
-    assert OPTIONAL == {"communicator": "communicator"}
+    assert OPTIONAL == {
+        "communicator": "communicator",
+        "memory_use": "memory_use",
+        "profiler_range": "profiler_ranges",
+        "graph_piece": "piecewise_graphs",
+    }
     assert OPTIONAL.keys() <= vars(Platform).keys()
     assert set(OPTIONAL.values()) <= CAPABILITIES.keys()
     live: Any = Good()

@@ -88,6 +88,20 @@ def test_hanging_probe_is_killed_with_its_children(plugins: Path, tmp_path: Path
     assert _ends(int(pid_file.read_text()))
 
 
+def test_a_manifest_that_is_slow_to_import_is_not_blamed_on_its_probe(
+    plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent imports the manifest quickly; in the child the import takes longer than the time limit."""
+    slow = "import os, time; time.sleep(float(os.environ.get('SRV_TEST_IMPORT_SECONDS', '0')))"
+    write(plugins, "late", "return ProbeResult(False, 'no card', 'Plug one in', 'no_card')", after=slow)
+    found = find_platforms()["late"]
+    assert found.error is None
+    monkeypatch.setenv("SRV_TEST_IMPORT_SECONDS", "60")
+    result = probe(found, timeout_s=2)
+    assert (result.available, result.code) == (False, "manifest_timeout")
+    assert result.reason == "its manifest was not imported within 2 s, so its probe did not run"
+
+
 def _ends(pid: int) -> bool:
     """Whether a process is gone, or dead and waiting to be collected, within two seconds."""
     for _ in range(40):

@@ -38,6 +38,7 @@ def json_fields(given: ConversionInput) -> Outcome:
         return Untranslatable("bad_value", "it is not a JSON object", f"Write {given.flag} '{{...}}'.")
     texts = {key: json_text(value) for key, value in read.items() if value is not None}
     settings: dict[str, str] = {}
+    notes: list[str] = []
     for key, text in texts.items():
         row = given.row.fields.get(key)
         if row is None:
@@ -48,7 +49,9 @@ def json_fields(given: ConversionInput) -> Outcome:
         if isinstance(outcome, Untranslatable):
             return replace(outcome, reason=f"key {key}: {outcome.reason}")
         settings.update(outcome.settings)
-    return Converted(settings)
+        if outcome.note or not outcome.settings:
+            notes.append(f"key {key}: {outcome.note or 'no setting is needed'}")
+    return Converted(settings, "; ".join(notes))
 
 
 CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
@@ -73,6 +76,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "address": joint.address,
         "step_budget": joint.step_budget,
         "draft_tokens": joint.draft_tokens,
+        "kv_role": joint.kv_role,
         "json_fields": json_fields,
         "json_entry": single.json_entry,
     }

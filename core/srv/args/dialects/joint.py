@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srv.args.dialects.interface import ConversionInput, Converted, Outcome, Untranslatable, set_argument, wrong_type
+from srv.args.dialects.single import choice
 from srv.args.dialects.values import fraction_of, parse_integer, size_in_bytes, tokens
 from srv.args.statement import amount_text
 
@@ -164,3 +165,13 @@ def address(given: ConversionInput) -> Outcome:
     flag, _, default = given.row.partners[0].partition("=")
     host = f"[{given.text}]" if ":" in given.text and not given.text.startswith("[") else given.text
     return set_argument(given, f"{host}:{given.other(flag, default)}")
+
+
+def kv_role(given: ConversionInput) -> Outcome:
+    """The server's part in the transfer of KV pages: both only if they go to a cache tier."""
+    if given.text.lower() != "kv_both":
+        return choice(given)
+    if given.other("kv_connector").lower().startswith("lmcache"):
+        return Converted({}, "LMCache both stores and loads pages")
+    reason = "a server of srv either computes prompts for others or decodes what others computed"
+    return Untranslatable("no_equivalent_value", reason, "Start two servers, with kv_producer and kv_consumer.")

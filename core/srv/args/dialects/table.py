@@ -78,7 +78,7 @@ class Dialect:
 
     engine: its display name. launchers: the beginnings of its command lines, which are skipped.
     positional: the flag that a positional argument stands for. ours: whether its flags without a row are those of
-    `srv`.
+    `srv`. defaults: of the engine, by argument of `srv`, where users rely on a value that they do not set.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Dialect:
     launchers: tuple[tuple[str, ...], ...] = ()
     positional: str = ""
     ours: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def by_flag(self) -> Mapping[str, Row]:
@@ -122,6 +123,7 @@ def read_dialect(name: str) -> Dialect:
         tuple(tuple(launcher.split()) for launcher in table.get("launchers", ())),
         table.get("positional", ""),
         table.get("ours", False),
+        table.get("defaults", {}),
     )
     if len(dialect.by_flag) != sum(len(row.flags) for row in rows):
         raise InternalError(f"{name}.toml: {_duplicate_flag(rows)} occurs in two rows")

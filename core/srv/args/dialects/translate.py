@@ -111,7 +111,7 @@ class _Translator:
     def __init__(self, dialect: Dialect, command: ParsedCommand, source: str, memory_of: MemoryOf) -> None:
         self._dialect, self._command, self._source, self._memory_of = dialect, command, source, memory_of
         self._settings: dict[str, Setting] = {}
-        self._notes: list[str] = []
+        self._notes: dict[str, dict[str, None]] = {}  # sentence -> the flags that it is about
         self._rejections: list[Rejection] = list(command.rejections)
 
     def run(self) -> Translation:
@@ -128,9 +128,26 @@ class _Translator:
             self._dialect.name,
             tuple(self._settings.values()),
             tuple(self._command.passthrough),
-            tuple(self._notes),
+            (*self._folded_notes(), *self._other_defaults()),
             tuple(self._rejections),
         )
+
+    def _note(self, flag: str, sentence: str) -> None:
+        self._notes.setdefault(sentence, {})[flag] = None
+
+    def _folded_notes(self) -> list[str]:
+        """One note per sentence, with all flags that it is about."""
+        return [f"{', '.join(flags)}: {sentence}" for sentence, flags in self._notes.items()]
+
+    def _other_defaults(self) -> list[str]:
+        """Notes on values that the engine and `srv` choose differently if no flag sets them."""
+        found = []
+        for name, theirs in self._dialect.defaults.items():
+            argument = argument_named(name)
+            if name not in self._settings and theirs != (ours := argument.show(argument.default)):
+                difference = f"without {argument.flag}, {self._dialect.engine} has {theirs} and srv {ours}"
+                found.append(f"{difference}: set {argument.flag} {theirs} to keep it")
+        return found
 
     def _last_of_each(self) -> list[ParsedFlag]:
         """The flags in order; of a repeated flag, only the last occurrence."""
@@ -138,7 +155,7 @@ class _Translator:
         for each in self._command.flags:
             name = _key(each)
             if name in last and last[name].text != each.text:
-                self._notes.append(f"{each.flag} is given more than once; the last one wins")
+                self._note(short(each.flag), "given more than once; the last one wins")
             last[name] = each
         return list(last.values())
 
@@ -155,21 +172,21 @@ class _Translator:
         reasons = "; ".join(reason for reason in (outcome.note, row.note) if reason)
         unchanged = list(outcome.settings.values()) == [flag.text] and row.conversion != "opposite"
         if row.note or outcome.note or not (row.conversion == IDENTITY or unchanged):
-            self._notes.append(_sentence(_as_written(flag, shown), settings, reasons))
+            self._note(_as_written(flag, shown), _sentence(settings, reasons))
 
     def _add_own(self, flag: ParsedFlag, argument: Argument) -> None:
         if (replacement := argument.replaced_by) is not None:
             if flag.text == "true":
                 text = replacement.value or self._text_of(replacement.same_as)
                 self._add(replacement.argument, text, flag)
-            self._notes.append(f"{short(flag.flag)}: deprecated; {argument.deprecated}")
+            self._note(short(flag.flag), f"deprecated; {argument.deprecated}")
             return
         self._add(argument.name, flag.text, flag)
         plain = "--" + argument.name.replace("_", "-")
         if not self._dialect.ours:
-            self._notes.append(f"{short(flag.flag)}: an argument of srv itself, used unchanged")
+            self._note(short(flag.flag), "an argument of srv itself, used unchanged")
         elif flag.flag not in (plain, "--no-" + plain.removeprefix("--")):
-            self._notes.append(f"{short(flag.flag)}: called {plain} in srv")
+            self._note(short(flag.flag), f"called {plain} in srv")
 
     def _text_of(self, argument: str) -> str:
         """The text of an argument of `srv` on the command line, or else its default."""
@@ -224,7 +241,7 @@ def _as_setting(setting: Setting) -> str:
     return f"{setting.argument} = {shown}"
 
 
-def _sentence(original: str, settings: str, reasons: str) -> str:
+def _sentence(settings: str, reasons: str) -> str:
     if settings:
-        return f"{original}: {settings}{f' ({reasons})' if reasons else ''}"
-    return f"{original}: {reasons or 'this is the default of srv'}"
+        return f"{settings}{f' ({reasons})' if reasons else ''}"
+    return reasons or "this is the default of srv"

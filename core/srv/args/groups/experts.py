@@ -5,9 +5,15 @@ from typing import Annotated, Literal, NamedTuple
 from srv.args.checks import at_least, at_least_or, between, not_empty, one_of
 from srv.args.spec import Arg
 
-_MOE = "mixture-of-experts models are not implemented yet"
+_MXFP4 = (
+    "activations keep the dtype of the model, unless the products of a platform round them to 8 bits; choosing it is "
+    "not implemented yet"
+)
+_SHARED = "shared experts are always computed separately; fusing them is not implemented yet"
 _EP = "expert parallelism is not implemented yet"
 _BALANCE = "expert load balancing is not implemented yet"
+_DISPATCHED = "it counts the tokens that DeepEP dispatches, and expert parallelism is not implemented yet"
+_PER_TOKEN = "records of single tokens are not implemented yet; per_pass has those of single steps"
 
 
 class ExpertsArgs(NamedTuple):
@@ -33,16 +39,19 @@ class ExpertsArgs(NamedTuple):
         ),
     ] = "none"
     moe_runner_backend: Annotated[
-        str, Arg("Backend that computes the experts.", not_empty(), planned=_MOE, family="moe", metavar="NAME")
+        str,
+        Arg(
+            "Backend that computes the experts of models with native layers.", not_empty(), family="moe", metavar="NAME"
+        ),
     ] = "auto"
     mxfp4_moe_precision: Annotated[
-        Literal["default", "bf16"], Arg("Dtype of the activations for MXFP4 experts.", planned=_MOE)
+        Literal["default", "bf16"], Arg("Dtype of the activations for MXFP4 experts.", planned=_MXFP4)
     ] = "default"
     disable_moe_fp4_allgather: Annotated[
         bool, Arg("All-gather the tokens of FP4 experts before they are quantized, not after.", planned=_EP)
     ] = False
     disable_shared_experts_fusion: Annotated[
-        bool, Arg("Compute shared experts separately from the routed experts.", planned=_MOE)
+        bool, Arg("Compute shared experts separately from the routed experts.", planned=_SHARED)
     ] = False
     deepep_mode: Annotated[
         Literal["normal", "low_latency", "auto"],
@@ -62,7 +71,7 @@ class ExpertsArgs(NamedTuple):
         Arg(
             "Ranks over which the dense layers of a MoE model are sharded; all ranks if not set.",
             one_of(1),
-            planned=_MOE,
+            planned="the dense layers of a mixture-of-experts model are always sharded over all ranks",
             metavar="RANKS",
         ),
     ] = None
@@ -116,12 +125,12 @@ class ExpertsArgs(NamedTuple):
         ),
     ] = 1.0
     expert_distribution_recorder_mode: Annotated[
-        str | None,
+        Literal["stat", "per_pass"] | None,
         Arg(
-            "How the usage of experts is recorded; it is not recorded if not set.",
-            not_empty(),
-            planned=_BALANCE,
-            metavar="MODE",
+            "How the usage of experts is recorded between /start_expert_distribution_record and "
+            "/dump_expert_distribution_record: added up over steps (stat), or for each (per_pass). Steps run eagerly "
+            "meanwhile.",
+            planned_values=(("stat_approx", _DISPATCHED), ("per_token", _PER_TOKEN)),
         ),
     ] = None
     expert_distribution_recorder_buffer_size: Annotated[
@@ -129,8 +138,8 @@ class ExpertsArgs(NamedTuple):
         Arg(
             "Number of steps whose expert usage is kept.",
             at_least_or(1, -1, "all"),
-            planned=_BALANCE,
             unit="steps",
+            only_with=("expert_distribution_recorder_mode",),
         ),
     ] = None
     enable_expert_distribution_metrics: Annotated[

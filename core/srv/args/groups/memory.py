@@ -6,14 +6,19 @@ from srv.args.checks import above, at_least, between, fraction
 from srv.args.spec import Arg
 
 _RATIO = "a ratio between one pool and separate ones is not implemented; see swa_full_tokens_ratio"
-_STATES = "models with recurrent state (Mamba) are not implemented yet"
+_SECOND_COPY = "steps overlap with one copy already, which the device updates in order; there is no other strategy yet"
 
 
 class MemoryArgs(NamedTuple):
     """How much memory weights and KV pool take, and how the pool is divided."""
 
     mem_fraction_static: Annotated[
-        float, Arg("Fraction of the device memory for weights and KV pool together.", fraction(), metavar="FRACTION")
+        float,
+        Arg(
+            "Fraction of the device memory that other processes leave, for weights and KV pool together.",
+            fraction(),
+            metavar="FRACTION",
+        ),
     ] = 0.88
     max_total_tokens: Annotated[
         int | None,
@@ -54,24 +59,35 @@ class MemoryArgs(NamedTuple):
     ] = False
     max_mamba_cache_size: Annotated[
         int | None,
-        Arg("Maximum number of requests whose recurrent state is kept.", at_least(1), planned=_STATES, unit="requests"),
+        Arg(
+            "Recurrent states that are kept: one per running request, and the others for cached prefixes. If it is not"
+            " set, mamba_full_memory_ratio decides.",
+            at_least(1),
+            unit="requests",
+        ),
     ] = None
     mamba_ssm_dtype: Annotated[
-        Literal["float32", "bfloat16"], Arg("Dtype of the recurrent state.", planned=_STATES)
+        Literal["float32", "bfloat16"], Arg("Dtype in which recurrent states are kept between steps.")
     ] = "float32"
     mamba_full_memory_ratio: Annotated[
         float,
         Arg(
-            "Memory for recurrent state as a fraction of that for full attention.",
+            "Memory for recurrent states as a fraction of that for the KV pool. Running requests always have a state;"
+            " what is left keeps those of cached prefixes.",
             above(0),
-            planned=_STATES,
             metavar="RATIO",
         ),
     ] = 0.2
     mamba_scheduler_strategy: Annotated[
         Literal["auto", "no_buffer", "extra_buffer"],
-        Arg("Whether a second copy of the recurrent state allows steps to overlap.", planned=_STATES),
+        Arg("Whether a second copy of the recurrent state allows steps to overlap.", planned=_SECOND_COPY),
     ] = "auto"
     mamba_track_interval: Annotated[
-        int, Arg("Output tokens between two saved recurrent states.", at_least(1), planned=_STATES, unit="tokens")
+        int,
+        Arg(
+            "Output tokens between two places where a request saves its recurrent state for the prefix cache, at the"
+            " end of a page.",
+            at_least(1),
+            unit="tokens",
+        ),
     ] = 256

@@ -7,8 +7,8 @@ from srv.args.checks import at_least, between, json_object, not_empty
 from srv.args.spec import Arg
 
 _OTHER_FORMATS = "only weights in safetensors and GGUF files are supported so far"
+_OTHER_SOURCES = "weights are read from files of this machine, or downloaded from a hub first, so far"
 _MULTIMODAL = "multimodal models (images, audio, video) are not implemented yet"
-_BATCH_TOKENIZING = "tokenizing several texts in one call is not implemented yet"
 
 
 class ModelArgs(NamedTuple):
@@ -50,9 +50,11 @@ class ModelArgs(NamedTuple):
         Literal["auto", "safetensors", "gguf", "dummy"],
         Arg(
             "Format of the weights; dummy generates random weights, for profiling.",
-            planned_values=tuple(
-                (name, _OTHER_FORMATS)
-                for name in ("pt", "npcache", "sharded_state", "bitsandbytes", "layered", "remote")
+            planned_values=(
+                *((name, _OTHER_FORMATS) for name in ("pt", "npcache", "sharded_state", "bitsandbytes", "layered")),
+                ("remote", _OTHER_SOURCES),
+                *((name, _OTHER_FORMATS) for name in ("tensorizer", "mistral", "fastsafetensors")),
+                *((name, _OTHER_SOURCES) for name in ("remote_instance", "runai_streamer", "runai_streamer_sharded")),
             ),
         ),
     ] = "auto"
@@ -76,53 +78,66 @@ class ModelArgs(NamedTuple):
     trust_remote_code: Annotated[
         bool,
         Arg(
-            "Run Python code from the model's repository.",
-            planned="running code from a model's repository is not implemented yet",
+            "Run Python code from the model's folder, for a model that neither srv nor transformers has layers for. "
+            "The code can do whatever this user can: read it before.",
         ),
     ] = False
     is_embedding: Annotated[
         bool,
-        Arg("Serve embeddings of prompts (POST /v1/embeddings), in addition to generated text."),
+        Arg(
+            "Serve what is computed from pooled hidden states, in addition to generated text: /v1/embeddings,"
+            " /v1/rerank, /v1/score and /classify, as far as the model can. On for models that generate no text."
+        ),
     ] = False
     pooling: Annotated[
-        Literal["last", "mean"],
+        Literal["last", "mean", "cls", "max", "weightedmean", "mean_sqrt_len"],
         Arg(
-            "Hidden states that become an embedding: that of the last token, or the mean over all tokens; if not set, "
-            "what the model's 1_Pooling/config.json names.",
+            "Hidden states that become an embedding: that of the last or of the first token (cls), the mean or the"
+            " largest value over all tokens, the mean weighted by position, or the sum divided by the square root of"
+            " their number; if not set, what the model's files name.",
             only_with=("is_embedding",),
         ),
     ] = "last"
     json_model_override_args: Annotated[
         str,
         Arg(
-            "JSON object whose members override those of the model's configuration.",
+            "JSON object whose members replace fields of the model's configuration, as config.json names them.",
             json_object(),
-            planned="overriding a model's configuration is not implemented yet",
             metavar="JSON",
         ),
     ] = "{}"
     preferred_sampling_params: Annotated[
         str | None,
         Arg(
-            "JSON object of sampling parameters that the server recommends for this model.",
+            "JSON object of sampling parameters, as /generate names them, for requests without them; they take"
+            " precedence over --sampling-defaults.",
             json_object(),
-            planned="recommending sampling parameters to clients is not implemented yet",
             metavar="JSON",
         ),
     ] = None
     sampling_defaults: Annotated[
         Literal["openai", "model"],
         Arg(
-            "Source of sampling parameters that a request omits: the API's defaults, or the model's files.",
-            planned="choosing the source of sampling defaults is not implemented yet",
+            "Source of the temperature, top_p, top_k, min_p and repetition penalty that a request omits: the API's"
+            " defaults, or the model's generation_config.json, if it has one.",
         ),
     ] = "model"
     completion_template: Annotated[
         str | None,
         Arg(
-            "Name or file of a template for code completion requests.",
+            "How prompts with suffix mark their parts: qwen_coder, star_coder, deepseek_coder, glm_coder, codestral, or"
+            " a JSON file as SGLang reads it; by default the tokenizer's tokens decide.",
             not_empty(),
-            planned="completion templates are not implemented yet",
+            metavar="NAME_OR_PATH",
+        ),
+    ] = None
+    score_template: Annotated[
+        str | None,
+        Arg(
+            "How a model that generates text is asked whether a document answers a query, for /v1/rerank and /v1/score:"
+            " qwen3_reranker, or a JSON file with prefix, body, suffix, instruction, yes and no; turns --is-embedding"
+            " on.",
+            not_empty(),
             metavar="NAME_OR_PATH",
         ),
     ] = None
@@ -130,43 +145,50 @@ class ModelArgs(NamedTuple):
         Literal["auto", "slow"],
         Arg(
             "Whether to use the fast (compiled) tokenizer if there is one, or always the slow (Python) one.",
-            planned="the fast tokenizer is always used; the slow one is not supported yet",
+            planned="transformers 5 ignores use_fast and keeps no second implementation of a fast tokenizer; models"
+            " that have a Python tokenizer alone are refused",
         ),
     ] = "auto"
     tokenizer_worker_num: Annotated[
         int,
         Arg(
-            "Number of processes that tokenize and detokenize.",
+            "Number of processes that encode the texts of requests with more than about 4,000 characters; if 1, threads"
+            " of the API process do, which always encodes shorter texts and decodes outputs.",
             at_least(1),
-            planned="only the API process tokenizes; further processes are not implemented yet",
             metavar="PROCESSES",
         ),
     ] = 1
     skip_tokenizer_init: Annotated[
         bool,
         Arg(
-            "Load no tokenizer: requests and responses contain token ids.",
-            planned="serving without a tokenizer is not implemented yet",
+            "Load no tokenizer: prompts and outputs are token ids, and fields that need text are refused.",
         ),
     ] = False
     enable_tokenizer_batch_encode: Annotated[
-        bool, Arg("Tokenize the texts of one request together.", planned=_BATCH_TOKENIZING)
+        bool,
+        Arg("Encode several texts of one request in one call of the tokenizer, which uses several threads."),
     ] = False
     enable_dynamic_batch_tokenizer: Annotated[
-        bool, Arg("Tokenize the texts of several concurrent requests together.", planned=_BATCH_TOKENIZING)
+        bool,
+        Arg("Encode the texts of concurrent requests in one call of the tokenizer, which uses several threads."),
     ] = False
     dynamic_batch_tokenizer_batch_size: Annotated[
         int,
         Arg(
-            "Maximum number of texts that are tokenized together.",
+            "Maximum number of texts of concurrent requests that are encoded in one call.",
             at_least(1),
-            planned=_BATCH_TOKENIZING,
+            only_with=("enable_dynamic_batch_tokenizer",),
             metavar="TEXTS",
         ),
     ] = 32
     dynamic_batch_tokenizer_batch_timeout: Annotated[
         float,
-        Arg("Time to wait for more texts to tokenize.", at_least(0), planned=_BATCH_TOKENIZING, unit="seconds"),
+        Arg(
+            "Time to wait for the texts of more requests before encoding.",
+            at_least(0),
+            only_with=("enable_dynamic_batch_tokenizer",),
+            unit="seconds",
+        ),
     ] = 0.002
     enable_multimodal: Annotated[
         bool | None,

@@ -2,13 +2,11 @@
 
 from typing import Annotated, Literal, NamedTuple
 
-from srv.args.checks import at_least, each, not_empty
+from srv.args.checks import at_least, each, is_pattern, not_empty
 from srv.args.spec import Arg
+from srv.grammar.registry import BUILT_IN, OFF, further_names
 
-_GRAMMAR = "constrained decoding (by a grammar or JSON schema) is not implemented yet"
-_PLACING = "only one device is used so far; placing ranks on other devices is not implemented yet"
-_NO_FP8_KV = "FP8 KV pools are not implemented yet"
-_SPARSE = "models with sparse attention (NSA) are not implemented yet"
+_SPARSE = "sparse attention (NSA, DeepSeek-V3.2) needs an indexer with a cache of its own, which srv does not have yet"
 
 
 class PlatformArgs(NamedTuple):
@@ -22,21 +20,21 @@ class PlatformArgs(NamedTuple):
             metavar="NAME[:PROFILE]",
         ),
     ] = None
-    base_device_id: Annotated[
-        int, Arg("Index of the first device that ranks use.", at_least(0), planned=_PLACING, metavar="INDEX")
-    ] = 0
+    base_device_id: Annotated[int, Arg("Index of the device of the first rank.", at_least(0), metavar="INDEX")] = 0
     device_id_step: Annotated[
         int,
         Arg(
-            "Difference between the device indices of consecutive ranks.", at_least(1), planned=_PLACING, metavar="STEP"
+            "Difference between the device indices of consecutive ranks.",
+            at_least(1),
+            only_with=("tp_size",),
+            metavar="STEP",
         ),
     ] = 1
     numa_node: Annotated[
         tuple[int, ...] | None,
         Arg(
-            "NUMA node for the process of each rank.",
+            "NUMA node of each rank: its process runs on the node's processors and prefers the node's memory.",
             each(at_least(0)),
-            planned="binding processes to NUMA nodes is not implemented yet",
             metavar="NODE",
         ),
     ] = None
@@ -55,32 +53,40 @@ class PlatformArgs(NamedTuple):
         None
     )
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"],
         Arg(
             "Dtype of keys and values in the KV pool; auto uses that of the activations, int8 stores 8-bit integers "
-            "with one scale per token and head.",
-            planned_values=(("fp8_e5m2", _NO_FP8_KV), ("fp8_e4m3", _NO_FP8_KV)),
+            "with one scale per token and head, fp8_e4m3 and fp8_e5m2 8-bit floats with one scale per layer for keys "
+            "and one for values: of --quantization-param-path, of the checkpoint, or 1.",
         ),
     ] = "auto"
     grammar_backend: Annotated[
         str | None,
         Arg(
-            "Grammar backend for constrained decoding.",
-            not_empty(),
-            family="grammar",
-            planned=_GRAMMAR,
-            metavar="NAME",
+            "Backend that constrains outputs to a JSON schema, a regular expression or a grammar; none refuses such "
+            "requests.",
+            choices=(*BUILT_IN, OFF),
+            further_choices=further_names,
         ),
     ] = None
     constrained_json_whitespace_pattern: Annotated[
         str | None,
-        Arg("Regular expression for the white space in constrained JSON output.", planned=_GRAMMAR, metavar="PATTERN"),
+        Arg(
+            "Regular expression for the white space between the tokens of constrained JSON output; by default up to 64 "
+            "characters.",
+            is_pattern(),
+            metavar="PATTERN",
+        ),
     ] = None
     constrained_json_disable_any_whitespace: Annotated[
-        bool, Arg("Allow no white space in constrained JSON output.", planned=_GRAMMAR)
+        bool, Arg("Allow no white space between the tokens of constrained JSON output.")
     ] = False
     disable_outlines_disk_cache: Annotated[
-        bool, Arg("Do not cache compiled grammars of the outlines backend on disk.", planned=_GRAMMAR)
+        bool,
+        Arg(
+            "Do not cache compiled grammars of the outlines backend on disk.",
+            planned="compiled grammars are cached in memory only; nothing is written to disk",
+        ),
     ] = False
     nsa_prefill_backend: Annotated[
         str, Arg("Sparse attention backend for prefill.", not_empty(), planned=_SPARSE, metavar="NAME")
@@ -96,7 +102,7 @@ class PlatformArgs(NamedTuple):
         Arg(
             "Backend for block-wise FP8 matrix multiplication.",
             not_empty(),
-            planned="FP8 weights are not implemented yet",
+            planned="besides the reference, each platform has one kernel for FP8 products: there is nothing to choose",
             metavar="NAME",
         ),
     ] = "auto"

@@ -20,7 +20,8 @@ class ScheduleArgs(NamedTuple):
     max_queued_requests: Annotated[
         int,
         Arg(
-            "Maximum number of waiting requests; further ones are refused with status 503.",
+            "Maximum number of waiting requests, as clients sent them, of which nothing runs yet; further ones are "
+            "refused with status 503.",
             at_least(1),
             unit="requests",
         ),
@@ -53,8 +54,8 @@ class ScheduleArgs(NamedTuple):
     schedule_policy: Annotated[
         Literal["fcfs", "lpm"],
         Arg(
-            "Order of waiting requests: first come first served, longest prefix match, random, depth-first through "
-            "the prefix cache, or longest output first.",
+            "Order of waiting requests that hold equally many slots (whoever holds fewer goes first): first come first "
+            "served, longest prefix match, random, depth-first through the prefix cache, or longest output first.",
             planned_values=tuple((name, _OTHER_POLICIES) for name in ("random", "dfs-weight", "lof")),
         ),
     ] = "fcfs"
@@ -117,18 +118,14 @@ class ScheduleArgs(NamedTuple):
     stream_interval: Annotated[
         int,
         Arg(
-            "Output tokens per chunk of a stream.",
+            "Output tokens per chunk of a stream; the first token and the last chunk do not wait for more.",
             at_least(1),
-            planned="the tokens of every step are sent immediately; buffering them is not implemented yet",
             unit="tokens",
         ),
     ] = 1
     stream_output: Annotated[
         bool,
-        Arg(
-            "Send only new text in each chunk of a stream.",
-            planned="chunks of the native API hold all text so far; sending only new text is not implemented yet",
-        ),
+        Arg("Send only what is new in each chunk of a stream of /generate, instead of the whole output so far."),
     ] = False
     allow_auto_truncate: Annotated[
         bool,
@@ -156,8 +153,8 @@ class ScheduleArgs(NamedTuple):
     enable_deterministic_inference: Annotated[
         bool,
         Arg(
-            "Make the output of a request independent of the other requests in its batch.",
-            planned="sampling is independent of the batch already, but batch-invariant kernels are not implemented yet",
+            "Give a request the same output, to the last bit, whatever other requests are served at the same time.",
+            needs="batch_invariant",
         ),
     ] = False
     multi_item_scoring_delimiter: Annotated[

@@ -3,11 +3,16 @@
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from srv.args.checks import above, at_least, between, not_empty
+from srv.args.checks import above, among, at_least, between, not_empty, path_prefix
 from srv.args.spec import Arg
-
-_WARMUP = "the server sends no warm-up request before it is ready"
-_WATCHDOG = "a hung step is not detected yet"
+from srv.reply.formats import (
+    REASONING_EXTENSIONS,
+    REASONING_NAMES,
+    REASONING_SYNONYMS,
+    TOOL_EXTENSIONS,
+    TOOL_NAMES,
+    TOOL_SYNONYMS,
+)
 
 
 class ServerArgs(NamedTuple):
@@ -17,13 +22,114 @@ class ServerArgs(NamedTuple):
     port: Annotated[int, Arg("TCP port to listen on.", between(1, 65535))] = 30000
     api_key: Annotated[
         str | None,
-        Arg("Key that clients must send as a bearer token; if not set, none is required.", not_empty(), secret=True),
+        Arg(
+            "Key that clients must send as a bearer token; if not set, none is required. Every user of the machine can"
+            " read it with ps: use --api-key-file, or the environment variable.",
+            not_empty(),
+            secret=True,
+        ),
     ] = None
+    api_key_file: Annotated[
+        Path | None,
+        Arg("File whose first line is the key that clients must send; instead of --api-key.", metavar="FILE"),
+    ] = None
+    api_keys_file: Annotated[
+        Path | None,
+        Arg(
+            "File of further keys, one per line, each optionally followed by name=NAME, requests_per_minute=N and"
+            " concurrent_requests=N; a request beyond a limit is refused with status 429.",
+            metavar="FILE",
+        ),
+    ] = None
+    admin_api_key: Annotated[
+        str | None,
+        Arg(
+            "Key for /flush_cache, /abort_request, /server_info, /pause_generation and other paths of operators instead"
+            " of --api-key; all other paths accept it, too. Like --api-key, it can be read with ps.",
+            not_empty(),
+            secret=True,
+        ),
+    ] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...] | None,
+        Arg(
+            "Host names by which clients may call the server, besides localhost and loopback addresses; * allows all."
+            " Checked for requests that change something, if the server listens on a loopback address or this is set.",
+            metavar="NAMES",
+        ),
+    ] = None
+    allowed_origins: Annotated[
+        tuple[str, ...] | None,
+        Arg(
+            "Origins (https://host:port) of the web pages that may call the server, besides those of this machine; *"
+            " allows all. Checked like --allowed-hosts.",
+            metavar="ORIGINS",
+        ),
+    ] = None
+    ssl_certfile: Annotated[
+        Path | None, Arg("PEM certificate with which the server speaks HTTPS instead of HTTP.", metavar="FILE")
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None,
+        Arg("PEM key of the certificate, if that file does not hold it.", metavar="FILE", only_with=("ssl_certfile",)),
+    ] = None
+    ssl_keyfile_password: Annotated[
+        str | None,
+        Arg("Password of the key.", not_empty(), secret=True, only_with=("ssl_certfile",), metavar="PASSWORD"),
+    ] = None
+    ssl_ca_certs: Annotated[
+        Path | None,
+        Arg(
+            "PEM certificates of authorities; only clients with a certificate of one of them are accepted.",
+            metavar="FILE",
+            only_with=("ssl_certfile",),
+        ),
+    ] = None
+    uds: Annotated[Path | None, Arg("Unix socket to listen on instead of --host and --port.", metavar="FILE")] = None
+    root_path: Annotated[
+        str,
+        Arg(
+            "Path under which a proxy serves this server, such as /llm; whether the proxy removes it does not matter.",
+            path_prefix(),
+            metavar="PATH",
+            aliases=("fastapi_root_path",),
+        ),
+    ] = ""
+    access_log: Annotated[
+        bool, Arg("Log one line per HTTP response: address, method, path, status, size and time.")
+    ] = False
+    ui: Annotated[bool, Arg("Serve a page for a browser at /, with a chat and the load of the server.")] = True
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Arg("Minimum severity that is logged.")] = "info"
     max_request_bytes: Annotated[
         int,
         Arg("Maximum size of a request body; a larger one is refused with status 413.", at_least(1024), unit="bytes"),
     ] = 16 * 2**20
+    max_held_request_bytes: Annotated[
+        int,
+        Arg(
+            "Maximum size of the bodies of all requests without a response together; beyond it, requests are refused"
+            " with status 503.",
+            at_least(1024),
+            unit="bytes",
+        ),
+    ] = 256 * 2**20
+    max_connections: Annotated[
+        int,
+        Arg(
+            "Maximum number of open connections; a further one is refused with status 503.",
+            at_least(1),
+            metavar="COUNT",
+        ),
+    ] = 1000
+    connection_timeout_seconds: Annotated[
+        float,
+        Arg(
+            "Time for which a connection may be idle, take to send the head or the body of a request, or leave its"
+            " response unread; then it is closed, and its requests are aborted.",
+            above(0),
+            unit="seconds",
+        ),
+    ] = 60.0
     max_stop_strings: Annotated[
         int, Arg("Maximum number of stop strings per request.", at_least(1), metavar="COUNT")
     ] = 16
@@ -35,52 +141,65 @@ class ServerArgs(NamedTuple):
         float, Arg("Time that the engine has to load the model and become ready.", above(0), unit="seconds")
     ] = 900.0
     skip_server_warmup: Annotated[
-        bool, Arg("Skip the warm-up request at start-up.", planned=f"{_WARMUP}; there is nothing to skip")
+        bool,
+        Arg("Accept requests without sending one first; the engine has run steps while it started anyway."),
     ] = True
     warmups: Annotated[
-        tuple[str, ...], Arg("Names of warm-up routines to run before the server is ready.", planned=_WARMUP)
+        tuple[str, ...],
+        Arg(
+            "Requests that the server sends to itself before it is ready: chat (through the chat template), long_prompt"
+            " (2,048 tokens), batch (8 at the same time).",
+            among("chat", "long_prompt", "batch"),
+            metavar="NAMES",
+        ),
     ] = ()
     watchdog_timeout: Annotated[
         float,
         Arg(
-            "Time after which a step counts as hung, and the server is stopped.",
-            above(0),
-            planned=_WATCHDOG,
+            "Time for which a hung engine may be silent; then it is ended, and the server exits with status 1.",
+            at_least(3),
             unit="seconds",
         ),
     ] = 300.0
     soft_watchdog_timeout: Annotated[
         float,
         Arg(
-            "Time after which a step counts as hung, which is only logged.", above(0), planned=_WATCHDOG, unit="seconds"
+            "Time for which a hung engine may be silent; then /health answers with status 503 until the engine goes on,"
+            " and the stacks of its threads are logged.",
+            at_least(3),
+            unit="seconds",
         ),
     ] = 300.0
     enable_cache_report: Annotated[
         bool,
-        Arg(
-            "Report in responses how many prompt tokens were found in the prefix cache.",
-            planned="responses always contain it; omitting it is not implemented yet",
-        ),
+        Arg("Report in responses how many prompt tokens were found in the prefix cache."),
     ] = True
     file_storage_path: Annotated[
-        Path, Arg("Folder for files that clients upload.", planned="uploading files is not implemented yet")
+        Path,
+        Arg(
+            "Folder for the files of /v1/files: those that clients upload for batches, and those with the results; made"
+            " for the first one.",
+            metavar="FOLDER",
+        ),
     ] = Path("srv_storage")
     reasoning_parser: Annotated[
         str | None,
         Arg(
-            "Format of the model's reasoning, so that it can be separated from the answer.",
-            not_empty(),
-            planned="separating reasoning from the answer is not implemented yet",
-            metavar="NAME",
+            "Format of the model's reasoning, which separates it from the answer; chosen by the chat template if not"
+            " set, and none leaves all text as it is.",
+            choices=REASONING_NAMES,
+            further_choices=REASONING_EXTENSIONS.names,
+            synonyms=REASONING_SYNONYMS,
         ),
     ] = None
     tool_call_parser: Annotated[
         str | None,
         Arg(
-            "Format of the model's tool calls.",
-            not_empty(),
-            planned="parsing tool calls is not implemented yet",
-            metavar="NAME",
+            "Format of the model's tool calls; chosen by the chat template if not set, and with none, requests with"
+            " tools are refused.",
+            choices=TOOL_NAMES,
+            further_choices=TOOL_EXTENSIONS.names,
+            synonyms=TOOL_SYNONYMS,
         ),
     ] = None
     tool_server: Annotated[
@@ -88,15 +207,15 @@ class ServerArgs(NamedTuple):
         Arg(
             "Servers of built-in tools: demo, or comma-separated addresses.",
             not_empty(),
-            planned="calling tools is not implemented yet",
+            planned="the server calls no tools itself: clients run the calls that it returns",
             metavar="ADDRESSES",
         ),
     ] = None
     enable_custom_logit_processor: Annotated[
         bool,
         Arg(
-            "Run logit processors that clients send as code; only for clients that you trust.",
-            planned="running code from clients is not implemented yet",
+            "Let requests choose logit processors by name (custom_logit_processor) among those that installed"
+            " distributions provide; code that a client sends is never run.",
         ),
     ] = False
     enable_return_hidden_states: Annotated[

@@ -3,23 +3,22 @@
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from srv.args.checks import at_least, between, json_list, json_object, not_empty
+from srv.args.checks import at_least, at_least_or, between, json_list, json_object, not_empty
 from srv.args.spec import Arg
 from srv.quantization.registry import CHECKPOINT_METHODS, ONLINE_METHODS, further_names
 
 _QUANTIZATION = "this quantization method is not implemented yet"
 _OTHER_METHODS = (  # methods that other servers support
-    *("awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "gptq_marlin", "marlin", "modelopt"),
-    *("modelopt_fp4", "moe_wna16", "mxfp4", "petit_nvfp4", "qoq", "w4afp8", "w8a8_fp8"),
+    *("awq_marlin", "gptq_marlin", "marlin"),
+    *("modelopt_fp4", "moe_wna16", "petit_nvfp4", "qoq", "w4afp8", "w8a8_fp8"),
 )
 _ONLINE_QUANTIZATION = "this method of online quantization is not implemented yet"
 _OTHER_ONLINE_METHODS = (
     *(f"int4wo-{group}" for group in (32, 64, 128, 256)),
-    *("fp8wo", "fp8dq-per_tensor", "fp8dq-per_row"),
+    *("fp8dq-per_tensor", "fp8dq-per_row"),
 )
 _UPDATES = "updating weights while the server runs is not implemented yet"
 _REMOTE = "loading weights from another running server is not implemented yet"
-_OFFLOAD = "offloading weights to host memory is not implemented yet"
 
 
 class WeightsArgs(NamedTuple):
@@ -28,34 +27,33 @@ class WeightsArgs(NamedTuple):
     model_loader_extra_config: Annotated[
         str,
         Arg(
-            "JSON object of settings for the weight loader.",
+            "JSON object of settings for the weight loader: with enable_multithread_load true, num_threads (8 if not"
+            " set) threads convert and copy tensors at a time.",
             json_object(),
-            planned="the weight loaders have no settings yet",
             metavar="JSON",
         ),
     ] = "{}"
     download_dir: Annotated[
         Path | None,
-        Arg(
-            "Folder for models from a hub.",
-            planned="models are stored in the hub library's own folder (HF_HOME); another folder is not supported yet",
-        ),
+        Arg("Folder to which models from a hub are downloaded, and in which they are found; if not set, HF_HOME."),
     ] = None
     weight_loader_disable_mmap: Annotated[
         bool,
-        Arg(
-            "Read weight files instead of memory-mapping them.",
-            planned="weight files are always memory-mapped; reading them is not implemented yet",
-        ),
+        Arg("Read each tensor from the weight files instead of mapping the files into memory."),
     ] = False
     delete_ckpt_after_loading: Annotated[
         bool,
-        Arg("Delete the model's files after they are loaded.", planned="deleting model files is not implemented yet"),
+        Arg(
+            "Delete the model's safetensors files when the engine is ready, so that the next start needs them again."
+            " Other files stay."
+        ),
     ] = False
     quantization: Annotated[
         str | None,
         Arg(
-            "Quantization method of the checkpoint's weights; read from the checkpoint if not set.",
+            "Quantization method of the checkpoint's weights; read from the checkpoint if not set. fp8 and w8a8_int8 "
+            "quantize the linear weights of an unquantized checkpoint while they are loaded, with one scale per output "
+            "channel; w8a8_int8 also quantizes activations, per token, as --torchao-config int8dq does.",
             choices=tuple(CHECKPOINT_METHODS),
             further_choices=further_names,
             planned_values=tuple((method, _QUANTIZATION) for method in _OTHER_METHODS),
@@ -68,16 +66,17 @@ class WeightsArgs(NamedTuple):
     quantization_param_path: Annotated[
         Path | None,
         Arg(
-            "JSON file with the scales of an 8-bit KV pool.",
-            planned="reading KV scales from a file is not implemented yet",
+            "JSON file with the scales of a KV pool of 8-bit floats, one per layer for keys and values "
+            "(kv_cache.scaling_factor by rank and layer); they override those of the checkpoint.",
+            metavar="FILE",
         ),
     ] = None
     torchao_config: Annotated[
         str | None,
         Arg(
-            "Online quantization of unquantized linear weights to int8, with one scale per output channel, while they "
-            "are loaded: int8wo is weight-only, int8dq also quantizes activations, per token. The names are torchao's; "
-            "the implementation is srv's own.",
+            "Online quantization of unquantized linear weights to 8 bits, with one scale per output channel, while "
+            "they are loaded: int8wo and fp8wo are weight-only, int8dq also quantizes activations, per token. The "
+            "names are torchao's; the implementation is srv's own.",
             choices=tuple(ONLINE_METHODS),
             further_choices=further_names,
             planned_values=tuple((method, _ONLINE_QUANTIZATION) for method in _OTHER_ONLINE_METHODS),
@@ -86,7 +85,11 @@ class WeightsArgs(NamedTuple):
     ] = None
     custom_weight_loader: Annotated[
         tuple[str, ...],
-        Arg("Functions (module.function) that load new weights into the model.", planned=_UPDATES, metavar="FUNCTION"),
+        Arg(
+            "Weight loaders of installed packages, by the names of their entry points, which together give all weights "
+            "of the model in place of its files. They run in each worker. Paths and modules are not accepted.",
+            metavar="NAME",
+        ),
     ] = ()
     weight_version: Annotated[
         str,
@@ -130,18 +133,47 @@ class WeightsArgs(NamedTuple):
         ),
     ] = False
     host_offload_gb: Annotated[
-        int, Arg("Size of the weights that are offloaded to host memory.", at_least(0), planned=_OFFLOAD, unit="GB")
+        int,
+        Arg(
+            "Layers with up to this size of weights are kept in host memory, evenly spread over the model, and copied"
+            " to buffers on the device before they are needed.",
+            at_least(0),
+            unit="GiB",
+        ),
     ] = 0
     offload_group_size: Annotated[
-        int, Arg("Layers per offloading group; -1 disables offloading.", at_least(-1), planned=_OFFLOAD, unit="layers")
+        int,
+        Arg(
+            "Layers per group, of each of which the last --offload-num-in-group are kept in host memory.",
+            at_least_or(1, -1, "none are"),
+            unit="layers",
+        ),
     ] = -1
     offload_num_in_group: Annotated[
-        int, Arg("Layers of each group that are offloaded.", at_least(1), planned=_OFFLOAD, unit="layers")
+        int,
+        Arg(
+            "Layers of each group that are kept in host memory.",
+            at_least(1),
+            only_with=("offload_group_size",),
+            unit="layers",
+        ),
     ] = 1
     offload_prefetch_step: Annotated[
         int,
-        Arg("Number of layers whose weights are prefetched ahead.", at_least(1), planned=_OFFLOAD, unit="layers"),
+        Arg(
+            "Number of layers in host memory whose weights are copied to the device ahead of the one that computes;"
+            " there is one buffer more than that.",
+            at_least(1),
+            only_with=("host_offload_gb", "offload_group_size"),
+            unit="layers",
+        ),
     ] = 1
     offload_mode: Annotated[
-        str, Arg("Where offloaded layers are kept.", not_empty(), planned=_OFFLOAD, metavar="PLACE")
+        str,
+        Arg(
+            "Where offloaded layers are kept; host: in page-locked memory of this process.",
+            not_empty(),
+            planned="layers are kept in page-locked host memory so far, and nowhere else",
+            metavar="PLACE",
+        ),
     ] = "host"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from srv.models.architectures.expert_layers import mixture
 from srv.platform.facts import Constraint, Default, ResolutionContext
 
 _DEEPEP = "deepep"
@@ -20,11 +21,20 @@ def _eplb_needs_ranks(context: ResolutionContext) -> str | None:
     return "all experts are on one rank (ep_size is 1)"
 
 
-def _triton_kernel_needs_one_rank(context: ResolutionContext) -> str | None:
-    gpt_oss = context.model is not None and context.model.architecture == "GptOssForCausalLM"
-    if context["moe_runner_backend"] != "triton_kernel" or context["ep_size"] == 1 or not gpt_oss:
+def _no_experts(context: ResolutionContext) -> str | None:
+    if context.model is None or context["moe_runner_backend"] == "auto":
         return None
-    return f"triton_kernel runs this model's experts on one rank only (ep_size is {context['ep_size']})"
+    if mixture(context.model, {"model_impl": context["model_impl"]}) is not None:
+        return None
+    return f"{context.model.name} has no experts that native layers compute"
+
+
+def _nothing_to_record(context: ResolutionContext) -> str | None:
+    if context.model is None or context["expert_distribution_recorder_mode"] is None:
+        return None
+    if mixture(context.model, {"model_impl": context["model_impl"]}) is not None:
+        return None
+    return f"{context.model.name} has no experts that native layers compute"
 
 
 def _deepep_normal_mode(context: ResolutionContext) -> bool:
@@ -102,11 +112,21 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Distribute the experts with ep_size, or leave it out.",
         reads=("ep_size",),
     ),
+)
+
+USER_CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "moe_runner_backend",
-        "excluded",
-        _triton_kernel_needs_one_rank,
-        "Choose another backend, or set ep_size to 1.",
-        reads=("ep_size",),
+        "inert",
+        _no_experts,
+        "Leave it out, or serve a model with experts.",
+        reads=("model_impl",),
+    ),
+    Constraint(
+        "expert_distribution_recorder_mode",
+        "inert",
+        _nothing_to_record,
+        "Leave it out, or serve a model with experts.",
+        reads=("model_impl",),
     ),
 )

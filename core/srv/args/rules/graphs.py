@@ -17,22 +17,28 @@ _INTERVALS = ((8, 8), (256, 16), (512, 32))  # (from this row count on, interval
 
 
 def captured_rows(
-    sizes: tuple[int, ...] | None, max_size: int | None, max_running: int, *, padding: bool
+    sizes: tuple[int, ...] | None, max_size: int | None, max_running: int, *, padding: bool, above: int = 0
 ) -> tuple[int, ...]:
     """Row counts of the graphs to capture, ascending.
 
     `sizes`: the requested row counts. If it is None, the counts are 1, 2, 4, then multiples at growing intervals, up
     to the smaller of `max_size` (None: no limit) and `max_running` (the rows that a step can have), which is the last
     count. Without `padding` a graph serves only batches of exactly its size, so that every small count is captured.
+    Counts up to `above` are left out: such steps are compiled.
     """
     if sizes:
-        return tuple(sorted(set(sizes)))
+        return tuple(sorted({size for size in sizes if size > above}))
     bound = max_running if max_size is None else min(max_size, max_running)
     counts = set(range(1, _UNPADDED_ROWS + 1)) if not padding else {1, 2, 4}
     ends = [begin for begin, _ in _INTERVALS[1:]] + [max(bound, _INTERVALS[-1][0]) + 1]
     for (begin, interval), end in zip(_INTERVALS, ends, strict=True):
         counts.update(range(begin, end, interval))
-    return tuple(sorted({count for count in counts if count < bound} | {bound}))
+    return tuple(sorted(count for count in {bound, *counts} if above < count <= bound))
+
+
+def rows_compiled(context: ResolutionContext) -> int:
+    """The largest row count whose steps are compiled by torch.compile, and so not captured; 0 if none is."""
+    return int(context["torch_compile_max_bs"]) if context["enable_torch_compile"] else 0
 
 
 def _graphs_disabled(context: ResolutionContext) -> bool:
@@ -81,6 +87,27 @@ def _needs_graphs(name: str) -> Constraint:
     )
 
 
+def _compiled_instead(name: str) -> Constraint:
+    """A user who asks for the capture of steps that are compiled would not get it."""
+
+    def check(context: ResolutionContext) -> str | None:
+        value, compiled = context[name], rows_compiled(context)
+        smallest = min(value) if isinstance(value, tuple) else value
+        if smallest is None or smallest > compiled:
+            return None
+        return f"steps of up to {compiled} rows are compiled, not captured (enable_torch_compile is true)"
+
+    remedy = "Leave it out, set it above torch_compile_max_bs, or lower torch_compile_max_bs."
+    return Constraint(name, "excluded", check, remedy, reads=("enable_torch_compile", "torch_compile_max_bs"))
+
+
+def _one_rank_compiled(context: ResolutionContext) -> str | None:
+    ranks = context["tp_size"] * context["pp_size"]
+    if not context["enable_torch_compile"] or ranks == 1:
+        return None
+    return f"torch.compile cannot trace the collective operations of {ranks} ranks (tp_size x pp_size)"
+
+
 DEVICE_DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_graphs",
@@ -102,7 +129,24 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
 )
 
 CONSTRAINTS: tuple[Constraint, ...] = (
-    *(_needs_graphs(name) for name in ("graph_max_batch_size", "graph_batch_sizes", "disable_graph_padding")),
+    *(
+        _needs_graphs(name)
+        for name in (
+            "graph_max_batch_size",
+            "graph_batch_sizes",
+            "disable_graph_padding",
+            "enable_graph_profiling",
+            "enable_graph_gc",
+            "enable_piecewise_graphs",
+        )
+    ),
+    Constraint(
+        "enable_torch_compile",
+        "excluded",
+        _one_rank_compiled,
+        "Start one rank, or leave it out.",
+        reads=("tp_size", "pp_size"),
+    ),
     Constraint(
         "graph_batch_sizes",
         "out_of_order",
@@ -117,4 +161,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Remove the larger sizes, or raise max_running_requests.",
         reads=("max_running_requests",),
     ),
+)
+
+# Constraints on values that a user sets.
+USER_CONSTRAINTS: tuple[Constraint, ...] = tuple(
+    _compiled_instead(name) for name in ("graph_max_batch_size", "graph_batch_sizes")
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
+from srv.dtypes import FLOAT8
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 
 _VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder to which the factors below apply
@@ -50,6 +51,18 @@ def _ratio_of_separate_pools(context: ResolutionContext) -> str | None:
     return "all layers share one pool (disable_hybrid_swa_memory is true)"
 
 
+def _no_8_bit_latents(context: ResolutionContext) -> str | None:
+    if context["kv_cache_dtype"] not in FLOAT8 or context.model is None or not context.model.latents:
+        return None
+    return "scales are for keys and values, and the model stores compressed vectors instead (MLA)"
+
+
+def _scales_of_floats(context: ResolutionContext) -> str | None:
+    if context["quantization_param_path"] is None or context["kv_cache_dtype"] in FLOAT8:
+        return None
+    return f"the file has the scales of a KV pool of 8-bit floats, and kv_cache_dtype is {context['kv_cache_dtype']}"
+
+
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "hicache_mem_layout",
@@ -71,6 +84,14 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
 )
 
 CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint("kv_cache_dtype", "dtype_missing", _no_8_bit_latents, "Leave it out."),
+    Constraint(
+        "quantization_param_path",
+        "other_missing",
+        _scales_of_floats,
+        "Set --kv-cache-dtype fp8_e4m3 too, or leave it out.",
+        reads=("kv_cache_dtype",),
+    ),
     Constraint(
         "swa_full_tokens_ratio",
         "excluded",

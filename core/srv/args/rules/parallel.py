@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
+from srv.dist.placing import device_index
 from srv.models.architectures.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
-from srv.quantization.registry import find
+from srv.quantization.registry import chosen
 
 _GIB = 2**30
 
@@ -29,23 +30,75 @@ def _model_divides(context: ResolutionContext) -> str | None:
         return None
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
-    online = find(context["torchao_config"])
-    if online is not None and online.sharding is not None:
-        return f"{online.sharding} (torchao_config is {online.name})"
+    online = chosen(model, context["quantization"], context["torchao_config"], dequantize=False)
+    if online is not None and online.online and online.sharding is not None:
+        argument = "torchao_config" if context["torchao_config"] else "quantization"
+        return f"{online.sharding} ({argument} is {context[argument]})"
     in_blocks = not context["dequantize_weights"] and context["load_format"] != "dummy"
     sizes = divisions(model, in_blocks=in_blocks)
     if isinstance(sizes, str):
         return sizes
-    obstacles = sizes.obstacles(ranks)
-    legal = ", ".join(map(str, sizes.legal_ranks()))
-    return f"{'; '.join(obstacles)} (this model allows {legal})" if obstacles else None
+    if not (obstacles := sizes.obstacles(ranks)):
+        return None
+    return f"{'; '.join(obstacles)} (this model allows {', '.join(map(str, sizes.legal_ranks()))})"
 
 
 def _enough_devices(context: ResolutionContext) -> str | None:
     ranks, devices = context["tp_size"], context.device.count
     if "host_memory" in context.capabilities or ranks <= devices:
         return None
-    return f"each rank needs a device of its own, but there {'is one' if devices == 1 else f'are {devices}'}"
+    return f"each rank needs a device of its own, but there {_are(devices)}"
+
+
+def _no_base_in_host_memory(context: ResolutionContext) -> str | None:
+    return None if context["base_device_id"] == 0 else _no_devices(context)
+
+
+def _no_step_in_host_memory(context: ResolutionContext) -> str | None:
+    return None if context["device_id_step"] == 1 else _no_devices(context)
+
+
+def _no_devices(context: ResolutionContext) -> str | None:
+    if "host_memory" not in context.capabilities:
+        return None
+    return "all ranks of this platform compute in host memory: there are no numbered devices"
+
+
+def _base_exists(context: ResolutionContext) -> str | None:
+    """Whether the first rank has a device, and without a step, which is then not at fault, also the last one."""
+    base, devices = context["base_device_id"], context.device.count
+    if base == 0 or "host_memory" in context.capabilities:
+        return None
+    if base >= devices:
+        return f"there {_are(devices)}, and the largest index is {devices - 1}"
+    return _last_exists(context) if context["device_id_step"] == 1 else None
+
+
+def _step_fits(context: ResolutionContext) -> str | None:
+    devices = context.device.count
+    if context["device_id_step"] == 1 or context["base_device_id"] >= devices:
+        return None
+    return None if "host_memory" in context.capabilities else _last_exists(context)
+
+
+def _last_exists(context: ResolutionContext) -> str | None:
+    base, step, ranks = context["base_device_id"], context["device_id_step"], context["tp_size"]
+    last, devices = device_index(base, step, ranks - 1), context.device.count
+    if last < devices or ranks > devices:  # too many ranks are the fault of tp_size
+        return None
+    placed = f"rank {ranks - 1} would get device {last} (base_device_id {base} + {ranks - 1} x device_id_step {step})"
+    return f"{placed}, but there {_are(devices)}, and the largest index is {devices - 1}"
+
+
+def _are(devices: int) -> str:
+    return "is one device" if devices == 1 else f"are {devices} devices"
+
+
+def _node_of_each_rank(context: ResolutionContext) -> str | None:
+    nodes, ranks = context["numa_node"], context["tp_size"]
+    if nodes is None or len(nodes) == ranks:
+        return None
+    return f"the number of its nodes is {len(nodes)}, that of ranks {ranks} (tp_size)"
 
 
 def _pipeline_exclusions(context: ResolutionContext) -> str | None:
@@ -110,7 +163,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "not_divisible",
         _model_divides,
         "Choose a number of ranks that the model allows, or leave it at 1.",
-        reads=("model_impl", "torchao_config", "dequantize_weights", "load_format"),
+        reads=("model_impl", "quantization", "torchao_config", "dequantize_weights", "load_format"),
     ),
     Constraint(
         "nnodes",
@@ -120,6 +173,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         reads=("tp_size", "pp_size"),
     ),
     Constraint("node_rank", "rank_missing", _rank_exists, "Number the machines from 0 on.", reads=("nnodes",)),
+    Constraint(
+        "numa_node",
+        "not_one_per_rank",
+        _node_of_each_rank,
+        "Name one node for each rank, or leave it out.",
+        reads=("tp_size",),
+    ),
     Constraint(
         "pp_size",
         "excluded",
@@ -153,4 +213,20 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 # Constraints that apply only if a platform is known.
 DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("tp_size", "too_few_devices", _enough_devices, "Choose at most one rank per device."),
+    Constraint("base_device_id", "no_device_indices", _no_base_in_host_memory, "Leave it out."),
+    Constraint("device_id_step", "no_device_indices", _no_step_in_host_memory, "Leave it out."),
+    Constraint(
+        "base_device_id",
+        "too_few_devices",
+        _base_exists,
+        "Choose a smaller index or fewer ranks, or leave it out.",
+        reads=("tp_size", "device_id_step"),
+    ),
+    Constraint(
+        "device_id_step",
+        "too_few_devices",
+        _step_fits,
+        "Choose a smaller step, a smaller base_device_id or fewer ranks, or leave it out.",
+        reads=("base_device_id", "tp_size"),
+    ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srv.args.rules.graphs import captured_rows, default_max_graph_rows
+from srv.args.rules.graphs import captured_rows, default_max_graph_rows, rows_compiled
 from srv.dtypes import item_size
 from srv.platform.facts import Contribution, Default, ResolutionContext
 from srv.specs import ModelFacts
@@ -18,6 +18,7 @@ RESERVED_MEMORY = "reserved_memory"
 SAMPLING_BYTES_PER_LOGIT = 3 * 4  # float32 logits, probabilities and a sorted copy
 
 _MIB, _GIB = 2**20, 2**30
+_COMPILER = 256 * _MIB  # observed: 70 to 180 MiB
 _MIN_FRACTION, _MAX_FRACTION = 0.05, 0.88
 
 # Bytes that the published rule reserves (SGLang, 2026, observed by running it).
@@ -38,11 +39,14 @@ def _step_tokens(context: ResolutionContext) -> int:
 
 
 def _activation_bytes(context: ResolutionContext) -> float:
+    tokens: int = context["max_running_requests"] + _step_tokens(context)
+    return tokens * activation_bytes_per_token(context)
+
+
+def activation_bytes_per_token(context: ResolutionContext) -> float:
+    """What a step needs between two layers, for each of its tokens. Reads dtype."""
     model = context.model
-    if model is None:
-        return 0
-    tokens = context["max_running_requests"] + _step_tokens(context)
-    return float(tokens * (8 * model.hidden_size + 3 * _inner_size(model)) * item_size(context["dtype"]))
+    return float((8 * model.hidden_size + 3 * _inner_size(model)) * item_size(context["dtype"])) if model else 0.0
 
 
 def _inner_size(model: ModelFacts) -> int:
@@ -60,13 +64,21 @@ def _graph_bytes(context: ResolutionContext) -> float:
     if context["disable_graphs"] or "graphs" not in context.capabilities:
         return 0.0
     running, max_rows = context["max_running_requests"], context["graph_max_batch_size"]
-    rows = captured_rows(context["graph_batch_sizes"], max_rows, running, padding=True)[-1]
+    captured = captured_rows(
+        context["graph_batch_sizes"], max_rows, running, padding=True, above=rows_compiled(context)
+    )
+    rows = captured[-1] if captured else 0
     known = 0.0
     if context.model is not None:
         tables = 4 * len(context.model.cache_groups) * context.model.context_length / context["page_size"]
         known = 2 * 4 * context.model.vocab_size + tables
     share = min(1.0, context.device.memory_bytes / _GRAPH_ROW_DEVICE_MEMORY)
     return float(rows * (_BYTES_PER_GRAPH_ROW * share + known))
+
+
+def _compiler_bytes(context: ResolutionContext) -> float:
+    in_host_memory = context["enable_torch_compile"] and "host_memory" in context.capabilities
+    return float(_COMPILER) if in_host_memory else 0.0
 
 
 def _published_step_bytes(context: ResolutionContext) -> float:
@@ -131,7 +143,22 @@ ESTIMATE: tuple[Contribution, ...] = (
         "graphs",
         _graph_bytes,
         "captured graphs have their own buffers: per row of the largest graph some MiB, logits and page table",
-        reads=("disable_graphs", "graph_max_batch_size", "graph_batch_sizes", "max_running_requests", "page_size"),
+        reads=(
+            "disable_graphs",
+            "graph_max_batch_size",
+            "graph_batch_sizes",
+            "max_running_requests",
+            "page_size",
+            "enable_torch_compile",
+            "torch_compile_max_bs",
+        ),
+    ),
+    Contribution(
+        RESERVED_MEMORY,
+        "compiler",
+        _compiler_bytes,
+        "torch.compile and the code that it makes are in the memory that the device computes in",
+        reads=("enable_torch_compile",),
     ),
     Contribution(
         RESERVED_MEMORY,

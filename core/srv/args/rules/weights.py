@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
+from srv.models.formats.gguf_types import OP_TYPES, TYPES_BY_NAME
 from srv.platform.capabilities import missing_capability
 from srv.platform.facts import Constraint, Default, ResolutionContext
 from srv.quantization.method import QuantMethod
-from srv.quantization.registry import find, method_of
+from srv.quantization.registry import find, method_of, of_form
 from srv.specs import ModelFacts
+
+OTHER_METHOD = "other_method"
 
 
 def _method(model: ModelFacts) -> str | None:
@@ -48,6 +51,19 @@ def _quantizes_online(context: ResolutionContext) -> str | None:
     return f"{method.name} is a method of quantized checkpoints, and does not quantize weights while they are loaded"
 
 
+def _dequantized_only(context: ResolutionContext) -> str | None:
+    """Why quantized weights would be dequantized, though the user did not ask for it."""
+    model = context.model
+    if model is None or model.format != "gguf" or context["dequantize_weights"]:
+        return None
+    if context["load_format"] == "dummy" or context["model_impl"] == "transformers":
+        return None
+    types = sorted(name for name in model.stored_types if name in TYPES_BY_NAME and TYPES_BY_NAME[name].quantized)
+    if slow := [name for name in types if name not in OP_TYPES]:
+        return f"no platform has a kernel for weights of type {', '.join(slow)}, so that they would be dequantized"
+    return None
+
+
 def _not_quantized_yet(context: ResolutionContext) -> str | None:
     model, online_method = context.model, context["torchao_config"]
     if model is None or online_method is None:
@@ -60,6 +76,16 @@ def _not_quantized_yet(context: ResolutionContext) -> str | None:
     )
 
 
+def _quantized_at_load(context: ResolutionContext) -> str | None:
+    """Whether --quantization quantizes the weights while they are loaded, as another method would do as well."""
+    model, method = context.model, find(context["quantization"])
+    if model is None or context["torchao_config"] is None or method is None or method.at_load is None:
+        return None
+    if _method(model) is not None or model.quantization is not None or method.at_load(model) is None:
+        return None
+    return f"--quantization {method.name} quantizes the weights while they are loaded"
+
+
 def _native_layers(context: ResolutionContext) -> str | None:
     if context["torchao_config"] is None or context["model_impl"] != "transformers":
         return None
@@ -69,6 +95,7 @@ def _native_layers(context: ResolutionContext) -> str | None:
 def _ops_supported(argument: str, context: ResolutionContext) -> str | None:
     """Whether the platform has the ops of the method; one whose weights can be dequantized needs none."""
     method = find(context[argument])
+    method = method if context.model is None else of_form(method, context.model)
     capability = None if method is None else missing_capability(method.ops, context.capabilities)
     if method is None or method.dequantizable or capability is None:
         return None
@@ -85,27 +112,35 @@ MODEL_DEFAULTS: tuple[Default, ...] = (
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
-        "quantization", "other_method", _method_fits, "Leave it out; the method is then taken from the checkpoint."
+        "quantization", OTHER_METHOD, _method_fits, "Leave it out; the method is then taken from the checkpoint."
     ),
     Constraint(
         "quantization",
         "no_integers",
         _weights_fit,
-        "Leave it out; --torchao-config int8dq quantizes weights to 8 bits while they are loaded.",
+        "Leave it out, or use the unquantized checkpoint of the model.",
     ),
-    Constraint("torchao_config", "other_method", _quantizes_online, "Leave it out."),
+    Constraint("torchao_config", OTHER_METHOD, _quantizes_online, "Leave it out."),
     Constraint(
         "torchao_config",
         "quantized_already",
         _not_quantized_yet,
         "Leave it out, or use the unquantized checkpoint of the model.",
     ),
+    Constraint("torchao_config", "excluded", _quantized_at_load, "Leave one of the two out.", reads=("quantization",)),
     Constraint(
         "torchao_config",
         "native_layers_only",
         _native_layers,
         "Leave it out, or leave --model-impl at auto.",
         reads=("model_impl",),
+    ),
+    Constraint(
+        "dequantize_weights",
+        "slower_path",
+        _dequantized_only,
+        f"Use a file of {', '.join(OP_TYPES)}, or set --dequantize-weights: the weights then take the model's dtype.",
+        reads=("load_format", "model_impl"),
     ),
 )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from args_world import CONFIG
 from every import every
 
 from srv.args.parser import Parser
@@ -42,21 +44,56 @@ def test_the_table_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_translation_is_printed_as_command_line_and_yaml(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--from", "rtp-llm", "--", "--tp_size", "2", "--reuse-cache", "0", "--lora-info", '{"a": "/x y"}') == 0
+    words = ("--tp_size", "2", "--reuse-cache", "0", "--lora-info", '{"a": "/x y"}', "--start_port", "8088")
+    with pytest.raises(Refusal) as refused:  # a launch refuses it: the translation is printed nevertheless
+        run("--from", "rtp-llm", "--", *words)
+    assert [(each.what, each.code) for each in refused.value.rejections] == [("lora_paths", "planned")]
+    assert 'set by --lora-info {"a": "/x y"} (rtp-llm)' in str(refused.value)
     assert capsys.readouterr().out == (
         "command line\n"
-        "  srv launch --tp-size 2 --disable-radix-cache --lora-paths 'a=/x y'\n"
+        "  srv launch --tp-size 2 --disable-radix-cache --lora-paths 'a=/x y' --port 8088\n"
         "\n"
         "as YAML, for --config\n"
         "  tp_size: 2\n"
         "  disable_radix_cache: true\n"
         "  lora_paths:\n"
         "  - a=/x y\n"
+        "  port: 8088\n"
         "\n"
         "notes\n"
         "  - --reuse-cache false: disable_radix_cache = true\n"
         '  - --lora-info {"a": "/x y"}: lora_paths = a=/x y\n'
+        "  - without --host, RTP-LLM has 0.0.0.0 and srv 127.0.0.1: set --host 0.0.0.0 to keep it\n"
     )
+
+
+@every(
+    ("words", "refused"),
+    [
+        (("vllm", "--", "serve", "x/m", "--enable-lora", "--max-num-seqs", "4"), [("enable_lora", "planned")]),
+        (("sglang", "--", "--model", "x/m", "--dp", "2"), [("dp_size", "planned")]),
+        (("vllm", "--", "serve", "x/m", "-tp", "2"), []),  # the device is not known
+        (("vllm", "--device", "cuda:sm90", "--", "serve", "x/m", "-tp", "2"), [("tp_size", "too_few_devices")]),
+        (("vllm", "--", "x/m", "-tp", "2", "--device", "cuda:sm90,count=2"), []),
+        (("vllm", "--device", "npu:a2", "--", "x/m", "--block-size", "16"), [("page_size", "no_backend_fits")]),
+        (("vllm", "--device", "nowhere", "--", "x/m"), [("device", "unknown_platform")]),
+        (("vllm", "--", "{}", "--load-format", "dummy", "-tp", "3"), [("tp_size", "not_divisible")]),
+        # a fault of the device hides none of the arguments, and what a launch checks afterwards is checked
+        (
+            ("vllm", "--device", "nowhere", "--", "{}", "--load-format", "dummy", "-tp", "3"),
+            [("device", "unknown_platform"), ("tp_size", "not_divisible")],
+        ),
+        (("vllm", "--device", "cpu:avx512", "--", "{}"), [("load_format", "format_not_there")]),
+    ],
+)
+def test_what_a_launch_refuses_is_refused(
+    words: tuple[str, ...], refused: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    status = run("--format", "json", "--from", *(word.format(tmp_path) for word in words))
+    output = json.loads(capsys.readouterr().out)
+    assert [(each["what"], each["code"]) for each in output["refusals"]] == refused
+    assert status == (2 if refused else 0)
 
 
 def test_a_command_line_may_be_pasted_whole(capsys: pytest.CaptureFixture[str]) -> None:

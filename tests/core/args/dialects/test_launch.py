@@ -7,31 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from args_world import CONFIG
 from every import every
 
 from srv.cli.main import main
 
 CPU = ("--device", "cpu:avx512,memory=16GiB")
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-}
+MODEL = {**CONFIG, "max_position_embeddings": 8192}
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model folder with a configuration and no weights."""
     monkeypatch.setenv("SRV_LOAD_FORMAT", "dummy")
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
     return tmp_path
 
 

@@ -69,7 +69,7 @@ def test_row_has_the_inputs_of_its_conversion(name: str, row: Row) -> None:
         if each.refused:
             assert each.remedy
             assert each.conversion == "same"
-        elif each.conversion == "choice":
+        elif each.conversion in ("choice", "kv_role"):
             assert each.values
         elif each.conversion == "json_fields":
             assert each.fields

@@ -150,7 +150,9 @@ def test_long_command_line_of_rtp_llm(tmp_path: Path) -> None:
         "--log_level WARN: log_level = warning\n"
         "--m_split 0: no setting is needed\n"
         "--rank_factor 1: load_balance_method = shortest_queue\n"
-        "--load_balance true: --rank-factor determines it"
+        "--load_balance true: --rank-factor determines it\n"
+        "without --host, RTP-LLM has 0.0.0.0 and srv 127.0.0.1: set --host 0.0.0.0 to keep it\n"
+        "without --port, RTP-LLM has 8088 and srv 30000: set --port 8088 to keep it"
     )
     # only a file can set a switch to its default false
     assert {**parsed_by_srv(translation.words), "disable_radix_cache": False} == translation.values
@@ -242,7 +244,25 @@ def test_unknown_flag_names_the_nearest_of_its_engine(dialect: str, flag: str, n
 def test_arguments_of_srv_may_be_mixed_in() -> None:
     translation = one("rtp-llm", "--device", "npu:a3", "--tp_size", "2", "--no-enable-metrics")
     assert translation.words == ["--device", "npu:a3", "--tp-size", "2", "--no-enable-metrics"]
-    assert "--device: an argument of srv itself, used unchanged" in translation.notes
+    assert "--device, --no-enable-metrics: an argument of srv itself, used unchanged" in translation.notes
+
+
+def test_defaults_that_differ_are_noted_unless_they_are_set() -> None:
+    """SGLang's address is that of srv; the other engines listen on every network."""
+    assert one("sglang", "--model", "x/m").notes == ("--model: called --model-path in srv",)
+    assert one("vllm", "x/m", "--host", "10.0.0.1", "--port", "8000").notes == ()
+    (note,) = one("vllm", "x/m", "--host", "0.0.0.0").notes
+    assert note == "without --port, vLLM has 8000 and srv 30000: set --port 8000 to keep it"
+
+
+def test_kv_both_is_refused_between_servers_and_noted_for_a_cache_tier() -> None:
+    pages = '{"kv_connector": "%s", "kv_role": "kv_both"}'
+    refused = translate("vllm", ["x/m", "--kv-transfer-config", pages % "NixlConnector"])
+    assert [each.code for each in refused.rejections] == ["no_equivalent_value"]
+    assert "kv_role" in refused.rejections[0].reason
+    kept = one("vllm", "x/m", "--kv-transfer-config", pages % "LMCacheConnectorV1")
+    assert kept.values["enable_lmcache"] is True
+    assert "key kv_role: LMCache both stores and loads pages" in kept.notes[0]
 
 
 def test_memory_is_that_of_the_device_on_the_command_line() -> None:

@@ -1,0 +1,37 @@
+"""Which cache groups of a model attention backends are asked about (`srv.args.backends`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from srv.models.architectures.registry import find as find_architecture
+from srv.platform.facts import BackendSpec
+from srv.platform.layers import layer_names
+from srv.specs import ModelFacts, Recurrent, spec_name
+
+
+def unread_groups(model: ModelFacts | None, spec: BackendSpec) -> tuple[str, ...]:
+    """Why an attention backend is not asked about a model: its groups without a key and a value per head.
+
+    A check of a backend that computes no latent attention may read the heads of every group.
+    """
+    groups = model.cache_groups if model else ()
+    recurrent = tuple(
+        f"the cache group of {layer_names(group.layers)} is {spec_name(group)}, which no attention backend of this "
+        "version of srv reads"
+        for group in groups
+        if isinstance(group, Recurrent)
+    )
+    latent = tuple(
+        f"it cannot compute {layer_names(group.layers)}: it does not support multi-head latent attention (MLA)"
+        for group in (model.latents if model and not spec.latent else ())
+    )
+    return recurrent + latent
+
+
+def without_states(model: ModelFacts | None) -> ModelFacts | None:
+    """The facts without the recurrent cache groups that native layers compute: no attention backend reads those."""
+    if model is None or find_architecture(model.architecture) is None:
+        return model
+    paged = tuple(group for group in model.cache_groups if not isinstance(group, Recurrent))
+    return replace(model, cache_groups=paged) if paged else model

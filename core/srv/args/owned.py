@@ -1,0 +1,53 @@
+"""Defaults and contributions with their owners: core's own, and those of the platform. Must not know their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srv.args.defaults import CONTRIBUTIONS, DEVICE_DEFAULTS, GENERIC_DEFAULTS, MODEL_DEFAULTS
+from srv.args.statement import Layer
+from srv.errors import PluginError
+from srv.platform.facts import Contribution, Default
+from srv.platform.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedDefault:
+    """A default with its layer and its owner.
+
+    `skip_if_unsupported`: a default of core that is ignored if the platform declares its value unsupported.
+    """
+
+    default: Default
+    layer: Layer
+    owner: str
+    skip_if_unsupported: bool = False
+
+
+def owned_defaults(manifest: Manifest | None, chosen_because: str | None) -> list[OwnedDefault]:
+    """Core's defaults and the platform's. `chosen_because`: why this platform was chosen, if the user did not."""
+    owned = [OwnedDefault(each, Layer.MODEL, "model") for each in MODEL_DEFAULTS]
+    owned += [OwnedDefault(each, Layer.GENERIC, "srv") for each in GENERIC_DEFAULTS]
+    if manifest is not None:
+        name = manifest.name
+        owned += [OwnedDefault(each, Layer.GENERIC, "srv", skip_if_unsupported=True) for each in DEVICE_DEFAULTS]
+        owned += [OwnedDefault(each, Layer.PLATFORM, f"platform {name}") for each in manifest.facts.defaults]
+        if chosen_because is not None:
+            owned.append(OwnedDefault(Default("device", lambda _: name, chosen_because), Layer.GENERIC, "srv"))
+    return owned
+
+
+def owned_contributions(manifest: Manifest | None) -> list[tuple[str, Contribution]]:
+    """Contributions to quantities with their owners; the platform's may replace some of core's."""
+    if manifest is None:
+        return []
+    from_platform = [(f"platform {manifest.name}", each) for each in manifest.facts.contributions]
+    from_core = {(each.quantity, each.name): each for each in CONTRIBUTIONS}
+    known = frozenset(from_core)
+    for owner, each in from_platform:
+        for name in each.replaces:
+            if (each.quantity, name) not in known:
+                member, reason = f"contribution {each.name} to {each.quantity}", f"srv has no part {name} of it"
+                raise PluginError(owner, member, reason, "Its `replaces` must name parts of srv.")
+            from_core.pop((each.quantity, name), None)
+    return [("srv", each) for each in from_core.values()] + from_platform

@@ -1,0 +1,118 @@
+"""`srv replay`: sends the requests of a crash dump to a server again, in their order and with the pauses between them.
+
+Must not know how a dump is made (`srv.server.crash_dump`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import http.client
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FAILED = 1  # exit status: a request had no answer, or one that says that the server failed
+_MAX_THREADS = 512
+_SHOWN = 300  # characters of an answer
+
+
+class Answer(NamedTuple):
+    """status: 0 if there was none; then `text` says why."""
+
+    status: int
+    text: str
+    seconds: float
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "replay",
+        help="send the requests of a crash dump again",
+        description="Send the requests of a crash dump (--crash-dump-folder) to a server again, at the times at which"
+        " they came. Exit status 1 if the server fails on one of them.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the dump")
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
+    parser.add_argument("--api-key", help="key that the server requires")
+    parser.add_argument("--speed", type=float, default=1.0, help="divides the pauses; 0 sends everything at once")
+    parser.add_argument("--incomplete", action="store_true", help="only the requests that had no complete response")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds that a request may take")
+    parser.add_argument("--show", action="store_true", help="print the beginning of every answer")
+    parser.set_defaults(handler=run)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    from srv.server.crash_dump import read_dump
+
+    header, requests = read_dump(namespace.file)
+    if namespace.incomplete:
+        requests = [each for each in requests if not each.get("complete")]
+    print(f"{len(requests)} requests of {header.get('model')}, dumped because {header.get('reason')}")
+    answers = replay(requests, namespace.url, key=namespace.api_key, speed=namespace.speed, timeout=namespace.timeout)
+    for number, (request, answer) in enumerate(zip(requests, answers, strict=True), 1):
+        before = request.get("status") or "none"
+        outcome = str(answer.status) if answer.status else f"no answer: {answer.text}"
+        print(
+            f"{number:>4}  {request['method']} {request['path']}  then {before}  now {outcome}  {answer.seconds:.3f} s"
+        )
+        if namespace.show and answer.status:
+            print(f"      {answer.text[:_SHOWN]}")
+    return FAILED if any(answer.status == 0 or answer.status >= 500 for answer in answers) else 0
+
+
+def replay(
+    requests: Sequence[Mapping[str, Any]],
+    url: str,
+    *,
+    key: str | None = None,
+    speed: float = 1.0,
+    timeout: float = 600.0,
+) -> list[Answer]:
+    """The answers, in the order of the requests. Requests that overlapped do so again, up to a limit of threads."""
+    answers: dict[int, Answer] = {}
+    free, threads = threading.Semaphore(_MAX_THREADS), []
+
+    def send(number: int, request: Mapping[str, Any]) -> None:
+        try:
+            answers[number] = _send(request, url.rstrip("/"), key, timeout)
+        finally:
+            free.release()
+
+    began = time.monotonic()
+    for number, request in enumerate(requests):
+        if speed > 0:
+            due = began + (float(request["at"]) - float(requests[0]["at"])) / speed
+            time.sleep(max(0.0, due - time.monotonic()))
+        free.acquire()
+        thread = threading.Thread(target=send, args=(number, request), daemon=True)
+        thread.start()
+        threads.append(thread)
+    for thread in threads:
+        thread.join()
+    return [answers[number] for number in range(len(requests))]
+
+
+def _send(request: Mapping[str, Any], url: str, key: str | None, timeout: float) -> Answer:
+    headers = {"content-type": "application/json"}
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    if request.get("content_encoding"):
+        headers["content-encoding"] = str(request["content_encoding"])
+    body = json.dumps(request["body"]).encode() if "body" in request else base64.b64decode(request.get("base64", ""))
+    began = time.monotonic()
+    try:
+        made = urllib.request.Request(url + request["path"], body, headers, method=request["method"])
+        try:
+            with urllib.request.urlopen(made, timeout=timeout) as response:
+                return Answer(response.status, response.read().decode(errors="replace"), time.monotonic() - began)
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.read().decode(errors="replace"), time.monotonic() - began)
+    except (OSError, http.client.HTTPException, ValueError) as error:  # a server that dies cuts its answer off
+        reason = str(getattr(error, "reason", error))
+        return Answer(0, reason, time.monotonic() - began)

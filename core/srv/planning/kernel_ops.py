@@ -1,0 +1,142 @@
+"""The part of a kernel plan about ops: norms, rotary embeddings, activations, weights, logits. Torch-free.
+
+A native model's configuration says which ops its layers call (`srv.models.architectures.op_uses`), the quantization
+method which of them multiply its weights, and the platform's facts what implements them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from srv.models.architectures.op_uses import OUTPUT, ExpertMatrices, Matrix, ModelOps, OpUse
+from srv.models.layers.moe_config import expert_names
+from srv.planning.kernel import Kernel, logits_key
+from srv.platform.experts import EXPERT_OP_OF, EXPERTS
+from srv.platform.facts import DeviceFacts, OpCall, OpSpec
+from srv.platform.op_choice import OpChoice, choose_op, op_key
+from srv.quantization.method import LayerOps
+
+TORCH = "torch"
+NO_OP_OF_EXPERTS = "its experts are quantized in a way for which there is no op of experts"
+_LINEAR, _EMBEDDING = "linear", "embedding"
+_OWN_OPERATORS = (_LINEAR, _EMBEDDING)  # torch's, for which a platform needs no implementation
+_FLOAT32 = {_LINEAR: "linear_float32", "linear_gguf": "linear_gguf_float32"}  # of logits, if the platform has them
+
+
+class OpTable(NamedTuple):
+    """What a platform has for the ops of a model. `dtype`: of the model."""
+
+    platform: str
+    specs: Sequence[OpSpec]
+    device: DeviceFacts
+    dtype: str
+    batch_invariant: bool = False
+
+    def choose(self, op: str, dtype: str, sizes: dict[str, int]) -> OpChoice:
+        call = OpCall(dtype, sizes)
+        return choose_op(self.specs, self.device, op, call, batch_invariant=self.batch_invariant)
+
+
+def op_kernels(table: OpTable, ops: ModelOps, layer_op: LayerOps | None) -> Iterator[Kernel]:
+    """A Kernel for each distinct call. `layer_op`: of the quantization method; None for unquantized weights."""
+    for use in ops.ops:
+        yield _of_use(table, use)
+    shapes: dict[tuple[object, ...], tuple[Matrix, str]] = {}  # of most matrices there is one in every layer
+    for matrix in ops.matrices:
+        quantized = _quantized_op(matrix, ops.matrices[0], layer_op)
+        output = matrix.names[-1] == OUTPUT
+        shape = (quantized, matrix.inputs, matrix.outputs, matrix.embedding, output, matrix.role)
+        shapes.setdefault(shape, (matrix, quantized))
+    seen: dict[str, Kernel] = {}
+    for matrix, quantized in shapes.values():
+        kernel = _of_matrix(table, matrix, quantized)
+        seen.setdefault(kernel.key, kernel)
+    yield from seen.values()
+    experts = [_of_experts(table, each, layer_op) for each in ops.experts]
+    yield from {(kernel.key, kernel.name): kernel for kernel in experts}.values()
+
+
+def _of_experts(table: OpTable, experts: ExpertMatrices, layer_op: LayerOps | None) -> Kernel:
+    """The op on the matrices of experts, all of which are quantized alike."""
+    sizes, linear = dict(experts.sizes), {""}
+    if layer_op is not None:
+        inputs = (sizes["hidden"], sizes["intermediate"])
+        names = expert_names(experts.prefix, sizes["experts"])
+        linear = {layer_op(each, columns, False) for each, columns in zip(names, inputs, strict=True)}
+    op = EXPERT_OP_OF.get(linear.pop(), "") if len(linear) == 1 else ""
+    key, what = op_key(op or EXPERTS, table.dtype, sizes), _what(op or EXPERTS, table.dtype, sizes)
+    if not op:
+        return Kernel("op", what, key, None, NO_OP_OF_EXPERTS)
+    return _kernel(table, key, what, table.choose(op, table.dtype, sizes))
+
+
+def _of_use(table: OpTable, use: OpUse) -> Kernel:
+    dtype, sizes = use.dtype or table.dtype, dict(use.sizes)
+    key, what = op_key(use.op, dtype, sizes), _what(use.op, dtype, sizes)
+    if use.always_own:
+        return Kernel("op", what, key, TORCH, f"the layers use {use.own} on every platform")
+    choice = table.choose(use.op, dtype, sizes)
+    if choice.spec is None and use.own:
+        because = f"the layers use {use.own} where a platform has no implementation that fits"
+        return Kernel("op", what, key, TORCH, because, choice.rejected, choice.slower)
+    return _kernel(table, key, what, choice)
+
+
+def _of_matrix(table: OpTable, matrix: Matrix, quantized: str) -> Kernel:
+    op = quantized or (_EMBEDDING if matrix.embedding else _LINEAR)
+    sizes = {"inputs": matrix.inputs}
+    full = sizes if matrix.embedding else {**sizes, "outputs": matrix.outputs}
+    if (matrix.names[-1] == OUTPUT or matrix.role) and table.dtype != "float32":
+        return _logits(table, op, sizes, full, matrix)
+    if matrix.role:
+        what = _what(matrix.role, table.dtype, sizes)
+        return _kernel(table, op_key(matrix.role, table.dtype, sizes), what, table.choose(op, table.dtype, full), op)
+    choice = table.choose(op, table.dtype, full)
+    return _kernel(table, op_key(op, table.dtype, sizes), _what(op, table.dtype, sizes), choice)
+
+
+def _logits(table: OpTable, op: str, sizes: dict[str, int], full: dict[str, int], matrix: Matrix) -> Kernel:
+    """The output layer or a router, whose sums are float32 where the platform has a kernel that returns them.
+
+    Such kernels add no bias.
+    """
+    key = op_key(matrix.role, table.dtype, sizes) if matrix.role else logits_key(table.dtype, sizes)
+    wide = op in _FLOAT32 and not matrix.bias
+    choice = table.choose(_FLOAT32[op], table.dtype, full) if wide else OpChoice(None, ())
+    if choice.spec is not None:
+        return _kernel(table, key, f"{_what(op, table.dtype, sizes)}, with float32 results", choice)
+    what = f"{_what(op, table.dtype, sizes)}, with results rounded to that"
+    return _kernel(table, key, what, table.choose(op, table.dtype, full), op)
+
+
+def _quantized_op(matrix: Matrix, embedding: Matrix, layer_op: LayerOps | None) -> str:
+    """The op of a matrix that stays quantized; "" for one with unquantized weights."""
+    if layer_op is None:
+        return ""
+    if not matrix.tied:
+        return layer_op(matrix.names, matrix.inputs, matrix.embedding)
+    shared = layer_op(embedding.names, embedding.inputs, True)
+    return layer_op(embedding.names, embedding.inputs, False) if shared else ""
+
+
+def _kernel(table: OpTable, key: str, what: str, choice: OpChoice, op: str = "") -> Kernel:
+    name = key.partition(" ")[0]
+    if choice.spec is not None:
+        return Kernel("op", what, key, choice.spec.name, _reason(table, choice), choice.rejected, choice.slower)
+    if (op or name) in _OWN_OPERATORS:
+        because = f"platform {table.platform} leaves it to torch's own operator"
+        return Kernel("op", what, key, TORCH, because, choice.rejected, choice.slower)
+    return Kernel("op", what, key, None, f"platform {table.platform} has no implementation that fits", choice.rejected)
+
+
+def _reason(table: OpTable, choice: OpChoice) -> str:
+    assert choice.spec is not None
+    if not choice.rejected:
+        return f"it is the only implementation that platform {table.platform} has"
+    invariant = " and is batch invariant" if table.batch_invariant else ""
+    return f"it is the first in the order of platform {table.platform} that fits{invariant}"
+
+
+def _what(op: str, dtype: str, sizes: dict[str, int]) -> str:
+    return ", ".join((f"{op} in {dtype}", *(f"{name} {size}" for name, size in sizes.items())))

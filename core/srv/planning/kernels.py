@@ -1,0 +1,259 @@
+"""The kernel plan: for each kind of layer and op, the implementation, why it, and why not the others. Torch-free.
+
+`srv plan --kernels` makes it for hardware that need not be present. A launch makes the same and refuses what it
+refuses; `/get_server_info` shows it with what the engine reports to have bound (docs/adr/0049-kernel-plan.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, assert_never
+
+from srv.args.config import ARGUMENTS
+from srv.args.statement import BackendChoice, Layer, Resolved
+from srv.errors import Rejection
+from srv.models.architectures.architecture import NativeConfig
+from srv.models.choice import LayerChoice
+from srv.models.config.stored_model import stored_model
+from srv.planning.kernel import (
+    ATTENTION_SLOTS,
+    DEQUANTIZED,
+    LAYERS,
+    SAMPLING,
+    SAMPLING_SLOT,
+    WEIGHTS,
+    Kernel,
+    attention_key,
+    layers_name,
+    write_key,
+)
+from srv.planning.kernel_ops import NO_OP_OF_EXPERTS, OpTable, op_kernels
+from srv.planning.kernel_steps import step_kernels
+from srv.planning.layer_sizes import described_ops
+from srv.planning.pools import cache_specs
+from srv.planning.target import Target
+from srv.platform.experts import SLOT as MOE_SLOT
+from srv.platform.experts import of_backend
+from srv.platform.facts import WRITE_KV, OpCall
+from srv.platform.layers import layer_names
+from srv.platform.op_choice import choose_op
+from srv.quantization import registry as quantization_methods
+from srv.quantization.method import LayerOps, QuantMethod
+from srv.specs import FullAttention, Latent, ModelFacts, PagedSpec, SlidingWindow
+
+STEPS = dict(zip(ATTENTION_SLOTS, ("prompts", "decode steps"), strict=True))
+
+
+class KernelPlan(NamedTuple):
+    """`kernels`: in the order of computation. `rejections`: why a launch with this plan is refused."""
+
+    kernels: tuple[Kernel, ...]
+    rejections: tuple[Rejection, ...] = ()
+
+    @property
+    def layers(self) -> str | None:
+        """Whose layers compute the model; None if none can be built."""
+        return next((kernel.name for kernel in self.kernels if kernel.key == LAYERS), None)
+
+    def to_dicts(self, running: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        """`running`: by key, what an engine reports to have bound."""
+        if running is None:
+            return [kernel.to_dict() for kernel in self.kernels]
+        return [{**kernel.to_dict(), "running": running.get(kernel.key)} for kernel in self.kernels]
+
+    def differences(self, running: Mapping[str, str]) -> dict[str, str]:
+        """By key, a clause for each part that an engine computes otherwise than planned; {} if it reports nothing."""
+        return {
+            kernel.key: f"{kernel.name} was planned, and {running.get(kernel.key, 'nothing of the kind')} runs"
+            for kernel in self.kernels
+            if running and kernel.name is not None and running.get(kernel.key) != kernel.name
+        }
+
+    def slow_paths(self, running: Mapping[str, str]) -> dict[str, str]:
+        """By key, why every step of an engine takes a slower path there."""
+        return {kernel.key: kernel.slower for kernel in self.kernels if kernel.slower} | self.differences(running)
+
+
+def plan_kernels(
+    target: Target, model: ModelFacts | None, resolved: Resolved, choice: LayerChoice | None
+) -> KernelPlan:
+    """The plan of a resolved launch. Raises ModelError for damaged files.
+
+    `choice`: what the model would be built of. Without a model or a choice, the plan has no layers and ops.
+    """
+    planner = _Planner(target, resolved)
+    kernels = [] if model is None or choice is None else list(planner.of_model(model, choice))
+    if SAMPLING_SLOT in resolved.backends:
+        kernels.append(planner.of_backend("sampling", "sampling", SAMPLING, resolved.backends[SAMPLING_SLOT]))
+    return KernelPlan((*kernels, *step_kernels(resolved)), tuple(planner.rejections))
+
+
+class _Planner:
+    """Makes the plan of one launch, and collects what refuses it."""
+
+    def __init__(self, target: Target, resolved: Resolved) -> None:
+        self._target, self._resolved, self._config = target, resolved, resolved.config
+        self.rejections: list[Rejection] = []
+
+    def of_model(self, model: ModelFacts, choice: LayerChoice) -> Iterator[Kernel]:
+        config, ranks = choice.config, self._config.parallel.tp_size
+        method = None if config is None else choice.method  # transformers computes with dequantized weights
+        yield self._layers(choice)
+        weights = self._weights(model, method, native=config is not None)
+        if weights is not None:
+            yield weights
+        yield from self._attention(model)
+        if config is not None:
+            part = config.of_rank(ranks) if ranks > 1 and config.divided is not None else config
+            yield from self._ops(model, part, method)
+
+    def of_backend(self, part: str, what: str, key: str, choice: BackendChoice) -> Kernel:
+        rejected = tuple((name, "; ".join(reasons)) for name, reasons in choice.rejected)
+        slower = ""
+        if choice.spec.fallback and not self._named(choice):
+            fallbacks = {each.name for each in self._target.backends(choice.family) if each.fallback}
+            slower = "; ".join(f"{name}: {reason}" for name, reason in rejected if name not in fallbacks)
+        return Kernel(part, what, key, choice.spec.name, choice.reason, rejected, slower)
+
+    def _named(self, choice: BackendChoice) -> bool:
+        """Whether the user chose this backend."""
+        names = (choice.slot, f"{choice.family}_backend")
+        return any(self._is_users(name) for name in names if name in ARGUMENTS)
+
+    # ---- layers and weights
+
+    def _layers(self, choice: LayerChoice) -> Kernel:
+        what = "the layers of the model"
+        if choice.config is not None:
+            name = layers_name(native=True)
+            return Kernel("layers", what, LAYERS, name, "they implement everything in the model's configuration")
+        why, chosen = choice.fallback, self._config.model.model_impl == "transformers"
+        because = why if chosen else "srv has no native layers for it, and computes attention alone"
+        rejected = ((layers_name(native=True), why),)
+        name = layers_name(native=False)
+        return Kernel("layers", what, LAYERS, name, because, rejected, "" if chosen else why)
+
+    def _weights(self, model: ModelFacts, method: QuantMethod | None, *, native: bool) -> Kernel | None:
+        """How quantized weights are held; None for a checkpoint that is not quantized, and stays so."""
+        if method is not None:
+            name = "torchao_config" if self._config.weights.torchao_config else "quantization"
+            because = self._resolved.provenance[name].reason
+            return Kernel("layers", "weights", WEIGHTS, method.name, because)
+        stored = quantization_methods.method_of(model)
+        if stored is None:
+            return None
+        found = self._resolved.provenance["dequantize_weights"]
+        if found.value:
+            why, chosen = found.reason, self._is_users("dequantize_weights")
+        elif self._config.model.load_format == "dummy":
+            why, chosen = "random weights are not quantized (load_format is dummy)", True
+        else:
+            why, chosen = "transformers computes with dequantized weights only", self._is_users("model_impl")
+        if not found.value and self._is_users("dequantize_weights"):
+            shown = ARGUMENTS["dequantize_weights"].show(found.value)
+            remedy = "Leave it out, or remove the cause."
+            self.rejections.append(Rejection("slower_path", "dequantize_weights", shown, found.owner, why, remedy))
+        return Kernel(
+            "layers", "weights", WEIGHTS, DEQUANTIZED, why, ((stored.name, why),), "" if chosen or not native else why
+        )
+
+    # ---- attention
+
+    def _attention(self, model: ModelFacts) -> Iterator[Kernel]:
+        choices = {slot: self._resolved.backends.get(slot) for slot in STEPS}
+        for number, spec in enumerate(cache_specs(self._config, model)):
+            for slot, steps in STEPS.items():
+                layers = layer_names(spec.layers or range(model.layers))
+                kind = _kind(spec) if model.has_pool else "attention in both directions"
+                what, key = f"{kind} of {layers}, {steps}", attention_key(number, slot)
+                choice = choices[slot]
+                if choice is not None:
+                    yield self.of_backend("attention", what, key, choice)
+                else:
+                    yield Kernel("attention", what, key, None, "no attention backend fits")
+        for slot, steps in STEPS.items():
+            if (choice := choices[slot]) is not None and model.has_pool:
+                yield self._writer(slot, steps, choice)
+
+    def _writer(self, slot: str, steps: str, choice: BackendChoice) -> Kernel:
+        """What writes keys and values into pages: the attention backend, by an op of its platform's if it says so."""
+        what, key = f"writing keys and values, {steps}", write_key(slot)
+        found = choose_op(self._target.manifest.facts.ops, self._target.device, WRITE_KV, OpCall("", {}))
+        if found.spec is None:
+            because = "the attention backend writes them before it attends"
+            return Kernel("attention", what, key, choice.spec.name, because)
+        because = f"the attention backend {choice.spec.name} writes by it"
+        return Kernel("attention", what, key, found.spec.name, because, found.rejected, found.slower)
+
+    # ---- ops
+
+    def _ops(self, model: ModelFacts, config: NativeConfig, method: QuantMethod | None) -> Iterator[Kernel]:
+        dtype, specs, platform = self._config.model.dtype, self._target.manifest.facts.ops, self._target.manifest.name
+        ops = described_ops(model, config, dtype)
+        if not divides(self._resolved):
+            yield _unknown("tp_size does not divide the model")
+            return
+        if ops is None:
+            yield _unknown(f"the architecture {model.architecture} does not describe its ops")
+            return
+        if not specs:
+            yield _unknown(f"platform {platform} does not declare its ops")
+            return
+        if method is not None and method.layer_ops is None:
+            yield _unknown(f"the quantization method {method.name} does not say which layers it computes")
+            return
+        if method is not None and model.format == "gguf" and not Path(model.path).is_file():
+            yield _unknown("the types of the tensors are in the header of its file, which is not here")
+            return
+        invariant = self._config.schedule.enable_deterministic_inference
+        experts = self._resolved.backends.get(MOE_SLOT)
+        if experts is not None:
+            specs = of_backend(specs, experts.spec.name)
+        table = OpTable(platform, specs, self._target.device, dtype, invariant)
+        for kernel in op_kernels(table, ops, _layer_op(model, method)):
+            if kernel.name is None:
+                self._refuse_op(kernel)
+            yield kernel
+
+    def _refuse_op(self, kernel: Kernel) -> None:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in kernel.rejected)
+        reason = f"{kernel.because}{f' ({reasons})' if reasons else ''}"
+        remedy = "Choose another dtype or model, or another platform with --device."
+        if self._config.schedule.enable_deterministic_inference:
+            remedy = "Leave out --enable-deterministic-inference, or choose another platform with --device."
+        code, owner = "op_missing", f"platform {self._target.manifest.name}"
+        if kernel.because == NO_OP_OF_EXPERTS:  # on no platform: the layers refuse it when they are built
+            code, owner = "unsupported_quantization", "the quantization method"
+            remedy = "Choose another quantization method, or leave the weights unquantized."
+        self.rejections.append(Rejection(code, kernel.what, None, owner, reason, remedy))
+
+    def _is_users(self, argument: str) -> bool:
+        return self._resolved.provenance[argument].layer is Layer.USER
+
+
+def divides(resolved: Resolved) -> bool:
+    """Whether tp_size divides the model; a plan carries a value that does not."""
+    return not any((each.what, each.code) == ("tp_size", "not_divisible") for each in resolved.refusals)
+
+
+def _layer_op(model: ModelFacts, method: QuantMethod | None) -> LayerOps | None:
+    if method is None or method.layer_ops is None:
+        return None
+    return method.layer_ops(stored_model(model))
+
+
+def _unknown(why: str) -> Kernel:
+    return Kernel("op", "ops", "ops", None, f"not known before the layers are built: {why}")
+
+
+def _kind(spec: PagedSpec) -> str:
+    match spec:
+        case FullAttention():
+            return "full attention"
+        case SlidingWindow():
+            return f"attention within {spec.window} tokens"
+        case Latent():
+            return "latent attention"
+        case _ as never:
+            assert_never(never)

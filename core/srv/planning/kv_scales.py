@@ -1,0 +1,191 @@
+"""The scales of a KV pool of 8-bit floats: of a JSON file, of the checkpoint, or none. Torch-free.
+
+Owns which scales apply, and the format of the file, that of vLLM and SGLang:
+
+    {"model_type": "llama",
+     "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02, "1": 0.03}}}}
+                                                                 rank  layer
+
+A factor scales both the keys and the values of its layer. Must not know pools nor devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from srv.args.config import Config
+from srv.dtypes import FLOAT8, KVScales
+from srv.errors import ModelError
+from srv.models.config.stored_names import model_names
+from srv.models.formats.kv_scale_tensors import read_scales, stored_scale
+from srv.models.formats.safetensors_header import read_checkpoint
+from srv.planning.pools import kv_dtype
+from srv.quantization.kv_scheme import unsupported_kv_scheme
+from srv.specs import ModelFacts, attention_specs
+
+CODE = "kv_scales"
+LARGEST = {"float8_e4m3fn": 448, "float8_e5m2": 57_344}
+_CORRECT_FILE = "Correct the file, or leave --quantization-param-path out"
+_OTHER_SCALES = "Set --quantization-param-path to a file with scales, or leave --kv-cache-dtype out"
+
+
+class ScaleSource(NamedTuple):
+    """The scales of each attention layer of the model, on one rank; {} if all are 1."""
+
+    by_layer: Mapping[int, KVScales]
+
+    def of(self, layers: tuple[int, ...]) -> tuple[KVScales, ...]:
+        """Those of the layers of a cache group; () if all are 1."""
+        return tuple(self.by_layer[layer] for layer in layers) if self.by_layer else ()
+
+
+NO_SCALES = ScaleSource({})
+
+
+def has_scales(config: Config, model: ModelFacts) -> bool:
+    """Whether the model has a KV pool whose keys and values are scaled: one of 8-bit floats."""
+    return kv_dtype(config) in FLOAT8.values() and model.has_pool and bool(attention_specs(model.cache_groups))
+
+
+def configured_scales(config: Config, model: ModelFacts, rank: int = 0) -> ScaleSource:
+    """The scales of a resolved configuration; those of the checkpoint unless there is a file, or weights are random.
+
+    Raises ModelError, of the file if there is one: kv_scales, not_found or damaged; and dtype_mismatch or
+    shape_mismatch for tensors of the checkpoint that are no scales.
+    """
+    dtype, file = kv_dtype(config), config.weights.quantization_param_path
+    if not has_scales(config, model):
+        return NO_SCALES
+    if file is not None:
+        factors = _read_file(file.expanduser(), model, dtype, config.parallel.tp_size)[rank]
+        return ScaleSource({layer: KVScales(factor, factor) for layer, factor in factors.items()})
+    stored = model.format == "safetensors" and config.model.load_format != "dummy"
+    return _of_checkpoint(model) if stored else NO_SCALES
+
+
+def missing_scales(config: Config, model: ModelFacts, scales: ScaleSource) -> tuple[str, ...]:
+    """The warning of a pool of 8-bit floats without scales; () if it has some, or none is needed."""
+    if scales.by_layer or not has_scales(config, model):
+        return ()
+    limit = f"larger magnitudes than {LARGEST[kv_dtype(config)]:,} are limited to it"
+    remedy = "use a checkpoint with scales, or set --quantization-param-path to a file with them"
+    return (f"{model.name} has no scales of keys and values, so that they are stored unscaled and {limit}: {remedy}",)
+
+
+def _layers(model: ModelFacts) -> tuple[int, ...]:
+    return tuple(sorted(layer for group in attention_specs(model.cache_groups) for layer in group.layers))
+
+
+def _read_file(path: Path, model: ModelFacts, dtype: str, ranks: int) -> list[dict[int, float]]:
+    """The factor of each layer, by rank."""
+    content = _object(path, _json(path), "it")
+    kind, expected = content.get("model_type"), model.config.get("model_type")
+    if None not in (kind, expected) and kind != expected:
+        _refuse(path, f"it is for the model_type {kind}, and {model.name} has {expected}")
+    cache = _object(path, content.get("kv_cache"), "kv_cache")
+    if cache.get("dtype") != dtype:
+        _refuse(path, f"kv_cache.dtype is {cache.get('dtype')}, and that of the pool {dtype}")
+    factors = _object(path, cache.get("scaling_factor"), "kv_cache.scaling_factor")
+    if sorted(factors) != sorted(map(str, range(ranks))):
+        _refuse(path, f"kv_cache.scaling_factor has the ranks {_listed(factors)}, and tp_size is {ranks}")
+    return [_factors(path, rank, factors[str(rank)], model) for rank in range(ranks)]
+
+
+def _factors(path: Path, rank: int, given: Any, model: ModelFacts) -> dict[int, float]:
+    where = f"kv_cache.scaling_factor of rank {rank}"
+    factors = _object(path, given, where)
+    if unknown := sorted(factors.keys() - set(map(str, range(model.layers)))):
+        _refuse(path, f"{where} has layer {unknown[0]}, and {model.name} has the layers 0 to {model.layers - 1}")
+    if missing := [layer for layer in _layers(model) if str(layer) not in factors]:
+        _refuse(path, f"{where} lacks layer {missing[0]}; it has {len(factors)} of {len(_layers(model))} layers")
+    for layer, factor in factors.items():
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not _is_scale(factor):
+            _refuse(
+                path,
+                f"{where} is {factor!r} for layer {layer}; it must be a finite number above 0, in the range of float32",
+            )
+    return {layer: float(factors[str(layer)]) for layer in _layers(model)}
+
+
+def _json(path: Path) -> Any:
+    remedy = "Correct --quantization-param-path"
+    try:
+        if not path.is_file():  # a pipe would be waited for, and can be read only once
+            raise ModelError("not_found", str(path), "it is no regular file", remedy)
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError("not_found", str(path), f"it cannot be read ({error.strerror})", remedy) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError("damaged", str(path), f"it is not JSON ({error})", _CORRECT_FILE) from error
+
+
+def _object(path: Path, value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        found = "missing" if value is None else repr(value)[:60]
+        _refuse(path, f"{name} is {found}, where a JSON object is expected")
+    return value
+
+
+def _refuse(path: Path, reason: str) -> NoReturn:
+    raise ModelError(CODE, str(path), reason, _CORRECT_FILE)
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(names)) or "of none"
+
+
+def _is_scale(value: float) -> bool:
+    """Whether float32 holds it without loss of precision; not if it is NaN."""
+    return 2.0**-126 <= value < 2.0**127
+
+
+def _of_checkpoint(model: ModelFacts) -> ScaleSource:
+    """Those of the safetensors files; a layer with a scale of keys or values alone has it for both."""
+    folder = Path(model.path)
+    checkpoint = read_checkpoint(folder)
+    rename = model_names(model.architecture, model.text_part_of)
+    files: dict[Path, list[str]] = {}
+    for name, path in {} if checkpoint is None else checkpoint.kv_scales.items():
+        if rename(name) is not None:
+            files.setdefault(path, []).append(name)
+    found: dict[int, dict[str, float]] = {}
+    for path, names in files.items():
+        for name, value in read_scales(path, names).items():
+            _add(path, found, name, value)
+    if not found:
+        return NO_SCALES
+    stated = model.config.get("quantization_config")
+    if isinstance(stated, Mapping) and (refused := unsupported_kv_scheme(stated)) is not None:
+        reason = f"its scales of keys and values are not for 8-bit floats: {refused}"
+        raise ModelError(CODE, str(folder), reason, _OTHER_SCALES)
+    layers = _layers(model)
+    if found.keys() != set(layers):
+        other = sorted(found.keys() ^ set(layers))[0]
+        has = "a scale of keys or values, but is no attention layer of the model" if other in found else "no such scale"
+        reason = f"layer {other} has {has}; {len(found)} layers have one, of {len(layers)} that need it"
+        raise ModelError(CODE, str(folder), reason, _OTHER_SCALES)
+    scales = {layer: KVScales(_either(found[layer], "keys"), _either(found[layer], "values")) for layer in layers}
+    return ScaleSource(scales)
+
+
+def _add(path: Path, found: dict[int, dict[str, float]], name: str, value: float) -> None:
+    """Add a scale to those of its layer."""
+    scale = stored_scale(name)
+    if scale is None or scale.part == "neither":
+        return
+    if not _is_scale(value):
+        reason = f"tensor {name} is {value}; it must be a finite number above 0, in the range of float32"
+        raise ModelError(CODE, str(path), reason, _OTHER_SCALES)
+    parts = found.setdefault(scale.layer, {})
+    for part in ("keys", "values") if scale.part == "both" else (scale.part,):
+        if part in parts:
+            reason = f"layer {scale.layer} has more than one scale of {part}, the last of them {name}"
+            raise ModelError(CODE, str(path), reason, _OTHER_SCALES)
+        parts[part] = value
+
+
+def _either(parts: Mapping[str, float], part: str) -> float:
+    return parts.get(part, next(iter(parts.values())))

@@ -1,0 +1,168 @@
+"""What a launch refuses once its arguments are resolved, and before it reads weights. Torch-free.
+
+    arguments ──► resolve ──► check_launch ──► weights, engine
+                     └── `srv plan`, `srv launch` and `srv.LLM` ask the same ──┘
+
+What no process without the device or the files can know is in `LaunchCheck.unchecked`, never silently accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from srv.args.config import ARGUMENTS
+from srv.args.statement import Layer, Resolved
+from srv.errors import ModelError, Refusal, Rejection, as_sentence
+from srv.models.choice import LayerChoice, choose_layers
+from srv.models.examined import Examined, examine
+from srv.planning.kernel import ATTENTION_SLOTS
+from srv.planning.kernels import KernelPlan, plan_kernels
+from srv.planning.kv_scales import configured_scales, has_scales, missing_scales
+from srv.planning.offload import host_layers
+from srv.planning.states import missing_native_layers
+from srv.planning.target import Target
+from srv.platform.layers import missing_traits, unsupported_layers
+from srv.platform.placeholder import CODE, DescribedBackend
+from srv.specs import AttentionLayer, ModelFacts
+
+_FILES = "the tokenizer, the chat template, and whether the weights have the names and shapes that the layers expect"
+
+
+class LaunchCheck(NamedTuple):
+    """`refusals`: why a launch would end before it reads weights. `unchecked`: what only the launch itself finds.
+
+    `has_pools`: the KV pools of the model can be described. `kernels`: what would compute each part, as far as the
+    refusals allow to know it. `notes`: warnings.
+    """
+
+    refusals: tuple[Rejection, ...]
+    unchecked: tuple[str, ...]
+    has_pools: bool = True
+    kernels: KernelPlan = KernelPlan(())
+    notes: tuple[str, ...] = ()
+
+
+def check_launch(
+    target: Target,
+    model: ModelFacts | None,
+    resolved: Resolved,
+    examined: Callable[[ModelFacts], Examined] | None = examine,
+    files: Path | None = None,
+) -> LaunchCheck:
+    """Whether a resolved launch gets as far as the weights, and by what kernels it would compute.
+
+    `examined`: asks transformers for a model without native layers; None leaves that to the engine, which asks at once.
+    `files`: where the headers of the files of a model lie that is not on this machine; its weights are not there.
+    """
+    refusals = _without_device_code(target, resolved)
+    if model is None:
+        kernels = plan_kernels(target, None, resolved, None)
+        return LaunchCheck(refusals, ("everything that depends on the model",), kernels=kernels)
+    refused = missing_native_layers(resolved.config, model)
+    if refused is None:
+        try:
+            host_layers(resolved.config, model)
+        except Refusal as refusal:
+            (refused,) = refusal.rejections
+            refused = replace(refused, who=resolved.provenance[refused.what].owner)
+    if refused is not None:
+        kernels = plan_kernels(target, None, resolved, None)
+        return LaunchCheck((*refusals, refused), (), has_pools=False, kernels=kernels)
+    try:
+        choice = _chosen_layers(model, resolved)
+        stored = model if files is None else replace(model, path=str(files))
+        kernels = plan_kernels(target, stored, resolved, choice)
+    except ModelError as error:
+        kernels = plan_kernels(target, None, resolved, None)
+        told = error.code in ("no_weights", "wrong_format") and any(
+            each.code == "format_not_there" for each in resolved.refusals
+        )
+        return LaunchCheck(refusals if told else (*refusals, _of_model(resolved, error)), (), kernels=kernels)
+    refusals += kernels.rejections
+    unchecked = [_FILES]
+    notes: tuple[str, ...] = ()
+    path = resolved.config.weights.quantization_param_path
+    # A file that does not exist is refused together with those of other arguments.
+    has_values = files is None if path is None else path.expanduser().exists()
+    if path is None and not has_values and has_scales(resolved.config, model):
+        unchecked.append("the scales of keys and values, which follow the headers in its files")
+    try:
+        if has_values:
+            notes = missing_scales(resolved.config, model, configured_scales(resolved.config, model))
+    except ModelError as error:
+        refusals += (_of_scales(resolved, error),)
+    if choice.config is None and examined is not None:
+        answer = examined(model)
+        refusals += _of_transformers(target, model, resolved, answer)
+        if answer.unknown:
+            unchecked.append(f"whether the class of {model.architecture} in transformers fits: {answer.unknown}")
+    return LaunchCheck(refusals, tuple(unchecked), kernels=kernels, notes=notes)
+
+
+def _of_scales(resolved: Resolved, error: ModelError) -> Rejection:
+    """The rejection of the file with the scales of a KV pool, or of the model that has them."""
+    path = resolved.provenance["quantization_param_path"]
+    if path.value is None:
+        return _of_model(resolved, error)
+    remedy = as_sentence(error.remedy)
+    return Rejection(error.code, "quantization_param_path", str(path.value), path.owner, error.reason, remedy)
+
+
+def _of_model(resolved: Resolved, error: ModelError) -> Rejection:
+    """The rejection of the model, with the source of its path."""
+    provenance = resolved.provenance["model_path"]
+    path = None if provenance.value is None else str(provenance.value)
+    return error.rejection(path, provenance.owner if provenance.layer is Layer.USER else "automatic choice")
+
+
+def _without_device_code(target: Target, resolved: Resolved) -> tuple[Rejection, ...]:
+    """The rejection of a platform that is only described."""
+    specs = [choice.spec for choice in resolved.backends.values()]
+    described = next((spec for spec in specs if isinstance(spec, DescribedBackend)), None)
+    if described is None:
+        return ()
+    owner = resolved.provenance["device"].owner
+    return (Rejection(CODE, "device", target.manifest.name, owner, described.reason, f"{described.remedy}."),)
+
+
+def _chosen_layers(model: ModelFacts, resolved: Resolved) -> LayerChoice:
+    config = resolved.config
+    return choose_layers(
+        model,
+        model_impl=config.model.model_impl,
+        load_format=config.model.load_format,
+        dequantize=config.weights.dequantize_weights,
+        quantization=config.weights.quantization,
+        online_quantization=config.weights.torchao_config,
+        ranks=config.parallel.tp_size,
+        loaders=config.weights.custom_weight_loader,
+    )
+
+
+def _of_transformers(target: Target, model: ModelFacts, resolved: Resolved, answer: Examined) -> tuple[Rejection, ...]:
+    if (refused := answer.refused) is not None:
+        return (_of_model(resolved, ModelError(refused.code, refused.what, refused.reason, refused.remedy)),)
+    slots = dict.fromkeys(resolved.backends[slot].spec.name for slot in ATTENTION_SLOTS if slot in resolved.backends)
+    found = (_unfit(target, model, resolved, answer.layers, name, len(slots) > 1) for name in slots)
+    return tuple(each for each in found if each is not None)
+
+
+def _unfit(
+    target: Target, model: ModelFacts, resolved: Resolved, layers: Sequence[AttentionLayer], name: str, split: bool
+) -> Rejection | None:
+    """The rejection of a chosen attention backend that lacks a trait of a layer; `split`: there are two of them."""
+    traits = {spec.name: spec.layer_traits for spec in target.backends("attention")}
+    missing = {other: unsupported_layers(layers, model, partial(missing_traits, own)) for other, own in traits.items()}
+    if not missing[name]:
+        return None
+    slot = next(slot for slot in ATTENTION_SLOTS if resolved.backends[slot].spec.name == name)
+    argument = slot if split else "attention_backend"
+    others = ", ".join(other for other, reasons in missing.items() if not reasons)
+    another = f"Choose another backend with {ARGUMENTS[argument].flag} ({others}), or" if others else "Choose"
+    reason = f"attention backend {name} does not fit {model.name}: {'; '.join(missing[name])}"
+    owner = resolved.provenance[slot].owner
+    return Rejection("layers_unsupported", argument, name, owner, reason, f"{another} another platform with --device.")

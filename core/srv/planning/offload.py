@@ -1,0 +1,133 @@
+"""Which layers keep their weights in host memory, and what that leaves on the device. Torch-free.
+
+    layers    0   1   2   3   4   5        offload_group_size 3, offload_num_in_group 1: layers 2 and 5
+                      │           │
+              host memory: their matrices ──copied before they are needed──► buffers on the device
+
+`srv plan`, the memory ledger and the worker (`srv.worker.offload`) ask the same function. Must not know how weights are
+copied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from srv.args.config import Config
+from srv.args.statement import amount_text
+from srv.dtypes import item_size
+from srv.errors import Refusal, Rejection
+from srv.models.architectures.op_uses import ModelOps
+from srv.models.architectures.registry import native_or_reason
+from srv.planning.layer_sizes import described_ops, expert_shapes
+from srv.specs import ModelFacts
+
+ALIGNMENT = 256  # bytes, of each matrix in a buffer
+_GIB = 2**30
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+class HostLayers(NamedTuple):
+    """`indices`: of the layers whose matrices are in host memory, ascending. `bytes`: of these matrices.
+
+    `buffers`: the size in bytes of each buffer on the device; the n-th such layer uses buffer n modulo their number.
+    """
+
+    indices: tuple[int, ...]
+    bytes: int
+    buffers: tuple[int, ...]
+
+    @property
+    def saved(self) -> int:
+        """Bytes of device memory that the layers do not take."""
+        return self.bytes - sum(self.buffers)
+
+
+def host_layers(config: Config, model: ModelFacts) -> HostLayers | None:
+    """The layers that the arguments move to host memory; None if they move none.
+
+    Raises Refusal if the sizes of the layers are not known, or if nothing would be saved.
+    """
+    weights = config.weights
+    argument, value = "host_offload_gb", weights.host_offload_gb
+    if weights.host_offload_gb <= 0:
+        argument, value = "offload_group_size", weights.offload_group_size
+        if weights.offload_group_size <= 0:
+            return None
+    sizes = _layer_sizes(config, model)
+    if isinstance(sizes, str):
+        reason = f"weights stay on the device: {sizes}"
+        raise Refusal([_rejection("cannot_offload", argument, value, reason, "Leave it out.")])
+    if argument == "offload_group_size":
+        first = weights.offload_group_size - weights.offload_num_in_group
+        chosen = [index for index in range(len(sizes)) if index % weights.offload_group_size >= first]
+    else:
+        chosen = _within(sizes, value * _GIB)
+    if not chosen:
+        reason = f"no group of {value} layers is complete: {model.name} has {_layers(len(sizes))}"
+        if argument == "host_offload_gb":
+            smallest = amount_text(min(map(sum, sizes), default=0), "bytes")
+            reason = f"no layer of {model.name} fits into {value} GiB: the smallest has {smallest}"
+        raise Refusal([_rejection("cannot_offload", argument, value, reason, "Choose other values, or leave it out.")])
+    count = weights.offload_prefetch_step + 1
+    if len(chosen) <= count:
+        reason = (
+            f"{_layers(len(chosen))} would be moved, and {count} are on the device at a time "
+            f"(offload_prefetch_step {weights.offload_prefetch_step}), so that no memory is saved"
+        )
+        remedy = "Move more layers, lower --offload-prefetch-step, or leave it out."
+        raise Refusal([_rejection("inert", argument, value, reason, remedy)])
+    moved = [sizes[index] for index in chosen]
+    buffers = tuple(max(map(aligned, moved[slot::count])) for slot in range(count))
+    return HostLayers(tuple(chosen), sum(map(sum, moved)), buffers)
+
+
+def aligned(matrices: Sequence[int]) -> int:
+    """The bytes of matrices of these sizes, one after the other, each at a multiple of `ALIGNMENT`."""
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in matrices)
+
+
+def _within(sizes: Sequence[Sequence[int]], limit: int) -> list[int]:
+    """As many layers as fit into `limit` bytes, evenly spread, so that there is time to copy each of them."""
+    layers = len(sizes)
+    for count in range(layers, 0, -1):
+        chosen = [(place + 1) * layers // count - 1 for place in range(count)]
+        if sum(sum(sizes[index]) for index in chosen) <= limit:
+            return chosen
+    return []
+
+
+def _layer_sizes(config: Config, model: ModelFacts) -> list[list[int]] | str:
+    """The bytes of each matrix of each layer, without routers; or why they are not known."""
+    if not model.generates or config.model.model_impl == "transformers":
+        return "only native layers of models that generate text can be moved"
+    native = native_or_reason(model.architecture, model.config)
+    if isinstance(native, str):
+        return f"{model.architecture} has no native layers: {native}"
+    ops = described_ops(model, native, config.model.dtype)
+    if ops is None:
+        return f"the sizes of the layers of {model.architecture} are not known before they are built"
+    found: dict[int, list[int]] = {index: [] for index in range(model.layers)}
+    for name, size in _matrices(ops, item_size(config.model.dtype)):
+        if (layer := _LAYER.match(name)) is not None:
+            found[int(layer[1])].append(size)
+    return list(found.values())
+
+
+def _matrices(ops: ModelOps, item: int) -> Iterator[tuple[str, int]]:
+    """The name and the bytes of each matrix that is not a router's."""
+    for matrix in ops.matrices:
+        if not matrix.role:
+            yield matrix.names[0], matrix.outputs * matrix.inputs * item
+    for experts in ops.experts:
+        for rows, columns in expert_shapes(experts):
+            yield experts.prefix, rows * columns * item
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
+def _rejection(code: str, argument: str, value: float, reason: str, remedy: str) -> Rejection:
+    return Rejection(code, argument, str(value), "offloading", reason, remedy)

@@ -1,0 +1,87 @@
+"""What a model takes, from its facts: parameters, weights and cache, as lines of text. Torch-free.
+
+Nothing is estimated: a size that is not known is said to be unknown, with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from srv.args.statement import amount_text
+from srv.models.architectures.registry import find
+from srv.models.sizes.registry import FAMILIES
+from srv.planning.kernel import layers_name
+from srv.specs import AttentionSpec, CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
+
+_SIZES_ONLY = "sizes only"
+_NONE = "none: srv knows the sizes of this architecture, but of no layers that run it"
+_REFUSED = "none with these settings: see the refusals"
+
+
+def layers_of(model: ModelFacts, planned: str | None) -> str | None:
+    """Whose layers compute a model, as the kernel plan says (`planned`); None if its settings are refused.
+
+    Of a class of transformers that was not examined, the table of families knows whether it fits.
+    """
+    family = FAMILIES.get(model.architecture)
+    native = planned == layers_name(native=True) if planned is not None else find(model.architecture) is not None
+    kinds = (AttentionSpec, Latent, Recurrent) if native else (AttentionSpec,)
+    fits = all(isinstance(group, kinds) for group in model.cache_groups)
+    known = native or family is None or family.transformers
+    return planned if fits and known else _SIZES_ONLY
+
+
+def cache_bytes_per_token(model: ModelFacts, dtype: str) -> int:
+    """Bytes that one token adds to the caches of a request that is longer than all windows. `dtype`: of the pool."""
+    groups = [group for group in model.cache_groups if not isinstance(group, Recurrent)]
+    return sum(group.bytes_per_token(dtype) for group in groups if group.window is None)
+
+
+def size_lines(model: ModelFacts, kv_dtype: str, planned: str | None) -> list[tuple[str, str]]:
+    """Pairs (quantity, explanation). `kv_dtype`: the torch dtype name of the KV pool. `planned`: as of `layers_of`."""
+    lines = [("parameters", _parameters(model))]
+    if model.unknown_sizes is None or model.weight_bytes:
+        where = "from the configuration alone" if model.format == "config" else "on disk"
+        method = f", quantized with {model.quantization}" if model.quantization else f" in {model.dtype}"
+        lines.append(("weights", f"{_bytes(model.weight_bytes)}{method}, {where}"))
+    if not model.has_pool:
+        lines.append(("cache", "none: a prompt is computed in one step"))
+    elif model.architecture in FAMILIES or model.format != "config" or model.unknown_sizes is None:
+        lines += [("cache", _cache(group, kv_dtype)) for group in model.cache_groups]
+    if model.architecture in FAMILIES:
+        layers = layers_of(model, planned)
+        lines.append(("layers", _NONE if layers == _SIZES_ONLY else layers or _REFUSED))
+    return lines
+
+
+def _parameters(model: ModelFacts) -> str:
+    if model.parameters is None:
+        return model.unknown_sizes or "not known"
+    active = model.active_parameters
+    suffix = f", of which {active:,} compute one token" if active is not None and active != model.parameters else ""
+    return f"{model.parameters:,}{suffix}" + (f" ({model.unknown_sizes})" if model.unknown_sizes else "")
+
+
+def _cache(group: CacheSpec, dtype: str) -> str:
+    layers = f"{len(group.layers)} layers"
+    match group:
+        case FullAttention(value_dim=0):
+            return f"{group.bytes_per_token(dtype):,} bytes per token: {layers} with an index of keys in {dtype}"
+        case FullAttention():
+            return f"{group.bytes_per_token(dtype):,} bytes per token: {layers} of attention in {dtype}"
+        case SlidingWindow():
+            kept = f"{group.bytes_per_token(dtype):,} bytes per token, for the last {group.window:,} of a request"
+            return f"{kept}: {layers} of attention in {dtype}"
+        case Latent():
+            vector = f"{group.latent_dim} + {group.rope_dim} numbers"
+            return (
+                f"{group.bytes_per_token(dtype):,} bytes per token: {layers} of latent attention, {vector} in {dtype}"
+            )
+        case Recurrent():
+            return f"{group.bytes_per_slot():,} bytes per request: {layers} with recurrent states"
+        case _ as never:
+            assert_never(never)
+
+
+def _bytes(amount: int) -> str:
+    return amount_text(amount, "bytes")

@@ -1,0 +1,129 @@
+"""Arguments of experts have an effect: which backend computes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_small import Small, engine, make_small, messages
+
+from srv.commands import Answer, ExpertUsage, ReadExpertCounts, StartExpertCounts, StopExpertCounts
+from srv.errors import Refusal
+from srv.testing.engine import CheckedEngine
+from srv_cpu.facts import FACTS
+from srv_matrix.pytest_plugin import covers
+
+BACKENDS = [spec.name for spec in FACTS.backends["moe"]]
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    return make_small("qwen3_moe", tmp_path_factory.mktemp("mixture"))
+
+
+def refusal(folder: Path, small: Small, **flags: object) -> tuple[str, str]:
+    with pytest.raises(Refusal) as refused, engine(small, model_path=folder, **flags):
+        pass
+    return refused.value.rejections[0].code, refused.value.rejections[0].reason
+
+
+@covers(*(f"moe_runner_backend={name}" for name in BACKENDS), platform="cpu")
+def test_moe_runner_backend(mixture: Small, tmp_path: Path) -> None:
+    """The backend that is named computes the experts; captured steps are refused if it cannot run in them."""
+    for name in BACKENDS:
+        with engine(mixture, moe_runner_backend=name) as served:
+            found = [result.tokens for result in served.generate(messages(mixture.prompts))]
+            running = {name for key, name in served.ready.kernels.items() if key.startswith("experts ")}
+        assert (found, running) == (mixture.tokens, {name})
+    assert refusal(mixture.folder, mixture, moe_runner_backend="torch_nativ")[0] == "unknown_backend"
+    code, reason = refusal(mixture.folder, mixture, moe_runner_backend="torch_native", graph_batch_sizes="1")
+    assert (code, "moe backend torch_native" in reason) == ("excluded", True), reason
+    dense = make_small("llama", tmp_path / "dense", num_hidden_layers=1)
+    assert refusal(dense.folder, dense, moe_runner_backend=BACKENDS[0])[0] == "inert"
+    code, reason = refusal(mixture.folder, mixture, moe_runner_backend=BACKENDS[0], model_impl="transformers")
+    assert (code, "no experts that native layers compute" in reason) == ("inert", True), reason
+
+
+@covers("moe_runner_backend=auto", platform="cpu")
+def test_a_plan_says_what_runs(mixture: Small) -> None:
+    """The kernel plan of a mixture of experts has what the layers bind: the router, its choice, and the experts.
+
+    The backend that is chosen automatically is the first one.
+    """
+    with engine(mixture) as served:
+        assert {name for key, name in served.ready.kernels.items() if key.startswith("experts ")} == {BACKENDS[0]}
+        planned = served.context.kernels
+        assert planned.differences(served.ready.kernels) == {}
+        keys = [kernel.key.split(" ")[0] for kernel in planned.kernels if kernel.name is not None]
+        assert {"router", "route_experts", "experts"} <= set(keys)
+
+
+def chosen(small: Small) -> list[list[int]]:
+    """How often transformers chooses each expert in each layer, for all tokens of prompts and outputs but the last."""
+    config = small.model.config
+    counts = [torch.zeros(config.num_experts, dtype=torch.int64) for _ in range(config.num_hidden_layers)]
+    for prompt, output in zip(small.prompts, small.tokens, strict=True):
+        tokens = torch.tensor([[*prompt, *output[:-1]]])
+        with torch.no_grad():
+            logits = small.model(tokens, output_router_logits=True).router_logits
+        for count, each in zip(counts, logits, strict=True):
+            count += torch.bincount(each.topk(config.num_experts_per_tok).indices.flatten(), minlength=len(count))
+    return [count.tolist() for count in counts]
+
+
+def counted(served: CheckedEngine, small: Small) -> ExpertUsage:
+    assert served.executor.control(StartExpertCounts()) == [Answer()]
+    assert [each.tokens for each in served.generate(messages(small.prompts))] == small.tokens
+    (answer,) = served.executor.control(ReadExpertCounts())
+    assert answer.experts is not None
+    return answer.experts
+
+
+@covers(
+    *("expert_distribution_recorder_mode=stat", "expert_distribution_recorder_mode=per_pass"),
+    "expert_distribution_recorder_buffer_size=-1",
+    platform="cpu",
+)
+def test_expert_distribution_recorder_mode(mixture: Small, tmp_path: Path) -> None:
+    """What is counted are the choices of transformers, in one table or in one per step; without a mode nothing is."""
+    tokens = sum(map(len, mixture.prompts)) + sum(len(output) - 1 for output in mixture.tokens)
+    with engine(
+        mixture, expert_distribution_recorder_mode="stat", expert_distribution_recorder_buffer_size=-1
+    ) as served:
+        usage = counted(served, mixture)
+        (record,) = usage.records
+        assert (usage.layers, record.tokens, record.counts) == ([0, 1, 2], tokens, chosen(mixture))
+        assert served.executor.control(ReadExpertCounts())[0].experts == ExpertUsage("stat", True, [0, 1, 2], [])
+        assert ("experts_recorded" in served.stats().slow_steps) == bool(served.ready.graph_rows)
+        assert served.executor.control(StopExpertCounts()) == [Answer()]
+        assert "no record is being made" in (served.executor.control(StopExpertCounts())[0].error or "")
+    with engine(mixture, expert_distribution_recorder_mode="per_pass") as served:
+        usage = counted(served, mixture)
+        assert len(usage.records) > 1
+        assert {record.steps for record in usage.records} == {1}
+        assert torch.tensor([record.counts for record in usage.records]).sum(0).tolist() == chosen(mixture)
+    with engine(mixture) as served:
+        assert "--expert-distribution-recorder-mode" in (served.executor.control(StartExpertCounts())[0].error or "")
+    dense = make_small("llama", tmp_path / "dense", num_hidden_layers=1)
+    assert refusal(dense.folder, dense, expert_distribution_recorder_mode="stat")[0] == "inert"
+    assert refusal(mixture.folder, mixture, expert_distribution_recorder_mode="per_token")[0] == "planned"
+
+
+@covers("expert_distribution_recorder_buffer_size=1", "expert_distribution_recorder_buffer_size=2", platform="cpu")
+def test_expert_distribution_recorder_buffer_size(mixture: Small) -> None:
+    """Only the last steps are kept, whether they are added up or not."""
+    kept = {}
+    for mode in ("stat", "per_pass"):
+        with engine(
+            mixture, expert_distribution_recorder_mode=mode, expert_distribution_recorder_buffer_size=2
+        ) as served:
+            kept[mode] = counted(served, mixture).records
+    assert [record.steps for record in kept["per_pass"]] == [1, 1]
+    (both,) = kept["stat"]
+    assert (both.steps, both.tokens) == (2, sum(record.tokens for record in kept["per_pass"]))
+    assert both.counts == torch.tensor([record.counts for record in kept["per_pass"]]).sum(0).tolist()
+    with engine(
+        mixture, expert_distribution_recorder_mode="per_pass", expert_distribution_recorder_buffer_size=1
+    ) as served:
+        assert counted(served, mixture).records == kept["per_pass"][1:]

@@ -1,0 +1,343 @@
+"""The kernel plan: what it says for hardware that is absent, what it refuses, and that an engine runs what it says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from srv.errors import Refusal
+from srv.io.messages import Stats
+from srv.models.architectures.op_uses import DescribesOps
+from srv.models.architectures.registry import native_config
+from srv.models.config.stored_model import stored_model
+from srv.planning.kernel import Kernel
+from srv.planning.kernel_ops import OpTable, op_kernels
+from srv.planning.launchable import check_launch
+from srv.planning.plan import LaunchPlan, make_plan
+from srv.platform.facts import DeviceFacts, OpCall, OpSpec
+from srv.platform.interface import OpArgs
+from srv.platform.op_choice import choose_op
+from srv.platform.ops import Ops
+from srv.platform.registry import find_platforms
+from srv.sched.plan import SlowReason
+from srv.server.metrics import Metrics
+from srv.testing.engine import LocalEngine, user_input
+from srv.types import RequestSpec, SamplingParams
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True}
+GEMMA3 = LLAMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 3,
+    "sliding_window": 16,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 32,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+del GEMMA3["hidden_act"], GEMMA3["rope_theta"]
+STABLELM = LLAMA | {"architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "qk_layernorm": True}
+DEEPSEEK = {name: value for name, value in LLAMA.items() if name not in ("head_dim", "num_key_value_heads")} | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    **{"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24, "q_lora_rank": 48},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
+    **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+}
+BLOOM: dict[str, Any] = {
+    "architectures": ["BloomForCausalLM"],
+    "model_type": "bloom",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "n_layer": 2,
+    "n_head": 2,
+    "dtype": "bfloat16",
+}
+QWEN3_NEXT = LLAMA | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "mlp_only_layers": [0],
+}
+UNKNOWN = LLAMA | {"hidden_act": "gelu"}  # no native layers
+
+
+def model(folder: Path, config: dict[str, Any]) -> list[str]:
+    """The arguments of a launch of this configuration with random weights."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return ["--model-path", str(folder), "--load-format", "dummy"]
+
+
+def planned(*arguments: str) -> LaunchPlan:
+    return make_plan(user_input(arguments))
+
+
+def find(plan: LaunchPlan, key: str) -> Kernel:
+    return next(kernel for kernel in plan.kernels.kernels if kernel.key == key)
+
+
+def refused(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """What a launch refuses, as a plan says."""
+    try:
+        found = planned(*arguments).refusals
+    except Refusal as refusal:
+        found = tuple(refusal.rejections)
+    return [(each.code, each.what) for each in found]
+
+
+def test_the_kernels_of_absent_hardware_are_planned_with_their_reasons(tmp_path: Path) -> None:
+    plan = planned("--device", "cuda:sm90", *model(tmp_path, GEMMA3))
+    full, window = (find(plan, f"attention prefill group={number}") for number in range(2))
+    assert (full.what, window.what) == (
+        "full attention of layer 2, prompts",
+        "attention within 16 tokens of layers 0-1, prompts",
+    )
+    assert full.name == "triton"
+    assert "head_dim 32 is not among" in dict(full.rejected)["flashinfer"]
+    assert "does not call it" in dict(full.rejected)["fa3"]
+    assert full.slower == ""
+    norm = find(plan, "rms_norm float32 dim=64")
+    assert (norm.name, norm.rejected) == (
+        "triton",
+        (("torch (reference)", "fits, but the platform prefers triton"),),
+    )
+    assert find(plan, "gelu_tanh_and_mul bfloat16 dim=96").name == "triton"
+    assert find(plan, "logits bfloat16 inputs=64").name == "torch (mm)"
+    assert find(plan, "write_kv decode").name == "triton"
+    assert find(plan, "steps decode").name.startswith("captured graphs")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [("cuda:sm90", "torch (mm)"), ("rocm:gfx942", "triton"), ("xpu:pvc", "triton")]
+)
+def test_logits_in_float32_come_from_the_kernel_that_each_gpu_has(tmp_path: Path, device: str, name: str) -> None:
+    logits = find(planned("--device", device, *model(tmp_path, LLAMA)), "logits bfloat16 inputs=64")
+    assert (logits.name, logits.slower) == (name, "")
+    assert "with float32 results" in logits.what
+
+
+def test_a_router_with_a_bias_rounds_its_sums() -> None:
+    """Kernels with float32 results add no bias, so the layers of GPT-OSS do not call them."""
+    facts = find_platforms()["cuda"].loaded.facts
+    table = OpTable("cuda", facts.ops, facts.profiles["sm90"], "float16")
+    for architecture, rounded in (("GptOssForCausalLM", True), ("MixtralForCausalLM", False)):
+        config = native_config(architecture, {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2})
+        assert isinstance(config, DescribesOps)
+        kernels = {each.key.partition(" ")[0]: each for each in op_kernels(table, config.model_ops("float16"), None)}
+        assert "with results rounded" in kernels["router"].what if rounded else "float32" in kernels["router"].what
+        assert "with float32 results" in kernels["logits"].what
+
+
+def test_a_refused_number_of_ranks_leaves_the_ops_unknown(tmp_path: Path) -> None:
+    plan = planned("--device", "cuda:sm90,count=3", *model(tmp_path, LLAMA), "--tp-size", "3")
+    assert "tp_size" in [each.what for each in plan.refusals]
+    assert find(plan, "ops").because.endswith("tp_size does not divide the model")
+
+
+def test_stored_types_have_the_names_of_the_layers(tmp_path: Path) -> None:
+    names = ("language_model.model.layers.0.mlp.up_proj.weight", "vision_tower.patches.weight")
+    save_file({name: torch.zeros(1, dtype=torch.int8) for name in names}, tmp_path / "model.safetensors")
+    facts = planned("--device", "cpu:avx512", *model(tmp_path, LLAMA)).model
+    assert facts is not None
+    part = replace(facts, format="safetensors", text_part_of="LlavaForConditionalGeneration")
+    assert list(stored_model(part).types) == ["model.layers.0.mlp.up_proj.weight"]
+    own = {"transformer.h.0.mlp.dense_h_to_4h.weight": torch.zeros(1)}
+    save_file(own, tmp_path / "model.safetensors")
+    bloom = replace(facts, format="safetensors", architecture="BloomForCausalLM")
+    assert list(stored_model(bloom).types) == ["model.layers.0.mlp.up_proj.weight"]
+
+
+def test_without_a_package_the_slower_path_is_shown_with_its_reason(tmp_path: Path) -> None:
+    plan = planned("--device", "cuda:sm90", *model(tmp_path, LLAMA))
+    bare = DeviceFacts("sm90", 80 << 30, 1, versions={"torch": "2.13"})
+    norm = "rms_norm bfloat16 dim=64"
+    kernels = check_launch(plan.target._replace(device=bare), plan.model, plan.resolved).kernels.kernels
+    found = next(kernel for kernel in kernels if kernel.key == norm)
+    assert (found.name, found.slower) == ("torch (reference)", "triton: the package triton is not installed")
+    assert find(plan, norm).slower == ""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
+    from srv.platform.manifest import EngineContext, ProbeContext
+
+    found = find_platforms()["cpu"].loaded
+    device = found.probe(ProbeContext(60)).device
+    assert device is not None
+    ops = Ops("cpu", found.create(EngineContext(device, 0)).ops)
+    sizes = {"dim": 64, "inputs": 64, "outputs": 64, "head_dim": 64, "rotary_dim": 64}
+    names = {spec.op for spec in found.facts.ops if spec.target}
+    chosen = {op: choose_op([s for s in found.facts.ops if s.target], device, op, OpCall(dtype, sizes)) for op in names}
+    bound = {op: ops.name_of(op, OpArgs(getattr(torch, dtype), sizes)) for op in names}
+    assert bound == {op: choice.spec.name if choice.spec else "" for op, choice in chosen.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        (LLAMA, ()),
+        (QWEN3, ("--dtype", "float32", "--kv-cache-dtype", "float16")),
+        (GEMMA3, ("--attention-backend", "torch_native")),
+        (LLAMA, ("--dtype", "float16")),
+        (QWEN3, ("--torchao-config", "int8dq")),
+        (LLAMA, ("--torchao-config", "int8wo", "--enable-deterministic-inference")),
+        (STABLELM, ()),
+        (BLOOM, ()),
+        (QWEN3_NEXT, ()),
+        (DEEPSEEK, ()),
+        (UNKNOWN, ()),
+    ],
+    ids=[
+        "llama",
+        "qwen3-float32",
+        "gemma3",
+        "llama-float16",
+        "qwen3-int8dq",
+        "llama-int8wo",
+        "stablelm",
+        "bloom",
+        "qwen3-next",
+        "deepseek",
+        "transformers",
+    ],
+)
+def test_an_engine_runs_what_was_planned(tmp_path: Path, config: dict[str, Any], more: Sequence[str]) -> None:
+    arguments = [
+        "--device",
+        "cpu",
+        *model(tmp_path, config),
+        "--max-running-requests",
+        "2",
+        "--max-total-tokens",
+        "256",
+    ]
+    with LocalEngine.launch([*arguments, *more]) as engine:
+        plan, running = engine.context.kernels, engine.ready.kernels
+        assert {kernel.key: kernel.name for kernel in plan.kernels} == running
+        assert plan.differences(running) == {}
+    made = planned(*arguments, *more)
+    assert made.kernels.kernels == plan.kernels
+
+
+def test_the_demo_model_s_quantized_weights_run_as_planned() -> None:
+    with LocalEngine.launch(["--device", "cpu", "--disable-graphs", "--max-total-tokens", "256"]) as engine:
+        plan, running = engine.context.kernels, engine.ready.kernels
+    assert {kernel.key: kernel.name for kernel in plan.kernels} == running
+    assert running["weights"] == "gguf"
+
+
+def test_what_runs_instead_is_a_slow_path_of_its_own(tmp_path: Path) -> None:
+    plan = planned("--device", "cpu:avx512", *model(tmp_path, LLAMA)).kernels
+    running = {kernel.key: kernel.name or "" for kernel in plan.kernels} | {"sampling": "another"}
+    assert plan.slow_paths(running) == {"sampling": "pytorch was planned, and another runs"}
+    shown = {each["key"]: each["running"] for each in plan.to_dicts(running)}
+    assert shown == running
+
+
+def test_steps_that_no_graph_covers_are_counted_by_their_reason(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", *model(tmp_path, LLAMA), "--max-running-requests", "4", "--max-total-tokens", "512"]
+    with LocalEngine.launch([*arguments, "--graph-batch-sizes", "1", "3", "--disable-graph-padding"]) as engine:
+        if not engine.ready.graph_rows:
+            pytest.skip("needs the native kernels, which graphs are made of")
+
+        def slow(rows: int) -> dict[str, int]:
+            before = engine.stats().slow_steps
+            sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+            engine.generate(
+                RequestSpec(id=f"{rows}-{number}", tokens=(5 + rows, 7 + number), params=sampling)
+                for number in range(rows)
+            )
+            return {name: count - before.get(name, 0) for name, count in engine.stats().slow_steps.items()}
+
+        alone, two, four = slow(1), slow(2), slow(4)
+    assert not any(alone.values())
+    assert two["row_count_not_captured"] >= 4
+    assert four["more_rows_than_captured"] >= 4
+    assert {*two, *four} <= set(get_args(SlowReason))
+
+
+def test_slower_paths_are_a_metric_with_their_reasons() -> None:
+    counts = dict.fromkeys(Stats.__struct_fields__, 0)
+    stats = Stats(
+        **{**counts, "steps": 9, "slow_steps": {"more_rows_than_captured": 2}, "hooks_switched_off": {}, "inert": {}}
+    )
+    text = Metrics("m", {"layers": "hidden_act = 'gelu'"}).expose(stats, True).decode()
+    assert 'srv_slow_path_steps_total{path="layers",reason="hidden_act = \'gelu\'"} 9.0' in text
+    assert 'srv_slow_path_steps_total{path="graphs",reason="more_rows_than_captured"} 2.0' in text
+
+
+def test_a_slower_path_is_refused_where_the_fast_one_is_named(tmp_path: Path) -> None:
+    unknown = ["--device", "cpu:avx512", *model(tmp_path, UNKNOWN)]
+    layers = find(planned(*unknown), "layers")
+    assert (layers.name, layers.slower) == ("transformers", "hidden_act = 'gelu' is not implemented natively")
+    assert find(planned(*unknown, "--model-impl", "transformers"), "layers").slower == ""
+    assert refused([*unknown, "--model-impl", "srv"]) == [("unsupported_config", "model_path")]
+    demo = ["--device", "cpu:avx512", "--model-impl", "transformers"]
+    assert find(planned(*demo), "weights").name == "dequantized at load"
+    assert refused([*demo, "--no-dequantize-weights"]) == [("slower_path", "dequantize_weights")]
+    named = ["--device", "cpu:avx512", *model(tmp_path, LLAMA), "--dtype", "float16", "--attention-backend"]
+    assert refused([*named, "native"]) == [("backend_unfit", "attention_backend")]
+    assert find(planned(*named, "torch_native"), "attention decode group=0").slower == ""
+    assert "float16" in find(planned(*named[:-1]), "attention decode group=0").slower
+
+
+def test_a_plan_refuses_an_op_that_nothing_computes_and_says_what_it_does_not_know(tmp_path: Path) -> None:
+    plan = planned("--device", "toy:toy1", *model(tmp_path, LLAMA))
+
+    def with_ops(*ops: OpSpec) -> tuple[Kernel, ...]:
+        manifest = plan.target.manifest
+        changed = replace(manifest, facts=replace(manifest.facts, ops=ops))
+        result = check_launch(plan.target._replace(manifest=changed), plan.model, plan.resolved)
+        rejections.extend(each.what for each in result.refusals)
+        return result.kernels.kernels
+
+    rejections: list[str] = []
+    unknown = [kernel for kernel in with_ops() if kernel.part == "op"]
+    assert [(kernel.name, rejections) for kernel in unknown] == [(None, [])]
+    assert "platform toy does not declare its ops" in unknown[0].because
+    with_ops(*(spec for spec in plan.target.manifest.facts.ops if spec.op != "rotary"))
+    assert rejections == ["rotary in bfloat16, head_dim 32, rotary_dim 32"]
+
+
+def test_the_command_prints_the_plan_within_80_columns_and_without_torch(tmp_path: Path) -> None:
+    script = "import sys; from srv.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    arguments = ["plan", "--device", "npu:a3", *model(tmp_path, LLAMA | {"head_dim": 64}), "--kernels"]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    *lines, loaded = done.stdout.splitlines()
+    assert loaded == "False"
+    assert max(map(len, lines)) <= 80
+    assert "    = torch_npu (npu_rms_norm), because it is the only implementation that" in lines
+    assert "[attention, per kind of layer]" in lines

@@ -1,0 +1,292 @@
+"""`srv plan` and `srv args translate` refuse what a launch refuses before it reads weights, and nothing else.
+
+The command lines are real ones, for any hardware.
+
+A launch on absent hardware would always be refused, so the device's facts are injected, and its own steps run up to the
+weights: resolution, the spec of the engine, the worker's cache groups, and `srv.models.build`, whose layers are made on
+the device "meta" with the ops of the platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from published_models import write_models
+
+from srv.args.command_line import read_translation
+from srv.args.dialects import translate
+from srv.args.statement import UserInput
+from srv.cli.translate import bad_values, launch_refusals
+from srv.dist.group import RankGroup
+from srv.errors import Refusal, startup_failure
+from srv.executor.spec import EngineSpec, engine_spec
+from srv.models.base import torch_dtype
+from srv.models.build import build
+from srv.models.read import read_facts
+from srv.planning.kernel import ATTENTION_SLOTS
+from srv.planning.plan import make_plan
+from srv.planning.pools import cache_specs
+from srv.planning.resolution import LaunchContext, resolve_arguments
+from srv.planning.target import Target, find_target
+from srv.platform.interface import OpImpl
+from srv.platform.layers import missing_traits
+from srv.platform.ops import Ops, implementations
+from srv.platform.registry import find_platforms
+from srv.specs import AttentionLayer, ModelFacts
+from srv.testing.engine import user_input
+from srv.worker.layer_check import LayerCheck
+
+ACCEPTED = ""
+ENGINES = ("sglang", "vllm", "rtp-llm")
+# (device, model, command line, the code of a launch's refusal). The words of another engine begin with its name.
+LINES = [
+    # defaults of every built-in platform, models of every size
+    ("cpu:avx512", "smollm2-135m", "", ACCEPTED),
+    ("cpu:avx2,memory=16GiB", "qwen2.5-0.5b", "--dtype float32", ACCEPTED),
+    ("cpu:neon", "llama-3.2-1b", "--dtype bfloat16", ACCEPTED),
+    ("cpu:amx", "qwen3-4b", "--torchao-config int8dq", ACCEPTED),
+    ("cuda:sm80", "llama-3.1-8b", "", ACCEPTED),
+    ("cuda:sm86", "llama-3.2-1b", "--disable-cuda-graph", ACCEPTED),
+    ("cuda:sm89", "qwen3-4b", "", ACCEPTED),
+    ("cuda:sm90", "llama-3.1-8b", "", ACCEPTED),
+    ("cuda:sm100", "qwen3-32b", "", ACCEPTED),
+    ("cuda:sm120", "mistral-7b", "--kv-cache-dtype int8", ACCEPTED),
+    ("rocm:gfx942", "llama-3.1-70b", "", ACCEPTED),
+    ("rocm:gfx950", "qwen3-32b", "--mem-fraction-static 0.85", ACCEPTED),
+    ("rocm:gfx1100", "granite-3.3-8b", "--max-running-requests 16", ACCEPTED),
+    ("npu:a2", "qwen3-4b", "", ACCEPTED),
+    ("npu:a3", "llama-3.1-8b", "--attention-backend ascend", ACCEPTED),
+    ("npu:a3", "gemma-3-4b", "", None),
+    ("cuda:sm90", "gemma-3-4b", "", None),
+    ("cuda:sm90", "smollm3-3b", "", None),
+    # recipes of SGLang
+    ("cuda:sm90,count=8", "llama-3.1-70b", "sglang --tp 8 --mem-fraction-static 0.85 --cuda-graph-max-bs 64", ACCEPTED),
+    (
+        "cuda:sm90,count=8",
+        "llama-3.1-70b",
+        "sglang --tp-size 4 --schedule-policy lpm --chunked-prefill-size 4096",
+        None,
+    ),
+    ("cuda:sm90,count=8", "llama-3.1-405b", "sglang --tp 8", "pool_too_small"),
+    ("cuda:sm90-141gb,count=8", "llama-3.1-405b", "sglang --tp 8 --quantization fp8", "not_divisible"),
+    ("cuda:sm90,count=8", "qwen3-32b", "sglang --tp 2 --dp-size 4", "planned"),
+    ("cuda:sm90,count=8", "qwen3-32b", "sglang --tp 8 --enable-dp-attention --dp 8", "planned"),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --speculative-algorithm EAGLE --speculative-num-steps 3", "planned"),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --speculative-algorithm NGRAM", None),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --enable-torch-compile --torch-compile-max-bs 8", None),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --disable-radix-cache --schedule-policy lpm", "inert"),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --chunked-prefill-size 8192 --max-prefill-tokens 32768", "inert"),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --chunked-prefill-size -1 --max-prefill-tokens 32768", None),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --attention-backend flashinfer --page-size 16", None),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --attention-backend fa3", None),
+    ("cuda:sm90,count=8", "deepseek-v3", "sglang --tp 8 --trust-remote-code", None),
+    ("cuda:sm100,count=8", "kimi-k2", "sglang --tp 8 --kv-cache-dtype fp8_e4m3", None),
+    ("rocm:gfx942,count=8", "deepseek-v3", "sglang --tp 8 --attention-backend aiter", None),
+    ("npu:a3,count=16", "qwen3-32b", "sglang --tp 16 --attention-backend ascend --device npu", None),
+    ("npu:a2,count=8", "llama-3.1-70b", "sglang --tp 8 --mem-fraction-static 0.8", None),
+    ("cuda:sm90", "qwen3-32b-fp8", "sglang --mem-fraction-static 0.9", ACCEPTED),
+    ("cuda:sm90", "qwen3-32b-fp8", "--quantization fp8", ACCEPTED),
+    ("cpu:avx512", "llama-3.2-1b", "sglang --device cpu --torchao-config int8wo", None),
+    # recipes of vLLM
+    ("cuda:sm90", "llama-3.1-8b", "vllm serve {model} --max-model-len 32768 --gpu-memory-utilization 0.9", None),
+    ("cuda:sm90,count=4", "llama-3.1-70b", "vllm serve {model} --tensor-parallel-size 4", None),
+    ("cuda:sm90,count=8", "llama-3.1-405b", "vllm serve {model} -tp 8 --pipeline-parallel-size 2", "planned"),
+    ("cuda:sm90", "llama-3.1-8b", "vllm serve {model} --enable-prefix-caching --max-num-seqs 128", None),
+    ("cuda:sm90", "llama-3.1-8b", "vllm serve {model} --enforce-eager --dtype half", None),
+    ("cuda:sm90", "llama-3.1-8b-awq", "vllm serve {model} --quantization awq", ACCEPTED),
+    ("cuda:sm90", "llama-3.1-8b-gptq", "vllm serve {model}", ACCEPTED),
+    ("cuda:sm90", "llama-3.1-8b-w8a8", "vllm serve {model} --max-num-batched-tokens 8192", None),
+    ("npu:a2", "llama-3.1-8b-w8a8", "vllm serve {model}", None),
+    ("rocm:gfx1100", "mistral-7b", "vllm serve {model} --kv-cache-dtype fp8", None),
+    ("cpu:avx512", "llama-3.2-1b", "vllm serve {model} --dtype bfloat16 --max-model-len 4096", None),
+    ("cpu:avx2", "llama-3.2-1b", "vllm serve {model} -tp 2", None),
+    # recipes of RTP-LLM
+    ("cuda:sm90", "llama-3.1-8b", "rtp-llm --checkpoint_path {model} --max_seq_len 8192 --reuse_cache 1", None),
+    ("cuda:sm90,count=4", "qwen3-32b", "rtp-llm --checkpoint_path {model} --tp_size 4 --concurrency_limit 64", None),
+    ("cuda:sm90,count=8", "qwen3-32b", "rtp-llm --checkpoint_path {model} --tp_size 8 --dp_size 2", "planned"),
+    ("rocm:gfx942", "qwen3-4b", "rtp-llm --checkpoint_path {model} --seq_size_per_block 16", None),
+    ("cuda:sm80", "llama-3.2-1b", "rtp-llm --checkpoint_path {model} --quantization INT8", None),
+    # what is refused late in a launch
+    ("cpu:avx512", "qwen3-32b-fp8", "", ACCEPTED),
+    ("cpu:avx512", "llama-3.1-8b-awq", "", ACCEPTED),
+    ("cpu:avx512", "llama-3.1-8b-gptq", "--tp-size 2", None),
+    ("cpu:avx512", "llama-3.1-8b-w8a8", "", ACCEPTED),
+    ("cpu:avx512", "llama-3.1-8b-w8a8", "--tp-size 2", "not_divisible"),
+    ("cuda:sm90,count=8", "llama-3.1-8b", "--tp-size 3", "not_divisible"),
+    ("cuda:sm90", "llama-3.1-8b", "--tp-size 2", "too_few_devices"),
+    ("npu:a2", "qwen3-4b", "--dtype float32", None),
+    ("npu:a2", "qwen3-4b", "--torchao-config int8wo", "capability_missing"),
+    ("rocm:gfx942", "llama-3.1-8b", "--dequantize-weights", "inert"),
+    ("cuda:sm90", "llama-3.1-8b", "--disable-hybrid-swa-memory", "inert"),
+    ("cuda:sm90", "gemma-3-4b", "--swa-full-tokens-ratio 0.5", None),
+    ("cuda:sm90", "qwen3-4b", "--model-impl transformers --torchao-config int8wo", "native_layers_only"),
+    ("cuda:sm90", "qwen3-4b", "--model-impl srv", ACCEPTED),
+    ("cuda:sm90", "gemma-2-9b", "--model-impl srv", ACCEPTED),
+    ("cuda:sm90,count=2", "mixtral-8x7b", "--tp-size 2", ACCEPTED),
+    ("cuda:sm90", "mixtral-8x7b", "--torchao-config int8wo", "unsupported_quantization"),
+    ("cpu:avx512", "gpt-oss-20b", "", None),
+]
+OF_TRANSFORMERS = [  # a plan asks for each of them in a process of its own
+    ("cpu:avx512", "gemma-2-9b", "", ACCEPTED),
+    ("npu:a3", "mixtral-8x7b", "", None),
+    ("cuda:sm90", "qwen2-vl-7b", "", ACCEPTED),  # its text part
+]
+
+
+class ReachedWeightsError(Exception):
+    """A launch that would now read weights."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    write_models(root)
+    return root
+
+
+find = cache(find_target)
+
+
+def given(models: Path, device: str, model: str, line: str) -> UserInput:
+    """The user's input: a device and a model without weights, with the words of this or of another engine."""
+    engine, _, rest = line.partition(" ")
+    folder = models / model
+    if engine not in ENGINES:
+        return user_input(["--device", device, "--model-path", str(folder), "--load-format", "dummy", *line.split()])
+    words = rest.replace("{model}", str(folder)).split()
+    statements, rejections = read_translation(translate(engine, words, lambda text: find(device).device.memory_bytes))
+    kept = tuple(each for each in statements if each.argument not in ("device", "model_path"))
+    ours = user_input(["--device", device, "--model-path", str(folder), "--load-format", "dummy"])
+    return UserInput((*ours.statements, *kept), tuple(rejections))
+
+
+def translated_codes(models: Path, device: str, model: str, line: str) -> set[str]:
+    """The codes of what `srv args translate` refuses; it reads the model's path and the format from the words alone."""
+    engine, _, rest = line.partition(" ")
+    words = rest.replace("{model}", str(models / model)).split()
+    if engine == "sglang":
+        words += ["--model-path", str(models / model)]
+    words += [] if engine == "rtp-llm" else ["--load-format", "dummy"]
+    translation = translate(engine, words, lambda text: find(device).device.memory_bytes)
+    found = (*translation.rejections, *bad_values(translation), *launch_refusals(translation, device))
+    return {each.code for each in found} - ({"format_not_there"} if engine == "rtp-llm" else set())
+
+
+def plan_codes(user: UserInput) -> set[str]:
+    """The codes of a plan's refusals; one of the estimated memory is not known before weights are loaded."""
+    try:
+        plan = make_plan(user, find)
+    except Refusal as refusal:
+        return {each.code for each in refusal.rejections}
+    return {each.code for each in plan.refusals}
+
+
+def launch_codes(user: UserInput, target: Target) -> set[str]:
+    """The codes of the refusals of a launch's own steps, none of which asks `srv.planning.launchable`."""
+    if user.rejections:
+        return {each.code for each in user.rejections}
+    try:
+        facts = read_facts(Path(user.value("model_path")))
+        resolved = resolve_arguments(user, target, facts)
+        context = LaunchContext(target.manifest, target.device, facts, resolved, target.reason, ())
+        spec = engine_spec(context, "", "")
+        cache_specs(resolved.config, facts)
+        build_up_to_weights(context, spec)
+    except ReachedWeightsError:
+        return set()
+    except Refusal as refusal:
+        return {each.code for each in refusal.rejections}
+    except Exception as error:  # noqa: BLE001 - what an engine process reports
+        lines, status = startup_failure(error)
+        assert status == 2, lines
+        return {line.rpartition("[")[2].rstrip("]") for line in lines}
+    raise AssertionError("weights were read")
+
+
+def build_up_to_weights(context: LaunchContext, spec: EngineSpec) -> None:
+    config = context.resolved.config
+    ranks = config.parallel.tp_size
+    build(
+        context.model,
+        ops=Ops(context.platform, ops_of(context.platform)),
+        device=torch.device("meta"),
+        dtype=torch_dtype(config.model.dtype),
+        model_impl=config.model.model_impl,
+        load_format=config.model.load_format,
+        dequantize=config.weights.dequantize_weights,
+        quantization=config.weights.quantization,
+        online_quantization=config.weights.torchao_config,
+        group=RankGroup(rank=ranks - 1, size=ranks, directory="/nowhere"),
+        check_layers=partial(check_layers, context.model, spec),
+    )
+
+
+def check_layers(facts: ModelFacts, spec: EngineSpec, layers: Sequence[AttentionLayer]) -> None:
+    """The worker's question to its attention backends, which answer by what their specs declare."""
+    offered = find_platforms()[spec.platform].loaded.facts.backends["attention"]
+    for slot in ATTENTION_SLOTS:
+        name = spec.backends[slot][0]
+        traits = next(each.traits for each in offered if each.name == name)
+        backend: Any = SimpleNamespace(supports=partial(missing_traits, traits))
+        LayerCheck(spec.platform, facts).require(layers, slot, name, [backend] * len(facts.cache_groups))
+    raise ReachedWeightsError
+
+
+@cache
+def ops_of(platform: str) -> tuple[OpImpl, ...]:
+    """The ops that a platform has on its hardware, which it lists without it."""
+    if platform == "cpu":
+        from srv_cpu.ops import OPS
+
+        return tuple(OPS)
+    facts = find_platforms()[platform].loaded.facts
+    device = next(iter(facts.profiles.values()))
+    if platform == "npu":
+        from srv_npu.ops import Operators
+        from srv_npu.ops import implementations as npu_implementations
+
+        return npu_implementations(Operators(_no_sdk), device)
+    # A layer imports the functions that it binds; those of GPUs need Triton, which may not be installed.
+    return tuple(replace(each, target=_no_sdk) for each in implementations(facts.ops, device))
+
+
+def _no_sdk() -> Any:
+    raise AssertionError("nothing is computed")
+
+
+def compare(models: Path, lines: Sequence[tuple[str, str, str, str | None]]) -> list[str]:
+    wrong: list[str] = []
+    for device, model, line, expected in lines:
+        user = given(models, device, model, line)
+        planned, launched = plan_codes(user), launch_codes(user, find(device))
+        case = f"{device} {model} {line}"
+        if line.startswith(ENGINES):
+            translated = translated_codes(models, device, model, line)
+            if not (launched <= translated) or bool(translated) != bool(launched):
+                wrong.append(f"{case}: translate {sorted(translated)}, launch {sorted(launched)}")
+        estimated = planned == {"pool_too_small"}  # a launch measures the memory once weights are loaded
+        if not (launched <= planned) or (bool(planned) != bool(launched) and not estimated):
+            wrong.append(f"{case}: plan {sorted(planned)}, launch {sorted(launched)}")
+        if (expected is not None and (expected in planned) != bool(expected)) or (expected == ACCEPTED and planned):
+            wrong.append(f"{case}: plan {sorted(planned)}, not {expected or 'accepted'}")
+    return wrong
+
+
+def test_plan_translate_and_launch_have_one_verdict(models: Path) -> None:
+    assert len(LINES) >= 60
+    assert {name for name, found in find_platforms().items() if found.distribution == "srv"} - {"xpu"} <= {
+        device.partition(":")[0] for device, _, _, _ in LINES
+    }
+    assert compare(models, LINES) == []
+
+
+@pytest.mark.slow
+def test_plan_and_launch_have_one_verdict_on_models_of_transformers(models: Path) -> None:
+    assert compare(models, OF_TRANSFORMERS) == []

@@ -1,0 +1,172 @@
+"""What `srv plan` says of a model's sizes from its configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sizes_expected import SIZES
+from sizes_published import CONFIGS
+
+from srv.args.config import make_config
+from srv.cli.main import main
+from srv.errors import Refusal
+from srv.models.read import read_facts
+from srv.models.sizes.registry import FAMILIES
+from srv.planning.budget import weight_bytes
+from srv.planning.sizes import size_lines
+from srv.specs import ModelFacts, Recurrent
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+RIDDLE = {
+    "architectures": ["RiddleForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 96, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def folder(path: Path, **config: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def facts(path: Path, name: str, **further: Any) -> ModelFacts:
+    architecture, fields = CONFIGS[name]
+    kind = FAMILIES[architecture].model_type
+    own = {"architectures": [architecture], "model_type": kind, "torch_dtype": "bfloat16", **fields, **further}
+    return read_facts(folder(path, **own))
+
+
+@pytest.mark.parametrize("name", ["Mixtral-8x7B", "Kimi-K2", "falcon-7b", "Jamba-v0.1"])
+def test_facts_of_a_configuration_have_the_sizes_of_its_checkpoint(name: str, tmp_path: Path) -> None:
+    found, expected = facts(tmp_path, name), SIZES[name]
+    assert (found.parameters, found.active_parameters) == (expected.parameters, expected.active)
+    assert (found.weight_bytes, found.unknown_sizes) == (2 * expected.parameters + 2 * buffers(name), None)
+    paged = [group for group in found.cache_groups if not isinstance(group, Recurrent)]
+    assert sum(group.bytes_per_token("bfloat16") for group in paged) == expected.token_bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "part_of", "name"),
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration", "gemma-3-4b"),
+        ("qwen2_vl", "Qwen2VLForConditionalGeneration", "Qwen2.5-7B"),
+    ],
+)
+def test_the_text_part_of_a_vision_model_counts_alone(kind: str, part_of: str, name: str, tmp_path: Path) -> None:
+    """Qwen2-VL has a language model of these sizes."""
+    fields = {"text_config": CONFIGS[name][1], "vision_config": {}, "torch_dtype": "bfloat16"}
+    found = read_facts(folder(tmp_path, architectures=[part_of], model_type=kind, **fields))
+    parameters = SIZES[name].parameters
+    assert (found.text_part_of, found.parameters, found.weight_bytes) == (part_of, parameters, 2 * parameters)
+
+
+def test_a_model_without_attention_has_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, expected = facts(tmp_path, "Mamba-Codestral-7B"), SIZES["Mamba-Codestral-7B"]
+    assert found.parameters == expected.parameters
+    (states,) = found.cache_groups
+    assert isinstance(states, Recurrent)
+    assert states.bytes_per_slot() == expected.request_bytes
+    assert main(["plan", "--device", "cpu", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
+    assert "is recurrent, which no attention backend" in capsys.readouterr().err
+
+
+def buffers(name: str) -> int:
+    """The corrections of Kimi-K2's routers are stored, and are no parameters."""
+    return 60 * 384 if name == "Kimi-K2" else 0
+
+
+def test_a_quantized_configuration_counts_as_its_checkpoint_stores_it(tmp_path: Path) -> None:
+    model = facts(tmp_path, "Qwen3-32B", quantization_config=FP8)
+    assert model.parameters == 32_762_123_264
+    linear = model.stored_types["float8_e4m3fn"]
+    assert linear == 64 * (5120 * 128 * (2 * 64 + 2 * 8) + 3 * 5120 * 25600)
+    scales = linear // (128 * 128)
+    assert model.weight_bytes == linear + 4 * scales + 2 * (model.parameters - linear)
+
+
+def test_a_form_that_layers_do_not_support_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    scheme = {
+        "format": "nvfp4-pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    facts(tmp_path, "Qwen3-32B", quantization_config={"quant_method": "compressed-tensors", "ignore": [], **scheme})
+    assert main(["plan", "--device", "cuda:sm90", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
+    shown = capsys.readouterr()
+    assert "in this form: its format is nvfp4-pack-quantized, not int-quantized" in shown.err
+    assert "[memory budget]" in shown.out
+
+
+def test_no_size_is_claimed_of_an_unknown_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = read_facts(folder(tmp_path, **RIDDLE))
+    assert (model.parameters, model.weight_bytes) == (None, 0)
+    assert main(["plan", "--device", "cuda:sm90", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
+    shown = capsys.readouterr().out
+    answer = "RiddleForCausalLM is an unknown architecture: no size is claimed; download the weights"
+    assert f"parameters: {answer}" in shown
+    assert f"[memory budget]\nunknown: {answer}" in shown
+    assert "per token" not in shown.partition("[model]")[0]
+
+
+def test_stored_elements_count_if_neither_method_nor_architecture_is_known(tmp_path: Path) -> None:
+    config = {**RIDDLE, "quantization_config": {"quant_method": "awq"}}
+    tensors = {"a.qweight": torch.zeros(8, 4, dtype=torch.int32), "norm.weight": torch.zeros(16, dtype=torch.bfloat16)}
+    save_file(tensors, folder(tmp_path, **config) / "model.safetensors")
+    model = read_facts(tmp_path)
+    assert (model.parameters, model.weight_bytes, model.unknown_sizes) == (48, 160, None)
+    arguments = ["--device", "cpu", "--model-path", str(tmp_path), "--torchao-config", "int8wo"]
+    assert main(["plan", *arguments]) == 2
+
+
+def test_a_budget_of_unknown_sizes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="RiddleForCausalLM is an unknown architecture: no size is claimed"):
+        weight_bytes(make_config({"dtype": "bfloat16"}), read_facts(folder(tmp_path, **RIDDLE)))
+
+
+def test_a_plan_shows_parameters_weights_and_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts(tmp_path, "Qwen3-30B-A3B", max_position_embeddings=40960)
+    plan = ["plan", "--device", "cuda:sm90", "--model-path", str(tmp_path), "--load-format", "dummy"]
+    assert main(plan) == 0
+    shown = capsys.readouterr().out
+    assert "parameters: 30,532,122,624, of which 3,353,032,704 compute one token" in shown
+    assert "weights: 56.87 GiB in bfloat16, from the configuration alone" in shown
+    assert "cache: 98,304 bytes per token: 48 layers of attention in bfloat16" in shown
+    assert "layers: native layers" in shown
+    assert main([*plan, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sizes"] == {
+        "parameters": 30_532_122_624,
+        "active_parameters": 3_353_032_704,
+        "weight_bytes": 61_064_245_248,
+        "cache_bytes_per_token": 98_304,
+        "layers": "native layers",
+        "unknown": None,
+    }
+
+
+def test_lines_of_latent_attention_windows_and_states(tmp_path: Path) -> None:
+    def lines(name: str, planned: str | None) -> list[str]:
+        model = facts(tmp_path, name, max_position_embeddings=131072)
+        found = size_lines(model, "bfloat16", planned)
+        return [sentence for quantity, sentence in found if quantity in ("cache", "layers")]
+
+    none = "none: srv knows the sizes of this architecture, but of no layers that run it"
+    assert lines("DeepSeek-V3", "transformers") == [
+        "70,272 bytes per token: 61 layers of latent attention, 512 + 64 numbers in bfloat16",
+        none,
+    ]
+    assert lines("gemma-3-1b", "native layers") == [
+        "4,096 bytes per token: 4 layers of attention in bfloat16",
+        "22,528 bytes per token, for the last 512 of a request: 22 layers of attention in bfloat16",
+        "native layers",
+    ]
+    assert lines("Jamba-v0.1", None) == [
+        "16,384 bytes per token: 4 layers of attention in bfloat16",
+        "16,515,072 bytes per request: 28 layers with recurrent states",
+        none,
+    ]
