@@ -20,7 +20,6 @@ from srv.args.cli import add_arguments
 from srv.args.sources import gather
 from srv.args.statement import UserInput
 from srv.engine.build import Engine, build, choose_executor
-from srv.engine.loop import EngineLoop
 from srv.errors import EngineDead, IntegrityError
 from srv.executor.protocol import Allocation, Executor
 from srv.executor.spec import EngineSpec, engine_spec
@@ -56,8 +55,8 @@ class LocalEngine:
         self.context = context
         self._channel = InProcessChannel()
         self._engine: Engine = build(self.spec(), self.make_executor, self.late_inputs())
-        self.ready, scheduler, executor = self._engine.ready, self._engine.scheduler, self._engine.executor
-        self.loop = EngineLoop(scheduler, executor, self._channel, self._engine.depth, self._engine.late)
+        self.ready = self._engine.ready
+        self.loop = self._engine.loop(self._channel)
         self.results: dict[str, GenerationResult] = {}
         self._stats: Stats | None = None
 
@@ -71,7 +70,7 @@ class LocalEngine:
         return engine_spec(self.context, "", "")
 
     def late_inputs(self) -> LateInputMaker | None:
-        """What makes late inputs. Tests override it: no argument configures it yet."""
+        """What makes late inputs, instead of the requests' grammars. Tests override it."""
         return None
 
     def make_executor(self, spec: EngineSpec) -> Executor:

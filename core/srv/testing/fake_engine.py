@@ -11,12 +11,16 @@ import asyncio
 import codecs
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from srv.commands import Answer
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import (
     Abort,
+    Control,
+    Controlled,
     Drain,
     Drained,
     Finish,
@@ -26,15 +30,23 @@ from srv.io.messages import (
     GetStats,
     Output,
     Outputs,
+    Pause,
+    Paused,
     Stats,
     ToEngine,
 )
-from srv.server.text.processor import TextDelta
-from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec, TokenLogprob
+from srv.io.step_tokens import BOUNDS
+from srv.server.text.detokenize import IncrementalDetokenizer
+from srv.server.text.processor import Detokenizer, EncodedPair, SpecialTokenAffixes, TextDelta
+from srv.server.text.stop_regex import StopRegex
+from srv.server.text.tokenizers.codec import ByteCodec
+from srv.types import FinishReason, PooledOutput, Pooling, PoolingParams, RequestSpec, TokenLogprob, Vocabulary
 
 BOS, EOS, SPECIAL_TOKENS = 256, 257, 4
 PAGE_SIZE, PAGES = 16, 1000
 HIDDEN = 4  # elements of an embedding
+LABELS = 2  # of its classification head
+PEAK_BYTES = 3000  # what its steps have needed at most
 DEFAULT_OUTPUT = b"The quick brown fox jumps over the lazy dog. "
 
 Script = Callable[[RequestSpec], Sequence[int]]
@@ -58,7 +70,7 @@ class FakeEngine:
     """`script` chooses the tokens of a request; while `hold` is set, requests wait without output.
 
     `step_seconds`: pause between steps. `tokens_per_step`: tokens per Output. `request_error`: if set, the
-    (code, message) with which every request ends. `received`: all messages received.
+    (code, message) with which every request ends. `inert`: what it reports as inert. `received`: all messages received.
     """
 
     script: Script = echo_forever
@@ -67,6 +79,7 @@ class FakeEngine:
     hold: bool = False
     cached_tokens: int = 0
     request_error: tuple[str, str] | None = None
+    inert: dict[str, str] = field(default_factory=dict)
     received: list[ToEngine] = field(default_factory=list)
     running: dict[str, _Running] = field(default_factory=dict)
     _outbox: asyncio.Queue[FromEngine | EngineDead] = field(default_factory=asyncio.Queue)
@@ -94,6 +107,11 @@ class FakeEngine:
                 self._outbox.put_nowait(Flushed(call, not self.running, "requests are running" if self.running else ""))
             case GetStats(call):
                 self._outbox.put_nowait(self.stats(call))
+            case Control(call):
+                self._outbox.put_nowait(Controlled(call, [Answer(peak_bytes=PEAK_BYTES)]))
+            case Pause(call, paused):
+                self.hold = paused
+                self._outbox.put_nowait(Paused(call, paused))
             case Drain(seconds):
                 asyncio.get_running_loop().call_later(seconds, self._drained)
 
@@ -145,14 +163,16 @@ class FakeEngine:
         before = running.script[running.generated - len(tokens) - 1 : running.generated - 1]
         computed = [*prompt, *tokens[:-1]] if first else before  # the last token is an input of the next step
         scored = prompt[max(1, params.prompt_logprobs_start) :]
-        send_prompt_logprobs = first and params.prompt_logprobs is not None
+        send_prompt_logprobs, listed = first and params.prompt_logprobs is not None, params.logprob_token_ids
         return Output(
             request,
             tokens,
             finish,
             stop_token,
-            [fake_logprob(token, params.logprobs) for token in tokens] if params.logprobs is not None else None,
-            [fake_logprob(token, params.prompt_logprobs or 0) for token in scored] if send_prompt_logprobs else None,
+            [fake_logprob(token, params.logprobs, listed) for token in tokens] if params.logprobs is not None else None,
+            [fake_logprob(token, params.prompt_logprobs or 0, listed) for token in scored]
+            if send_prompt_logprobs
+            else None,
             self.cached_tokens,
             vectors=fake_hidden_states(computed) if params.hidden_states else None,
         )
@@ -184,11 +204,21 @@ class FakeEngine:
             retractions=0,
             finished=self._counts["done"],
             aborted=self._counts["aborted"],
+            inert=self.inert,
+            step_tokens=[self._counts["generated"], *[0] * len(BOUNDS)],
+            computed_tokens=self._counts["generated"],
         )
 
 
 def fake_vector(tokens: Sequence[int], params: PoolingParams) -> bytes:
-    """A predictable embedding of HIDDEN elements: the sum of the tokens (mean) or the last one, plus 0, 1, ..."""
+    """A predictable embedding of HIDDEN elements: the sum of the tokens (mean) or the last one, plus 0, 1, ...
+
+    The logit of a label is a hundredth of the number of tokens, plus its number; that of a token is its id.
+    """
+    if params.output is PooledOutput.LABELS:
+        return struct.pack(f"<{LABELS}f", *(len(tokens) / 100 + label for label in range(LABELS)))
+    if params.output is PooledOutput.TOKENS:
+        return struct.pack(f"<{len(params.tokens)}f", *map(float, params.tokens))
     first = sum(tokens) if params.pooling is Pooling.MEAN else tokens[-1]
     elements = [float(first + index) for index in range(HIDDEN)][: params.dimensions]
     length = math.hypot(*elements) if params.normalize else 1.0
@@ -201,11 +231,11 @@ def fake_hidden_states(tokens: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(elements)}f", *elements)
 
 
-def fake_logprob(token: int, top: int) -> TokenLogprob:
+def fake_logprob(token: int, top: int, listed: Sequence[int] = ()) -> TokenLogprob:
     """A predictable log-probability: -token / 1000. Each alternative is 0.5 lower than the one before it."""
     best = -token / 1000
     others = tuple(((token + index) % 256, best - index / 2) for index in range(top))
-    return TokenLogprob(token, best if token != EOS else -math.inf, 1, others)
+    return TokenLogprob(token, best if token != EOS else -math.inf, 1, others, tuple(-one / 1000 for one in listed))
 
 
 class ByteTokenizer:
@@ -215,30 +245,58 @@ class ByteTokenizer:
     """
 
     vocab_size = 256 + SPECIAL_TOKENS
+    has_tokenizer = True
     has_chat_template = True
+    templates = ("{{ messages }}",)
 
     def __init__(self, adds_bos: bool = False) -> None:
         self._adds_bos = adds_bos
+        self.affixes = SpecialTokenAffixes((BOS,) if adds_bos else ())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * (self._adds_bos and add_special_tokens) + list(text.encode())
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], keep: int | None = None) -> list[EncodedPair]:
+        """The first text, EOS, and the second one, whose tokens have type 1."""
+        joined = [
+            EncodedPair([*first.encode(), EOS, *second.encode()], len(first.encode()) + 1) for first, second in pairs
+        ]
+        return [each._replace(tokens=each.tokens[:keep]) for each in joined]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = [self.token_bytes(token) for token in ids if token < 256 or not skip_special_tokens]
         return b"".join(shown).decode(errors="replace")
 
     def apply_chat_template(
-        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True, **extra: object
+        self,
+        messages: list[dict[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        if "fail" in extra:
+        if "fail" in variables:
             raise RequestError("the chat template refuses this conversation", code="chat_template_error")
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-        return "".join(lines) + str(extra.get("preamble", "")) + ("assistant: " if add_generation_prompt else "")
+        return "".join(lines) + str(variables.get("preamble", "")) + ("assistant: " if add_generation_prompt else "")
 
     def detokenizer(
-        self, prompt_ids: Sequence[int], stop: Sequence[str], skip_special_tokens: bool, include_stop: bool
-    ) -> ByteDetokenizer:
-        return ByteDetokenizer(self, stop, skip_special_tokens, include_stop)
+        self,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str],
+        skip_special_tokens: bool,
+        include_stop: bool,
+        keep: tuple[str, ...] = (),
+        regex: StopRegex | None = None,
+    ) -> Detokenizer:
+        if regex is not None:
+            special = frozenset(range(256, self.vocab_size))
+            codec = ByteCodec(self.token_bytes, self.vocab_size, special, strip_space=False)
+            stream = codec.stream(prompt_ids, skip_special_tokens)
+            return IncrementalDetokenizer(stream, stop, include_stop, regex)
+        return ByteDetokenizer(self, stop, skip_special_tokens, include_stop, keep)
 
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")
@@ -246,12 +304,28 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b"<%d>" % token
 
+    def vocabulary(self) -> Vocabulary:
+        tokens = [self.token_bytes(token) for token in range(self.vocab_size)]
+        return Vocabulary(b"".join(tokens), list(map(len, tokens)), list(range(256, self.vocab_size)))
+
+    def close(self) -> None:
+        pass
+
 
 class ByteDetokenizer:
     """Decodes the whole output on every call: slow, but simple enough to be obviously correct."""
 
-    def __init__(self, text: ByteTokenizer, stop: Sequence[str], skip_special_tokens: bool, include_stop: bool) -> None:
-        self._text, self._stop, self._skip, self._include = text, stop, skip_special_tokens, include_stop
+    def __init__(
+        self,
+        text: ByteTokenizer,
+        stop: Sequence[str],
+        skip_special_tokens: bool,
+        include_stop: bool,
+        keep: tuple[str, ...] = (),
+    ) -> None:
+        self._text, self._stop, self._include = text, stop, include_stop
+        special = range(256, text.vocab_size) if skip_special_tokens else ()
+        self._hidden = {token for token in special if text.token_text(token) not in keep}
         self._tokens: list[int] = []
         self._sent = 0
 
@@ -272,7 +346,7 @@ class ByteDetokenizer:
         return TextDelta(self._unsent(text), None, next(fitting))
 
     def _decode(self, count: int, final: bool) -> str:
-        shown = (self._text.token_bytes(token) for token in self._tokens[:count] if token < 256 or not self._skip)
+        shown = (self._text.token_bytes(token) for token in self._tokens[:count] if token not in self._hidden)
         return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(shown), final)
 
     def _stop_prefix_length(self, text: str) -> int:

@@ -2,8 +2,9 @@
 
 Owns a simulated KV pool, in which the cell of a position contains a checksum of all tokens up to that position. The
 next token is derived from that cell, so a page that was wrongly shared, freed or overwritten changes the generated
-tokens. Of the drafts of a row, a number that looks random is right; the others leave cells that no token has. A plan
-that violates a rule raises AssertionError immediately. Steps run when they are submitted.
+tokens. With `snapshots`, each slot also has a state, that cell, as recurrent layers have. Of the drafts of a row, a
+number that looks random is right; the others leave cells that no token has. A plan that violates a rule raises
+AssertionError immediately. Steps run when they are submitted.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class _Slot:
 class FakeExecutor:
     """`groups`: the pages of each cache group; sampled tokens are below `vocab_size`.
 
+    `snapshots`: the slots for copies of states; None: there are no states.
     `row_error(step, slot)` and `step_error(step)` return True to inject a failure. A failed step applies only its
     `ends`.
     """
@@ -59,7 +61,10 @@ class FakeExecutor:
         vocab_size: int = 50,
         row_error: Callable[[int, int], bool] = lambda step, slot: False,
         step_error: Callable[[int], bool] = lambda step: False,
+        snapshots: int | None = None,
     ) -> None:
+        self._snapshots = snapshots
+        self._states: dict[int, int] = {}  # of running requests by their slot, and of snapshots by -slot
         self.groups = tuple(groups)
         self.vocab_size = vocab_size
         self.row_error = row_error
@@ -86,6 +91,7 @@ class FakeExecutor:
         for start in plan.starts:
             tables: tuple[list[int], ...] = tuple([] for _ in self._kv)
             self._slots[start.slot] = _Slot(start, list(start.tokens), kv_cells_of(start.tokens), tables)
+            self._states[start.slot] = self._states[-start.restored] if start.restored else 0
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows"
         if plan.late:
             self._waiting = plan, future
@@ -120,10 +126,20 @@ class FakeExecutor:
         self._write(slot, begin, end)
         tokens = self._sample(slot, row, end) if row.sample else ()
         slot.computed = end + max(0, len(tokens) - 1)
+        if self._snapshots is not None:
+            self._update_state(slot, row, begin, end)
         params = slot.start.request.params
         wanted = isinstance(params, SamplingParams) and params.logprobs is not None
         logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in tokens) if wanted else None
         return RowResult(row.slot, tokens, logprobs, self._scores(slot, row), self._vectors(slot, row))
+
+    def _update_state(self, slot: _Slot, row: Row, begin: int, end: int) -> None:
+        expected = slot.cells[begin - 1] if begin else 0
+        assert self._states[row.slot] == expected, f"the state is not that of the {begin} tokens before the row"
+        assert not row.drafts, "a row with drafts changes the state by tokens that may be rejected"
+        self._states[row.slot] = slot.cells[end - 1]
+        if row.saved:
+            self._states[-row.saved] = slot.cells[end - 1]
 
     def _begin(self, slot: _Slot, row: Row) -> int:
         """Where the row begins: the plan knows only a bound while drafts of earlier rows are not applied."""
@@ -206,7 +222,7 @@ class FakeExecutor:
         return tuple(TokenLogprob(slot.tokens[p + 1], -float(p + 1), 1) for p in range(end - row.score, last))
 
     def _vectors(self, slot: _Slot, row: Row) -> bytes | None:
-        """One element per cell, as `expected_vectors` gives them; a mean is the sum of the pooled cells."""
+        """One element per cell, as `expected_vectors` gives them; whatever pools several is their sum."""
         if not row.vectors:
             return None
         end, request = row.computed + row.scheduled, slot.start.request
@@ -216,7 +232,7 @@ class FakeExecutor:
         slot.pooled += cells
         if end < len(request.tokens):
             return None
-        assert len(slot.pooled) == (len(request.tokens) if request.params.pooling is Pooling.MEAN else 1)
+        assert len(slot.pooled) == (1 if request.params.pooling is Pooling.LAST else len(request.tokens))
         return expected_vectors([sum(slot.pooled)])
 
 

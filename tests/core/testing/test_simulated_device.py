@@ -18,6 +18,7 @@ def make(name="sim", kind=SimulatedAccelerator, **options):
 """
 
 
+@pytest.mark.slow
 def test_the_simulated_device_passes_its_tests() -> None:
     outcome = run("--timeout=120", TESTS, environment={"SRV_SIMULATED_DEVICE_TESTS": "1"})
     assert outcome.passed, outcome.end
@@ -55,3 +56,22 @@ torch.ops.sim.double(torch.ones(1, device="meta"))
     text = python(code)
     assert text.startswith("sim:0 [2.0, 2.0] [2.0]\n")
     assert "NotImplementedError" in text
+
+
+def test_a_process_uses_the_one_of_several_devices_that_it_selects() -> None:
+    text = python(
+        "sim = make(devices=3)\n"
+        "sim.set_device('sim:2')\n"
+        "ones = torch.ones(2, 3, dtype=torch.bfloat16)\n"
+        "x = ones.to('sim:2') @ torch.ones(3, 2, dtype=torch.bfloat16, device='sim')\n"
+        "print(sim.device_count(), sim.current_device(), x.device, x.t()[0].device, x.tolist())\n"
+        "for asked in (0, 3):\n"
+        "    try: sim.set_device(asked)\n"
+        "    except RuntimeError as error: print(error)\n"
+        "torch.empty(1, device='sim:1')\n"
+    )
+    lines = text.splitlines()
+    assert lines[0] == "3 2 sim:2 sim:2 [[3.0, 3.0], [3.0, 3.0]]"
+    assert lines[1] == "sim:0 was asked for, but this process has used sim:2: it simulates one device"
+    assert lines[2] == "invalid device ordinal: sim:3 was asked for, but there are 3"
+    assert lines[-1].endswith("sim:1 was asked for, but this process has one device, sim:2")

@@ -56,6 +56,7 @@ TRIED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "engine_start_timeout_seconds": ("170",),
         "graph_max_batch_size": ("4", "8"),
         "graph_batch_sizes": ("1,2,4",),
+        "torch_compile_max_bs": ("2",),
     }
 )
 FIXED_ARGUMENTS = (
@@ -67,6 +68,8 @@ FIXED_ARGUMENTS = (
     "host",
     "port",
 )  # set in every launch
+# The last one would delete the model that the next launch needs.
+NOT_TRIED = (*FIXED_ARGUMENTS, "delete_ckpt_after_loading")
 
 
 def serves(kit: Kit) -> str:
@@ -149,7 +152,7 @@ def _accepted(kit: Kit, facts: ModelFacts) -> list[UserStatement]:
     """Values that the plugin accepts one at a time for the small model on this device, a few per argument."""
     found: list[UserStatement] = []
     for argument in ARGUMENTS.values():
-        if argument.status == "implemented" and argument.name not in FIXED_ARGUMENTS:
+        if argument.status == "implemented" and argument.name not in NOT_TRIED:
             accepted = [each for each in _candidates(argument, kit) if _accepts(kit, facts, [each])]
             found += accepted[:MAX_VALUES]
     return found
@@ -284,7 +287,7 @@ def _declared(kit: Kit, statuses: Sequence[str]) -> list[UserStatement]:
     found: list[UserStatement] = []
     for name, support in _support(kit).items():
         argument = ARGUMENTS[name]
-        if argument.status != "implemented" or name in FIXED_ARGUMENTS:
+        if argument.status != "implemented" or name in NOT_TRIED:
             continue
         for statement in _candidates(argument, kit):
             verdict = support_of_value(argument, statement.value, support)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.setups import (
+    BOTH,
     DTYPES,
     HEAD_DIMS,
     MAX_HEAD_SIZES,
@@ -23,19 +26,33 @@ from srv.testing.conformance.setups import (
 )
 
 _WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
+LAYERS = 12  # so many that layers which share buffers by their number modulo 11 or less are found
+LONG_ROW = 300  # tokens; kernels divide the keys of such a row into parts
+_SPARE_PAGES = 8  # for the other row, and for output
 SOFT_CAP = 3.0  # low, so that it changes the result visibly
 
 
 def placement(kit: Kit) -> str:
     """The result has the shape, dtype and device of q."""
+    return run_each(select_setups(kit), lambda setup: _forward_once(Bench(kit, setup)))
 
-    def check(setup: Setup) -> None:
-        bench = Bench(kit, setup)
-        rows = [(bench.sequence(), 1)]
-        metadata = bench.backend.plan(bench.batch(rows))
-        bench.forward(bench.layers[0], *bench.inputs(1), metadata)
 
-    return _run_each(select_setups(kit), check)
+def inputs(kit: Kit) -> str:
+    """`forward` leaves q, k and v as they are."""
+    return run_each(select_setups(kit), lambda setup: _forward_once(Bench(kit, setup), unchanged=True))
+
+
+def _forward_once(bench: Bench, unchanged: bool = False) -> None:
+    """One layer of a step of the bench's own backend; `unchanged`: Fault if it changes its arguments."""
+    count = 1 if bench.setup.role == "decode" else 2
+    metadata = bench.own.plan(bench.batch([(bench.sequence(), count)]))
+    given = [part.to(bench.kit.device, copy=True) for part in bench.inputs(count)]
+    before = [part.to("cpu", copy=True) for part in given]
+    q, k, v = given
+    bench.check_result(bench.own.forward(bench.layers[0], q, k, v, metadata), q)
+    for name, part, old in zip("qkv", given, before, strict=True):
+        if unchanged and not torch.equal(part.to("cpu"), old):
+            raise Fault(f"{bench.setup}: forward changed {name} in place")
 
 
 def single_page(kit: Kit) -> str:
@@ -43,49 +60,65 @@ def single_page(kit: Kit) -> str:
 
     def check(setup: Setup) -> None:
         bench = Bench(kit, setup)
-        lengths = sorted({1, 2, max(1, setup.layout.page_size - 2)})
+        size = setup.layout.page_size
+        lengths = sorted({1, min(2, size), max(1, size - 2)})
         rows = [bench.sequence() for _ in lengths]
         bench.step(list(zip(rows, lengths, strict=True)), "prompts within one page")
-        short = [row for row in rows if row.length < setup.layout.page_size]
-        bench.step([(row, 1) for row in short], "output within one page")
+        short = [row for row in rows if row.length < size]
+        if short:
+            bench.step([(row, 1) for row in short], "output within one page")
 
-    return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
 def several_pages(kit: Kit) -> str:
     """Rows of several pages, anywhere in the pool."""
 
     def check(setup: Setup) -> None:
-        bench, size = Bench(kit, setup), setup.layout.page_size
+        bench, size = Bench(kit, setup), setup.span
         rows = [bench.sequence(), bench.sequence()]
         bench.step([(rows[0], 2 * size + 3), (rows[1], 4 * size + 1)], "prompts over several pages")
         for _ in range(3):
             bench.step([(row, 1) for row in rows], "output over several pages")
 
-    return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+
+
+def long_rows(kit: Kit) -> str:
+    """Output of a row of several hundred tokens, alone and next to a short row."""
+
+    def check(setup: Setup) -> None:
+        bench = Bench(kit, setup)
+        rows = [bench.sequence(), bench.sequence()]
+        fits = (PAGES - _SPARE_PAGES) * setup.layout.page_size
+        bench.step([(rows[0], min(LONG_ROW, fits)), (rows[1], 5)], "a long prompt and a short one")
+        bench.step([(rows[0], 1)], "output of a long row")
+        bench.step([(row, 1) for row in rows], "output of a long row and a short one")
+
+    return run_each(select_setups(kit, max_page_sizes=1), check)
 
 
 def page_boundaries(kit: Kit) -> str:
     """Rows that end just before, on and just after the end of a page."""
 
     def check(setup: Setup) -> None:
-        bench, size = Bench(kit, setup), setup.layout.page_size
+        bench, size = Bench(kit, setup), setup.span
         lengths = [length for pages in (1, 2, 3) for length in (pages * size - 1, pages * size, pages * size + 1)]
         rows = [bench.sequence() for _ in lengths]
         bench.step(list(zip(rows, lengths, strict=True)), "prompts that end at a page boundary")
         for _ in range(2):
             bench.step([(row, 1) for row in rows], "output across a page boundary")
 
-    return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
 def gqa(kit: Kit) -> str:
     """KV heads that two, four or all query heads share."""
     seen = [
-        _run_each(select_setups(kit, 4, kv_heads), lambda setup: _check_typical(kit, setup, "shared KV heads"))
+        run_each(select_setups(kit, 4, kv_heads), lambda setup: check_typical(kit, setup, "shared KV heads"))
         for kv_heads in (2, 1)
     ]
-    seen.append(_run_each(select_setups(kit, 8, 2), lambda setup: _check_typical(kit, setup, "shared KV heads")))
+    seen.append(run_each(select_setups(kit, 8, 2), lambda setup: check_typical(kit, setup, "shared KV heads")))
     return "; ".join(seen)
 
 
@@ -93,94 +126,113 @@ def mixed(kit: Kit) -> str:
     """Prompts and output tokens in one step, in any order."""
 
     def check(setup: Setup) -> None:
-        bench, size = Bench(kit, setup), setup.layout.page_size
+        bench, size = Bench(kit, setup), setup.span
         rows = [bench.sequence() for _ in range(5)]
         bench.step([(rows[0], size + 1), (rows[2], 3)], "two prompts")
         bench.step([(rows[0], 1), (rows[1], size + 2), (rows[2], 1), (rows[3], 1), (rows[4], 2)], "prompts and output")
         bench.step([(rows[4], 1), (rows[1], 1), (rows[0], 1)], "other rows in another order")
 
-    return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
 def extend(kit: Kit) -> str:
     """A prompt computed in chunks that end anywhere in a page."""
 
     def check(setup: Setup) -> None:
-        bench, size = Bench(kit, setup), setup.layout.page_size
+        bench, size = Bench(kit, setup), setup.span
         row, other = bench.sequence(), bench.sequence()
         for chunk in (size - 1, 2, size, 1, size + 3):
             bench.step([(row, chunk)], "a chunk of a prompt")
         bench.step([(other, size + 1), (row, 5)], "a chunk together with a new prompt")
 
-    return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
 def sharing(kit: Kit) -> str:
     """Rows that begin with the pages of another row."""
 
     def check(setup: Setup) -> None:
-        bench, size = Bench(kit, setup), setup.layout.page_size
+        bench, size = Bench(kit, setup), setup.span
         first = bench.sequence()
         bench.step([(first, 2 * size + 2)], "the row whose pages are shared")
         second, third = bench.sequence(first, 2 * size), bench.sequence(first, size)
         bench.step([(second, 3), (third, 1), (first, 1)], "rows over shared pages")
         bench.step([(first, 1), (second, 1), (third, 1)], "output over shared pages")
 
-    return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
 def same_step(kit: Kit) -> str:
     """Rows over the same pages, each with one of the tokens that the step adds to them."""
 
     def check(setup: Setup) -> None:
-        bench, size = Bench(kit, setup), setup.layout.page_size
+        bench, size = Bench(kit, setup), setup.span
         row = bench.sequence()
         bench.step([(row, size - 2)], "the tokens before")
         for order in (range(5), (4, 2, 0, 3, 1)):
             bench.step_of_single_tokens(row, order, "rows over pages of the same step")
 
-    return _run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
 def layers(kit: Kit) -> str:
     """Each layer has its own keys and values."""
 
     def check(setup: Setup) -> None:
-        bench = Bench(kit, setup)
+        bench = Bench(kit, setup.with_layers(LAYERS))
         row = bench.sequence()
-        for count in (setup.layout.page_size + 1, 1, 1):
-            bench.step([(row, count)], "two layers", layers=(0, 1))
+        for count in (setup.span + 1, 1, 1):
+            bench.step([(row, count)], f"{LAYERS} layers", layers=range(LAYERS))
 
-    return _run_each(select_setups(kit), check)
+    return run_each(select_setups(kit, max_page_sizes=1), check)
+
+
+def results(kit: Kit) -> str:
+    """A result keeps its values while later layers and steps are computed."""
+
+    def check(setup: Setup) -> None:
+        bench, counts = Bench(kit, setup), {BOTH: (3, 1), "prefill": (3, 3), "decode": (1, 1)}[setup.role]
+        row, kept = bench.sequence(), []
+        for count in counts:
+            metadata = bench.own.plan(bench.batch([(row, count)]))
+            for layer in bench.layers:
+                q, k, v = (part.to(kit.device) for part in bench.inputs(count))
+                result = bench.own.forward(layer, q, k, v, metadata)
+                kept.append((result, result.to("cpu", copy=True)))
+            row.length += count
+        if not all(torch.equal(result.to("cpu"), copy) for result, copy in kept):
+            raise Fault(f"{setup}: a result was overwritten by a later layer or step")
+
+    return run_each(select_setups(kit, max_page_sizes=1), check)
 
 
 def unused_columns(kit: Kit) -> str:
     """A page table wider than every row; the entries after a row's last page are 0."""
 
     def check(setup: Setup) -> None:
-        bench, size = Bench(kit, setup, extra_columns=5), setup.layout.page_size
+        bench, size = Bench(kit, setup, extra_columns=5), setup.span
         rows = [bench.sequence(), bench.sequence()]
         bench.step([(rows[0], 1), (rows[1], 2 * size)], "a wide page table")
         bench.step([(row, 1) for row in rows], "a wide page table")
 
-    return _run_each(select_setups(kit), check)
+    return run_each(select_setups(kit), check)
 
 
 def window(kit: Kit) -> str:
     """Layers with a sliding window."""
 
     def check(setup: Setup) -> None:
-        for tokens in (1, 5, setup.layout.page_size + 2):
-            _check_typical(kit, setup, f"a window of {tokens} tokens", window=tokens)
+        for tokens in (1, 5, setup.span + 2):
+            check_typical(kit, setup, f"a window of {tokens} tokens", window=tokens)
 
-    return _run_each(select_setups(kit, fields=_WINDOWED), check)
+    return run_each(select_setups(kit, fields=_WINDOWED), check)
 
 
 def window_pages(kit: Kit) -> str:
     """Pages behind a sliding window that hold NaN, in prompts and in output."""
 
     def check(setup: Setup) -> None:
-        size = setup.layout.page_size
+        size = setup.span
         for tokens in (1, 5, size + 2):
             bench = Bench(kit, setup, window=tokens)
             rows = [bench.sequence(), bench.sequence()]
@@ -188,23 +240,39 @@ def window_pages(kit: Kit) -> str:
             spoiled = bench.spoiled_page()
             for count in (1, 1, 3):
                 for row in rows:
-                    behind = max(0, row.length - tokens + 1) // size
+                    behind = max(0, row.length - tokens + 1) // setup.layout.page_size
                     row.pages[:behind] = [spoiled] * behind
                 bench.step([(row, count) for row in rows], f"NaN in pages behind a window of {tokens} tokens")
 
-    return _run_each(select_setups(kit, fields=_WINDOWED), check)
+    return run_each(select_setups(kit, fields=_WINDOWED), check)
 
 
 def soft_cap(kit: Kit) -> str:
     """Layers with capped scores."""
-    fields = {"attn_logit_softcapping": SOFT_CAP, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+    fields = {
+        "attn_logit_softcapping": SOFT_CAP,
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "sliding_window_pattern": 1,  # every layer has full attention
+    }
 
     def check(setup: Setup) -> None:
-        _check_typical(kit, setup, "capped scores", soft_cap=SOFT_CAP)
+        check_typical(kit, setup, "capped scores", soft_cap=SOFT_CAP)
         if "window" in setup.spec.traits:
-            _check_typical(kit, setup, "capped scores in a window of 5 tokens", window=5, soft_cap=SOFT_CAP)
+            check_typical(kit, setup, "capped scores in a window of 5 tokens", window=5, soft_cap=SOFT_CAP)
 
-    return _run_each(select_setups(kit, fields=fields), check)
+    return run_each(select_setups(kit, fields=fields), check)
+
+
+def alibi(kit: Kit) -> str:
+    """Layers with linear position biases, which differ between heads."""
+    fields = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "alibi": True, "multi_query": False}
+
+    def check(setup: Setup) -> None:
+        slopes = tuple(2.0 ** -(head + 1) for head in range(setup.shape.heads))
+        check_typical(kit, setup, "linear position biases", alibi=slopes)
+
+    return run_each(select_setups(kit, fields=fields), check)
 
 
 def dtypes(kit: Kit) -> str:
@@ -218,8 +286,8 @@ def dtypes(kit: Kit) -> str:
                 f"it declares the capability {dtype}, but {reason}",
                 f"Remove {dtype} from the capabilities, or support it in a backend.",
             ) from reason
-        _run_each(chosen, lambda setup: _check_typical(kit, setup, f"dtype {setup.dtype}"))
-        seen.append(f"{dtype} in {', '.join(dict.fromkeys(setup.spec.name for setup in chosen))}")
+        run_each(chosen, lambda setup: check_typical(kit, setup, f"dtype {setup.dtype}"))
+        seen.append(f"{dtype} in {', '.join(dict.fromkeys(setup.name for setup in chosen))}")
     return "; ".join(seen)
 
 
@@ -238,7 +306,7 @@ def int8_kv(kit: Kit) -> str:
                 continue
             for setup in chosen:
                 _check_pool_size(kit, setup)
-            seen.append(_run_each(chosen, lambda setup: _check_typical(kit, setup, "keys and values of int8")))
+            seen.append(run_each(chosen, lambda setup: check_typical(kit, setup, "keys and values of int8")))
         if len(refusals) == len(declared_dtypes(kit)):
             raise Fault(
                 f"it declares the capability int8_kv, but {'; '.join(refusals)}",
@@ -267,8 +335,8 @@ def head_dims(kit: Kit) -> str:
         for dtype in declared_dtypes(kit):
             found, _ = find_setups(kit, Shape(4, 2, head_dim), dtype, max_page_sizes=1)
             for setup in found:
-                _check_typical(kit, setup, f"heads of {head_dim}")
-                seen.setdefault(setup.spec.name, []).append(f"{head_dim} {dtype}")
+                check_typical(kit, setup, f"heads of {head_dim}")
+                seen.setdefault(setup.name, []).append(f"{head_dim} {dtype}")
     if not seen:
         raise NotApplicable(f"no backend supports heads of {', '.join(map(str, HEAD_DIMS))}")
     return "; ".join(f"{name}: {', '.join(each)}" for name, each in seen.items())
@@ -281,8 +349,8 @@ def undeclared(kit: Kit) -> str:
         if dtype in declared_dtypes(kit):
             continue
         try:
-            _run_each(
-                select_setups(kit, dtypes=(dtype,)), lambda setup: _check_typical(kit, setup, f"dtype {setup.dtype}")
+            run_each(
+                select_setups(kit, dtypes=(dtype,)), lambda setup: check_typical(kit, setup, f"dtype {setup.dtype}")
             )
         except Exception:  # noqa: BLE001 - an undeclared dtype may fail in any way
             continue
@@ -295,21 +363,27 @@ def undeclared(kit: Kit) -> str:
     return "no undeclared dtype works"
 
 
-def _check_typical(
-    kit: Kit, setup: Setup, what: str, *, window: int | None = None, soft_cap: float | None = None
+def check_typical(
+    kit: Kit,
+    setup: Setup,
+    what: str,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    alibi: tuple[float, ...] | None = None,
 ) -> None:
     """Prompts, one of several pages, then output: what every backend must support."""
-    bench, size = Bench(kit, setup, window=window, soft_cap=soft_cap), setup.layout.page_size
+    bench, size = Bench(kit, setup, window=window, soft_cap=soft_cap, alibi=alibi), setup.span
     rows = [bench.sequence(), bench.sequence()]
     bench.step([(rows[0], 3), (rows[1], 2 * size + 1)], what)
     for _ in range(2):
         bench.step([(row, 1) for row in rows], what)
 
 
-def _run_each(chosen: tuple[Setup, ...], check: Callable[[Setup], None]) -> str:
+def run_each(chosen: tuple[Setup, ...], check: Callable[[Setup], None]) -> str:
     pages: dict[str, list[str]] = {}
     for setup in chosen:
         check(setup)
-        configuration = f"{setup.spec.name}, {setup.dtype}, {setup.shape}"
+        configuration = f"{setup.name}, {setup.dtype}, {setup.shape}"
         pages.setdefault(configuration, []).append(str(setup.layout.page_size))
     return "; ".join(f"{configuration}, pages of {' and '.join(sizes)}" for configuration, sizes in pages.items())

@@ -1,6 +1,6 @@
-"""L1: which attention layers a backend computes, as its spec declares it and as the live backend answers.
+"""L1: which backends the other checks exercise, and which layers attention computes, as declared and as answered.
 
-Whether it computes them correctly is for the checks of `srv.testing.conformance.attention`.
+Whether they compute correctly is for the checks of `srv.testing.conformance.attention` and `sampler`.
 """
 
 from __future__ import annotations
@@ -9,25 +9,61 @@ import itertools
 
 from srv.errors import PluginError
 from srv.platform.contract import check_attention, why_unsupported
+from srv.platform.facts import BackendSpec
 from srv.platform.interface import AttentionBackend
 from srv.platform.layers import missing_traits
 from srv.specs import AttentionLayer
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.setups import (
+    BOTH,
     HEAD_DIMS,
     Setup,
     Shape,
     allocate_pool,
+    backend_specs,
     build_backend,
     declared_dtypes,
     find_setups,
+    roles,
+    setups_in_role,
+    why_not_sampling,
 )
 
 HEADS = ((4, 4), (4, 2), (8, 2), (4, 1))  # (query heads, KV heads)
 WINDOWS = (None, 1, 5)
 SOFT_CAPS = (None, 3.0, 50.0)
+SLOPE = 0.25  # of ALiBi
 _PAGES = 1  # as in a worker that asks before weights are read
+
+
+def exercised(kit: Kit) -> str:
+    """Every backend of a family that srv uses fits one of the kit's small models, in at least one role.
+
+    NotApplicable, naming each one that no check exercises, and why.
+    """
+    run: list[str] = []
+    missed: list[str] = []
+    for spec in backend_specs(kit, "attention"):
+        found = roles(kit, spec)
+        if found:
+            run.append(f"attention backend {spec.name} ({BOTH if BOTH in found else ' and '.join(found)})")
+        else:
+            missed.append(f"attention backend {spec.name}: {_why_unfit(kit, spec)}")
+    for spec in backend_specs(kit, "sampling"):
+        reason = why_not_sampling(kit, spec)
+        run += [] if reason else [f"sampling backend {spec.name}"]
+        missed += [f"sampling backend {spec.name}: {reason}"] if reason else []
+    if missed:
+        raise NotApplicable(f"not exercised: {'; '.join(missed)}. Exercised: {', '.join(run) or 'none'}")
+    return ", ".join(run)
+
+
+def _why_unfit(kit: Kit, spec: BackendSpec) -> str:
+    reasons = [
+        setups_in_role(kit, spec, BOTH, Shape(4, 4, HEAD_DIMS[0]), dtype, 1, ())[1] for dtype in declared_dtypes(kit)
+    ]
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def layers(kit: Kit) -> str:
@@ -37,21 +73,22 @@ def layers(kit: Kit) -> str:
         for dtype in declared_dtypes(kit)[:1]:
             setups, _ = find_setups(kit, Shape(heads, kv_heads, head_dim), dtype, max_page_sizes=1)
             for setup in setups:
-                seen[setup.spec.name] = seen.get(setup.spec.name, 0) + _check(kit, setup)
+                seen[setup.name] = seen.get(setup.name, 0) + _check(kit, setup)
     if not seen:
         raise NotApplicable("no attention backend supports any of the small models")
     return "; ".join(f"{name}: {count} kinds of layers" for name, count in seen.items())
 
 
 def _check(kit: Kit, setup: Setup) -> int:
-    """Ask one backend about layers of all windows and soft caps; the number of layers."""
+    """Ask one backend about layers of all windows and soft caps, with and without ALiBi; the number of layers."""
     shape, count = setup.shape, 0
     live: object = build_backend(kit, setup.spec, allocate_pool(kit, setup.layout, _PAGES))
     try:
         backend = check_attention(live, setup.spec.name)
-        for window, soft_cap in itertools.product(WINDOWS, SOFT_CAPS):
+        slopes = (None, (SLOPE,) * shape.heads)
+        for window, soft_cap, alibi in itertools.product(WINDOWS, SOFT_CAPS, slopes):
             scale = shape.head_dim**-0.5
-            layer = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, scale, window, soft_cap)
+            layer = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, scale, window, soft_cap, alibi=alibi)
             _compare(backend, setup, layer)
             count += 1
     except PluginError as error:

@@ -6,7 +6,9 @@ that a key written to the wrong place is found when it is read. Pages are alloca
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +17,11 @@ import torch
 from torch import Tensor
 
 from srv.platform.interface import AttentionBatch, AttentionLayer
+from srv.platform.pools import is_float8
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.platform import same_device
-from srv.testing.conformance.setups import Setup, allocate_pool, build_backend, dtype_of
+from srv.testing.conformance.setups import Setup, allocate_pool, build_attention, dtype_of
 
 PAGES = 96
 # |got - want| <= first + second * |want|; allows a softmax in the dtype itself, and TF32 products for float32.
@@ -36,7 +39,10 @@ class Row:
 
 
 class Bench:
-    """`window` and `soft_cap` apply to all layers; `extra_columns`: columns of the page table past the longest row."""
+    """`backend` computes all steps of the setup; `own` is the one under test, which may compute some rows only.
+
+    `window`, `soft_cap` and `alibi` apply to all layers. `extra_columns`: those of the page table past the longest row.
+    """
 
     def __init__(
         self,
@@ -45,22 +51,23 @@ class Bench:
         *,
         window: int | None = None,
         soft_cap: float | None = None,
+        alibi: tuple[float, ...] | None = None,
         extra_columns: int = 0,
         seed: int = 0,
     ) -> None:
         self.kit, self.setup = kit, setup
         self.page_size = setup.layout.page_size
         self.kv = allocate_pool(kit, setup.layout, PAGES)
-        self.backend: Any = build_backend(kit, setup.spec, self.kv)
+        self.backend, self.own = build_attention(kit, setup, self.kv)
         self._generator = torch.Generator().manual_seed(seed)
         # Page 1 is allocated first, so that a write just past page 0 damages a row.
         self._free = [*(torch.randperm(PAGES - 1, generator=self._generator) + 2).tolist(), 1]
         self._extra_columns = extra_columns
-        shape = setup.shape
-        self.layers = tuple(
-            AttentionLayer(index, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, window, soft_cap)
-            for index in range(len(setup.layout.group.layers))
+        shape, count = setup.shape, len(setup.layout.group.layers)
+        first = AttentionLayer(
+            0, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, window, soft_cap, alibi=alibi
         )
+        self.layers = tuple(dataclasses.replace(first, index=index) for index in range(count))
 
     def sequence(self, shared: Row | None = None, tokens: int = 0) -> Row:
         """A new row; with `shared`, it begins with the first `tokens` (whole pages) of that row."""
@@ -137,6 +144,11 @@ class Bench:
         """The backend's result, on the host. Fault unless it is a tensor like q on the device."""
         device = self.kit.device
         out: object = self.backend.forward(layer, q.to(device), k.to(device), v.to(device), metadata)
+        return self.check_result(out, q).to("cpu")
+
+    def check_result(self, out: object, q: Tensor) -> Tensor:
+        """The result. Fault unless it is a tensor like q on the device."""
+        device = self.kit.device
         if not isinstance(out, Tensor):
             raise Fault(f"{self.setup}: forward returned a {type(out).__name__}, not a tensor")
         if not same_device(out.device, device):
@@ -147,7 +159,7 @@ class Bench:
             raise Fault(
                 f"{self.setup}: forward returned {out.dtype} {tuple(out.shape)}, not {q.dtype} {tuple(q.shape)}"
             )
-        return out.to("cpu")
+        return out
 
     def compare(
         self,
@@ -161,6 +173,9 @@ class Bench:
         q, k, v = (part.double() for part in given)
         if self.setup.layout.dtype == "int8":
             k, v = round_trip_int8(k), round_trip_int8(v)
+        if is_float8(self.setup.layout.dtype):
+            dtype, scales = dtype_of(self.setup.layout.dtype), self.kv.scales(index)
+            k, v = round_trip_float8(k, dtype, scales.key), round_trip_float8(v, dtype, scales.value)
         ends = list(itertools.accumulate(count for _, count in rows))
         for number, ((row, count), end) in enumerate(zip(rows, ends, strict=True)):
             own = slice(end - count, end)
@@ -184,6 +199,8 @@ def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) ->
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     distance = torch.arange(len(keys) - len(q), len(keys))[:, None] - torch.arange(len(keys))[None, :]
+    if layer.alibi is not None:
+        scores -= torch.tensor(layer.alibi, dtype=torch.float64)[:, None, None] * distance
     masked = distance < 0
     if layer.window is not None:
         masked |= distance >= layer.window
@@ -211,6 +228,15 @@ def round_trip_int8(x: Tensor) -> Tensor:
     """x [tokens, heads, dim] quantized to int8 as `KVLayout` defines it, and dequantized."""
     scale = x.abs().amax(-1, keepdim=True) / 127
     return torch.where(scale == 0, 0.0, (x / scale).round() * scale)
+
+
+def round_trip_float8(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """float64 x divided by a scale, limited and rounded to 8-bit floats as `KVLayout` defines it, and multiplied."""
+    limits = torch.finfo(dtype)
+    limited = (x / scale).clamp(-limits.max, limits.max)
+    exponent = (limited.frexp().exponent - 1).clamp_min(int(math.log2(limits.tiny)))
+    step = torch.ldexp(torch.full_like(limited, limits.eps), exponent)
+    return (limited / step).round() * step * scale
 
 
 def difference(got: Tensor, want: Tensor, dtype: str) -> str:

@@ -31,12 +31,22 @@ L3 = (
     _engine_check("engine.bfloat16", "output in bfloat16 is that of the reference", needs="bfloat16"),
     _engine_check("engine.float16", "output in float16 is that of the reference", needs="float16"),
     _engine_check("engine.w8a8", "output with 8-bit weights is that of the reference", needs="w8a8"),
+    Check(
+        "engine.experts",
+        Level.L3,
+        "greedy output of a small mixture of experts is that of the reference",
+        "experts:served",
+        "If op.experts passes, check what a captured step reads on the host (`BackendSpec.graphs` of the family moe).",
+        after=_ENGINE,
+        seconds=300.0,
+        fresh=True,
+    ),
     _engine_check("engine.embeddings", "embeddings of the last token and of the mean are those of the reference"),
     _engine_check("engine.logprobs", "log-probabilities of prompt, output and alternatives are those of the reference"),
     _engine_check(
         "engine.sampling", "sampling: top-k 1 is greedy, the same seed repeats tokens, another seed does not"
     ),
-    _engine_check("engine.penalised", "penalties, logit bias and min_tokens have their effect"),
+    _engine_check("engine.penalised", "penalties, logit bias, masks and min_tokens have their effect"),
     _engine_check("engine.stop", "a stop token ends a request"),
     _engine_check(
         "engine.prefix_cache",
@@ -55,6 +65,17 @@ L3 = (
         "engine.late_inputs", "masks that depend on the token of the step before are applied, with overlap on"
     ),
     _engine_check("engine.graphs", "steps replayed from captured graphs give the same output", needs="graphs"),
+    _engine_check(
+        "engine.pieces",
+        "steps with prompts that replay pieces give the same output, in chunks and with a cached prefix",
+        needs="piecewise_graphs",
+    ),
+    _engine_check(
+        "engine.compiled",
+        "decode steps compiled by torch.compile give the same output",
+        "Hide kernels that cannot be traced behind registered operators, or run torch operators in their place.",
+        needs="torch_compile",
+    ),
     Check(
         "engine.ranks",
         Level.L3,
@@ -62,6 +83,16 @@ L3 = (
         "ranks:engine",
         "Allocate what `kv_buffers` is given, which is one rank's share; if output is wrong, compare sums.",
         needs="communicator",
+        after=_ENGINE,
+        seconds=300.0,
+        fresh=True,
+    ),
+    Check(
+        "engine.memory",
+        Level.L3,
+        "weights, KV pool and the buffers of captured steps take the bytes that `srv plan` predicts, to 5 %",
+        "memory:engine",
+        "Return tensors of the layout's size from `kv_buffers`; if other lines differ, report it: they are core's.",
         after=_ENGINE,
         seconds=300.0,
         fresh=True,

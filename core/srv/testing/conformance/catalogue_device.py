@@ -36,9 +36,19 @@ L1 = (
     ),
     _device_check(
         "platform.memory",
-        "0 <= free <= total, and the total is within a factor of 2 of DeviceFacts.memory_bytes",
+        "0 <= free <= total, and the total is within a quarter of DeviceFacts.memory_bytes",
         "Return the bytes of one device, as its driver reports them, in ProbeResult and in memory().",
         DEVICE,
+    ),
+    Check(
+        "platform.memory_use",
+        Level.L1,
+        "memory_use counts what this process allocates and releases, and its peak keeps it until it is reset",
+        "memory:use",
+        "Return the bytes of tensors that your allocator counts for this process, and its peak since the last reset.",
+        needs="memory_use",
+        after=DEVICE,
+        seconds=120.0,
     ),
     _device_check(
         "copies.staging",
@@ -78,7 +88,7 @@ L1 = (
     _device_check(
         "pool.placement",
         "every tensor of the pool is on the platform's device",
-        "Allocate with device=self.device(local_rank).",
+        "Allocate with device=self.device(context.device_index).",
         (*STARTED, "pool.shapes"),
     ),
     _device_check(
@@ -108,9 +118,15 @@ L1 = (
     ),
     _device_check(
         "pool.accounting",
-        "memory() accounts for a pool",
-        "Return the memory that is free now according to the driver, not at start-up.",
+        "memory() accounts for a pool, with as many bytes as it has",
+        "Return the bytes that are free now according to the driver, not at start-up, and in no other unit.",
         (*POOL, "platform.memory"),
+    ),
+    _device_check(
+        "backends.exercised",
+        "every attention and sampling backend is exercised; otherwise the check is skipped and names the others",
+        "Let the backend fit one of the kit's small models, or test it in the plugin's own tests.",
+        STARTED,
     ),
     _device_check(
         "backends.layers",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from srv.testing.conformance.catalogue_device import POOL, STARTED
 from srv.testing.conformance.model import Check, Level
 
-_ATTENTION = (*POOL, "pool.page_zero", "pool.cache_specs", "attention.placement", "attention.single_page")
+_FIRST = (*POOL, "pool.page_zero", "pool.cache_specs", "attention.placement", "attention.inputs")
+_ATTENTION = (*_FIRST, "attention.single_page")
 _PAGED = (*_ATTENTION, "attention.several_pages", "attention.page_boundaries")
 _OPS = (*STARTED, "op.coverage", "op.placement")
 
@@ -22,11 +23,13 @@ def _op_check(name: str, summary: str, remedy: str, after: tuple[str, ...] = _OP
 
 
 _COMPARE_OP = "Compare with the op's float64 oracle in srv_kernels.oracles for the inputs in the message."
+_EXPERT_OPS = ("route_experts", "experts", "experts_int8", "experts_gguf", "experts_fp8")
+_COMPARE_EXPERTS = "Compare with the op's float64 oracle in srv_kernels.expert_oracles for the inputs in the message."
 
 L2 = (
     _op_check(
         "coverage",
-        "every op that models need has an implementation in each declared dtype",
+        "every op that models need has an implementation in each declared dtype; plans and layers choose alike",
         "Add an OpImpl for it; the plain torch functions of srv_kernels.reference may be its target.",
         STARTED,
     ),
@@ -56,6 +59,12 @@ L2 = (
         needs="int8_weights",
     ),
     _op_check(
+        "linear_fp8",
+        "linear_fp8 satisfies its contract in every dtype that it supports",
+        _COMPARE_OP,
+        needs="fp8_weights",
+    ),
+    _op_check(
         "linear_gguf",
         "linear_gguf satisfies its contract in every dtype that it supports",
         _COMPARE_OP,
@@ -67,6 +76,17 @@ L2 = (
         _COMPARE_OP,
         needs="gguf_blocks",
     ),
+    *(
+        _op_check(name, f"{name} satisfies its contract in every dtype that it supports", _COMPARE_EXPERTS)
+        for name in _EXPERT_OPS
+    ),
+    _reference_check(
+        "experts.loaded",
+        "experts satisfy the contract of their op after post_load, with each backend of the family moe",
+        "post_load may give experts another kernel only if `implementation` is its own; compare it with the op.",
+        (*_OPS, *(f"op.{name}" for name in _EXPERT_OPS)),
+        module="experts",
+    ),
     _op_check("others", "every other op of the plugin satisfies its contract", _COMPARE_OP),
     _reference_check(
         "attention.placement",
@@ -75,10 +95,16 @@ L2 = (
         POOL,
     ),
     _reference_check(
+        "attention.inputs",
+        "attention leaves q, k and v as they are",
+        "Only the pool may be written in place: scale or rotate copies of the arguments.",
+        (*POOL, "attention.placement"),
+    ),
+    _reference_check(
         "attention.single_page",
         "attention is correct for rows that fit in one page",
         "Compare one row with srv.models.transformers.hf_check.dense_attention, first a prompt, then its next token.",
-        (*POOL, "pool.page_zero", "pool.cache_specs", "attention.placement"),
+        _FIRST,
     ),
     _reference_check(
         "attention.several_pages",
@@ -91,6 +117,13 @@ L2 = (
         "attention is correct for rows that end before, at and after a page boundary",
         "A row of kv_len tokens has ceil(kv_len / page_size) pages; check how many of them are read and written.",
         (*_ATTENTION, "attention.several_pages"),
+    ),
+    _reference_check(
+        "attention.long_rows",
+        "attention is correct for the output of rows of several hundred tokens, next to short rows",
+        "If the keys of a row are divided among programs, check how their parts are combined, and rows with fewer "
+        "parts than others.",
+        _PAGED,
     ),
     _reference_check(
         "attention.gqa",
@@ -133,6 +166,12 @@ L2 = (
         _PAGED,
     ),
     _reference_check(
+        "attention.results",
+        "a result keeps its values while later layers and steps are computed",
+        "Return a new tensor from every call of forward.",
+        _PAGED,
+    ),
+    _reference_check(
         "attention.unused_columns",
         "attention is correct with a page table that is wider than every row",
         "Read only the columns of a row that its kv_len needs.",
@@ -160,6 +199,21 @@ L2 = (
         (*_PAGED, "attention.window"),
     ),
     _reference_check(
+        "attention.latent",
+        "multi-head latent attention is correct, if a backend names a class for it",
+        "See srv.platform.latent: k are the compressed vectors and v the rotary keys, head h has the key "
+        "up[h, :key_dim] @ c and the value up[h, key_dim:] @ c of a compressed vector c.",
+        STARTED,
+        module="latent",
+    ),
+    _reference_check(
+        "attention.alibi",
+        "attention is correct with linear position biases (ALiBi), if the backend accepts such models",
+        "AttentionLayer.alibi[head] * (position of the key - position of the query) is added to a scaled score; if the "
+        "kernels do not support this, remove the trait from BackendSpec.traits.",
+        _PAGED,
+    ),
+    _reference_check(
         "attention.dtypes",
         "attention is correct in every dtype that is declared and accepted",
         "Return Unfit from BackendSpec.check for a dtype that the kernels do not support.",
@@ -171,6 +225,15 @@ L2 = (
         "Quantize per token and head, with scale = largest magnitude / 127; see KVLayout.",
         (*_PAGED, "attention.gqa", "attention.dtypes"),
         "int8_kv",
+    ),
+    _reference_check(
+        "attention.fp8_kv",
+        "attention is correct with KV pools of 8-bit floats of both formats, with scales per layer",
+        "Divide by KVBuffers.scales of the layer, limit to the largest finite number and round to nearest; multiply "
+        "what is read; see KVLayout.",
+        (*_PAGED, "attention.gqa", "attention.layers", "attention.dtypes"),
+        "fp8_kv",
+        "fp8_kv",
     ),
     _reference_check(
         "attention.head_dims",
@@ -223,6 +286,15 @@ GRAPHS = (
         "a replay may be launched while the previous one of the same captured step runs",
         "In Graphs.replay, wait for the previous replay if its inputs would be overwritten.",
         (*_CAPTURED, "graph.replay", "graph.lengths"),
+    ),
+    _reference_check(
+        "graph.pieces",
+        "pieces of a captured pass have the bits of the same work without a capture, for other inputs and padding",
+        "A piece must read and write the same memory at each replay. Memory that a later piece reads, or that the "
+        "host still refers to, must not be used again.",
+        _CAPTURED,
+        "piecewise_graphs",
+        module="pieces",
     ),
     Check(
         "graph.communicator",

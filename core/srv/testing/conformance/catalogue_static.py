@@ -28,6 +28,13 @@ L0 = (
         _LOADED,
     ),
     _static_check(
+        "manifest.import_time",
+        "importing the manifest takes at most 2 seconds, because every command imports the manifests that it lists",
+        "import_time",
+        "Look for drivers and devices in the probe, which has a process of its own; import heavy packages there too.",
+        _LOADED,
+    ),
+    _static_check(
         "manifest.import_purity",
         "importing the manifest imports neither torch nor a package that is built on it",
         "import_purity",
@@ -119,6 +126,13 @@ L0 = (
         "resolves",
         "Correct what the message names; a Default, Contribution or Constraint may read only what it lists in `reads`.",
         ("manifest", "backends.families"),
+    ),
+    _static_check(
+        "plan.features_off",
+        "a user can turn off graphs, overlap and the prefix cache on every profile",
+        "features_off",
+        "No default or constraint may need these features: core offers to turn them off, and the kit does.",
+        ("manifest", "plan.resolves", "backends.families"),
     ),
     _static_check(
         "plan.user_values",

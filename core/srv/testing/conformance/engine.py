@@ -17,6 +17,7 @@ from srv.quantization import modelslim
 from srv.sched.late import LateInputMaker, LateInputs, LateRow
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import (
+    MAX_RUNNING,
     OUTPUT_TOKENS,
     POOL_TOKENS,
     EngineUnderTest,
@@ -31,6 +32,7 @@ from srv.testing.conformance.reference import EMBEDDING_TOLERANCE, LOGIT_TOLERAN
 from srv.testing.conformance.setups import declared_dtypes, resolve_for
 from srv.testing.conformance.values import user_statement
 from srv.testing.engine import CheckedEngine, GenerationResult
+from srv.testing.pooled import pooled_reference
 from srv.types import FinishReason, Pooling, PoolingParams, RequestSpec, SamplingParams
 
 _RETRACTION_REQUESTS = 6
@@ -100,7 +102,7 @@ def _embedding_error(tested: EngineUnderTest, spec: RequestSpec, result: Generat
         raise Fault(f"a request failed: {result.error[1]} [{result.error[0]}]")
     states = tested.reference.hidden_states(spec.tokens)
     assert isinstance(spec.params, PoolingParams)
-    pooled = states.mean(0) if spec.params.pooling is Pooling.MEAN else states[-1]
+    pooled = pooled_reference(states, spec.params.pooling)
     found = torch.frombuffer(bytearray(result.vectors), dtype=torch.float32)
     error, tolerance = float((found - normalize(pooled, dim=0)).norm()), EMBEDDING_TOLERANCE[tested.dtype]
     if not error <= tolerance:
@@ -153,7 +155,7 @@ def sampling(kit: Kit) -> str:
 
 
 def penalised(kit: Kit) -> str:
-    """Penalties, logit bias and min_tokens, one at a time and together."""
+    """Penalties, logit bias, masks and min_tokens, one at a time and together."""
     with engine_under_test(kit) as tested:
         prompts = tested.prompts()
         likely = tested.generate([prompts[2]])[0].tokens
@@ -164,6 +166,7 @@ def penalised(kit: Kit) -> str:
             {"logit_bias": ((likely[0], -20.0), (77, 4.0))},
             {"min_tokens": 5, "ignore_eos": False, "stop_token_ids": (likely[1],)},
             {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": -0.5, "logit_bias": ((40, 3.0),)},
+            {"allowed_token_ids": (likely[1], 40, 77), "banned": ((likely[0],), (likely[1], likely[1]))},
         ]
         for case in cases:
             params = SamplingParams(max_tokens=OUTPUT_TOKENS, **case)
@@ -303,6 +306,36 @@ def graphs(kit: Kit) -> str:
         if not replayed:
             raise Fault("it declares graphs, but no step was replayed")
         return f"{summary}; {replayed} steps were replayed"
+
+
+def pieces(kit: Kit) -> str:
+    """Steps with prompts that replay pieces: whole prompts, chunks of other sizes, and after a cached prefix."""
+    chunks = "chunked_prefill" in kit.capabilities
+    with engine_under_test(
+        kit,
+        disable_graphs=None,
+        enable_piecewise_graphs=True,
+        piecewise_graph_tokens="[3, 16, 32]" if chunks else None,
+        chunked_prefill_size=32 - MAX_RUNNING if chunks else None,
+    ) as tested:
+        summary = _check_typical(tested, "output of steps in pieces")
+        long = [prompt(tested.page_span + 3, number) for number in range(2)]
+        for _ in range(2):
+            tested.check(long, tested.generate(long), "output of steps in pieces, of prompts longer than a page")
+        stats = tested.engine.stats()
+        if stats.eager_steps:
+            raise Fault(f"{stats.eager_steps} steps ran eagerly, and {stats.replayed_steps} were replayed")
+        return f"{summary}; {stats.replayed_steps} steps were replayed"
+
+
+def compiled(kit: Kit) -> str:
+    """Decode steps that torch.compile has compiled while the engine started."""
+    with engine_under_test(kit, disable_graphs=None, enable_torch_compile=True) as tested:
+        summary = _check_typical(tested, "output of compiled steps")
+        report = dict(tested.engine.ready.budget).get("compiled")
+        if report is None:
+            raise Fault("it declares torch_compile, but the engine reports no compiled steps")
+        return f"{summary}; {report}"
 
 
 def abort(kit: Kit) -> str:

@@ -6,7 +6,8 @@ It lives in a child process of the run, and imports torch only if a check needs 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,16 @@ PROBE_SECONDS = 15.0
 class Kit:
     """`device_text`: the value of `--device`, NAME or NAME:VARIANT. `scratch`: a folder for files of the checks.
 
-    `rank` of `ranks`: as which rank of this host the live platform is created.
+    `rank` of `ranks`: as which rank of this host the live platform is created. `roles`: of attention backends, by
+    name (`srv.testing.conformance.setups`). `import_seconds`: how long importing the manifest took; 0 before that.
     """
 
     device_text: str
     scratch: Path
     rank: int = 0
     ranks: int = 1
+    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    import_seconds: float = 0.0
 
     @functools.cached_property
     def request(self) -> DeviceRequest:
@@ -60,7 +64,10 @@ class Kit:
                 f"no installed distribution provides a platform named {self.name}; installed: {names}",
                 f'Install the plugin, and register it: [project.entry-points."srv.platforms"] {self.name} = "..."',
             )
-        return self.platforms[self.name]
+        started = time.perf_counter()
+        found = self.platforms[self.name]
+        self.import_seconds = time.perf_counter() - started
+        return found
 
     @property
     def manifest(self) -> Manifest:
@@ -97,7 +104,7 @@ class Kit:
         """Created once: a second attempt in the same process could fail for another reason, such as an undone patch."""
         from srv.platform.contract import create_platform
 
-        context = EngineContext(self.device_facts, self.rank, self._options(), self.ranks)
+        context = EngineContext(self.device_facts, self.rank, self._options(), self.ranks, self.rank)
         try:
             live = create_platform(self.installed, context)
         except SrvError as error:

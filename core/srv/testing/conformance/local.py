@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -89,11 +90,18 @@ def request(name: str, tokens: Sequence[int], count: int = OUTPUT_TOKENS, **para
     return RequestSpec(id=name, tokens=tuple(tokens), params=sampling)
 
 
-def accepted_model(kit: Kit, dtype: str, quantization: str | None = None) -> ModelFacts:
-    """The first small model that the plugin accepts in a dtype, with no other argument set."""
+def accepted_model(
+    kit: Kit, dtype: str, quantization: str | None = None, fields: Mapping[str, Any] = MappingProxyType({})
+) -> ModelFacts:
+    """The first small model that the plugin accepts in a dtype, with no other argument set.
+
+    `fields`: of its configuration, as those of `small_model`.
+    """
     refusals: list[str] = []
     for head_dim in HEAD_DIMS:
-        facts = small_model(dtype, head_dim=head_dim, context_length=CONTEXT_LENGTH, quantization=quantization)
+        facts = small_model(
+            dtype, head_dim=head_dim, context_length=CONTEXT_LENGTH, quantization=quantization, fields=fields
+        )
         try:
             resolve_for(kit, facts, user_statement("dtype", dtype))
         except Refusal as refusal:
@@ -105,7 +113,8 @@ def accepted_model(kit: Kit, dtype: str, quantization: str | None = None) -> Mod
 
 def model_folder(kit: Kit, facts: ModelFacts) -> Path:
     """The model on disk. Its weights have the same values in every dtype; only the configuration differs."""
-    return write_model(kit.scratch / f"model-{facts.dtype}-{facts.head_dim}-{facts.quantization or 'plain'}", facts)
+    kind = f"{facts.quantization or 'plain'}-{facts.config['model_type']}"
+    return write_model(kit.scratch / f"model-{facts.dtype}-{facts.head_dim}-{kind}", facts)
 
 
 @contextmanager
@@ -114,14 +123,15 @@ def engine_under_test(
     dtype: str = "",
     quantization: str | None = None,
     kind: type[CheckedEngine] = CheckedEngine,
+    fields: Mapping[str, Any] = MappingProxyType({}),
     **flags: object,
 ) -> Iterator[EngineUnderTest]:
     """An engine as `srv launch` builds it. A flag that is True has no value; graphs are disabled by default.
 
-    quantization: the method by which the weights are quantized, if they are.
+    quantization: the method by which the weights are quantized, if they are. fields: of the model's configuration.
     """
     chosen = dtype or declared_dtypes(kit)[0]
-    facts = accepted_model(kit, chosen, quantization)
+    facts = accepted_model(kit, chosen, quantization, fields)
     folder = model_folder(kit, facts)
     settings: dict[str, object] = {
         "device": kit.device_text,

@@ -6,6 +6,7 @@ on it, but core does not import its modules, so they are looked up by name at ru
 
 from __future__ import annotations
 
+import itertools
 import pkgutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +14,11 @@ from typing import Any
 import torch
 
 from srv.platform.capabilities import OPS_OF
+from srv.platform.experts import EXPERT_OPS, EXPERTS, ROUTE
+from srv.platform.experts import FAMILY as MOE
 from srv.platform.interface import OpArgs, OpImpl
+from srv.platform.op_choice import choose_op
+from srv.platform.ops import Ops, call_of
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.platform import same_device
@@ -26,9 +31,11 @@ _SIZE = 64  # of every dimension when `supports_args` is called
 
 
 def coverage(kit: Kit) -> str:
-    """Each op that models need has an implementation in every declared dtype, and no op is unknown."""
+    """Each op that models need has an implementation in every declared dtype, no op is unknown, and plans are right."""
     known = contracts()
     optional = [op for capability, ops in OPS_OF.items() if capability in kit.capabilities for op in ops]
+    if kit.manifest.facts.backends.get(MOE):
+        optional += [ROUTE, EXPERTS]
     for op in (*MODEL_OPS, *optional):
         for dtype in declared_dtypes(kit):
             if not list(_implementations(kit, op, dtype_of(dtype))):
@@ -38,7 +45,28 @@ def coverage(kit: Kit) -> str:
         raise Fault(
             f"it implements {', '.join(unknown)}, for which there is no contract", f"Known ops: {', '.join(known)}."
         )
+    _compare_with_facts(kit)
     return f"{len(kit.platform.ops)} implementations of {len({impl.op for impl in kit.platform.ops})} ops"
+
+
+def _compare_with_facts(kit: Kit) -> None:
+    """Fault unless plans and layers choose the same implementations, where the facts list any."""
+    bound = {(impl.op, impl.name) for impl in kit.platform.ops}
+    specs = [spec for spec in kit.manifest.facts.ops if spec.target or (spec.op, spec.name) in bound]
+    if not specs:
+        return
+    for (name, contract), invariant in itertools.product(contracts().items(), (False, True)):
+        ops = Ops(kit.name, kit.platform.ops, batch_invariant=invariant)
+        for dtype in contract.dtypes:
+            args = OpArgs(dtype, dict.fromkeys(contract.sizes, _SIZE))
+            chosen = choose_op(specs, kit.device_facts, name, call_of(args), batch_invariant=invariant).spec
+            planned, live = "" if chosen is None else chosen.name, ops.name_of(name, args)
+            if planned != live:
+                raise Fault(
+                    f"{name} in {call_of(args).dtype}{' with batch invariance' if invariant else ''}: "
+                    f"PlatformFacts.ops chooses {planned or 'nothing'}, and Platform.ops {live or 'nothing'}",
+                    "Make Platform.ops from PlatformFacts.ops with srv.platform.ops.implementations.",
+                )
 
 
 def placement(kit: Kit) -> str:
@@ -92,6 +120,11 @@ def linear_int8(kit: Kit) -> str:
     return _check(kit, "linear_int8")
 
 
+def linear_fp8(kit: Kit) -> str:
+    """FP8 weights times activations, with a scale per output or block."""
+    return _check(kit, "linear_fp8")
+
+
 def linear_gguf(kit: Kit) -> str:
     """GGUF weights of every quantization type times activations."""
     return _check(kit, "linear_gguf")
@@ -102,9 +135,34 @@ def rows_gguf(kit: Kit) -> str:
     return _check(kit, "rows_gguf")
 
 
+def route_experts(kit: Kit) -> str:
+    """The choice of each token's experts, and their weights."""
+    return _check(kit, "route_experts")
+
+
+def experts(kit: Kit) -> str:
+    """Experts with unquantized weights."""
+    return _check(kit, "experts")
+
+
+def experts_int8(kit: Kit) -> str:
+    """Experts with 8-bit weights."""
+    return _check(kit, "experts_int8")
+
+
+def experts_gguf(kit: Kit) -> str:
+    """Experts with GGUF weights."""
+    return _check(kit, "experts_gguf")
+
+
+def experts_fp8(kit: Kit) -> str:
+    """Experts with FP8 weights."""
+    return _check(kit, "experts_fp8")
+
+
 def others(kit: Kit) -> str:
     """Ops that no model needs yet."""
-    known = (*MODEL_OPS, *(op for ops in OPS_OF.values() for op in ops))
+    known = (*MODEL_OPS, *(op for ops in OPS_OF.values() for op in ops), ROUTE, *EXPERT_OPS)
     names = sorted({impl.op for impl in kit.platform.ops} - set(known))
     if not names:
         raise NotApplicable("the plugin implements no other op")

@@ -23,6 +23,7 @@ _LEAK_ATTEMPTS = 3
 _LEAK_SHARE = 16  # a pool takes 1 / _LEAK_SHARE of the free memory, at most _LEAK_BYTES
 _LEAK_BYTES = 64 << 20
 _ACCOUNTING_BYTES = 1 << 30  # large compared with an allocator's cache
+_ALLOCATOR_BYTES = 64 << 20  # that an allocator may take in advance
 
 
 def shapes(kit: Kit) -> str:
@@ -155,6 +156,8 @@ def accounting(kit: Kit) -> str:
     size = pages * per_page
     if free - left < size // 2:
         raise Fault(f"a pool of {size} bytes was allocated, and memory() says {left} bytes are free after {free}")
+    if free - left > size + size // 2 + _ALLOCATOR_BYTES:
+        raise Fault(f"a pool of {size} bytes was allocated, and memory() says {free - left} fewer are free")
     return f"a pool of {size} bytes took {free - left}"
 
 

@@ -87,7 +87,7 @@ class Reference:
 
 
 def penalties(params: SamplingParams, end_tokens: Sequence[int]) -> AdjustLogits:
-    """Penalties, logit bias and min_tokens, written from their definitions."""
+    """Penalties, logit bias, masks and min_tokens, written from their definitions."""
 
     def adjust(logits: Tensor, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         counts = Counter(output)
@@ -98,6 +98,12 @@ def penalties(params: SamplingParams, end_tokens: Sequence[int]) -> AdjustLogits
             logits[token] -= params.frequency_penalty * count + params.presence_penalty
         for token, amount in params.logit_bias:
             logits[token] += amount
+        if params.allowed_token_ids:
+            allowed = list(params.allowed_token_ids)
+            logits = logits.new_full(logits.shape, float("-inf")).index_copy_(0, torch.tensor(allowed), logits[allowed])
+        for *before, last in params.banned:
+            if list(output[len(output) - len(before) :]) == before:
+                logits[last] = float("-inf")
         if len(output) < params.min_tokens:
             for token in {*end_tokens, *params.stop_token_ids}:
                 logits[token] = float("-inf")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from srv.args.resolve import resolve
 from srv.args.statement import Resolved, UserStatement
@@ -20,7 +21,7 @@ from srv.errors import Refusal
 from srv.models.base import torch_dtype
 from srv.planning.pools import kv_dtype
 from srv.platform.facts import BackendSpec
-from srv.platform.interface import BackendContext, KVBuffers
+from srv.platform.interface import AttentionBackend, BackendContext, KVBuffers
 from srv.platform.pools import allocate_pool as allocate
 from srv.platform.registry import find_all_backends, find_backends
 from srv.specs import KVLayout, ModelFacts
@@ -28,6 +29,7 @@ from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.values import user_input, user_statement
+from srv.worker.attention import SplitAttention
 
 DTYPES = ("float32", "bfloat16", "float16")  # in the order in which checks prefer them
 PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn, besides the plugin's own
@@ -35,6 +37,17 @@ HEAD_DIMS = (64, 128, 32, 80)
 # Head sizes per backend in the checks of paging, mixed batches, int8 KV and captured steps: a kernel may choose its
 # code path by head size.
 MAX_HEAD_SIZES = 2
+MIN_SPAN = 4  # tokens
+BOTH = "prefill and decode"
+# What a backend may compute, with the argument that names it for that: all steps, or one kind of rows beside another
+# backend, which is then the partner.
+ROLES: Mapping[str, str] = MappingProxyType(
+    {
+        BOTH: "attention_backend",
+        "prefill": "prefill_attention_backend",
+        "decode": "decode_attention_backend",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +65,42 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """An attention backend that fits, with a KV layout; `dtype` is that of the queries and of the result."""
+    """An attention backend that fits, with a KV layout; `dtype` is that of the queries and of the result.
+
+    role: one of `ROLES`. partner: the backend of the rows that this one does not compute; itself if it computes all.
+    """
 
     spec: BackendSpec
     shape: Shape
     dtype: str
     layout: KVLayout
+    role: str
+    partner: BackendSpec
+
+    @property
+    def span(self) -> int:
+        """The page size, or for pages of fewer than four tokens a multiple of it: lengths around it differ, and are
+        more than 0."""
+        return self.layout.page_size * -(-MIN_SPAN // self.layout.page_size)
+
+    @property
+    def name(self) -> str:
+        """The backend's name, and its role unless it computes all rows."""
+        return self.spec.name if self.role == BOTH else f"{self.spec.name} ({self.role})"
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the backend computes decode steps, which may be captured."""
+        return self.role != "prefill"
+
+    def with_layers(self, count: int) -> Setup:
+        """The same for a model of `count` layers."""
+        group = structs.replace(self.layout.group, layers=tuple(range(count)))
+        return replace(self, layout=replace(self.layout, group=group))
 
     def __str__(self) -> str:
         kv = "" if self.layout.dtype == self.dtype else f" over {self.layout.dtype}"
-        return f"{self.spec.name}, {self.dtype}{kv}, {self.shape}, pages of {self.layout.page_size}"
+        return f"{self.name}, {self.dtype}{kv}, {self.shape}, pages of {self.layout.page_size}"
 
 
 def declared_dtypes(kit: Kit) -> tuple[str, ...]:
@@ -85,39 +124,85 @@ def find_setups(
 ) -> tuple[list[Setup], list[str]]:
     """The setups of all attention backends for a shape and dtype, smallest pages first, and the refusals.
 
-    max_page_sizes: per backend. captured: with graphs enabled, if the plugin declares them. kv_dtype: that of the pool,
-    if given.
+    A backend that does not fit all steps is tried for prefill and decode alone. max_page_sizes: per backend and role.
+    captured: with graphs enabled, if the plugin declares them. kv_dtype: that of the pool, if given.
     """
     statements = [user_statement("disable_graphs", False)] if captured and "graphs" in kit.capabilities else []
     statements += [user_statement("kv_cache_dtype", kv_dtype)] if kv_dtype else []
     found: list[Setup] = []
     refused: list[str] = []
     for spec in backend_specs(kit, "attention"):
-        fitting: dict[int, Setup] = {}
-        for page_size in (*PAGE_SIZES, None):
-            if len(fitting) == max_page_sizes:
-                break
-            try:
-                setup = _setup(kit, spec, shape, dtype, page_size, statements)
-            except Refusal as refusal:
-                if page_size is None and not fitting:
-                    refused.append(f"{spec.name}: {'; '.join(each.reason for each in refusal.rejections)}")
-                continue
-            fitting[setup.layout.page_size] = setup
-        found.extend(fitting.values())
+        fitting, reason = setups_in_role(kit, spec, BOTH, shape, dtype, max_page_sizes, statements)
+        if not fitting:
+            for role in roles(kit, spec)[BOTH in roles(kit, spec) :]:
+                fitting += setups_in_role(kit, spec, role, shape, dtype, max_page_sizes, statements)[0]
+        found += fitting
+        refused += [] if fitting else [f"{spec.name}: {reason}"]
     return found, refused
 
 
+def setups_in_role(
+    kit: Kit,
+    spec: BackendSpec,
+    role: str,
+    shape: Shape,
+    dtype: str,
+    max_page_sizes: int,
+    statements: Sequence[UserStatement],
+) -> tuple[list[Setup], str]:
+    """The setups of one backend in one role, and why there is none: the refusal of the plugin's own page size."""
+    fitting: dict[int, Setup] = {}
+    reason = ""
+    for page_size in (*PAGE_SIZES, None):
+        if len(fitting) == max_page_sizes:
+            break
+        try:
+            setup = _setup(kit, spec, role, shape, dtype, page_size, statements)
+        except Refusal as refusal:
+            reason = "; ".join(dict.fromkeys(each.reason for each in refusal.rejections))
+            continue
+        fitting[setup.layout.page_size] = setup
+    return list(fitting.values()), reason
+
+
 def _setup(
-    kit: Kit, spec: BackendSpec, shape: Shape, dtype: str, page_size: int | None, more: Sequence[UserStatement]
+    kit: Kit,
+    spec: BackendSpec,
+    role: str,
+    shape: Shape,
+    dtype: str,
+    page_size: int | None,
+    more: Sequence[UserStatement],
 ) -> Setup:
     model = small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, fields=dict(shape.fields))
-    statements = [user_statement("attention_backend", spec.name), user_statement("dtype", dtype), *more]
+    statements = [user_statement(ROLES[role], spec.name), user_statement("dtype", dtype), *more]
     if page_size is not None:
         statements.append(user_statement("page_size", page_size))
-    config = resolve_for(kit, model, *statements).config
+    resolved = resolve_for(kit, model, *statements)
+    config = resolved.config
     (group,) = model.cache_groups
-    return Setup(spec, shape, dtype, KVLayout(group, config.memory.page_size, kv_dtype(config), spec.kv_order))
+    layout = KVLayout(group, config.memory.page_size, kv_dtype(config), spec.kv_order)
+    other = ROLES["prefill" if role == "decode" else "decode"]
+    return Setup(spec, shape, dtype, layout, role, resolved.backends[other].spec)
+
+
+def roles(kit: Kit, spec: BackendSpec) -> tuple[str, ...]:
+    """The roles in which an attention backend fits a small model; resolved once per process and backend."""
+    if spec.name not in kit.roles:
+        kit.roles[spec.name] = tuple(role for role in ROLES if _fits(kit, spec, role))
+    return kit.roles[spec.name]
+
+
+def _fits(kit: Kit, spec: BackendSpec, role: str) -> bool:
+    shapes = [*(Shape(4, 4, head_dim) for head_dim in HEAD_DIMS), Shape(4, 2, HEAD_DIMS[0])]
+    own = [(shape, dtype, None) for dtype in declared_dtypes(kit) for shape in shapes]
+    for shape, dtype, page_size in (*own, *((*own[0][:2], size) for size in PAGE_SIZES)):
+        try:
+            _setup(kit, spec, role, shape, dtype, page_size, ())
+        except Refusal:
+            continue
+        return True
+    return False
 
 
 def select_setups(
@@ -145,7 +230,7 @@ def select_setups(
             found, refused = find_setups(kit, shape, dtype, max_page_sizes, captured=captured, kv_dtype=kv_dtype)
             refusals += refused
             for setup in found:
-                kept_setups = chosen.setdefault(setup.spec.name, [])
+                kept_setups = chosen.setdefault(setup.name, [])
                 sizes = {each.shape.head_dim for each in (*kept_setups, setup)}
                 if len(sizes) <= max_head_sizes and all(each.dtype == setup.dtype for each in kept_setups):
                     kept_setups.append(setup)
@@ -165,27 +250,50 @@ def allocate_pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
 
 def build_backend(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: int = 64) -> Any:
     """Import a backend and build it from its context, as a worker does."""
-    context = BackendContext(kit.platform, kit.device, kv, max_rows, kit.transfers)
+    values = resolve_for(kit, small_model()).config if spec.arguments else None
+    arguments = {name: values.get(name) for name in spec.arguments} if values is not None else {}
+    context = BackendContext(kit.platform, kit.device, kv, max_rows, kit.transfers, arguments)
     return pkgutil.resolve_name(spec.target)(context)
 
 
+def build_attention(kit: Kit, setup: Setup, kv: KVBuffers) -> tuple[AttentionBackend, AttentionBackend]:
+    """What computes all steps of a setup, as a worker builds it, and the setup's own backend."""
+    own: AttentionBackend = build_backend(kit, setup.spec, kv)
+    if setup.role == BOTH:
+        return own, own
+    partner: AttentionBackend = build_backend(kit, setup.partner, kv)
+    extend, decode = (own, partner) if setup.role == "prefill" else (partner, own)
+    return SplitAttention(extend, decode, kit.transfers), own
+
+
 def sampling_backends(kit: Kit) -> Iterator[tuple[str, Any]]:
-    """Build every sampling backend that fits a small model. Raises NotApplicable if none does."""
-    dtype = (*declared_dtypes(kit), "float32")[0]
+    """Build every sampling backend that fits a small model in a declared dtype. NotApplicable if none does."""
     refused: list[str] = []
     fits = False
     for spec in backend_specs(kit, "sampling"):
-        try:
-            resolve_for(
-                kit, small_model(dtype), user_statement("sampling_backend", spec.name), user_statement("dtype", dtype)
-            )
-        except Refusal as refusal:
-            refused.append(f"{spec.name}: {'; '.join(each.reason for each in refusal.rejections)}")
+        reason = why_not_sampling(kit, spec)
+        if reason:
+            refused.append(f"{spec.name}: {reason}")
             continue
         fits = True
         yield spec.name, build_backend(kit, spec, None, max_rows=256)
     if not fits:
         raise NotApplicable(f"no sampling backend fits here: {'; '.join(refused)}")
+
+
+def why_not_sampling(kit: Kit, spec: BackendSpec) -> str:
+    """Why a sampling backend fits a small model in no declared dtype; empty if it fits in one."""
+    reasons: list[str] = []
+    for dtype in declared_dtypes(kit) or ("float32",):
+        try:
+            resolve_for(
+                kit, small_model(dtype), user_statement("sampling_backend", spec.name), user_statement("dtype", dtype)
+            )
+        except Refusal as refusal:
+            reasons += [each.reason for each in refusal.rejections]
+            continue
+        return ""
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -63,10 +63,18 @@ def _weights(facts: ModelFacts) -> dict[str, Tensor]:
             prefix + "self_attn.v_proj.weight": matrix(kv_rows, hidden),
             prefix + "self_attn.o_proj.weight": matrix(hidden, rows),
             prefix + "post_attention_layernorm.weight": norm(),
-            prefix + "mlp.gate_proj.weight": matrix(inner, hidden),
-            prefix + "mlp.up_proj.weight": matrix(inner, hidden),
-            prefix + "mlp.down_proj.weight": matrix(hidden, inner),
         }
+        experts = facts.config.get("num_local_experts", 0)
+        mlps = [f"{prefix}block_sparse_moe.experts.{expert}." for expert in range(experts)] or [f"{prefix}mlp."]
+        gate, up, down = ("w1", "w3", "w2") if experts else ("gate_proj", "up_proj", "down_proj")
+        for mlp in mlps:
+            weights |= {
+                f"{mlp}{gate}.weight": matrix(inner, hidden),
+                f"{mlp}{up}.weight": matrix(inner, hidden),
+                f"{mlp}{down}.weight": matrix(hidden, inner),
+            }
+        if experts:  # its logits are far apart, so that rounding changes the choice of unimportant experts only
+            weights[f"{prefix}block_sparse_moe.gate.weight"] = matrix(experts, hidden, gain=6.0)
     return weights | {"model.norm.weight": norm(), "lm_head.weight": matrix(facts.vocab_size, hidden, gain=3.0)}
 
 

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from srv.args.backends import USED_FAMILIES, unused_backends
+from srv.args.backends import REQUIRED_FAMILIES, USED_FAMILIES, unused_backends
 from srv.args.resolve import resolve
 from srv.args.spec import Argument
 from srv.args.statement import Resolved, UserStatement
 from srv.args.support import by_argument, on_variant, support_of_value
 from srv.errors import PluginError, Refusal
+from srv.platform.experts import EXPERT_OPS
+from srv.platform.experts import FAMILY as MOE
 from srv.platform.facts import BackendSpec, DeviceFacts
+from srv.platform.manifest import AUTOLOAD
 from srv.platform.registry import find_all_backends
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import PROBE_SECONDS, Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.values import candidate_statements, implemented, user_input, user_statement
 
+# Every command imports the manifests of the platforms that it lists, and each probe imports its own once more.
+IMPORT_SECONDS = 2.0
+_SURELY_SLOW = 3
+_TIMED_IMPORT = """
+import importlib, sys, time
+import srv.platform.registry
+started = time.perf_counter()
+importlib.import_module(sys.argv[1])
+print(time.perf_counter() - started)
+"""
+OFF_SWITCHES = ("disable_graphs", "disable_overlap_schedule", "disable_radix_cache")
 _PROBE_FAULTS = ("probe_crashed", "probe_raised", "probe_garbage")
 
 
@@ -38,6 +55,25 @@ def loads(kit: Kit) -> str:
     if error is not None and error.code == "import_failed":
         raise _as_fault(error)
     return f"{kit.installed.target} is imported"
+
+
+def import_time(kit: Kit) -> str:
+    """Importing the manifest is quick. A slow first import is measured again, with the files in the page cache."""
+    _raise_if_refused(kit)
+    seconds = kit.import_seconds
+    if IMPORT_SECONDS < seconds < _SURELY_SLOW * IMPORT_SECONDS:
+        seconds = min(seconds, _import_seconds(kit.installed.target.partition(":")[0]))
+    if seconds > IMPORT_SECONDS:
+        raise Fault(f"the manifest takes {seconds:.1f} s to import; at most {IMPORT_SECONDS:g} s are allowed")
+    return f"it takes {seconds:.2f} s to import (at most {IMPORT_SECONDS:g} s)"
+
+
+def _import_seconds(module: str) -> float:
+    """How long a new process takes to import a module, after the parts of srv that read manifests."""
+    environment = {**os.environ, AUTOLOAD: "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-c", _TIMED_IMPORT, module]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
+    return float(done.stdout.splitlines()[-1])
 
 
 def import_purity(kit: Kit) -> str:
@@ -103,6 +139,21 @@ def resolves(kit: Kit) -> str:
     return f"{count} pairs of profile and dtype resolve with default arguments"
 
 
+def features_off(kit: Kit) -> str:
+    """Each feature that core can turn off is accepted as turned off: alone, and all of them together."""
+    together = tuple(user_statement(name, True) for name in OFF_SWITCHES)
+    count = 0
+    for name, device, dtype in _profile_dtypes(kit, every_dtype=False):
+        for statements in (*((each,) for each in together), together):
+            try:
+                _resolve(kit, device, dtype, *statements)
+            except Refusal as refusal:
+                what = " and ".join(each.argument for each in statements)
+                raise Fault(f"on profile {name}, {what} is refused: {refusal}") from refusal
+        count += 1
+    return f"{', '.join(OFF_SWITCHES)} on {count} profiles"
+
+
 def user_values(kit: Kit) -> str:
     """A user's value is used unchanged, or refused with code, reason and remedy."""
     accepted = refused = 0
@@ -162,7 +213,7 @@ def _declared_supported(kit: Kit, device: DeviceFacts) -> Iterator[tuple[Argumen
 def families(kit: Kit) -> str:
     """There is a backend of each family that a server needs."""
     specs = dict(_backends(kit))
-    missing = [family for family in USED_FAMILIES if not specs.get(family)]
+    missing = [family for family in REQUIRED_FAMILIES if not specs.get(family)]
     if missing:
         raise Fault(f"it declares no backend of the family {' and '.join(missing)}")
     return "; ".join(f"{family}: {', '.join(spec.name for spec in each)}" for family, each in specs.items() if each)
@@ -173,7 +224,7 @@ def used(kit: Kit) -> str:
     unused = unused_backends(kit.manifest, find_all_backends(kit.name))
     if unused:
         raise NotApplicable(f"{unused}. Nothing runs or tests them")
-    return f"this version chooses from {' and '.join(USED_FAMILIES)}"
+    return f"this version chooses from {', '.join(USED_FAMILIES)}"
 
 
 def targets(kit: Kit) -> str:
@@ -181,11 +232,23 @@ def targets(kit: Kit) -> str:
     count = 0
     for family, specs in _backends(kit):
         for spec in specs:
+            if family == MOE:
+                _require_ops(kit, spec)
+                continue
             reason = _target_error(spec.target)
             if reason:
                 raise Fault(f"{family} backend {spec.name} points to {spec.target}, but {reason}")
             count += 1
     return f"{count} targets exist"
+
+
+def _require_ops(kit: Kit, spec: BackendSpec) -> None:
+    """Fault unless a backend of experts, which has no target, has ops of its name."""
+    if not any(each.name == spec.name and each.op in EXPERT_OPS for each in kit.manifest.facts.ops):
+        raise Fault(
+            f"moe backend {spec.name} has none of the ops {', '.join(EXPERT_OPS)}",
+            "List OpSpecs with the backend's name in PlatformFacts.ops.",
+        )
 
 
 def probe_answers(kit: Kit) -> str:
@@ -198,7 +261,7 @@ def probe_answers(kit: Kit) -> str:
 
 def probe_timeout(kit: Kit) -> str:
     """The probe ends within its time limit."""
-    if kit.probe_result.code == "probe_timeout":
+    if kit.probe_result.code in ("probe_timeout", "manifest_timeout"):
         raise Fault(kit.probe_result.reason)
     return f"it answers within {PROBE_SECONDS:g} s"
 
@@ -216,7 +279,7 @@ def probe_device(kit: Kit) -> str:
 
 
 def _raise_if_refused(kit: Kit, *codes: str) -> None:
-    """Fault if the manifest was refused with one of these codes; NotApplicable if with another."""
+    """Fault if the manifest was refused with one of these codes; NotApplicable if it was with another."""
     error = kit.installed.error
     if error is None:
         return

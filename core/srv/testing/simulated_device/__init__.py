@@ -5,6 +5,7 @@
     copies        allocation, copies, reading scalars
     placement     device checks of operands
     tensors       device tensor <-> host view
+    exchange      tensors of devices with an index above 0
     memory        capacity, accounting, addresses
     stream        streams and events
     deferral      the asynchronous mode: operators run when the host waits
@@ -12,8 +13,8 @@
     refusals      error messages
 
 A plugin gives it a name, a capacity and, optionally, custom operators. To simulate a vendor's backend, subclass
-`SimulatedAccelerator` and add that backend's functions. There is one device, because PyTorch's Python hooks support no
-second. It knows no vendor and nothing of `srv`: a platform uses it like any other torch backend.
+`SimulatedAccelerator` and add that backend's functions. A process has one device, of a given number.
+It knows no vendor and nothing of `srv`: a platform uses it like any other torch backend.
 
 It is not part of the platform contract. Its API is stable within a minor version of `srv`, so a plugin that uses it
 depends on the version that it was tested with (`srv>=0.1,<0.2`). docs/adr/0012 has the reasons.

@@ -35,7 +35,10 @@ _UNCLAIMED = "privateuseone"
 
 
 class SimulatedAccelerator:
-    """`torch.<name>`: one simulated device, with the usual functions of a torch backend.
+    """`torch.<name>`: a simulated device, with the usual functions of a torch backend.
+
+    devices: how many the host is said to have. A process has the memory and the streams of one of them: that which it
+    selects before it allocates anything, or else the first.
 
     It has no API for graphs, because each backend has its own; they can all use `recorder` and `graphs.Graph`.
     capacity: bytes. operators: custom operators in torch.ops.<name>, as schema -> host function; one with an attribute
@@ -56,8 +59,10 @@ class SimulatedAccelerator:
         refusals: Refusals | None = None,
         operators: Mapping[str, Callable[..., Any]] | None = None,
         asynchronous: bool = False,
+        devices: int = 1,
     ) -> None:
         self.name = name
+        self._devices = devices
         self._device = torch.device(name, 0)
         self.Stream: Callable[..., Stream] = self.stream_class
         self.Event: Callable[..., Event] = Event
@@ -101,18 +106,24 @@ class SimulatedAccelerator:
         return False
 
     def device_count(self) -> int:
-        return 1
+        return self._devices
 
     def current_device(self) -> int:
-        return 0
+        return self._device.index
 
     def set_device(self, device: int | str | torch.device) -> None:
-        """Accept the only device; RuntimeError for another."""
+        """Select the device of this process. RuntimeError for one that does not exist, or a second one."""
         index = device if isinstance(device, int) else torch.device(device).index or 0
-        if index != 0:
-            raise RuntimeError(
-                f"invalid device ordinal: {self.name}:{index} was asked for, but there is one device, {self._device}"
-            )
+        if index == self._device.index:
+            return
+        asked = f"{self.name}:{index} was asked for"
+        if not 0 <= index < self._devices:
+            there = f"there is one device, {self._device}" if self._devices == 1 else f"there are {self._devices}"
+            raise RuntimeError(f"invalid device ordinal: {asked}, but {there}")
+        if self.memory.peak:
+            raise RuntimeError(f"{asked}, but this process has used {self._device}: it simulates one device")
+        self._device = self.factory.device = self.transfers.device = torch.device(self.name, index)
+        self._refusals.device = str(self._device)
 
     def get_device_name(self, device: object = None) -> str:
         return self._device_name
@@ -128,6 +139,9 @@ class SimulatedAccelerator:
 
     def max_memory_allocated(self, device: object = None) -> int:
         return self.memory.peak
+
+    def reset_peak_memory_stats(self, device: object = None) -> None:
+        self.memory.reset_peak()
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """New page-locked host memory; `torch.empty(..., pin_memory=True)` would need C++."""

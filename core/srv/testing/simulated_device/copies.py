@@ -34,7 +34,7 @@ class Transfers:
     ) -> None:
         self.pageable = 0
         self._deferral = deferral
-        self._device = device
+        self.device = device
         self._memory = memory
         self._factory = factory
         self._recorder = recorder
@@ -149,7 +149,7 @@ class Transfers:
         like = torch.empty_like(view, dtype=dtype, device="meta", memory_format=memory_format)
         if device is not None and device.type == "meta":
             return like
-        if device is None or device.type == self._device.type:
+        if device is None or device.type == self.device.type:
             self._accept(layout, device, pin_memory)
             return self.copy_from(source, self._factory.empty_like(like), non_blocking)
         self._recorder.refuse(*CROSSING)
@@ -171,12 +171,12 @@ class Transfers:
             graph.add(Call(name, function, args, {}, (None,)), inputs)
 
     def _accept(self, layout: torch.layout | None, device: torch.device | None, pin_memory: bool | None) -> None:
-        name = self._device.type
+        name = self.device.type
         if layout not in (None, torch.strided):
             raise NotImplementedError(f"{name} (simulated) has dense tensors only, not {layout}")
-        if device is not None and device.index not in (None, 0):
+        if device is not None and device.index not in (None, self.device.index):
             raise RuntimeError(
-                f"invalid device ordinal: {device} was asked for, but there is one device, {self._device}"
+                f"invalid device ordinal: {device} was asked for, but this process has one device, {self.device}"
             )
         if pin_memory:
             raise NotImplementedError(f"{name} (simulated) cannot pin host memory; leave pin_memory out")

@@ -13,9 +13,9 @@ import torch
 from srv.testing.simulated_device.placement import operator_name, tensor_locations
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refusals:
-    """The messages of one device. `device` is its name with its index, such as "toy:0".
+    """The messages of one device. `device` is its name with its index, such as "toy:0"; the accelerator sets it.
 
     mixed: has the fields {operator} and {places}. exhausted: {device}, {nbytes}, {free} and {capacity}. capturing: a
     clause about the running capture, with {device}.

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from srv.testing.simulated_device.exchange import empty_on
 from srv.testing.simulated_device.graphs import Recorder
 from srv.testing.simulated_device.memory import ADDRESS_OFFSET, Block, DeviceMemory
 from srv.testing.simulated_device.placement import HOST
@@ -81,7 +82,7 @@ class TensorFactory:
     """Creates device tensors backed by host memory, which is accounted to the device or, in a capture, to the graph."""
 
     def __init__(self, device: torch.device, memory: DeviceMemory, recorder: Recorder) -> None:
-        self._device = device
+        self.device = device
         self._memory = memory
         self._recorder = recorder
 
@@ -90,11 +91,17 @@ class TensorFactory:
         graph = self._recorder.active
         if graph is not None:
             host = graph.memory.place(host)
-        tensor: Tensor = torch._C._acc.create_empty_tensor((0,), host.dtype)
+        tensor = self._empty(host.dtype)
         self._attach(tensor, self._storage(host), host)
         if graph is not None:
             graph.created(tensor)
         return tensor
+
+    def _empty(self, dtype: torch.dtype) -> Tensor:
+        """A tensor of the device without elements; PyTorch's own function for it knows the device with index 0 only."""
+        if self.device.index == 0:
+            return torch._C._acc.create_empty_tensor((0,), dtype)
+        return empty_on(self.device.index, dtype)
 
     def empty_like(self, like: Tensor) -> Tensor:
         """An uninitialised device tensor with the shape, strides and dtype of `like`, a meta tensor."""
@@ -125,7 +132,7 @@ class TensorFactory:
         address = host_storage.data_ptr()
         # PyTorch's stub declares torch.Storage, but it is an UntypedStorage.
         storage: Any = torch._C._construct_storage_from_data_pointer(
-            address + ADDRESS_OFFSET if address else 0, self._device, host_storage.nbytes()
+            address + ADDRESS_OFFSET if address else 0, self.device, host_storage.nbytes()
         )
         graph = self._recorder.active
         storage.simulated_block = (self._memory if graph is None else graph.memory).allocate(host_storage)

@@ -117,7 +117,7 @@ from srv_toy_device.manifest import MANIFEST as TOY
 def fits(seen):
     return Requires()
 
-MORE = {{"moe": (BackendSpec("spread", 1, fits, "srv_toy_device.manifest:MANIFEST"),)}}
+MORE = {{"grammar": (BackendSpec("spread", 1, fits, "srv_toy_device.manifest:MANIFEST"),)}}
 FACTS = dataclasses.replace(TOY.facts, backends={{**TOY.facts.backends, **{more}}})
 MANIFEST = dataclasses.replace(TOY, name="faulty", facts=FACTS)
 """
@@ -126,8 +126,8 @@ MANIFEST = dataclasses.replace(TOY, name="faulty", facts=FACTS)
 @pytest.mark.parametrize(
     ("more", "status", "says"),
     [
-        ("MORE", "skipped", "not used by this version of srv: moe backend spread. Nothing runs or tests them"),
-        ("{}", "passed", "this version chooses from attention and sampling"),
+        ("MORE", "skipped", "not used by this version of srv: grammar backend spread. Nothing runs or tests them"),
+        ("{}", "passed", "this version chooses from attention, sampling, moe"),
     ],
 )
 def test_unused_backends_are_reported_and_are_no_fault(
@@ -139,6 +139,49 @@ def test_unused_backends_are_reported_and_are_no_fault(
     assert report.failures == ()
     outcome = report.outcome("backends.used")
     assert (outcome.status, outcome.message) == (status, says)
+
+
+UNFIT = """
+import dataclasses
+from srv.platform.facts import BackendSpec, Requires, Unfit
+from srv_toy_device.facts import KV_ORDER
+from srv_toy_device.manifest import MANIFEST as TOY, create
+
+TARGET = "srv_toy_device.attention:ToyPagedAttention"
+
+def decodes(seen):
+    return Requires(slots=("decode_attention_backend",))
+
+def unfit(seen):
+    return Unfit(("its kernels are for latent attention",))
+
+MORE = (
+    BackendSpec("decodes", 1, decodes, TARGET, kv_order=KV_ORDER, graphs=True),
+    BackendSpec("latent", 2, unfit, TARGET, kv_order=KV_ORDER),
+)
+SAMPLING = (BackendSpec("large", 1, unfit, "srv_toy_device.sampling:ToySampling"),)
+OWN = TOY.facts.backends
+BACKENDS = {**OWN, "attention": (*OWN["attention"], *MORE), "sampling": (*OWN["sampling"], *SAMPLING)}
+MANIFEST = dataclasses.replace(TOY, name="faulty", facts=dataclasses.replace(TOY.facts, backends=BACKENDS))
+"""
+
+
+def test_backends_that_no_check_exercises_are_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the report, and in the summary of the command. A backend of one role counts in that role."""
+    install(tmp_path, "", monkeypatch)
+    (tmp_path / "faulty_plugin.py").write_text(UNFIT)
+    path = tmp_path / "out.jsonl"
+    words = ["--level", "L1", "--report", str(path), "--only", "backends.exercised"]
+    assert main(["conformance", "run", "--device", "faulty", *words]) == 0
+    outcome = read_report(path).outcome("backends.exercised")
+    missed = "its kernels are for latent attention"
+    assert outcome.status == "skipped"
+    assert f"attention backend latent: {missed}; sampling backend large: {missed}." in outcome.message
+    assert "attention backend toy_paged (prefill and decode), attention backend decodes (decode)" in outcome.message
+    summary = capsys.readouterr().out.partition(": 1 skipped\n")[2]
+    assert summary.startswith("backends.exercised: not exercised: attention backend latent")
 
 
 # ---- the catalogue -------------------------------------------------------------------------------------
@@ -239,19 +282,23 @@ def test_a_child_ends_with_the_run_that_started_it(tmp_path: Path, monkeypatch: 
     line = ["-m", "srv", "conformance", "run", "--device", "faulty", "--level", "L1", "--only", "platform.diagnose"]
     running = subprocess.Popen([sys.executable, *line], env={**os.environ, "PYTHONPATH": str(tmp_path)})
     try:
-        wait_until(lambda: marker.exists() and marker.read_text() != "", 120)
+        assert holds_within(120, lambda: marker.exists() and marker.read_text() != "")
     finally:
         running.kill()
         running.wait()
     child = int(marker.read_text())
-    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE, 30)
+    assert holds_within(
+        30, lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    )
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+def holds_within(seconds: float, condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"the condition does not hold after {seconds:g} s"
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(0.1)
+    return True
 
 
 def test_an_unknown_platform_fails_once() -> None:

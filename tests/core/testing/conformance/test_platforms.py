@@ -41,22 +41,46 @@ class Case:
         return ROOT / "build" / "ci" / self.device.replace(":", "-")
 
 
+# Only the toy device and GPUs replay pieces.
+PIECES = ("graph.pieces", "engine.pieces")
 # Expected skips: checks of features that a device does not declare or cannot show. No dtype is served twice. NPUs
-# support neither float32, nor sliding windows, nor capped scores.
-CPU = frozenset(("pool.accounting", "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
-# Only the native kernels of the CPU support weights that stay quantized and int8 keys and values.
-KEPT = ("op.linear_int8", "op.linear_gguf", "op.rows_gguf", "attention.int8_kv")
-# Only the CPU has a communicator.
+# support neither float32, nor sliding windows, nor capped scores; nor do they and the toy device add position biases.
+CPU = frozenset(
+    (*PIECES, "pool.accounting", "op.others", "engine.float32", "arguments.refused", "arguments.undeclared")
+)
+# Neither the toy device nor NPUs support weights that stay quantized, and keys and values of 8 bits.
+KEPT = (
+    *("op.linear_int8", "op.linear_fp8", "op.linear_gguf", "op.rows_gguf", "op.experts_gguf"),
+    *("attention.int8_kv", "attention.fp8_kv"),
+)
+# Neither of them has a communicator.
 RANKS = ("platform.communicator", "graph.communicator", "engine.ranks")
-TOY = frozenset((*KEPT, *RANKS, "op.others", "engine.float32", "arguments.refused", "arguments.undeclared"))
-NPU = frozenset(
+COMPILED = "engine.compiled"  # only the CPU compiles steps
+TOY = frozenset(
     (
         *KEPT,
         *RANKS,
+        COMPILED,
+        "attention.alibi",
+        "attention.latent",
+        "engine.float32",
+        "arguments.refused",
+        "arguments.undeclared",
+    )
+)
+NPU = frozenset(
+    (
+        *KEPT,
+        "op.experts_fp8",
+        *RANKS,
+        *PIECES,
+        COMPILED,
         "op.others",
         "attention.window",
         "attention.window_pages",
         "attention.soft_cap",
+        "attention.alibi",
+        "attention.latent",
         "engine.float32",
         "engine.bfloat16",
     )

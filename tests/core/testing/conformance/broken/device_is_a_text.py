@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class Named(toy):  # type: ignore[valid-type, misc]
-        def device(self, local_rank: int) -> str:
-            return str(super().device(local_rank))  # the fault
+        def device(self, index: int) -> str:
+            return str(super().device(index))  # the fault
 
     return Named
 

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from toy_options import rounding
 from toy_variant import manifest
 
 if TYPE_CHECKING:
     import torch
 
-    from srv_toy_device.platform import ToyPlatform
+
+def wrong(model: torch.nn.Module) -> bool:
+    return True  # the fault
 
 
-def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
-    class Rounding(toy):  # type: ignore[valid-type, misc]
-        def post_load(self, model: torch.nn.Module) -> None:
-            for weight in model.parameters():
-                weight.data.copy_((weight.data * 8).round() / 8)  # the fault
-
-    return Rounding
-
-
-MANIFEST = manifest("post_load_changes_weights", platform=platform)
+MANIFEST = manifest("post_load_changes_weights", platform=rounding(wrong))

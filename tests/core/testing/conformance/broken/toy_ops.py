@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from toy_variant import manifest
 
+from srv.platform.facts import OpSpec
 from srv_toy_device.facts import FACTS
 
 if TYPE_CHECKING:
-    from srv.platform.facts import DeviceFacts
+    from srv.platform.facts import DeviceFacts, OpCall
     from srv.platform.interface import OpArgs, OpImpl
     from srv.platform.manifest import Manifest
     from srv_toy_device.platform import ToyPlatform
@@ -83,8 +84,13 @@ def with_capability(
     def capabilities(device: DeviceFacts) -> frozenset[str]:
         return FACTS.capabilities(device) | {capability}
 
-    return manifest(name, platform=platform, facts={"capabilities": capabilities})
+    ops = (*FACTS.ops, *(OpSpec(each, "reference", _always, f"srv_kernels.reference:{each}") for each in names))
+    return manifest(name, platform=platform, facts={"capabilities": capabilities, "ops": ops})
 
 
 def _any(args: OpArgs) -> str | None:
+    return None
+
+
+def _always(device: DeviceFacts, call: OpCall) -> str | None:
     return None

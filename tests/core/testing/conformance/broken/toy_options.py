@@ -26,12 +26,15 @@ def spoiled_where(name: str, argument: str, wrong: Callable[[object], bool]) -> 
 
 
 def rounding(wrong: Callable[[torch.nn.Module], bool]) -> Callable[[type[ToyPlatform]], type[ToyPlatform]]:
-    """The toy platform, which rounds the weights of models for which `wrong(model)` is true."""
+    """The toy platform, which rounds the weights of whole models for which `wrong(model)` is true.
+
+    The experts that `experts.loaded` prepares by themselves are no such models.
+    """
 
     def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
         class Rounding(toy):  # type: ignore[valid-type, misc]
             def post_load(self, model: torch.nn.Module) -> None:
-                if wrong(model):
+                if hasattr(model, "lm_head") and wrong(model):
                     for weight in model.parameters():
                         weight.data.copy_((weight.data * 8).round() / 8)
 

@@ -20,6 +20,6 @@ def attention(context: BackendContext) -> Any:
 
     class Uncapped(ToyPagedAttention):
         def supports(self, layer: AttentionLayer) -> str | None:
-            return None if layer.soft_cap is None else "its kernel caps no scores"  # the fault
+            return super().supports(layer) if layer.soft_cap is None else "it caps no scores"  # the fault
 
     return Uncapped(context)

@@ -20,6 +20,8 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
         def post_load(self, model: torch.nn.Module) -> None:
             import torch
 
+            if not hasattr(model, "lm_head"):
+                return  # experts that a check prepares by themselves
             for tensor in (*model.parameters(), *model.buffers()):
                 if tensor.dtype == torch.int8:
                     tensor.data.copy_(tensor.data // 2)  # the fault

@@ -1,0 +1,106 @@
+"""L2 and L3: the experts of layers after loading, with each backend; a small mixture of experts in the real engine."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from srv.models.layers.context import BuildContext
+from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
+from srv.platform.experts import EXPERTS, FAMILY, FP8, GGUF, INT8
+from srv.platform.ops import Ops
+from srv.quantization.fp8_configs import Fp8Scheme
+from srv.quantization.fp8_layers import Fp8Experts
+from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.int8_experts import Int8Experts
+from srv.testing.conformance.kit import Kit
+from srv.testing.conformance.local import engine_under_test
+from srv.testing.conformance.model import Fault, NotApplicable
+from srv.testing.conformance.ops import VIOLATIONS, contracts
+from srv.testing.conformance.setups import backend_specs, declared_dtypes, dtype_of
+
+FIELDS = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+
+
+def loaded(kit: Kit) -> str:
+    """Layers of experts with each backend, in each declared dtype, and with each op that the backend has."""
+    seen: list[str] = []
+    for spec in backend_specs(kit, FAMILY):
+        ops = Ops(kit.name, kit.platform.ops, experts=spec.name)
+        for dtype in map(dtype_of, declared_dtypes(kit)):
+            context = BuildContext(kit.device, dtype, ops)
+            for op in (EXPERTS, INT8, GGUF, FP8):
+                if not context.offers(op, **dict.fromkeys(contracts()[op].sizes, 64)):
+                    continue
+                own: list[ExpertSizes] = []
+                layer, name = _layer(kit, context, op, own), str(dtype).removeprefix("torch.")
+                found = pkgutil.resolve_name(VIOLATIONS)(contracts()[op], layer, dtype, kit.device)
+                if found:
+                    raise Fault(f"{spec.name}, {name}: after post_load, {found[0]}")
+                if not own:
+                    raise Fault(f"{spec.name}, {name}: it refuses all sizes of the cases of {op}")
+                seen.append(f"{op} of {spec.name} in {name}")
+    if not seen:
+        raise NotApplicable("the plugin has no backend of experts")
+    return ", ".join(seen)
+
+
+def _layer(kit: Kit, context: BuildContext, op: str, own: list[ExpertSizes]) -> Callable[..., Tensor]:
+    """The op, computed by a layer that is loaded with the operands and passed to `post_load`.
+
+    A model whose sizes the backend of `context` refuses gets another one; those that it takes are added to `own`.
+    """
+    any_backend = BuildContext(context.device, context.dtype, Ops(kit.name, kit.platform.ops))
+
+    def run(x: Tensor, ids: Tensor, weights: Tensor, *operands: Any) -> Tensor:
+        sizes = _sizes(op, ids.shape[1], operands)
+        takes = context.offers(op, **sizes.op_sizes)
+        if takes:
+            own.append(sizes)
+        layer = _made(context if takes else any_backend, op, sizes, operands)
+        # The biases of GGUF experts come last, and cases without them leave them out.
+        for name, given in zip(layer.operands()[0], operands, strict=op != GGUF):
+            if isinstance(given, Tensor):
+                getattr(layer, name).copy_(given)
+        kit.platform.post_load(nn.ModuleList([layer]))
+        result: Tensor = layer.kernel(x, ids, weights)
+        return result
+
+    return run
+
+
+def _sizes(op: str, top_k: int, operands: tuple[Any, ...]) -> ExpertSizes:
+    gate_up, activation = operands[0], operands[6 if op == FP8 else 4]
+    down: Tensor = operands[1] if op == EXPERTS else operands[2]
+    return ExpertSizes(gate_up.shape[0], top_k, down.shape[1], gate_up.shape[1] // 2, activation)
+
+
+def _made(context: BuildContext, op: str, sizes: ExpertSizes, operands: tuple[Any, ...]) -> ExpertWeights:
+    """An uninitialised layer for the operands of an op."""
+    if op == EXPERTS:
+        return Experts(context, "experts", sizes, bias=operands[2] is not None)
+    if op == INT8:
+        return Int8Experts(context, "experts", sizes)
+    if op == FP8:
+        return Fp8Experts(context, "experts", sizes, Fp8Scheme((operands[4], operands[5])))
+    return GGUFExperts(context, "experts", sizes, operands[1], operands[3], bias=len(operands) > 5)
+
+
+def served(kit: Kit) -> str:
+    """Greedy output of a small mixture of experts, in a batch, alone, and with cached prefixes."""
+    if not backend_specs(kit, FAMILY):
+        raise NotApplicable("the plugin has no backend of experts")
+    with engine_under_test(kit, fields=FIELDS, disable_graphs=None) as tested:
+        prompts = tested.prompts()
+        for what in ("greedy output of experts in a batch", "the same with cached prefixes"):
+            tested.check(prompts, tested.generate(prompts), what)
+        tested.check(prompts[-1:], tested.generate(prompts[-1:]), "greedy output of experts for one request")
+        return f"{len(prompts)} prompts in {tested.dtype}"

@@ -1,0 +1,179 @@
+"""L2: backends of multi-head latent attention, compared with float64 on the host.
+
+A backend is built as a worker builds it, over pools that fit a small model with latent attention, and gets prompts,
+chunks after a cached prefix and single tokens, in one step and in any order. Pages that no row has hold NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pkgutil
+import random
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from srv.errors import Refusal
+from srv.models.base import torch_dtype
+from srv.planning.pools import kv_dtype
+from srv.platform.contract import check_latent, why_unsupported
+from srv.platform.facts import BackendSpec
+from srv.platform.interface import AttentionBatch, BackendContext, KVBuffers
+from srv.platform.latent import LatentAttentionBackend
+from srv.specs import AttentionLayer, KVLayout, Latent, LatentDims, ModelFacts
+from srv.testing.conformance.facts import small_model
+from srv.testing.conformance.kit import Kit
+from srv.testing.conformance.model import Fault, NotApplicable
+from srv.testing.conformance.setups import PAGE_SIZES, allocate_pool, backend_specs, declared_dtypes, resolve_for
+from srv.testing.conformance.values import user_statement
+
+SIZES = (LatentDims(64, 32, 16, 32), LatentDims(512, 128, 64, 128))
+HEADS = (4, 20)  # the second number is not a power of two
+TOLERANCES = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}  # of the largest expected result
+PAGES = 64
+_LAYERS = 2
+
+
+def latent(kit: Kit) -> str:
+    """Every backend that names a class for latent attention, in each declared dtype."""
+    specs = [spec for spec in backend_specs(kit, "attention") if spec.latent]
+    if not specs:
+        raise NotApplicable("no attention backend computes latent attention")
+    seen: list[str] = []
+    refused: list[str] = []
+    for spec in specs:
+        for dtype in declared_dtypes(kit):
+            found = list(_fitting(kit, spec, dtype, refused))
+            for layer, layout in found:
+                _Run(kit, spec, layer, layout, dtype).check()
+            if found:
+                seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(each.page_size) for _, each in found)}")
+    if not seen:
+        raise NotApplicable(f"no attention backend fits such a model here: {'; '.join(dict.fromkeys(refused))}")
+    return "; ".join(seen)
+
+
+def _fitting(kit: Kit, spec: BackendSpec, dtype: str, refused: list[str]) -> Iterator[tuple[AttentionLayer, KVLayout]]:
+    """A layer and a layout for each of the small sizes, in the first pages that the backend accepts."""
+    for heads, dims in zip(HEADS, SIZES, strict=True):
+        model = _model(dtype, heads, dims)
+        for page_size in (*PAGE_SIZES, None):
+            statements = [user_statement("attention_backend", spec.name), user_statement("dtype", dtype)]
+            statements += [user_statement("page_size", page_size)] if page_size is not None else []
+            try:
+                config = resolve_for(kit, model, *statements).config
+            except Refusal as refusal:
+                refused += [f"{spec.name}: {each.reason}" for each in refusal.rejections]
+                continue
+            layer = AttentionLayer(1, heads, 1, dims.key_dim + dims.rope_dim, 0.11, latent=dims)
+            group = Latent(tuple(range(_LAYERS)), dims.latent_dim, dims.rope_dim)
+            yield layer, KVLayout(group, config.memory.page_size, kv_dtype(config), spec.kv_order)
+            break
+
+
+def _model(dtype: str, heads: int, dims: LatentDims) -> ModelFacts:
+    """The facts of a small DeepSeek-V2 without experts."""
+    base = small_model(dtype)
+    config = {
+        **{name: value for name, value in base.config.items() if name not in ("head_dim", "architectures")},
+        **{"model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": None},
+        **{"num_attention_heads": heads, "num_key_value_heads": heads, "first_k_dense_replace": base.layers},
+        **{"kv_lora_rank": dims.latent_dim, "qk_nope_head_dim": dims.key_dim},
+        **{"qk_rope_head_dim": dims.rope_dim, "v_head_dim": dims.value_dim},
+    }
+    groups = (Latent(tuple(range(base.layers)), dims.latent_dim, dims.rope_dim),)
+    return dataclasses.replace(
+        base,
+        architecture="DeepseekV2ForCausalLM",
+        config=config,
+        heads=heads,
+        kv_heads=1,
+        head_dim=dims.key_dim + dims.rope_dim,
+        cache_groups=groups,
+    )
+
+
+class _Run:
+    """Sequences over the pool of one backend. The vectors of each are kept, to compare with."""
+
+    def __init__(self, kit: Kit, spec: BackendSpec, layer: AttentionLayer, layout: KVLayout, dtype: str) -> None:
+        self._kit, self._layer, self._dtype, self._name = kit, layer, torch_dtype(dtype), dtype
+        self._size = layout.page_size
+        self._what = f"{spec.name}, {dtype}, {layer.heads} heads, {layer.latent}, pages of {layout.page_size}"
+        pool = allocate_pool(kit, layout, PAGES)
+        _fill(pool)
+        context = BackendContext(kit.platform, kit.device, pool, 8, kit.transfers, {})
+        self._backend: LatentAttentionBackend = check_latent(pkgutil.resolve_name(spec.latent)(context), spec.latent)
+        if (reason := why_unsupported(self._backend, layer, spec.name)) is not None:
+            raise Fault(f"{self._what}: its spec accepts such a layer, but the backend refuses it: {reason}")
+        self._random = torch.Generator().manual_seed(11)
+        self._free = random.Random(3).sample(range(1, PAGES + 1), PAGES)
+        self._pages: dict[str, list[int]] = {}
+        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+        dims = layer.latent
+        assert dims is not None
+        self._dims = dims
+        self._up = self._draw(layer.heads, dims.key_dim + dims.value_dim, dims.latent_dim, gain=dims.latent_dim**-0.5)
+        self._backend.prepare(layer, self._up.to(kit.device))
+
+    def check(self) -> None:
+        size = min(self._size, 16)
+        self._step("prompts", ("a", 2 * size + 3), ("b", 1), ("c", size))
+        self._step("output and a chunk after a cached prefix", ("b", 1), ("a", size + 1), ("c", 1))
+        self._step("prompts and output in any order", ("c", 3), ("d", size + 2), ("a", 1), ("b", 1))
+        self._step("output", ("d", 1), ("c", 1), ("b", 1), ("a", 1))
+
+    def _draw(self, *shape: int, gain: float = 1.0) -> Tensor:
+        return (torch.randn(shape, generator=self._random) * gain).to(self._dtype)
+
+    def _step(self, what: str, *rows: tuple[str, int]) -> None:
+        dims, place, total = self._dims, self._kit.device, sum(count for _, count in rows)
+        q = self._draw(total, self._layer.heads, dims.key_dim + dims.rope_dim)
+        latents, ropes = self._draw(total, 1, dims.latent_dim), self._draw(total, 1, dims.rope_dim)
+        expected: list[Tensor] = []
+        ends: list[int] = []
+        begin = 0
+        for name, count in rows:
+            own = slice(begin, begin + count)
+            old = self._seen.get(name, (latents[:0, 0], ropes[:0, 0]))
+            self._seen[name] = new = torch.cat((old[0], latents[own, 0])), torch.cat((old[1], ropes[own, 0]))
+            pages = self._pages.setdefault(name, [])
+            while len(pages) * self._size < len(new[0]):
+                pages.append(self._free.pop())
+            expected.append(_dense(self._layer, dims, q[own], *new, self._up))
+            ends.append(len(new[0]))
+            begin += count
+        width = max(len(self._pages[name]) for name, _ in rows)
+        table = torch.zeros(len(rows), width, dtype=torch.int32)
+        for number, (name, _) in enumerate(rows):
+            table[number, : len(self._pages[name])] = torch.tensor(self._pages[name], dtype=torch.int32)
+        with torch.inference_mode():
+            plan = self._backend.plan(AttentionBatch([count for _, count in rows], ends, table.to(place)))
+            given = (q.to(place), latents.to(place), ropes.to(place))
+            got = self._backend.forward(self._layer, *given, plan).cpu()
+        wanted = torch.cat(expected)
+        if got.dtype != self._dtype or got.shape != wanted.shape:
+            raise Fault(
+                f"{self._what}: forward returned {got.dtype} {tuple(got.shape)}, "
+                f"not {self._dtype} {tuple(wanted.shape)}"
+            )
+        error = float((got.double() - wanted).abs().max() / wanted.abs().max())
+        if not error <= TOLERANCES[self._name]:
+            raise Fault(f"{self._what}: {what}: the largest relative error is {error:.2g}")
+
+
+def _fill(pool: KVBuffers) -> None:
+    for tensor in pool.all():
+        if tensor.dtype.is_floating_point:
+            tensor.fill_(float("nan"))
+
+
+def _dense(layer: AttentionLayer, dims: LatentDims, q: Tensor, latents: Tensor, ropes: Tensor, up: Tensor) -> Tensor:
+    """The last len(q) tokens of a sequence: q [Q, heads, D], latents [K, L], ropes [K, R] -> float64 [Q, heads, V]."""
+    heads = torch.einsum("kl,hnl->khn", latents.double(), up.double())
+    keys, values = heads[..., : dims.key_dim], heads[..., dims.key_dim :]
+    keys = torch.cat((keys, ropes.double()[:, None].expand(-1, layer.heads, -1)), -1)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * layer.scale
+    hidden = torch.arange(len(latents)) > torch.arange(len(latents) - len(q), len(latents))[:, None]
+    return torch.einsum("hqk,khv->qhv", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
