@@ -16,8 +16,8 @@ from rules_world import device, fit, model
 from srv.errors import PlatformUnavailable
 from srv.platform.choose import choose, device_for_plan, parse_device
 from srv.platform.contract import create_platform
-from srv.platform.facts import Requires
-from srv.platform.manifest import EngineContext
+from srv.platform.facts import DeviceFacts, Requires
+from srv.platform.manifest import EngineContext, ProbeResult
 from srv.platform.registry import find_platforms
 
 VARIANTS = {
@@ -76,11 +76,15 @@ def test_a_gpu_platform_refuses_a_torch_that_was_built_without_it(name: str) -> 
 
 @every("name", GPUS)
 def test_every_backend_of_a_gpu_platform_can_be_imported(name: str) -> None:
-    specs = [spec for family in FOUND[name].loaded.facts.backends.values() for spec in family]
+    """Those of experts are the ops of their name."""
+    facts = FOUND[name].loaded.facts
+    specs = [spec for family, offered in facts.backends.items() for spec in offered if family != "moe"]
     assert specs
     for spec in specs:
         if "triton" not in spec.target:  # which may not be installed
             assert isinstance(pkgutil.resolve_name(spec.target), type)
+    named = {spec.name for spec in facts.ops if spec.op == "experts"}
+    assert named == {spec.name for spec in facts.backends["moe"]}
 
 
 @every(
@@ -175,7 +179,7 @@ def test_the_host_can_always_be_chosen() -> None:
     assert "torch" in chosen.device.versions
 
 
-def test_srv_platforms_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_srv_platforms_lists_them_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import argparse
 
     from srv.cli import platforms
@@ -186,7 +190,27 @@ def test_srv_platforms_lists_them_all(capsys: pytest.CaptureFixture[str]) -> Non
     rows = {row["platform"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(VARIANTS) <= set(rows)
     assert rows["cpu"]["available"] is True
+    monkeypatch.setenv("COLUMNS", "80")
     assert platforms.run(parser.parse_args(["platforms"])) == 0
     shown = capsys.readouterr().out
-    for name in VARIANTS:
-        assert name in shown
+    for row in rows.values():
+        assert row["platform"] in shown
+        assert row["distribution"] in shown
+        assert row["available"] or row["code"] in shown, "the line of a terminal breaks no code"
+
+
+def test_the_table_of_platforms_fits_into_80_columns_with_the_longest_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from srv.cli.platforms import table
+
+    found = {name: FOUND[name] for name in ("cpu", "npu")}
+    device = DeviceFacts("avx512", 1 << 34, 1, "An accelerator (simulated)")
+    results = {
+        "cpu": ProbeResult(True, device=device),
+        "npu": ProbeResult(False, "reason", "remedy", "torch_without_cuda"),
+    }
+    Console(width=80).print(table(found, results))
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("torch_without_cuda", "accelerator", "(simulated)", "avx512"))
+    assert all(len(line) <= 80 for line in shown.splitlines())

@@ -13,8 +13,6 @@ from srv.platform.host import torch_build
 from srv_cpu import probe as cpu
 from srv_cuda import probe as cuda
 from srv_npu import probe as npu
-from srv_rocm import probe as rocm
-from srv_xpu import probe as xpu
 
 GIB = 1 << 30
 AVX2 = "fpu sse4_2 avx avx2 fma f16c"
@@ -94,21 +92,24 @@ H100 = ("NVIDIA H100 80GB HBM3", 80 * GIB, 9, 0)
 
 
 @every(
-    ("driver", "built_for", "code", "message"),
+    ("driver", "build", "code", "message"),
     [
-        (cuda.Driver((12, 8), ()), "12.8", "no_device", "CUDA_VISIBLE_DEVICES"),
-        (cuda.Driver((12, 8), (H100,)), None, "torch_without_cuda", "built without CUDA"),
-        (cuda.Driver((11, 4), (H100,)), "12.8", "driver_too_old", "CUDA 11.4 at most"),
+        (cuda.Driver((12, 8), ()), {"cuda": "12.8"}, "no_device", "CUDA_VISIBLE_DEVICES"),
+        (cuda.Driver((12, 8), (H100,)), {"cuda": None}, "torch_without_cuda", "built for CPUs only, not for CUDA"),
+        (cuda.Driver((12, 8), (H100,)), {"hip": "6.4"}, "torch_without_cuda", "built for ROCm 6.4, not for CUDA"),
+        (cuda.Driver((11, 4), (H100,)), {"cuda": "12.8"}, "driver_too_old", "CUDA 11.4 at most"),
     ],
 )
-def test_cuda_reports_what_is_missing(driver: cuda.Driver, built_for: str | None, code: str, message: str) -> None:
-    result = cuda.judge(driver, built_for)
+def test_cuda_reports_what_is_missing(
+    driver: cuda.Driver, build: dict[str, str | None], code: str, message: str
+) -> None:
+    result = cuda.judge(driver, build)
     assert (result.available, result.code) == (False, code)
     assert message in f"{result.reason} {result.remedy}"
 
 
 def test_cuda_describes_its_devices() -> None:
-    result = cuda.judge(cuda.Driver((12, 8), (H100, H100)), "12.6")
+    result = cuda.judge(cuda.Driver((12, 8), (H100, H100)), {"cuda": "12.6"})
     device = result.device
     assert result.available
     assert device is not None
@@ -119,7 +120,7 @@ def test_cuda_describes_its_devices() -> None:
 
 def test_cuda_notes_an_unknown_variant_and_unequal_devices() -> None:
     old = ("NVIDIA T4", 15 * GIB, 7, 5)
-    result = cuda.judge(cuda.Driver((12, 8), (old, H100)), "12.6")
+    result = cuda.judge(cuda.Driver((12, 8), (old, H100)), {"cuda": "12.6"})
     assert result.device is not None
     assert (result.device.variant, result.device.memory_bytes) == ("sm75", 15 * GIB)
     assert len(result.notes) == 2
@@ -168,51 +169,6 @@ print(result.code, "|", result.reason)
     assert done.stdout.strip() == (
         "toolkit_missing | torch_npu is installed but cannot be loaded: libhccl.so: cannot open shared object file"
     )
-
-
-def test_rocm_distinguishes_driver_from_torch(tmp_path: Path) -> None:
-    driver = tmp_path / "kfd"
-    missing = rocm.missing_requirement(driver, "6.4")
-    assert missing is not None
-    assert missing.code == "driver_missing"
-    driver.touch()
-    without = rocm.missing_requirement(driver, None)
-    assert without is not None
-    assert without.code == "torch_without_rocm"
-    assert rocm.missing_requirement(driver, "6.4") is None
-
-
-def render_node(root: Path, index: int, vendor: str, product: str) -> None:
-    (root / "dev/dri").mkdir(parents=True, exist_ok=True)
-    (root / f"dev/dri/renderD{index}").touch()
-    folder = root / f"sys/class/drm/renderD{index}/device"
-    folder.mkdir(parents=True)
-    (folder / "vendor").write_text(f"{vendor}\n")
-    (folder / "device").write_text(f"{product}\n")
-
-
-def test_xpu_recognises_gpus_by_their_pci_ids(tmp_path: Path) -> None:
-    render_node(tmp_path, 128, "0x8086", "0x0bd5")
-    render_node(tmp_path, 129, "0x8086", "0xe20b")
-    render_node(tmp_path, 130, "0x8086", "0x9a49")  # an integrated GPU
-    render_node(tmp_path, 131, "0x1002", "0x0bd5")  # not Intel's
-    assert list(xpu.gpus(tmp_path)) == ["pvc", "bmg"]
-
-
-@every(
-    ("node", "built_for", "code"),
-    [
-        (None, "20250302", "driver_missing"),
-        ("0x9a49", "20250302", "no_device"),
-        ("0xe20b", None, "torch_without_xpu"),
-        ("0xe20b", "20250302", None),
-    ],
-)
-def test_xpu_reports_what_is_missing(tmp_path: Path, node: str | None, built_for: str | None, code: str | None) -> None:
-    if node is not None:
-        render_node(tmp_path, 128, "0x8086", node)
-    result = xpu.missing_requirement(tmp_path, list(xpu.gpus(tmp_path)), built_for)
-    assert (result and result.code) == code
 
 
 def test_torch_settings_are_read_without_torch(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, contribution, defau
 
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, UserInput, UserStatement
+from srv.errors import Refusal
 from srv.platform.registry import find_platforms
-from srv.specs import FullAttention, ModelFacts
+from srv.specs import FullAttention, Latent, ModelFacts
+from srv_gpu.tools import AITER_MODULES
 
 PROFILES = [(name, profile) for name, facts in FACTS.items() for profile in facts.profiles]
 MISTRAL = {
@@ -32,6 +34,7 @@ FAMILIES = {
 }
 
 
+NO_LATENTS = "it does not support multi-head latent attention (MLA)"
 LONG_HEADS = model(head_dim=128, cache_groups=(FullAttention((0, 1, 2, 3), 8, 128, 128),))
 
 
@@ -41,21 +44,20 @@ def aiter(about: ModelFacts | None, **user: Any) -> Any:
 
 def test_aiter_reads_pages_of_one_token_or_of_16() -> None:
     assert aiter(LONG_HEADS) == {"page_size": (1, 16)}
-    assert aiter(LATENT) == {"page_size": (1,)}
     assert aiter(None) == {"page_size": (1, 16)}
 
 
 @every(("heads", "fits"), [(16, True), (128, True), (32, False), (64, False)])
-def test_latent_attention_of_aiter_supports_some_head_counts(heads: int, fits: bool) -> None:
+def test_latent_attention_of_aiter_supports_some_head_counts_and_is_not_called(heads: int, fits: bool) -> None:
     answer = aiter(model("DeepseekV3ForCausalLM", config={"kv_lora_rank": 512}, heads=heads))
-    assert isinstance(answer, dict) == fits
-    assert fits or answer == f"latent attention needs 16 or 128 heads per rank, not {heads}"
+    counts = f"latent attention needs 16 or 128 heads per rank, not {heads}"
+    assert answer == (f"it cannot compute layers 0-3: {NO_LATENTS}" if fits else counts)
 
 
-def test_aiter_has_no_attention_sinks_and_attends_within_chunks() -> None:
-    assert "attention sinks" in aiter(GPT_OSS)
-    chunked = replace(LONG_HEADS, architecture=LLAMA4.architecture)
-    assert isinstance(aiter(chunked), dict)
+def test_aiter_has_no_attention_sinks_and_no_chunks() -> None:
+    assert "attention sinks" in aiter(replace(LONG_HEADS, architecture=GPT_OSS.architecture))
+    chunked = replace(LONG_HEADS, architecture=LLAMA4.architecture, config=LLAMA4.config)
+    assert "attention within chunks of 8192 tokens" in aiter(chunked)
 
 
 @every(
@@ -95,7 +97,10 @@ def test_page_size_of_the_user_is_never_changed() -> None:
 
 
 def test_aiter_is_chosen_if_installed() -> None:
-    lacking, having = device("rocm", "gfx942", torch="2.9"), device("rocm", "gfx942", **{"amd-aiter": "0.1"})
+    lacking, having = (
+        device("rocm", "gfx942", torch="2.9"),
+        device("rocm", "gfx942", **{"amd-aiter": "0.1", AITER_MODULES: "9"}),
+    )
     assert fit(lacking, "rocm", "attention", "aiter", LONG_HEADS) == "the package amd-aiter is not installed"
     assert isinstance(fit(having, "rocm", "attention", "aiter", LONG_HEADS), dict)
 
@@ -116,10 +121,6 @@ def test_long_contexts_cost_aiter_memory() -> None:
 def test_defaults_of_rocm() -> None:
     on = device("rocm", "gfx950")
     assert default_of("rocm", "triton_attention_num_kv_splits", on) == 16
-    assert default_of("rocm", "moe_runner_backend", on, GPT_OSS) == "triton_kernel"
-    assert default_of("rocm", "moe_runner_backend", on, GPT_OSS, ep_size=2) is None
-    assert default_of("rocm", "moe_runner_backend", on, model()) is None
-    assert default_of("rocm", "moe_runner_backend", device("rocm", "gfx950", torch="2.9"), GPT_OSS) is None
 
 
 @every(("platform", "profile"), [("rocm", "gfx942"), ("npu", "a3"), ("xpu", "bmg")])
@@ -232,17 +233,27 @@ def test_intel_s_kernels_read_certain_pages_and_are_not_called() -> None:
 def test_intel_s_kernels_have_no_attention_sinks_and_no_chunks() -> None:
     on = device("xpu", "bmg")
     assert fit(on, "xpu", "attention", "intel_xpu", GPT_OSS) == (
-        "GptOssForCausalLM has attention sinks, which only triton computes here; this version of srv does not call it"
+        "GptOssForCausalLM has attention sinks, which its kernels do not compute; this version of srv does not call it"
     )
     assert "attends within chunks" in fit(on, "xpu", "attention", "intel_xpu", LLAMA4)
-    assert fit(on, "xpu", "attention", "triton", GPT_OSS) == {}
+    assert "it does not support attention sinks" in fit(on, "xpu", "attention", "triton", GPT_OSS)
 
 
 @every("family", FAMILIES)
 @every(("platform", "profile"), PROFILES)
 def test_defaults_of_a_model_family_are_never_refused_by_the_platform(platform: str, profile: str, family: str) -> None:
     manifest = find_platforms()[platform].loaded
-    done = resolve(UserInput(), manifest=manifest, device=manifest.facts.profiles[profile], model=FAMILIES[family])
+    device = manifest.facts.profiles[profile]
+    latent = any(spec.latent for spec in FACTS[platform].backends["attention"])
+    if (family in ("gpt_oss", "llama4") and platform != "cpu") or (family == "deepseek" and not latent):
+        # Only because no kernel that is called computes their attention.
+        with pytest.raises(Refusal) as refused:
+            resolve(UserInput(), manifest=manifest, device=device, model=FAMILIES[family])
+        others = {each.what for each in refused.value.rejections if each.code != "no_backend_fits"}
+        assert others <= ({"quantization"} if platform in ("npu", "toy") else set())  # they have no MXFP4 either
+        assert len(others) < len(refused.value.rejections)
+        return
+    done = resolve(UserInput(), manifest=manifest, device=device, model=FAMILIES[family])
     assert done.config.model.context_length == 65536
 
 
@@ -255,3 +266,25 @@ def test_every_rule_has_a_subject_and_a_reason(platform: str, profile: str) -> N
     for constraint in facts.constraints:
         assert constraint.code
         assert constraint.remedy.endswith(".")
+
+
+@every(("experts", "fits"), [(128, True), (129, False)])
+def test_npu_s_experts_with_biases_are_limited_in_number(experts: int, fits: bool) -> None:
+    """Those of GPT-OSS; experts without biases are limited by the ops."""
+    biased = model("GptOssForCausalLM", config={"num_local_experts": experts})
+    answer = fit(device("npu", "a3"), "npu", "moe", "ascend", biased)
+    assert isinstance(answer, dict) == fits
+    assert fits or answer == "it takes at most 128 experts with biases, and the model has 129"
+    plain = model("MixtralForCausalLM", config={"num_local_experts": experts})
+    assert isinstance(fit(device("npu", "a3"), "npu", "moe", "ascend", plain), dict)
+
+
+def test_only_models_that_native_attention_reads_in_int8_are_sent_there() -> None:
+    on = device("cpu", "avx512")
+    for about, reason in (
+        (model(), "it does not support int8 KV pools; native does"),
+        (replace(LATENT, cache_groups=(Latent((0,), 512, 64),)), "it does not support int8 KV pools"),
+    ):
+        assert fit(on, "cpu", "attention", "torch_native", about, kv_cache_dtype="int8") == reason
+        gpu = fit(device("cuda", "sm90"), "cuda", "attention", "torch_native", about, kv_cache_dtype="int8")
+        assert ("; triton does" in gpu) == ("; native does" in reason)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from srv.dtypes import FLOAT8
+from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import attention_specs
-from srv_cpu.packed import ORDER, PAGE_SIZES, head_dim_reason
+from srv_cpu.op_specs import NATIVE_KERNELS, OPS
+from srv_cpu.packed import ORDER, PAGE_SIZES, TORCH_TRAITS, TRAITS, head_dim_reason, latent_reason
 
 _GIB = 1 << 30
 _CAPTURED_ROWS = 16
-_TRAITS = ("window", "soft_cap")  # of layers, in both attention backends
 # Prompt tokens per step. Larger chunks delay the first tokens of other requests, and need more memory: 2,048 tokens
 # take 70 MB more than 512 (a model with 135M weights).
 _CHUNK = 256
-NATIVE_KERNELS = "native_kernels"  # a machine feature: the native library of srv-kernels loads
+ABSORB_PREFILL, WHOLE_PREFIX = "disable_mla_ragged_prefill", "disable_chunked_prefix_cache"
+COMPILER = "cxx_compiler"  # a machine feature: torch.compile finds a C++ compiler
 BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
 _CAPABILITIES = frozenset(
     {
@@ -20,10 +23,13 @@ _CAPABILITIES = frozenset(
         "prefix_cache",
         "chunked_prefill",
         "host_memory",
+        "memory_use",
         "communicator",
         "overlap",
         "w8a8",
         "int8_weights",
+        "fp8_weights",
+        "fp8_kv",
         "float32",
         "float16",
         "bfloat16",
@@ -40,9 +46,11 @@ def _fast_in_bfloat16(device: DeviceFacts) -> bool:
 
 
 def _capabilities(device: DeviceFacts) -> frozenset[str]:
-    """Graphs, GGUF-quantized weights and int8 KV need the native kernels."""
-    native = {"gguf_blocks", "graphs", "int8_kv"} if NATIVE_KERNELS in device.features else frozenset()
-    return _CAPABILITIES | native
+    """Graphs, GGUF-quantized weights, int8 KV and batch invariance need the native kernels; compiled steps need a C++
+    compiler."""
+    native = {"gguf_blocks", "graphs", "int8_kv", "batch_invariant"} if NATIVE_KERNELS in device.features else set()
+    compiled = {"torch_compile"} if COMPILER in device.features else set()
+    return frozenset(_CAPABILITIES | native | compiled)
 
 
 def _dtype(context: ResolutionContext) -> str | None:
@@ -61,7 +69,8 @@ def _fits(context: ResolutionContext) -> Requires:
 def _torch_fits(context: ResolutionContext) -> Requires | Unfit:
     """torch operators convert the dtype of a pool but do not apply the scales of int8."""
     if context["kv_cache_dtype"] == "int8":
-        return Unfit(("it does not support int8 KV pools; native does",))
+        latent = context.model is not None and bool(context.model.latents)
+        return Unfit((f"it does not support int8 KV pools{'' if latent else '; native does'}",))
     return Requires()
 
 
@@ -107,23 +116,44 @@ DEFAULTS = (
 )
 
 
-def _native_fits(context: ResolutionContext) -> Requires | Unfit:
-    """The limits of the native kernels; the dtype is checked as far as it is known here."""
+def _known_dtype(context: ResolutionContext) -> str | None:
+    """The dtype, as far as it is known before all arguments are resolved."""
+    return context["dtype"] or _dtype(context) or (context.model.dtype if context.model else None)
+
+
+def _native_reasons(context: ResolutionContext) -> list[str]:
+    """Why no native kernel fits."""
     reasons: list[str] = []
     if NATIVE_KERNELS not in context.device.features:
         reasons.append("srv-kernels is installed without native CPU kernels, or they do not load")
-    model = context.model
-    dtype = context["dtype"] or _dtype(context) or (model.dtype if model else None)
-    if dtype == "float16":
+    if _known_dtype(context) == "float16":
         reasons.append("dtype float16 is not one of float32, bfloat16")
+    return reasons
+
+
+def _native_experts_fit(context: ResolutionContext) -> Requires | Unfit:
+    reasons = _native_reasons(context)
+    return Unfit(tuple(reasons)) if reasons else Requires()
+
+
+def _native_fits(context: ResolutionContext) -> Requires | Unfit:
+    """The limits of native attention."""
+    reasons, model, dtype = _native_reasons(context), context.model, _known_dtype(context)
     kv_dtype = context["kv_cache_dtype"]
-    if kv_dtype not in (None, "auto", "float16", "int8", dtype):
-        reasons.append(f"kv_cache_dtype {kv_dtype} is neither the activations' dtype {dtype} nor float16 nor int8")
+    if kv_dtype not in (None, "auto", "float16", "int8", *FLOAT8, dtype):
+        others = f"float16 nor int8 nor {' nor '.join(FLOAT8)}"
+        reasons.append(f"kv_cache_dtype {kv_dtype} is neither the activations' dtype {dtype} nor {others}")
     if model is not None:
         dims = {dim for group in attention_specs(model.cache_groups) for dim in (group.key_dim, group.value_dim)}
         if len(dims) > 1:
             reasons.append(f"keys and values have different head dims: {sorted(dims)}")
         reasons += [reason for dim in sorted(dims) if (reason := head_dim_reason(dim)) is not None]
+        sizes = [(group.latent_dim, group.rope_dim) for group in model.latents]
+        reasons += [reason for each in sizes if (reason := latent_reason(*each)) is not None]
+        if sizes and kv_dtype not in (None, "auto", dtype):
+            reasons.append(
+                f"kv_cache_dtype {kv_dtype} is not the activations' dtype {dtype}, as latent attention needs"
+            )
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": PAGE_SIZES})
 
 
@@ -137,7 +167,10 @@ BACKENDS = {
             kv_order=ORDER,
             graphs=True,
             lengths="device",
-            traits=_TRAITS,
+            traits=TRAITS,
+            arguments=("enable_deterministic_inference",),
+            batch_invariant=True,
+            latent="srv_cpu.native_latent:NativeLatentAttention",
         ),
         BackendSpec(
             name="torch_native",
@@ -146,7 +179,10 @@ BACKENDS = {
             target="srv_cpu.attention:TorchNativeAttention",
             kv_order="page_token_head",
             lengths="device",
-            traits=_TRAITS,
+            traits=TORCH_TRAITS,
+            arguments=(ABSORB_PREFILL, WHOLE_PREFIX),
+            fallback=True,
+            latent="srv_cpu.latent_attention:TorchLatentAttention",
         ),
     ),
     "sampling": (
@@ -157,19 +193,30 @@ BACKENDS = {
             target="srv_cpu.sampling:CpuSampling",
         ),
     ),
+    "moe": (
+        BackendSpec(
+            name="native",
+            priority=20,
+            check=_native_experts_fit,
+            target="",
+            graphs=True,
+            batch_invariant=True,
+        ),
+        TORCH_EXPERTS,
+    ),
 }
 
 PROFILES = {
-    "avx2": DeviceFacts("avx2", 32 * _GIB, 1, "64-bit x86 with AVX2", features=(NATIVE_KERNELS,)),
-    "avx512": DeviceFacts("avx512", 128 * _GIB, 1, "64-bit x86 with AVX-512", features=(NATIVE_KERNELS,)),
+    "avx2": DeviceFacts("avx2", 32 * _GIB, 1, "64-bit x86 with AVX2", features=(NATIVE_KERNELS, COMPILER)),
+    "avx512": DeviceFacts("avx512", 128 * _GIB, 1, "64-bit x86 with AVX-512", features=(NATIVE_KERNELS, COMPILER)),
     "amx": DeviceFacts(
         "amx",
         256 * _GIB,
         1,
         "64-bit x86 with AMX",
-        features=("avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", NATIVE_KERNELS),
+        features=("avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", NATIVE_KERNELS, COMPILER),
     ),
-    "neon": DeviceFacts("neon", 64 * _GIB, 1, "64-bit ARM with NEON", features=(NATIVE_KERNELS,)),
+    "neon": DeviceFacts("neon", 64 * _GIB, 1, "64-bit ARM with NEON", features=(NATIVE_KERNELS, COMPILER)),
 }
 
-FACTS = PlatformFacts(_capabilities, PROFILES, defaults=DEFAULTS, backends=BACKENDS)
+FACTS = PlatformFacts(_capabilities, PROFILES, defaults=DEFAULTS, backends=BACKENDS, ops=OPS)

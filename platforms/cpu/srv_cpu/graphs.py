@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from srv_cpu.native_attention import AttentionMetadata
 from srv_kernels.cpu.captured_graph import CapturedGraph, GraphMemoryPool, NotCapturable
 
 logger = logging.getLogger(__name__)
@@ -42,6 +41,6 @@ class CpuGraphs:
         self._replays[key] = run if reason else graph.replay
         return output
 
-    def replay(self, key: int, metadata: Sequence[AttentionMetadata]) -> None:
+    def replay(self, key: int, metadata: Sequence[object]) -> None:
         """`plan` has already copied the lengths to where the captured attention reads them."""
         self._replays[key]()

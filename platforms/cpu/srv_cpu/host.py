@@ -1,4 +1,4 @@
-"""The number of threads that a worker should use. Imports no torch."""
+"""The number of threads that a worker should use, and the memory that it has. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from srv.platform.facts import DeviceFacts
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _PROCESSORS = Path("/sys/devices/system/cpu")
+_STATUS = Path("/proc/self/status")
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -19,11 +20,17 @@ def threads() -> int:
     return int(value) if value.isdecimal() and int(value) > 0 else usable_cores()
 
 
-def share_threads(ranks: int) -> None:
+def share_threads(ranks: int, node_ranks: int | None = None) -> None:
     """Divide the compute threads among the ranks on this host: sets OMP_NUM_THREADS for this process if there are
-    several."""
+    several, or if it has been bound to some of the cores.
+
+    `node_ranks`: how many ranks have been bound to the same cores, this one included; None if it has not been bound.
+    They get at most one thread per core together.
+    """
     if ranks > 1:
         os.environ[_THREADS] = str(max(1, threads() // ranks))
+    if node_ranks is not None:
+        os.environ[_THREADS] = str(min(threads(), max(1, usable_cores() // node_ranks)))
 
 
 def usable_cores() -> int:
@@ -60,3 +67,18 @@ def _quota(file: Path) -> int | None:
 def worker_env(device: DeviceFacts, rank: int) -> Mapping[str, str]:
     """One compute thread per core. The OpenMP wait policy stays the default: threads that sleep at once wake late."""
     return {_THREADS: str(threads())}
+
+
+def resident_bytes(status: Path = _STATUS) -> int:
+    """Resident memory of this process, without pages of files if the system tells these apart."""
+    try:
+        lines = status.read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    kinds = ("RssAnon:", "RssShmem:")
+    found = [int(words[1]) * 1024 for line in lines if (words := line.split()) and words[0] in kinds]
+    if found:
+        return sum(found)
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

@@ -1,54 +1,39 @@
-"""The implementations of each op on the CPU platform, best first."""
+"""The ops of processors in a worker: the implementations that `srv_cpu.op_specs` lists, asked about this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from srv.platform.facts import DeviceFacts
+from srv.platform.host import versions
 from srv.platform.interface import OpArgs, OpImpl
+from srv.platform.ops import implementations
+from srv_cpu import op_specs
+from srv_cpu.extensions import IPEX, ZENTORCH, Extension
 from srv_kernels.cpu.library import load
 
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 NATIVE_FLOATS = (torch.float32, torch.bfloat16)
-BLOCK_OPS = ("linear_gguf", "rows_gguf")
+_EXTENSIONS = {op_specs.ZENTORCH: ZENTORCH, op_specs.IPEX: IPEX}
 
 
-def _any_float(args: OpArgs) -> str | None:
-    return None if args.dtype in _FLOATS else f"{args.dtype} is not one of float32, bfloat16, float16"
+def _this_machine() -> DeviceFacts:
+    """What the specs ask about; whether the native library loads is known here, even if it was not to the probe."""
+    features = (op_specs.NATIVE_KERNELS,) if load().library is not None else ()
+    return DeviceFacts("", 1, 1, versions=versions("torch", *op_specs.DISTRIBUTIONS.values()), features=features)
 
 
-def _native_float(args: OpArgs) -> str | None:
-    if args.dtype not in NATIVE_FLOATS:
-        return f"{args.dtype} is not one of float32, bfloat16"
-    return load().reason or None
+def _loading(impl: OpImpl, extension: Extension) -> OpImpl:
+    """The specs know the versions of a package; whether it loads is known only here."""
+
+    def supports(args: OpArgs) -> str | None:
+        return impl.supports_args(args) or extension.unusable()
+
+    return replace(impl, supports_args=supports)
 
 
-def _impl(op: str, module: str, name: str, fits: Callable[[OpArgs], str | None] = _any_float) -> OpImpl:
-    return OpImpl(op=op, name=name, supports_args=fits, target=f"srv_kernels.{module}:{op}")
-
-
-OPS = (
-    *(
-        _impl(op, "cpu.native_ops", "native", _native_float)
-        for op in (
-            "rms_norm",
-            "add_rms_norm",
-            "rotary",
-            "silu_and_mul",
-            "linear_w8a8",
-            "linear_w8a8_static",
-            "linear_int8",
-            *BLOCK_OPS,
-        )
-    ),
-    _impl("rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
-    _impl("add_rms_norm", "cpu.torch_ops", "torch (cpu.torch_ops)"),
-    _impl("rotary", "reference", "torch (reference)"),
-    _impl("silu_and_mul", "reference", "torch (reference)"),
-    _impl("gelu_tanh_and_mul", "reference", "torch (reference)"),
-    _impl("linear_w8a8", "reference", "torch (reference)"),
-    _impl("linear_w8a8_static", "reference", "torch (reference)"),
-    _impl("linear_int8", "reference", "torch (reference)"),
-    *(_impl(op, "reference", "torch (reference)") for op in BLOCK_OPS),
+OPS = tuple(
+    _loading(impl, _EXTENSIONS[impl.name]) if impl.name in _EXTENSIONS else impl
+    for impl in implementations(op_specs.OPS, _this_machine())
 )

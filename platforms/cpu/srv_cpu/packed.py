@@ -13,14 +13,25 @@ from srv_kernels.cpu.library import BLOCK_TOKENS, MAX_HEAD_DIM
 
 ORDER = "page_head_packed"
 PAGE_SIZES = (16, 32, 64, 128, 256)
+TRAITS = ("window", "soft_cap")  # of layers, in the native kernels
+TORCH_TRAITS = (*TRAITS, "alibi", "chunks", "sinks", "bidirectional")  # in attention with torch operators
 COLUMNS = 16  # head sizes must be multiples of this
-INTERLEAVE = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4}
+INTERLEAVE = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
 def head_dim_reason(dim: int) -> str | None:
     """Why the kernels cannot compute with heads of this size; None if they can."""
     if dim % COLUMNS or dim > MAX_HEAD_DIM:
         return f"head dim {dim} is not a multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
+    return None
+
+
+def latent_reason(latent_dim: int, rope_dim: int) -> str | None:
+    """Why the kernel of latent attention cannot compute with vectors of these sizes; None if it can."""
+    if latent_dim % COLUMNS or rope_dim % COLUMNS:
+        return (
+            f"latent attention with {latent_dim} + {rope_dim} numbers per token: each must be a multiple of {COLUMNS}"
+        )
     return None
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
-import numpy as np
 import psutil
 import torch
 
 from srv.dist.group import RankGroup
-from srv.platform.interface import Check, Communicator, Graphs, KVBuffers, Memory, OpImpl
+from srv.platform.interface import Check, Communicator, Graphs, KVBuffers, Memory, MemoryUse, OpImpl
 from srv.platform.manifest import EngineContext
 from srv.platform.page_copies import copy_page_runs
-from srv.platform.pools import pool_of
+from srv.platform.pools import pool_of, untouched_zeros
 from srv.platform.streams import Streams, host_streams
 from srv.specs import AttentionSpec, KVLayout
-from srv_cpu.host import share_threads, threads
+from srv_cpu.extensions import IPEX, ZENTORCH
+from srv_cpu.host import resident_bytes, share_threads, threads
 from srv_cpu.linear import pack
 from srv_cpu.ops import OPS
 from srv_cpu.packed import ORDER as PACKED_ORDER
@@ -31,12 +30,6 @@ logger = logging.getLogger(__name__)
 _NO_KERNELS = "Install a C++ compiler and reinstall srv-kernels, or run: python -m srv_kernels.cpu.build"
 
 
-def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros, whose memory the operating system provides when they are written to."""
-    zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(zeros).view(dtype).view(shape)
-
-
 class CpuPlatform:
     """Implements `srv.platform.interface.Platform` for the machine's processors."""
 
@@ -47,12 +40,12 @@ class CpuPlatform:
     def name(self) -> str:
         return "cpu"
 
-    def device(self, local_rank: int) -> torch.device:
+    def device(self, index: int) -> torch.device:
         return torch.device("cpu")
 
     def init_worker(self, rank: int) -> None:
         """One thread per physical core: a second hyper-thread only adds contention. Ranks divide the cores."""
-        share_threads(self._context.local_ranks)
+        share_threads(self._context.local_ranks, None if self._context.numa_node is None else self._context.node_ranks)
         torch.set_num_threads(threads())
         loaded = load()
         if loaded.library is None:
@@ -71,6 +64,13 @@ class CpuPlatform:
         free = min(psutil.virtual_memory().available // ranks, max(total - used, 0))
         return Memory(free=free, total=total)
 
+    def memory_use(self, device: torch.device, reset_peak: bool) -> MemoryUse:
+        """What is resident, without pages of files, which the system can drop.
+
+        It has no peak of steps: pages of the KV pool become resident as they are written to.
+        """
+        return MemoryUse(resident_bytes(), None)
+
     def streams(self, device: torch.device) -> Streams:
         return host_streams()
 
@@ -81,12 +81,10 @@ class CpuPlatform:
         copy_page_runs(source, target, pages)
 
     def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-        """A pool that takes physical memory only as it is written to.
-
-        (`torch.zeros` writes every byte; numpy requests zeroed memory from the allocator instead.)
-        """
+        """A pool that takes physical memory only as it is written to."""
         packed = isinstance(layout.group, AttentionSpec) and layout.order == PACKED_ORDER
-        return pool_of(layout, packed_tensors(layout, pages) if packed else layout.plain_tensors(pages), _untouched)
+        shapes = packed_tensors(layout, pages) if packed else layout.plain_tensors(pages)
+        return pool_of(layout, shapes, untouched_zeros)
 
     @property
     def ops(self) -> Sequence[OpImpl]:
@@ -127,6 +125,7 @@ class CpuPlatform:
             Check("memory", True, f"{device.memory_bytes / 2**30:.1f} GiB for this process"),
             Check("native kernels", bool(load().isa), load().isa or load().reason, _NO_KERNELS),
             Check("compute", right, "a 64 x 64 product is correct" if right else "a 64 x 64 product is wrong"),
+            *(check for extension in (ZENTORCH, IPEX) if (check := extension.check()) is not None),
         ]
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from pathlib import Path
 
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import versions
 from srv.platform.manifest import ProbeContext, ProbeResult
-from srv_cpu.facts import NATIVE_KERNELS
+from srv_cpu.facts import COMPILER, NATIVE_KERNELS
+from srv_cpu.op_specs import DISTRIBUTIONS
 from srv_kernels.cpu.library import load
 
 ROOT = Path("/")
@@ -42,7 +44,9 @@ _NO_LIMIT = 1 << 60  # control groups report a number near 2**63 for "no limit"
 def probe(context: ProbeContext) -> ProbeResult:
     """The processors of this host as one device."""
     loaded = load()
-    return look(ROOT, platform.machine(), (NATIVE_KERNELS,) if loaded.library else (), loaded.reason)
+    compiler = shutil.which(os.environ.get("CXX", "g++"))  # as torch.compile looks for it
+    further = ((NATIVE_KERNELS, loaded.library), (COMPILER, compiler))
+    return look(ROOT, platform.machine(), tuple(name for name, found in further if found), loaded.reason)
 
 
 def look(root: Path, machine: str, further: tuple[str, ...] = (), note: str = "") -> ProbeResult:
@@ -65,7 +69,7 @@ def look(root: Path, machine: str, further: tuple[str, ...] = (), note: str = ""
         memory_bytes=memory_limit(root),
         count=1,
         name=fields.get("model name") or machine,
-        versions=versions("torch", "srv-kernels"),
+        versions=versions("torch", "srv-kernels", *DISTRIBUTIONS.values()),
         features=tuple(feature for feature in _FEATURES if feature in flags) + further,
     )
     return ProbeResult(available=True, device=device, notes=(*notes, note) if note else notes)

@@ -11,29 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from srv.platform.facts import Requires, ResolutionContext, Unfit
-from srv_gpu.facts import FLASHINFER_HEADS, attention, half_reasons, has_package, not_called
+from srv_gpu.facts import FLASHINFER_HEADS, attention, half_reasons, not_called
+from srv_gpu.tools import missing_flashinfer
 
-_SINKS = frozenset({"GptOssForCausalLM"})
 _CHUNKED = ("Llama4",)
 _E5M2 = "fp8_e5m2"
-_FLASHINFER = "flashinfer-python"
-
-
-def missing_package(context: ResolutionContext) -> list[str]:
-    """A reason if FlashInfer is not installed. Device profiles have no package versions, so it is assumed for them."""
-    return [] if has_package(context.device, _FLASHINFER) else [f"the package {_FLASHINFER} is not installed"]
-
-
-def _family_reasons(context: ResolutionContext) -> list[str]:
-    """Reasons why FlashInfer does not support a model family: attention sinks, or chunked attention."""
-    model = context.model
-    if model is None:
-        return []
-    if model.architecture in _SINKS:
-        return [f"{model.architecture} has attention sinks, which only fa3, trtllm_mha and triton compute"]
-    if model.architecture.startswith(_CHUNKED):
-        return [f"{model.architecture} attends within chunks, which only fa3 and triton compute"]
-    return []
 
 
 def _is_latent(context: ResolutionContext) -> bool:
@@ -51,16 +33,16 @@ def _has_draft_tree(context: ResolutionContext) -> bool:
 
 
 def flashinfer(context: ResolutionContext) -> Requires | Unfit:
-    """FlashInfer is a separate package. Its kernels support certain head sizes, and latent attention."""
+    """FlashInfer is a separate package, which compiles its kernels unless they are prebuilt.
+
+    They support certain head sizes, and latent attention.
+    """
     model, variant = context.model, context.device.variant
-    reasons = [*missing_package(context), *half_reasons(context)]
+    reasons = [*missing_flashinfer(context.device), *half_reasons(context)]
     if model is not None and not _is_latent(context) and model.head_dim not in FLASHINFER_HEADS:
         reasons.append(f"head_dim {model.head_dim} is not among {', '.join(map(str, FLASHINFER_HEADS))}")
-    reasons += _family_reasons(context)
     if _is_latent(context) and variant != "sm100":
         reasons += _not_automatic(context, "flashinfer", f"on {variant} other kernels compute latent attention")
-    if context["kv_cache_dtype"] == _E5M2 and variant == "sm90":
-        reasons += _not_automatic(context, "flashinfer", f"on sm90 triton reads a KV pool in {_E5M2}")
     return Unfit(tuple(reasons)) if reasons else Requires()
 
 
@@ -80,7 +62,7 @@ def _trtllm_mha(context: ResolutionContext) -> Requires | Unfit:
     if _is_latent(context):
         reasons.append("it does not compute latent attention (MLA)")
     if context.model is not None and context.model.architecture.startswith(_CHUNKED):
-        reasons.append(f"{context.model.architecture} attends within chunks, which only fa3 and triton compute")
+        reasons.append(f"{context.model.architecture} attends within chunks, which its kernels do not compute")
     if _has_draft_tree(context):
         reasons.append("it does not verify draft trees (speculative_eagle_topk above 1)")
     slots = () if context.device.variant == "sm100" else ("decode_attention_backend",)

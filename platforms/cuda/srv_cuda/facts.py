@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
-from srv_cuda.attention_specs import SPECS, missing_package
+from srv_cuda.attention_specs import SPECS
 from srv_cuda.rules import CONSTRAINTS, CONTRIBUTIONS, DEFAULTS
+from srv_gpu import expert_specs, op_specs
 from srv_gpu import facts as gpu
+from srv_gpu.tools import FLASHINFER, JIT_CACHE, missing_flashinfer
 
 VARIANTS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 
@@ -28,12 +31,42 @@ PROFILES = gpu.profiles(
     ("sm120-96gb", "sm120", 96, "NVIDIA RTX PRO 6000 Blackwell"),
 )
 
-STAND_INS = {variant: {"flashinfer-python": "0.6.18+simulated"} for variant in VARIANTS}
+CARDS = {
+    "a100": PROFILES["sm80"],
+    "a100-40gb": PROFILES["sm80-40gb"],
+    "a800": gpu.profile("sm80", 80, "NVIDIA A800 80GB"),
+    "a30": gpu.profile("sm80", 24, "NVIDIA A30"),
+    "a10": gpu.profile("sm86", 24, "NVIDIA A10"),
+    "a10g": gpu.profile("sm86", 24, "NVIDIA A10G"),
+    "a40": gpu.profile("sm86", 48, "NVIDIA A40"),
+    "a6000": PROFILES["sm86-48gb"],
+    "rtx3060": PROFILES["sm86-12gb"],
+    "rtx3090": PROFILES["sm86"],
+    "l4": gpu.profile("sm89", 24, "NVIDIA L4"),
+    "l20": gpu.profile("sm89", 48, "NVIDIA L20"),
+    "l40": gpu.profile("sm89", 48, "NVIDIA L40"),
+    "l40s": PROFILES["sm89-48gb"],
+    "rtx4080": PROFILES["sm89-16gb"],
+    "rtx4090": PROFILES["sm89"],
+    "h100": PROFILES["sm90"],
+    "h100-nvl": gpu.profile("sm90", 94, "NVIDIA H100 NVL"),
+    "h800": gpu.profile("sm90", 80, "NVIDIA H800"),
+    "h20": gpu.profile("sm90", 96, "NVIDIA H20"),
+    "h200": PROFILES["sm90-141gb"],
+    "gh200": gpu.profile("sm90", 96, "NVIDIA GH200 96GB"),
+    "b200": PROFILES["sm100"],
+    "rtx5080": PROFILES["sm120-16gb"],
+    "rtx5090": PROFILES["sm120"],
+    "rtxpro6000": PROFILES["sm120-96gb"],
+}
+
+_STAND_IN = "0.6.18+simulated"
+STAND_INS = {variant: {FLASHINFER: _STAND_IN, JIT_CACHE: _STAND_IN} for variant in VARIANTS}
 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
-    """bfloat16 needs compute capability 8.0. Several ranks have not been run on any device."""
-    found = gpu.capabilities(device) | {"overlap", "graphs"}
+    """bfloat16 needs compute capability 8.0. Several ranks have run on simulated devices only."""
+    found = gpu.capabilities(device) | {"overlap", "graphs", "piecewise_graphs"}
     match = re.fullmatch(r"sm(\d+)", device.variant)
     if match and int(match[1]) >= 80:
         found.add("bfloat16")
@@ -41,7 +74,7 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
 
 
 def _flashinfer_sampling(context: ResolutionContext) -> Requires | Unfit:
-    missing = missing_package(context)
+    missing = missing_flashinfer(context.device)
     return Unfit(tuple(missing)) if missing else Requires()
 
 
@@ -52,6 +85,7 @@ BACKENDS = {
         gpu.PYTORCH_SAMPLING,
         gpu.TRITON_SAMPLING,
     ),
+    "moe": (expert_specs.TRITON_EXPERTS, expert_specs.FLASHINFER_EXPERTS, TORCH_EXPERTS),
 }
 
 FACTS = PlatformFacts(
@@ -61,4 +95,7 @@ FACTS = PlatformFacts(
     contributions=CONTRIBUTIONS,
     constraints=CONSTRAINTS,
     backends=BACKENDS,
+    support=gpu.SUPPORT,
+    ops=(op_specs.FLOAT32_PRODUCTS, expert_specs.FLASHINFER, *op_specs.OPS),
+    cards=CARDS,
 )

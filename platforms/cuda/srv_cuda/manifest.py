@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from srv.platform.manifest import EngineContext, Manifest
 from srv_cuda.facts import FACTS, VARIANTS
 from srv_cuda.probe import probe
+from srv_cuda.sensors import sensors
 from srv_gpu.simulator import worker_environment
 
 if TYPE_CHECKING:
@@ -33,4 +34,5 @@ MANIFEST = Manifest(
     probe=probe,
     create=_create,
     worker_env=worker_environment,
+    sensors=sensors,
 )

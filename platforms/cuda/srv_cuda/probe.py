@@ -7,15 +7,19 @@ CUDA_VISIBLE_DEVICES. It runs in the probe's child process, so that a crash of t
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
 from srv_cuda.facts import PROFILES, STAND_INS, VARIANTS
+from srv_gpu.cards import Build, Cards, Fault, Vendor
 from srv_gpu.probe import simulated_probe
+from srv_gpu.tools import flashinfer_tools, triton_version
 
+NVIDIA = Vendor("NVIDIA", 0x10DE, "cuda", integrated=lambda product: False)
 _CONTROL_DEVICE = Path("/dev/nvidiactl")
 _LIBRARY = "libcuda.so.1"
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
@@ -39,40 +43,48 @@ def probe(context: ProbeContext) -> ProbeResult:
     simulated = simulated_probe("cuda", PROFILES, STAND_INS)
     if simulated is not None:
         return simulated
-    if not _CONTROL_DEVICE.exists() and not _library_loads():
-        return ProbeResult(
-            False,
-            f"no NVIDIA driver: neither {_CONTROL_DEVICE} nor {_LIBRARY} exists",
-            _DRIVER_REMEDY,
-            "driver_missing",
-        )
+    return examine(NVIDIA.find(), torch_build(), missing_driver(), query_driver)
+
+
+def missing_driver() -> Fault | None:
+    """Neither the driver's control device nor its library: a container may have only one of them."""
+    if _CONTROL_DEVICE.exists() or _library_loads():
+        return None
+    reason = f"no NVIDIA driver: neither {_CONTROL_DEVICE} nor {_LIBRARY} exists"
+    return Fault(reason, _DRIVER_REMEDY, "driver_missing")
+
+
+def examine(cards: Cards, build: Build, driver: Fault | None, query: Callable[[], Driver]) -> ProbeResult:
+    """The result for the cards on the bus, the build of torch, a driver that is there or not, and its devices.
+
+    Without cards on the bus, the driver's devices count: virtual machines may hide the bus.
+    """
+    if driver is not None and (refusal := cards.refusal(build, driver)) is not None:
+        return refusal
     try:
-        driver = query_driver()
+        result = judge(query(), build)
     except DriverError as error:
-        return ProbeResult(False, f"the NVIDIA driver does not work: {error}", _DRIVER_REMEDY, "driver_failed")
-    return judge(driver, torch_build().get("cuda"))
+        result = ProbeResult(False, f"the NVIDIA driver does not work: {error}", _DRIVER_REMEDY, "driver_failed")
+    return replace(result, present=cards.present)
 
 
-def judge(driver: Driver, built_for: str | None) -> ProbeResult:
-    """The result for a working driver and the CUDA release that torch was built for (None: without CUDA)."""
+def judge(driver: Driver, build: Build) -> ProbeResult:
+    """The result for a working driver and what torch was built for."""
     if not driver.devices:
         remedy = "Check CUDA_VISIBLE_DEVICES, and the devices that nvidia-smi lists"
         return ProbeResult(False, "the NVIDIA driver reports no device", remedy, "no_device")
     device, notes = _describe(driver)
-    if built_for is None:
+    release = NVIDIA.built_for(build)
+    if release is None:
+        fault = NVIDIA.wrong_torch(build)
         return ProbeResult(
-            False,
-            f"there is a {device.name}, but the installed torch was built without CUDA",
-            "Install a torch built for CUDA (https://pytorch.org/get-started/locally)",
-            "torch_without_cuda",
-            device,
-            notes,
+            False, f"there is an {device.name}, but {fault.reason}", fault.remedy, fault.code, device, notes
         )
-    if driver.version[0] < int(built_for.partition(".")[0]):
+    if driver.version[0] < int(release.partition(".")[0]):
         supported = f"{driver.version[0]}.{driver.version[1]}"
         return ProbeResult(
             False,
-            f"torch was built for CUDA {built_for}, but the driver supports CUDA {supported} at most",
+            f"torch was built for CUDA {release}, but the driver supports CUDA {supported} at most",
             "Update the NVIDIA driver, or install a torch built for an older CUDA",
             "driver_too_old",
             device,
@@ -90,7 +102,7 @@ def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:
     if len({each[0] for each in driver.devices}) > 1:
         notes.append(f"the devices differ: {', '.join(each[0] for each in driver.devices)}")
     found = {"driver (CUDA)": f"{driver.version[0]}.{driver.version[1]}"}
-    found.update(versions("torch", "triton", "flashinfer-python", "triton-kernels"))
+    found |= versions("torch") | triton_version() | flashinfer_tools()
     memory = min(each[1] for each in driver.devices)
     return DeviceFacts(variant, memory, len(driver.devices), name, found), tuple(notes)
 

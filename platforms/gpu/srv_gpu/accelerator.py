@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from srv.errors import PlatformUnavailable
 from srv_gpu.simulator import PACKAGE, simulated_variant
 
+_LIBRARIES = ("flashinfer", "flashinfer.fused_moe", "aiter", "aiter.fused_moe", "aiter.ops.shuffle")
 Pinned = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
@@ -32,6 +34,8 @@ class Accelerator:
     platform: "cuda", "rocm" or "xpu". device_type: of its torch devices. module: `torch.<device_type>`. graph_class:
     creates an empty graph. pinned: allocates page-locked host memory. libraries: by name, what imports a vendor's
     library. register_triton: makes `torch.ops.srv_triton` work on its tensors; called when the kernels are imported.
+    push_range, pop_range: begin and end a range for the vendor's profiler (NVTX, ROCTX or ITT). process_group: takes
+    the place of the vendor's library between ranks (`srv_gpu.communicator.MakeGroup`).
     """
 
     platform: str
@@ -41,6 +45,18 @@ class Accelerator:
     pinned: Pinned
     libraries: Mapping[str, Callable[[], Any]]
     register_triton: Callable[[], None]
+    push_range: Callable[[str], object]
+    pop_range: Callable[[], object]
+    process_group: Callable[[Any], Any] | None = None
+
+    @contextmanager
+    def profiler_range(self, name: str) -> Iterator[None]:
+        """See `srv.platform.interface.Platform`."""
+        self.push_range(name)
+        try:
+            yield
+        finally:
+            self.pop_range()
 
     def device(self, index: int) -> torch.device:
         return torch.device(self.device_type, index)
@@ -79,14 +95,17 @@ def _real(platform: str) -> Accelerator:
         )
     is_xpu = platform == "xpu"
     module: Any = torch.xpu if is_xpu else torch.cuda
+    ranges: Any = torch.profiler.itt if is_xpu else torch.cuda.nvtx  # which is ROCTX in a build for AMD GPUs
     return Accelerator(
         platform=platform,
         device_type="xpu" if is_xpu else "cuda",
         module=module,
-        graph_class=module.XPUGraph if is_xpu else module.CUDAGraph,
+        graph_class=lambda: module.XPUGraph() if is_xpu else module.CUDAGraph(),  # torch 2.8 has no XPUGraph
         pinned=lambda shape, dtype: torch.empty(shape, dtype=dtype, pin_memory=True),
-        libraries={name: _importer(name) for name in ("flashinfer", "aiter")},
+        libraries={name: _importer(name) for name in _LIBRARIES},
         register_triton=lambda: None,
+        push_range=ranges.range_push,
+        pop_range=ranges.range_pop,
     )
 
 
@@ -98,7 +117,8 @@ def _simulated(platform: str, variant: str) -> Accelerator:
     simulator = importlib.import_module(PACKAGE)
     simulation = simulator.load(variant)
     module = simulation.accelerator
-    stand_ins = {"flashinfer": simulation.flashinfer, "aiter": simulation.aiter}
+    ranges = module.itt if platform == "xpu" else module.nvtx
+    stand_ins = {name: _part(simulation, name) for name in _LIBRARIES}
     return Accelerator(
         platform=platform,
         device_type=simulation.device_type,
@@ -107,7 +127,20 @@ def _simulated(platform: str, variant: str) -> Accelerator:
         pinned=module.pinned,
         libraries={name: _given(each) for name, each in stand_ins.items() if each is not None},
         register_triton=lambda: simulator.register_triton_operators(module),
+        push_range=ranges.range_push,
+        pop_range=ranges.range_pop,
+        process_group=lambda member: simulator.join_ranks(
+            module, member.store, member.rank, member.size, member.timeout, member.lost
+        ),
     )
+
+
+def _part(simulation: Any, name: str) -> Any:
+    """The stand-in for a module, by its path; None if the simulated card has none."""
+    found = simulation
+    for attribute in name.split("."):
+        found = None if found is None else getattr(found, attribute)
+    return found
 
 
 def _given(value: Any) -> Callable[[], Any]:

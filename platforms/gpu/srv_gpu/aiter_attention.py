@@ -16,7 +16,8 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
-from srv_gpu.facts import AITER_GROUP, AITER_HEADS
+from srv.platform.layers import missing_traits
+from srv_gpu.facts import AITER_GROUP, AITER_HEADS, AITER_TRAITS
 from srv_gpu.page_indices import page_indices
 from srv_gpu.platform import hardware_of
 from srv_gpu.step import Step, StepPlanner
@@ -44,6 +45,7 @@ class AiterAttention:
         hardware = hardware_of(context)
         self._aiter = hardware.accelerator.library("aiter")
         self._write_kv = hardware.write_kv
+        self.kv_writer = hardware.kv_writer
         self._transfers, self._device = context.transfers, context.device
         self._keys, self._values = context.kv.keys, context.kv.values
         self._page_size = context.kv.layout.page_size
@@ -58,8 +60,8 @@ class AiterAttention:
             reasons.append(f"head_dim {layer.head_dim} is not {' or '.join(map(str, AITER_HEADS))}")
         if layer.heads // layer.kv_heads > AITER_GROUP:
             reasons.append(f"{layer.heads // layer.kv_heads} query heads share a KV head, more than {AITER_GROUP}")
-        if layer.window is not None:
-            reasons.append(f"its decode kernel does not compute a sliding window of {layer.window} tokens")
+        if missing := missing_traits(AITER_TRAITS, layer):
+            reasons.append(missing)
         return "; ".join(reasons) or None
 
     def plan(self, batch: AttentionBatch) -> _Metadata:

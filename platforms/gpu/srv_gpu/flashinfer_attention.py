@@ -21,7 +21,8 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
-from srv_gpu.facts import FLASHINFER_HEADS
+from srv.platform.layers import missing_traits
+from srv_gpu.facts import FLASHINFER_HEADS, TRAITS
 from srv_gpu.page_indices import PageIndices, page_indices
 from srv_gpu.platform import hardware_of
 from srv_gpu.step import Step, StepPlanner
@@ -66,6 +67,7 @@ class FlashInferAttention:
             raise InternalError("attention backend flashinfer needs a KV pool, but none was allocated")
         hardware = hardware_of(context)
         self._accelerator, self._write_kv = hardware.accelerator, hardware.write_kv
+        self.kv_writer = hardware.kv_writer
         self._flashinfer = hardware.accelerator.library("flashinfer")
         self._staging = context.platform.staging
         self._transfers, self._device = context.transfers, context.device
@@ -82,7 +84,7 @@ class FlashInferAttention:
     def supports(self, layer: AttentionLayer) -> str | None:
         """See `srv.platform.interface.AttentionBackend`."""
         if layer.head_dim in FLASHINFER_HEADS:
-            return None
+            return missing_traits(TRAITS, layer)
         return f"head_dim {layer.head_dim} is not among {', '.join(map(str, FLASHINFER_HEADS))}"
 
     # Planning, once per step

@@ -4,12 +4,13 @@
     replay    the recorded kernels; they read lengths, page tables and slots at the addresses to which the attention
               backends' `plan` has copied those of this step
 
-All graphs of a worker share one memory pool, since core keeps no result past the next replay.
+All graphs and pieces of a worker share one memory pool, since core keeps no result past the next replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,13 +35,23 @@ class GpuGraphs:
         for _ in range(_WARM_UPS):
             run()
         module.synchronize()
-        if self._pool is None:
-            self._pool = module.graph_pool_handle()
         graph = self._accelerator.graph_class()
-        with module.graph(graph, pool=self._pool):
+        with module.graph(graph, pool=self._shared_pool()):
             output = run()
         self._graphs[key] = graph
         return output
+
+    @contextmanager
+    def piece(self) -> Iterator[Callable[[], None]]:
+        """See `srv.platform.interface.Platform.graph_piece`. It is captured in a stream of its own, like a graph."""
+        graph = self._accelerator.graph_class()
+        with self._accelerator.module.graph(graph, pool=self._shared_pool()):
+            yield graph.replay
+
+    def _shared_pool(self) -> Any:
+        if self._pool is None:
+            self._pool = self._accelerator.module.graph_pool_handle()
+        return self._pool
 
     def replay(self, key: int, metadata: Sequence[Any]) -> None:
         """See `srv.platform.interface.Graphs`. Raises InternalError if nothing was captured under this key."""

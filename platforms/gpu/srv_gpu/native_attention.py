@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv.platform.layers import missing_traits
+from srv.platform.pools import is_float8, round_to_float8
+from srv_gpu.facts import TORCH_TRAITS
 from srv_gpu.platform import hardware_of
 from srv_gpu.step import Step, StepPlanner
 
@@ -66,10 +69,14 @@ class NativeAttention:
         self._transfers = context.transfers
         self._planner = StepPlanner(self._page_size, context.device, context.transfers)
         self._keys, self._values = context.kv.keys, context.kv.values
+        self._float8 = is_float8(context.kv.layout.dtype)
+        self._scales = tuple(context.kv.scales(index) for index in range(len(self._keys)))
         self._write_kv = hardware_of(context).write_kv
+        self.kv_writer = hardware_of(context).kv_writer
+        self._slopes: dict[tuple[float, ...], Tensor] = {}  # of ALiBi, on the device
 
     def supports(self, layer: AttentionLayer) -> str | None:
-        return None  # it computes every trait, and heads of any size
+        return missing_traits(TORCH_TRAITS, layer)  # it computes heads of any size
 
     def plan(self, batch: AttentionBatch) -> _Metadata:
         """See `srv.platform.interface.AttentionBackend`."""
@@ -107,12 +114,27 @@ class NativeAttention:
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: _Metadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
         keys, values = self._keys[layer.index], self._values[layer.index]
-        self._write_kv(k, v, keys, values, metadata.step.slots)
+        key_scale, value_scale = self._scales[layer.index]
+        if self._float8:
+            k, v = round_to_float8(k, keys.dtype, key_scale), round_to_float8(v, values.dtype, value_scale)
+            layer = replace(layer, scale=layer.scale * key_scale)
+            # As pairs of bytes: not every GPU can write 8-bit floats.
+            pairs = (x.view(torch.float16) for x in (k, v, keys, values))
+            self._write_kv(*pairs, metadata.step.slots)
+        else:
+            self._write_kv(k, v, keys, values, metadata.step.slots)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [slots, kv_heads, dim]
         out = q.new_empty(q.shape[0], layer.heads, v.shape[-1])
+        slopes = None if layer.alibi is None else self._slopes_of(layer.alibi)
         for tile in metadata.tiles:
-            out.index_copy_(0, tile.tokens, _attend(layer, tile, q.index_select(0, tile.tokens), keys, values))
-        return out
+            queries = q.index_select(0, tile.tokens)
+            out.index_copy_(0, tile.tokens, _attend(layer, tile, queries, keys, values, slopes))
+        return out.mul_(value_scale) if self._float8 else out
+
+    def _slopes_of(self, alibi: tuple[float, ...]) -> Tensor:
+        if alibi not in self._slopes:
+            self._slopes[alibi] = self._transfers.upload(np.array(alibi, np.float32))
+        return self._slopes[alibi]
 
 
 def _groups(rows: list[_Row]) -> Iterator[list[_Row]]:
@@ -137,8 +159,10 @@ def _query_ranges(rows: list[_Row]) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, rows[0].queries)
 
 
-def _attend(layer: AttentionLayer, tile: _Tile, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """q [rows * queries, heads, dim] -> [rows * queries, heads, value_dim]."""
+def _attend(
+    layer: AttentionLayer, tile: _Tile, q: Tensor, keys: Tensor, values: Tensor, slopes: Tensor | None
+) -> Tensor:
+    """q [rows * queries, heads, dim] -> [rows * queries, heads, value_dim]. slopes: of ALiBi, float32 [heads]."""
     key_positions = torch.arange(tile.slots.shape[1], device=q.device)
     distance = tile.positions[:, :, None] - key_positions
     visible, slots = distance >= 0, tile.slots
@@ -148,19 +172,34 @@ def _attend(layer: AttentionLayer, tile: _Tile, q: Tensor, keys: Tensor, values:
         first = tile.positions[:, :1] - layer.window + 1
         slots = torch.where(key_positions < first, slots[:, -1:], slots)
     shape = (*slots.shape, layer.kv_heads, -1)
-    key, value = (pool.index_select(0, slots.flatten()).view(shape).to(q.dtype) for pool in (keys, values))
+    key, value = (_gather(pool, slots).view(shape).to(q.dtype) for pool in (keys, values))
     group = layer.heads // layer.kv_heads
     # Query heads that share a KV head are stacked in the query axis, so that keys are not copied per head.
     query = q.view(tile.rows, tile.queries, layer.kv_heads, group, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
     mask = visible[:, None].repeat(1, 1, group, 1)
-    out = _scaled_dot_product(layer, query, key.transpose(1, 2), value.transpose(1, 2), mask)
+    bias = None
+    if slopes is not None:  # in float32: half precision would round that of far keys by several units
+        bias = -distance[:, None, None] * slopes.view(layer.kv_heads, group, 1, 1)
+        bias = bias.flatten(2, 3)
+    out = _scaled_dot_product(layer, query, key.transpose(1, 2), value.transpose(1, 2), mask, bias)
     out = out.view(tile.rows, layer.kv_heads, group, tile.queries, -1)
     return out.permute(0, 3, 1, 2, 4).reshape(tile.rows * tile.queries, layer.heads, -1)
 
 
-def _scaled_dot_product(layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    if layer.soft_cap is None:
+def _gather(pool: Tensor, slots: Tensor) -> Tensor:
+    """The vectors of a pool [slots, kv_heads, dim]; torch moves 8-bit floats as bytes only."""
+    stored = pool.view(torch.uint8) if pool.element_size() == 1 else pool
+    return stored.index_select(0, slots.flatten()).view(pool.dtype)
+
+
+def _scaled_dot_product(
+    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None
+) -> Tensor:
+    if layer.soft_cap is None and bias is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.scale)
-    scores = torch.matmul(query, key.transpose(-1, -2)).float() * (layer.scale / layer.soft_cap)
-    scores = (scores.tanh() * layer.soft_cap).masked_fill(~mask, float("-inf"))
-    return torch.matmul(scores.softmax(-1).to(query.dtype), value)
+    scores = torch.matmul(query, key.transpose(-1, -2)).float() * (layer.scale / (layer.soft_cap or 1.0))
+    if layer.soft_cap is not None:
+        scores = scores.tanh() * layer.soft_cap
+    if bias is not None:
+        scores = scores + bias
+    return torch.matmul(scores.masked_fill(~mask, float("-inf")).softmax(-1).to(query.dtype), value)

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.errors import InternalError, PlatformUnavailable
-from srv.platform.interface import BackendContext, Check, Communicator, Graphs, KVBuffers, Memory, OpImpl
+from srv.models.layers.op_layer import op_layers
+from srv.platform.diagnosis import device_checks, verdict
+from srv.platform.experts import EXPERTS
+from srv.platform.facts import WRITE_KV, OpCall, OpSpec
+from srv.platform.interface import BackendContext, Check, Communicator, Graphs, KVBuffers, Memory, MemoryUse, OpImpl
 from srv.platform.manifest import EngineContext
+from srv.platform.op_choice import choose_op
+from srv.platform.ops import implementations
 from srv.platform.page_copies import copy_page_runs
-from srv.platform.pools import plain_pool
+from srv.platform.pools import plain_pool, pool_of
 from srv.platform.streams import Streams, accelerator_streams
-from srv.specs import AttentionSpec, KVLayout
+from srv.specs import SCALE_BYTES, AttentionSpec, KVLayout, TensorShape
 from srv_gpu.accelerator import Accelerator
-from srv_gpu.facts import KV_ORDER, triton_target
+from srv_gpu.expert_specs import AITER_MOE, FLASHINFER_CUTLASS
+from srv_gpu.facts import KV_ORDER, TRITON, has_package, triton_target
 from srv_gpu.graphs import GpuGraphs
-from srv_gpu.ops import implementations
-
-_GIB = 1 << 30
+from srv_gpu.vendor_experts import AiterExperts, FlashInferExperts
 
 
 class GpuPlatform:
     """Implements `srv.platform.interface.Platform` over an accelerator.
 
-    visible_devices: the environment variable that selects devices, for messages. collectives: the backend of
-    torch.distributed ("nccl", "xccl"). has_graphs: whether steps are captured.
+    specs: the ops of the platform's facts. visible_devices: the environment variable that selects devices, for
+    messages. collectives: the backend of torch.distributed ("nccl", "xccl"). has_graphs: whether steps are captured.
     """
 
     def __init__(
@@ -36,6 +43,7 @@ class GpuPlatform:
         context: EngineContext,
         accelerator: Accelerator,
         *,
+        specs: Sequence[OpSpec],
         visible_devices: str,
         collectives: str,
         has_graphs: bool = True,
@@ -43,31 +51,40 @@ class GpuPlatform:
         self._context = context
         self._accelerator = accelerator
         self._visible_devices, self._collectives = visible_devices, collectives
-        self._has_triton = "triton" in context.device.versions
-        self._ops = implementations(self._has_triton)
-        self._graphs = GpuGraphs(accelerator) if has_graphs else None
-        write_kv = _write_kv_by_triton if self._has_triton else _write_kv
-        self._hardware = Hardware(accelerator, triton_target(context.device.variant), write_kv)
+        self._has_triton = has_package(context.device, TRITON)
+        self._experts = {
+            FLASHINFER_CUTLASS: FlashInferExperts(accelerator),
+            AITER_MOE: AiterExperts(accelerator),
+        }
+        targets = {(EXPERTS, name): each.experts for name, each in self._experts.items()}
+        named = {(spec.op, spec.name) for spec in specs}
+        self._ops = implementations(specs, context.device, {key: targets[key] for key in targets.keys() & named})
+        self._captures = GpuGraphs(accelerator)
+        self._graphs = self._captures if has_graphs else None
+        writer = choose_op(specs, context.device, WRITE_KV, OpCall("", {})).spec
+        assert writer is not None
+        write_kv = _write_kv_by_triton if writer.name == TRITON else _write_kv
+        self._hardware = Hardware(accelerator, triton_target(context.device.variant), write_kv, writer.name)
 
     @property
     def name(self) -> str:
         return self._accelerator.platform
 
-    def device(self, local_rank: int) -> torch.device:
-        """Raises PlatformUnavailable for a rank without a device of its own."""
+    def device(self, index: int) -> torch.device:
+        """Raises PlatformUnavailable for an index that this host does not have."""
         count = self._context.device.count
-        if local_rank >= count:
+        if index >= count:
             raise PlatformUnavailable(
                 self.name,
-                f"rank {local_rank} needs a device of its own, but this host has {count}",
+                f"device {index} is needed, but this host has {count}, numbered from 0",
                 f"Use fewer ranks, or check {self._visible_devices}",
                 "too_few_devices",
             )
-        return self._accelerator.device(local_rank)
+        return self._accelerator.device(index)
 
     def init_worker(self, rank: int) -> None:
         """Select the device, and load Triton's kernels if Triton is installed."""
-        self._accelerator.module.set_device(self.device(self._context.local_rank))
+        self._accelerator.module.set_device(self.device(self._context.device_index))
         if self._has_triton:
             import srv_gpu.triton_ops
 
@@ -76,6 +93,13 @@ class GpuPlatform:
     def memory(self, device: torch.device) -> Memory:
         free, total = self._accelerator.module.mem_get_info(device)
         return Memory(free=free, total=total)
+
+    def memory_use(self, device: torch.device, reset_peak: bool) -> MemoryUse:
+        module = self._accelerator.module
+        use = MemoryUse(module.memory_allocated(device), module.max_memory_allocated(device))
+        if reset_peak:
+            module.reset_peak_memory_stats(device)
+        return use
 
     def streams(self, device: torch.device) -> Streams:
         return accelerator_streams(self._accelerator.module, device)
@@ -92,7 +116,7 @@ class GpuPlatform:
             return
         host = self.staging((len(pages), 2), torch.int64)
         host.copy_(torch.tensor(pages, dtype=torch.int64))
-        moved = host.to(self.device(self._context.local_rank), non_blocking=True)
+        moved = host.to(self.device(self._context.device_index), non_blocking=True)
         for read, written in zip(source.all(), target.all(), strict=True):
             torch.ops.srv_triton.copy_pages(read, written, moved)
 
@@ -100,7 +124,10 @@ class GpuPlatform:
         """Zeroed, so that no page holds bytes that would be read as NaN."""
         if isinstance(layout.group, AttentionSpec) and layout.order != KV_ORDER:
             raise InternalError(f"the KV pool of {self.name} has the layout {KV_ORDER}, not {layout.order}")
-        return plain_pool(layout, pages, self.device(self._context.local_rank))
+        device = self.device(self._context.device_index)
+        if not isinstance(layout.group, AttentionSpec) or layout.dtype != "int8":
+            return plain_pool(layout, pages, device)
+        return pool_of(layout, int8_tensors(layout, pages), partial(_zeros, device))
 
     @property
     def ops(self) -> Sequence[OpImpl]:
@@ -113,24 +140,25 @@ class GpuPlatform:
     def communicator(self, group: RankGroup) -> Communicator:
         from srv_gpu.communicator import join  # imports torch.distributed, which one rank does not need
 
-        return join(self._collectives, group, self.device(self._context.local_rank))
+        device = self.device(self._context.device_index)
+        return join(self._collectives, group, device, self._accelerator.process_group)
+
+    def profiler_range(self, name: str) -> AbstractContextManager[None]:
+        return self._accelerator.profiler_range(name)
+
+    def graph_piece(self) -> AbstractContextManager[Callable[[], None]]:
+        return self._captures.piece()
 
     def post_load(self, model: torch.nn.Module) -> None:
-        """Nothing to repack: kernels read weights as they are stored."""
+        """Arrange the weights of experts for a vendor's library; all other kernels read weights as they are stored."""
+        for layer in op_layers(model):
+            if layer.op == EXPERTS and layer.implementation in self._experts:
+                self._experts[layer.implementation].prepare(layer)
 
     def diagnose(self) -> list[Check]:
-        facts, device = self._context.device, self.device(self._context.local_rank)
-        memory = self.memory(device)
-        versions = ", ".join(f"{name} {version}" for name, version in sorted(facts.versions.items()))
+        device = self.device(self._context.device_index)
         return [
-            Check("device", True, f"{facts.count} x {facts.name}, {facts.variant}"),
-            Check("versions", True, versions or "none reported"),
-            Check(
-                "memory",
-                memory.free > 0,
-                f"{memory.free / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free",
-                "" if memory.free > 0 else "Stop the other processes on the device.",
-            ),
+            *device_checks(self._context.device, self.memory(device)),
             self._compute(device),
             *([self._triton(device)] if self._has_triton else []),
         ]
@@ -138,27 +166,40 @@ class GpuPlatform:
     def _compute(self, device: torch.device) -> Check:
         ones = torch.ones(64, 64, dtype=torch.float16, device=device)
         right = bool(((ones @ ones) == 64).all())
-        text = f"a 64 x 64 matmul in float16 is {'right' if right else 'wrong'}"
-        return Check("compute", right, text, "" if right else "Install a torch built for this generation of devices.")
+        remedy = "Install a torch built for this generation of devices."
+        return verdict("compute", right, "a 64 x 64 matmul in float16 is", remedy)
 
     def _triton(self, device: torch.device) -> Check:
         """Compile one small kernel, and check its result."""
         ones = torch.ones(2, 64, dtype=torch.float16, device=device)
         right = bool(((torch.ops.srv_triton.rms_norm(3 * ones, ones[0], 1e-6) - 1).abs() < 1e-2).all())
-        text = f"a norm by Triton is {'right' if right else 'wrong'}"
-        return Check("triton", right, text, "" if right else "Install the Triton release that this torch requires.")
+        return verdict("triton", right, "a norm by Triton is", "Install the Triton release that this torch requires.")
+
+
+def int8_tensors(layout: KVLayout, pages: int) -> dict[str, TensorShape]:
+    """A layer's keys and values of int8: each page has its elements [page_size, kv_heads, dim], then their scales."""
+    group: AttentionSpec = layout.group
+    vectors = layout.page_size * group.kv_heads
+    sizes = {"key": group.key_dim, "value": group.value_dim}
+    return {name: TensorShape((pages + 1, vectors * (dim + SCALE_BYTES)), "int8") for name, dim in sizes.items()}
+
+
+def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the backends of a platform compute on. triton_target: whose block sizes Triton's kernels take ("cuda:90").
+    """What the backends of a platform compute on. triton_target: whose block sizes Triton's kernels take ("sm90").
 
     write_kv(k, v, keys, values, slots): writes rows [tokens, kv_heads, dim] into pools [pages + 1, page_size, ...].
+    kv_writer: its name in `srv_gpu.op_specs`.
     """
 
     accelerator: Accelerator
     triton_target: str
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    kv_writer: str
 
 
 def hardware_of(context: BackendContext) -> Hardware:

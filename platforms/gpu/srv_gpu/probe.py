@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from srv.errors import PlatformUnavailable
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import ProbeResult
-from srv_gpu.simulator import simulated_facts, simulated_note, simulated_variant
+from srv_gpu.simulator import simulated_count, simulated_facts, simulated_note, simulated_variant
 
 
 def simulated_probe(
@@ -18,10 +18,10 @@ def simulated_probe(
     stand_ins: by variant, versions of the vendor's libraries that the simulator imitates.
     """
     try:
-        variant = simulated_variant(platform)
+        variant, count = simulated_variant(platform), simulated_count(platform)
     except PlatformUnavailable as error:
         return ProbeResult(False, error.reason, error.remedy, error.code)
     if variant is None:
         return None
-    device = simulated_facts(variant, profiles, stand_ins.get(variant, {}))
+    device = simulated_facts(variant, profiles, stand_ins.get(variant, {}), count)
     return ProbeResult(True, device=device, notes=(simulated_note(device),))

@@ -3,6 +3,7 @@
     SRV_GPU_SIMULATOR unset          the GPUs of this machine
     SRV_GPU_SIMULATOR=sm90|gfx942... the simulator of that GPU, from the distribution srv-gpu-simulator; it concerns
                                      only the platform that has this variant
+    SRV_GPU_SIMULATOR_COUNT=2        how many such GPUs this host has; 1 if unset
 
 A simulator is never chosen by itself: its device facts say that it is simulated.
 """
@@ -15,8 +16,10 @@ from collections.abc import Mapping
 from srv.errors import PlatformUnavailable
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import is_installed, versions
+from srv_gpu.tools import triton_version
 
 VARIABLE = "SRV_GPU_SIMULATOR"
+COUNT_VARIABLE = "SRV_GPU_SIMULATOR_COUNT"
 PACKAGE = "srv_gpu_simulator"
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "cuda": ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120"),
@@ -48,14 +51,23 @@ def simulated_variant(platform: str, environ: Mapping[str, str] = os.environ) ->
     return name
 
 
-def simulated_facts(variant: str, profiles: Mapping[str, DeviceFacts], stand_ins: Mapping[str, str]) -> DeviceFacts:
-    """The facts of a simulated device. `stand_ins`: versions of the vendor's libraries that the simulator imitates."""
+def simulated_count(platform: str, environ: Mapping[str, str] = os.environ) -> int:
+    """How many GPUs are simulated. Raises PlatformUnavailable for what is no number above 0."""
+    text = environ.get(COUNT_VARIABLE) or "1"
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    reason = f"{COUNT_VARIABLE}={text} (set by the environment) is not a number of GPUs"
+    raise PlatformUnavailable(platform, reason, "Set it to 1 or more, or unset it", "bad_simulated_count")
+
+
+def simulated_facts(
+    variant: str, profiles: Mapping[str, DeviceFacts], stand_ins: Mapping[str, str], count: int = 1
+) -> DeviceFacts:
+    """The facts of `count` devices. `stand_ins`: versions of the vendor's libraries that the simulator imitates."""
     profile = profiles[variant]
-    found = versions("torch", "triton", "srv-gpu-simulator") | dict(stand_ins)
-    if "triton" not in found and is_installed("triton"):
-        found["triton"] = "unknown"
+    found = versions("torch", "srv-gpu-simulator") | triton_version() | dict(stand_ins)
     name = f"{profile.name} (simulated)"
-    return DeviceFacts(variant, profile.memory_bytes, 1, name, found, simulated=True)
+    return DeviceFacts(variant, profile.memory_bytes, count, name, found, simulated=True)
 
 
 def simulated_note(device: DeviceFacts) -> str:

@@ -1,28 +1,68 @@
 """Attention with Triton's kernels (`srv_kernels.triton.attention`), over pages of any size.
 
-Rows with one query token go to `paged_decode`, which divides a row's keys among programs, the others to `paged_extend`;
-a mixed step launches both over the same tensors. Lengths are read on the device. The launch sizes follow from the shape
-of the step, so that a captured launch serves every step of its shape.
+Rows with few query tokens (output, and drafts to verify) go to `paged_decode`, which divides a row's keys among
+programs, the others to `paged_extend`; a mixed step launches both over the same tensors. Lengths are read on the
+device. The launch sizes follow from the shape of the step, so that a captured launch serves every step of its shape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv.platform.layers import missing_traits
+from srv.platform.pools import is_float8
 from srv_gpu import triton_ops
+from srv_gpu.facts import NUM_KV_SPLITS, SPLIT_TILE_SIZE, TRAITS, TRITON
 from srv_gpu.platform import hardware_of
 from srv_gpu.step import Step, StepPlanner
-from srv_kernels.triton.attention_plan import DecodePlan, Heads, extend_blocks, plan_decode
+from srv_kernels.triton.attention_plan import DecodePlan, Heads, Splits, extend_blocks, plan_decode
+from srv_kernels.triton.kv_write_int8 import views
 
-_DECODE_QUERIES = 1  # query tokens of a row that `paged_decode` computes
+DECODE_QUERIES = 8  # the most query tokens of a row that `paged_decode` computes
 _KEPT_PLANS = 4096  # launch sizes that are kept: the layers of a step share them
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Keys and values of one layer [pages + 1, page_size, kv_heads, dim]; of int8 and 8-bit floats, their scales too.
+
+    The scales are float32: [pages + 1, page_size, kv_heads] of int8, and [1] of 8-bit floats.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+
+    def write(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Write k and v [tokens, kv_heads, dim] at `slots` [tokens]."""
+        if self.keys.dtype.is_floating_point:
+            triton_ops.write_kv(k, v, self.keys, self.values, slots, self.key_scale, self.value_scale)
+        else:
+            triton_ops.write_kv_int8(k, v, self.keys, self.values, self.key_scale, self.value_scale, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A step, and who computes its rows: those of up to `queries` query tokens `paged_decode` (0: none), the others, if
+    there are any (`extends`), `paged_extend`."""
+
+    step: Step
+    queries: int
+    extends: bool
 
 
 class TritonAttention:
     """The "triton" attention backend. Implements `srv.platform.interface.AttentionBackend`."""
+
+    kv_writer = TRITON
 
     def __init__(self, context: BackendContext) -> None:
         if context.kv is None:
@@ -30,48 +70,67 @@ class TritonAttention:
         hardware = hardware_of(context)
         self._target = hardware.triton_target
         self._compute_units = hardware.accelerator.compute_units(context.device)
-        self._keys, self._values = context.kv.keys, context.kv.values
-        group = context.kv.layout.group
+        layout, group = context.kv.layout, context.kv.layout.group
         self._value_dim: int = group.value_dim
-        self._planner = StepPlanner(context.kv.layout.page_size, context.device, context.transfers)
-        self._decode_plans: dict[tuple[Heads, int, int], DecodePlan] = {}
+        layers = zip(context.kv.keys, context.kv.values, strict=True)
+        if layout.dtype == "int8":
+            sizes = layout.page_size, group.kv_heads
+            split = (
+                (views(keys, *sizes, group.key_dim), views(values, *sizes, group.value_dim)) for keys, values in layers
+            )
+            self._pools = tuple(_Pool(keys[0], values[0], keys[1], values[1]) for keys, values in split)
+        elif is_float8(layout.dtype):
+            pools = []
+            for index, (keys, values) in enumerate(layers):
+                scales = np.array(context.kv.scales(index), np.float32)
+                key_scale, value_scale = context.transfers.upload(scales).split(1)
+                pools.append(_Pool(keys, values, key_scale, value_scale))
+            self._pools = tuple(pools)
+        else:
+            self._pools = tuple(_Pool(keys, values) for keys, values in layers)
+        arguments = context.arguments
+        self._splits = Splits(arguments.get(NUM_KV_SPLITS), arguments.get(SPLIT_TILE_SIZE))
+        self._planner = StepPlanner(layout.page_size, context.device, context.transfers)
+        self._decode_plans: dict[tuple[Heads, int, int, int], DecodePlan] = {}
 
     def supports(self, layer: AttentionLayer) -> str | None:
         """See `srv.platform.interface.AttentionBackend`."""
-        return "; ".join(self._heads(layer, item_size=2).reasons()) or None
+        return "; ".join(self._heads(layer, item_size=2).reasons()) or missing_traits(TRAITS, layer)
 
     def _heads(self, layer: AttentionLayer, item_size: int) -> Heads:
         return Heads(layer.heads, layer.kv_heads, layer.head_dim, self._value_dim, item_size)
 
-    def plan(self, batch: AttentionBatch) -> Step:
+    def plan(self, batch: AttentionBatch) -> _Planned:
         """See `srv.platform.interface.AttentionBackend`."""
-        return self._planner.plan(batch)
+        queries = decode_queries(batch.query_lens)
+        return _Planned(self._planner.plan(batch), queries, max(batch.query_lens) > queries)
 
-    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Step) -> Tensor:
+    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: _Planned) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
-        keys, values = self._keys[layer.index], self._values[layer.index]
-        triton_ops.write_kv(k, v, keys, values, metadata.slots)
+        pool, step, queries = self._pools[layer.index], metadata.step, metadata.queries
+        pool.write(k, v, step.slots)
         out = q.new_empty(q.shape[0], layer.heads, self._value_dim)
         heads = self._heads(layer, q.element_size())
-        tensors = (q, keys, values, metadata.page_table, metadata.starts, metadata.lengths, out)
-        scores = (layer.scale, layer.window, layer.soft_cap, None, None)
-        if min(metadata.query_lens) <= _DECODE_QUERIES:
-            self._decode(metadata, heads, tensors, scores)
-        if max(metadata.query_lens) > _DECODE_QUERIES:
+        tensors = (q, pool.keys, pool.values, step.page_table, step.starts, step.lengths, out)
+        scores = (layer.scale, layer.window, layer.soft_cap, pool.key_scale, pool.value_scale)
+        if queries:
+            self._decode(step, heads, queries, tensors, scores)
+        if metadata.extends:
             blocks = list(extend_blocks(heads, self._target))
-            triton_ops.paged_extend(*tensors, *scores, blocks, min_queries=_DECODE_QUERIES + 1)
+            triton_ops.paged_extend(*tensors, *scores, blocks, min_queries=queries + 1)
         return out
 
     def _decode(
         self,
         step: Step,
         heads: Heads,
+        queries: int,
         tensors: tuple[Tensor, ...],
-        scores: tuple[float, int | None, float | None, None, None],
+        scores: tuple[float, int | None, float | None, Tensor | None, Tensor | None],
     ) -> None:
         rows, window = len(step.query_lens), scores[1]
         longest = step.longest if window is None else min(step.longest, window)
-        plan = self._decode_plan(heads, rows, longest)
+        plan = self._decode_plan(heads, rows, queries, longest)
         shape = plan.partial_shape(rows, heads)
         query = tensors[0]
         partial = query.new_empty(shape, dtype=torch.float32)
@@ -79,12 +138,21 @@ class TritonAttention:
         sizes = [plan.queries, plan.splits, plan.least_blocks]
         triton_ops.paged_decode(*tensors, *scores, list(plan.blocks), partial, logs, sizes)
 
-    def _decode_plan(self, heads: Heads, rows: int, longest: int) -> DecodePlan:
-        key = (heads, rows, longest)
+    def _decode_plan(self, heads: Heads, rows: int, queries: int, longest: int) -> DecodePlan:
+        key = (heads, rows, queries, longest)
         plan = self._decode_plans.get(key)
         if plan is None:
             if len(self._decode_plans) >= _KEPT_PLANS:
                 self._decode_plans.clear()
-            plan = plan_decode(heads, rows, _DECODE_QUERIES, longest, self._target, self._compute_units)
+            plan = plan_decode(heads, rows, queries, longest, self._target, self._compute_units, self._splits)
             self._decode_plans[key] = plan
         return plan
+
+
+def decode_queries(query_lens: Sequence[int]) -> int:
+    """The most query tokens of the rows that go to `paged_decode`, rounded up to 1, 2, 4 or 8; 0 if none goes there.
+
+    Few numbers, since each is another kernel to compile.
+    """
+    most = max((queries for queries in query_lens if queries <= DECODE_QUERIES), default=0)
+    return 1 << (most - 1).bit_length() if most else 0

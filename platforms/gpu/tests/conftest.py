@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from srv.dtypes import KVScales
 from srv.platform.interface import BackendContext
 from srv.platform.manifest import EngineContext, Manifest
 from srv.platform.registry import find_platforms
@@ -55,8 +56,17 @@ def _seeded() -> Iterator[None]:
         yield
 
 
-def context(platform: GpuPlatform, *, dim: int = 64, dtype: str = "float32", page_size: int = 16) -> BackendContext:
-    """What a backend is built from: a pool of one layer with two KV heads and 40 pages."""
-    layout = KVLayout(FullAttention((0,), 2, dim, dim), page_size, dtype, KV_ORDER)
+def context(
+    platform: GpuPlatform,
+    *,
+    dim: int = 64,
+    dtype: str = "float32",
+    page_size: int = 16,
+    scales: tuple[KVScales, ...] = (),
+    **arguments: int,
+) -> BackendContext:
+    """What a backend is built from: a pool of one layer with two KV heads and 40 pages. `arguments`: of the server."""
+    layout = KVLayout(FullAttention((0,), 2, dim, dim), page_size, dtype, KV_ORDER, scales)
     device = platform.device(0)
-    return BackendContext(platform, device, platform.kv_buffers(layout, 40), 16, Transfers(platform, device))
+    kv = platform.kv_buffers(layout, 40)
+    return BackendContext(platform, device, kv, 16, Transfers(platform, device), arguments)

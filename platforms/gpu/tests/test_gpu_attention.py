@@ -15,12 +15,17 @@ from attention_naive import NaiveAttention
 from conftest import context
 from torch import Tensor
 
+from srv.dtypes import KVScales
 from srv.platform.facts import BackendSpec, Requires
 from srv.platform.interface import AttentionBatch, AttentionLayer
 from srv.platform.manifest import Manifest
 from srv.platform.pools import plain_pool
+from srv.testing.conformance.bench import round_trip_float8
+from srv_gpu import triton_ops
+from srv_gpu.facts import NUM_KV_SPLITS, SPLIT_TILE_SIZE
 from srv_gpu.graphs import GpuGraphs
 from srv_gpu.platform import GpuPlatform
+from srv_kernels.triton.attention_tuning import SPLIT_TOKENS
 
 HEADS, KV_HEADS, COLUMNS = 8, 2, 6
 FIXED = {"flashinfer": ("bfloat16", 64), "aiter": ("bfloat16", 128)}  # of kernels for 16-bit dtypes and some heads
@@ -43,13 +48,16 @@ def specs(manifest: Manifest, variant: str) -> list[BackendSpec]:
 class World:
     """A backend over a pool, and dense attention over a pool on the host. Rows own pages in a shuffled order."""
 
-    def __init__(self, platform: GpuPlatform, spec: BackendSpec, rows: int) -> None:
+    def __init__(
+        self, platform: GpuPlatform, spec: BackendSpec, rows: int, pool: str | None = None, **arguments: Any
+    ) -> None:
         self.dtype, self.dim = FIXED.get(spec.name, ("float32", 64))
-        made = context(platform, dim=self.dim, dtype=self.dtype)
+        made = context(platform, dim=self.dim, dtype=pool or self.dtype, **arguments)
         assert made.kv is not None
         self.transfers, self.device = made.transfers, made.device
         self.backend = pkgutil.resolve_name(spec.target)(made)
-        host: Any = SimpleNamespace(kv=plain_pool(made.kv.layout, 40, torch.device("cpu")))
+        plain = replace(made.kv.layout, dtype=self.dtype, scales=())
+        host: Any = SimpleNamespace(kv=plain_pool(plain, 40, torch.device("cpu")))
         self.reference = NaiveAttention(host)
         self.table = (torch.randperm(40)[: rows * COLUMNS] + 1).view(rows, COLUMNS).to(torch.int32)
         self.device_table = self.table.to(self.device)
@@ -90,6 +98,27 @@ class World:
         torch.testing.assert_close(got.cpu().float(), want.float(), rtol=0, atol=TOLERANCE[self.dtype])
 
 
+@pytest.fixture
+def triton(platform: GpuPlatform, manifest: Manifest, variant: str) -> Callable[..., World]:
+    """Makes a world of the backend triton: rows, then the pool's dtype and arguments of the server."""
+    (spec,) = (spec for spec in specs(manifest, variant) if spec.name == "triton")
+    return partial(World, platform, spec)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The most query tokens and the splits of each launch of `paged_decode`."""
+    seen: list[tuple[int, int]] = []
+    launch = triton_ops.paged_decode
+
+    def record(*arguments: Any) -> None:
+        seen.append((arguments[-1][0], arguments[-1][1]))
+        launch(*arguments)
+
+    monkeypatch.setattr(triton_ops, "paged_decode", record)
+    return seen
+
+
 Worlds = Callable[[int], list[tuple[BackendSpec, World]]]
 
 
@@ -119,6 +148,18 @@ def test_windows_and_soft_caps_where_they_are_declared(every_backend: Worlds) ->
         world.check([1, 1], [31, 71], layer)
         if "window" not in spec.traits:
             assert "sliding window of 20 tokens" in world.backend.supports(replace(layer, window=20))
+
+
+def test_alibi_where_it_is_declared(every_backend: Worlds) -> None:
+    slopes = tuple(2.0**-head for head in range(HEADS))
+    for spec, world in every_backend(2):
+        layer = replace(world.layer, alibi=slopes)
+        if "alibi" not in spec.traits:
+            assert "linear position biases (ALiBi)" in world.backend.supports(layer)
+            continue
+        assert world.backend.supports(layer) is None
+        world.check([30, 70], [30, 70], layer)
+        world.check([1, 5], [31, 75], layer)
 
 
 def test_lengths_that_exist_only_on_the_device(every_backend: Worlds) -> None:
@@ -158,3 +199,87 @@ def test_replays_read_lengths_and_pages_of_their_step(platform: GpuPlatform, eve
             want.append(world.expected([1] * pages, lengths[:pages], tuple(each[:pages] for each in new)))
         for one, other in zip(got, want, strict=True):
             world.compare(one, other)
+
+
+def test_rows_with_drafts_are_decoded_beside_prompts(
+    triton: Callable[..., World], decoded: list[tuple[int, int]]
+) -> None:
+    """Rows of up to eight query tokens; what a launch is compiled for is a power of two."""
+    world = triton(4)
+    world.check([5, 16, 17, 40], [5, 16, 17, 40])
+    world.check([1, 3, 1, 6], [6, 19, 18, 46])
+    world.check([1, 9, 2, 1], [7, 28, 20, 47])
+    assert [queries for queries, _ in decoded] == [8, 8, 2]
+
+
+def test_the_user_limits_the_splits_of_a_row(triton: Callable[..., World], decoded: list[tuple[int, int]]) -> None:
+    """More splits than the default for such short rows, and fewer: results are equal, launches are not."""
+    world = triton(2, **{SPLIT_TILE_SIZE: 64})
+    world.check([90, 30], [90, 30])
+    world.check([1, 1], [91, 31])
+    for most, splits in ((None, 2), (1, 1)):
+        backend = triton(2, **({} if most is None else {NUM_KV_SPLITS: most})).backend
+        plan = backend._decode_plan(backend._heads(world.layer, 4), 2, 1, 2 * SPLIT_TOKENS)
+        assert plan.splits == splits
+    assert decoded == [(1, 2)]  # of 91 tokens; by default they would not be divided
+
+
+def test_with_splits_of_one_size_a_row_does_not_depend_on_the_others(triton: Callable[..., World]) -> None:
+    """To the last bit, alone and beside a longer row, for which there are more splits."""
+    results = []
+    for rows in (1, 3):
+        torch.manual_seed(7)
+        world = triton(3, **{SPLIT_TILE_SIZE: 64})
+        prompt, new = world.rows(70), world.rows(1)
+        lengths = [71, 94, 20][:rows]
+        others = [world.rows(sum(lengths[1:]) - rows + 1), world.rows(rows - 1)] if rows > 1 else None
+        for step, (own, queries) in enumerate(((prompt, [each - 1 for each in lengths]), (new, [1] * rows))):
+            parts = own if others is None else tuple(torch.cat(pair) for pair in zip(own, others[step], strict=True))
+            kv_lens = [each - 1 + step for each in lengths]
+            metadata = world.backend.plan(AttentionBatch(queries, kv_lens, world.device_table[:rows]))
+            got = world.backend.forward(world.layer, *(each.to(world.device) for each in parts), metadata)
+        results.append(got[0].cpu())
+    assert torch.equal(*results)
+
+
+def test_a_pool_of_int8_has_a_scale_per_vector(triton: Callable[..., World]) -> None:
+    """Vectors of very different magnitudes keep their precision; drafts, prompts and output read the same pool."""
+    world = triton(3, pool="int8")
+    for queries, lengths in (([20, 5, 40], [20, 5, 40]), ([1, 3, 17], [21, 8, 57])):
+        q, k, v = world.rows(sum(queries))
+        v = v * torch.logspace(-3, 1, len(v))[:, None, None]
+        metadata = world.backend.plan(AttentionBatch(queries, lengths, world.device_table[:3]))
+        got = world.backend.forward(world.layer, *(each.to(world.device) for each in (q, k, v)), metadata)
+        want = world.expected(queries, lengths, (q, k, v))
+        scale = want.abs().amax(-1, keepdim=True)
+        torch.testing.assert_close(got.cpu() / scale, want / scale, rtol=0, atol=0.04)
+
+
+@pytest.mark.parametrize("name", ["triton", "torch_native"])
+def test_a_pool_of_8_bit_floats_has_scales_per_layer(
+    platform: GpuPlatform, manifest: Manifest, variant: str, name: str
+) -> None:
+    """Prompts, chunks, drafts and output, with values beyond the range, through windows and soft caps as well."""
+    (spec,) = (spec for spec in specs(manifest, variant) if spec.name == name)
+    for pool, scales in (("float8_e4m3fn", KVScales(0.0078125, 0.00390625)), ("float8_e5m2", KVScales(0.5, 4.0))):
+        world = World(platform, spec, 3, pool, scales=(scales,))
+        layer = replace(world.layer, window=30, soft_cap=15.0)
+        for queries, lengths, used in (
+            ([20, 5, 40], [20, 5, 40], world.layer),
+            ([1, 3, 17], [21, 8, 57], world.layer),
+            ([1, 1, 1], [22, 9, 58], layer),
+        ):
+            q, k, v = world.rows(sum(queries))
+            metadata = world.backend.plan(AttentionBatch(queries, lengths, world.device_table[:3]))
+            got = world.backend.forward(used, *(each.to(world.device) for each in (q, k, v)), metadata)
+            dtype = getattr(torch, pool)
+            rounded = (
+                round_trip_float8(x.double(), dtype, scale).float() for x, scale in zip((k, v), scales, strict=True)
+            )
+            world.compare(got, world.expected(queries, lengths, (q, *rounded), used))
+
+
+def test_layers_with_traits_that_no_kernel_computes_are_refused(every_backend: Worlds) -> None:
+    for _, world in every_backend(1):
+        assert "attention sinks" in world.backend.supports(replace(world.layer, sinks=True))
+        assert "within chunks of 8 tokens" in world.backend.supports(replace(world.layer, chunk=8))

@@ -9,13 +9,14 @@ import torch
 from conftest import context
 
 from srv.errors import InternalError, PlatformUnavailable
+from srv.platform.facts import DeviceFacts
 from srv.platform.interface import OpArgs
 from srv.platform.manifest import EngineContext, Manifest, ProbeContext
-from srv.platform.ops import Ops
+from srv.platform.ops import Ops, implementations
 from srv.platform.page_copies import copy_page_runs
 from srv.specs import FullAttention, KVLayout
 from srv_gpu.accelerator import load_accelerator
-from srv_gpu.ops import implementations
+from srv_gpu.op_specs import FLOAT32_PRODUCTS, OPS
 from srv_gpu.platform import GpuPlatform, hardware_of
 
 
@@ -37,9 +38,19 @@ def test_every_finding_is_good(platform: GpuPlatform) -> None:
 
 
 def test_a_second_rank_has_no_device(platform: GpuPlatform) -> None:
-    with pytest.raises(PlatformUnavailable, match="rank 1 needs a device of its own") as raised:
+    with pytest.raises(PlatformUnavailable, match="device 1 is needed, but this host has 1") as raised:
         platform.device(1)
     assert raised.value.code == "too_few_devices"
+
+
+def test_ranges_for_the_vendor_s_profiler_nest_and_end_with_an_error(platform: GpuPlatform) -> None:
+    ranges = platform._accelerator.module.ranges
+    ranges.finished.clear()
+    with platform.profiler_range("layer"), platform.profiler_range("layer.attention"):
+        pass
+    with pytest.raises(ValueError, match="not a number"), platform.profiler_range("layer"):
+        int("not a number")
+    assert ranges.finished == {("layer", "layer.attention"): 1, ("layer",): 2}
 
 
 def test_pages_are_copied_by_the_kernel_as_by_copies_of_runs(platform: GpuPlatform) -> None:
@@ -61,7 +72,11 @@ def test_keys_are_written_alike_with_and_without_triton(platform: GpuPlatform, m
     made = context(platform)
     facts = replace(platform._context.device, versions={"torch": "2"})
     bare = type(platform)(
-        EngineContext(facts, 0), load_accelerator(manifest.name), visible_devices="", collectives="nccl"
+        EngineContext(facts, 0),
+        load_accelerator(manifest.name),
+        specs=manifest.facts.ops,
+        visible_devices="",
+        collectives="nccl",
     )
     slots = torch.tensor([5, 40, 17], device=made.device)
     rows = torch.randn(3, 2, 64, device=made.device)
@@ -75,13 +90,43 @@ def test_keys_are_written_alike_with_and_without_triton(platform: GpuPlatform, m
         assert torch.equal(one.cpu(), other.cpu())
 
 
+def test_the_ops_are_those_of_the_facts(platform: GpuPlatform, manifest: Manifest) -> None:
+    """Those with a target, and the libraries' experts, which the platform gives their callables."""
+    listed = [(spec.op, spec.name) for spec in manifest.facts.ops if spec.target or spec.op == "experts"]
+    assert [(impl.op, impl.name) for impl in platform.ops] == listed
+
+
 def test_ops_without_triton_are_torch_s_and_say_why() -> None:
     args = OpArgs(torch.bfloat16, {"dim": 64})
-    norms = [impl for impl in implementations(has_triton=False) if impl.op == "rms_norm"]
+    without, complete = (DeviceFacts("any", 1, 1, versions=each) for each in ({"torch": "2"}, {"triton": "3"}))
+    norms = [impl for impl in implementations(OPS, without) if impl.op == "rms_norm"]
     assert [impl.supports_args(args) for impl in norms] == ["the package triton is not installed", None]
-    ops = Ops("imagined", implementations(has_triton=False))
+    ops = Ops("imagined", implementations(OPS, without))
     assert not ops.offers("linear_gguf", args)
-    assert Ops("imagined", implementations(has_triton=True)).offers("linear_gguf", args)
+    assert Ops("imagined", implementations(OPS, complete)).offers("linear_gguf", args)
+
+
+@pytest.mark.parametrize(
+    ("has_triton", "products", "first"), [(True, True, "torch (mm)"), (True, False, "triton"), (False, False, None)]
+)
+def test_what_computes_logits(has_triton: bool, products: bool, first: str | None) -> None:
+    """PyTorch where all releases can, else Triton; without either, the output layer rounds like every other."""
+    args = OpArgs(torch.bfloat16, {"inputs": 64, "outputs": 64})
+    device = DeviceFacts("any", 1 << 30, 1, versions={"torch": "2.13", **({"triton": "3.7"} if has_triton else {})})
+    specs = (FLOAT32_PRODUCTS, *OPS) if products else OPS
+    found = [each for each in implementations(specs, device) if each.op == "linear_float32"]
+    assert next((each.name for each in found if each.supports_args(args) is None), None) == first
+
+
+def test_logits_keep_their_float32_sums_on_every_gpu(platform: GpuPlatform) -> None:
+    """Two logits that differ by less than bfloat16 can tell at their magnitude."""
+    op = Ops("under test", platform.ops).bind("linear_float32", OpArgs(torch.bfloat16, {"inputs": 64, "outputs": 2}))
+    x, weight = torch.ones(1, 64), torch.ones(2, 64)
+    weight[1, 0] += 2**-7  # exact in bfloat16
+    device = platform.device(0)
+    logits = op(x.bfloat16().to(device), weight.bfloat16().to(device))
+    assert logits.dtype == torch.float32
+    assert logits.cpu().tolist() == [[64.0, 64.0 + 2**-7]]
 
 
 def test_another_order_of_the_pool_is_refused(platform: GpuPlatform) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from srv.args.rules.graphs import default_max_graph_rows
 from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
+from srv.models.architectures.expert_layers import mixture
+from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
 from srv_npu import limits
+from srv_npu.op_specs import ASCEND, MAX_LISTED, OPS
 from srv_npu.support import SUPPORT
 
 VARIANTS = ("a2", "a3")
@@ -23,11 +26,30 @@ PROFILES = {
     "a3": DeviceFacts("a3", 64 * _GIB, 1, "Ascend 910_93, one die of Atlas 800I A3"),
 }
 
+CARDS = {
+    "910b": PROFILES["a2"],
+    "910b4": PROFILES["a2-32gb"],
+    "800i-a2": PROFILES["a2"],
+    "910c": PROFILES["a3"],
+    "800i-a3": PROFILES["a3"],
+}
+
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
     """No float32, since attention computes in 16 bits. Graphs are ACL graphs; each replay updates their lengths."""
     return frozenset(
-        {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "w8a8", "float16", "bfloat16"}
+        {
+            "paged_kv",
+            "prefix_cache",
+            "chunked_prefill",
+            "overlap",
+            "graphs",
+            "memory_use",
+            "profiler_ranges",
+            "w8a8",
+            "float16",
+            "bfloat16",
+        }
     )
 
 
@@ -36,6 +58,17 @@ def _chunked_prefill_size(context: ResolutionContext) -> int | None:
     if memory <= 32 * _GIB:
         return 4096
     return 8192 if memory <= 64 * _GIB else None
+
+
+def _ascend_experts(context: ResolutionContext) -> Requires | Unfit:
+    """npu_grouped_matmul takes experts of any shape up to its limits, which the ops check.
+
+    Their biases are operands of their own, of which a call takes a limited number.
+    """
+    moe = None if context.model is None else mixture(context.model, {})
+    if moe is None or not moe.expert_bias or moe.experts <= MAX_LISTED:
+        return Requires()
+    return Unfit((f"it takes at most {MAX_LISTED} experts with biases, and the model has {moe.experts}",))
 
 
 def _ascend(context: ResolutionContext) -> Requires | Unfit:
@@ -155,6 +188,7 @@ BACKENDS = {
             target="srv_npu.sampling:AscendSampling",
         ),
     ),
+    "moe": (BackendSpec(name=ASCEND, priority=10, check=_ascend_experts, target="", graphs=True), TORCH_EXPERTS),
 }
 
 FACTS = PlatformFacts(
@@ -165,4 +199,6 @@ FACTS = PlatformFacts(
     constraints=(draft_tree_constraint(),),
     backends=BACKENDS,
     support=SUPPORT,
+    ops=OPS,
+    cards=CARDS,
 )

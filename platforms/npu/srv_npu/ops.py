@@ -1,30 +1,28 @@
 """Model ops implemented with torch_npu's operators.
 
 It adapts the signatures of `srv_kernels.contracts` to those of torch_npu. The operators need contiguous inputs, except
-those that quantize to int8. Only 16-bit dtypes are offered, since attention on NPUs computes in those alone.
+those that quantize to int8. `op_specs` says which dtypes and sizes they take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from srv.platform.interface import OpArgs, OpImpl
-from srv_npu.sdk import Sdk
+from srv.platform import ops
+from srv.platform.facts import DeviceFacts
+from srv.platform.interface import OpImpl
+from srv_npu.experts import ExpertOperators
+from srv_npu.op_specs import MAX_FEATURES, OPS
 
-_DTYPES = (torch.float16, torch.bfloat16)
-_MAX_FEATURES = 65535  # input features, and output features, that one npu_quant_matmul takes
-_SHARD = _MAX_FEATURES // 32 * 32  # FRACTAL_NZ stores int8 output features in blocks of 32
+_SHARD = MAX_FEATURES // 32 * 32  # FRACTAL_NZ stores int8 output features in blocks of 32
 
 
-class Operators:
+class Operators(ExpertOperators):
     """torch_npu's operators with the signatures of the contracts; the first call loads the SDK."""
-
-    def __init__(self, sdk: Callable[[], Sdk]) -> None:
-        self._sdk = sdk
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [..., D], weight [D] -> [..., D]."""
@@ -124,32 +122,7 @@ def column_shards(weight: Tensor) -> tuple[Tensor, ...]:
     return tuple(shard.t() for shard in torch.split(weight, _SHARD))
 
 
-def implementations(operators: Operators) -> tuple[OpImpl, ...]:
-    """The value of `Platform.ops`."""
-
-    def offer(
-        op: str, operator: str, target: Callable[..., Any], supports: Callable[[OpArgs], str | None] = _check_dtype
-    ) -> OpImpl:
-        return OpImpl(op=op, name=f"torch_npu ({operator})", supports_args=supports, target=target)
-
-    return (
-        offer("rms_norm", "npu_rms_norm", operators.rms_norm),
-        offer("add_rms_norm", "npu_add_rms_norm", operators.add_rms_norm),
-        offer("rotary", "npu_rotary_mul", operators.rotary),
-        offer("silu_and_mul", "npu_swiglu", operators.silu_and_mul),
-        offer("linear_w8a8", "npu_dynamic_quant, npu_quant_matmul", operators.linear_w8a8, _check_int8),
-        offer("linear_w8a8_static", "npu_quantize, npu_quant_matmul", operators.linear_w8a8_static, _check_int8),
-    )
-
-
-def _check_dtype(args: OpArgs) -> str | None:
-    if args.dtype in _DTYPES:
-        return None
-    return f"{args.dtype} is not float16 or bfloat16, and attention on NPUs computes in those"
-
-
-def _check_int8(args: OpArgs) -> str | None:
-    inputs = args.sizes.get("inputs", 0)
-    if inputs > _MAX_FEATURES:
-        return f"{inputs} input features are more than the {_MAX_FEATURES} that npu_quant_matmul takes"
-    return _check_dtype(args)
+def implementations(operators: Operators, device: DeviceFacts) -> tuple[OpImpl, ...]:
+    """The value of `Platform.ops`: what `srv_npu.op_specs` lists."""
+    own = {(spec.op, spec.name): getattr(operators, spec.op) for spec in OPS if not spec.target}
+    return ops.implementations(OPS, device, own)

@@ -12,11 +12,13 @@ from srv.errors import PlatformUnavailable
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import is_installed, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
+from srv.platform.pci import ACCELERATOR, ROOT, cards
 from srv_npu.sdk import SIMULATOR_VARIABLE, WHEEL_REMEDY, Sdk, load_sdk, simulated_device
 from srv_npu.soc import generation_of, variant_of
 
 _DEV = Path("/dev")
 _MANAGER = "davinci_manager"
+_HUAWEI = 0x19E5
 _DRIVER_REMEDY = (
     "Install the Ascend driver and firmware (HDK) and check with npu-smi; in a container, pass /dev/davinci*"
 )
@@ -27,7 +29,7 @@ def probe(context: ProbeContext) -> ProbeResult:
     """Ascend NPUs of this machine, or the simulated one that the environment asks for."""
     simulated = simulated_device() is not None
     if not simulated:
-        missing = missing_part(_DEV, is_installed("torch_npu"))
+        missing = missing_part(_DEV, is_installed("torch_npu"), present_cards())
         if missing is not None:
             return missing
     try:
@@ -38,15 +40,26 @@ def probe(context: ProbeContext) -> ProbeResult:
         return _not_opened(error)
 
 
-def missing_part(dev: Path, has_wheel: bool) -> ProbeResult | None:
+def present_cards(root: Path = ROOT) -> tuple[str, ...]:
+    """The NPUs that the PCI bus lists, with or without a driver.
+
+    Display controllers are left out: the management controllers of Huawei's servers are some.
+    """
+    return tuple(f"Ascend NPU {card}" for card in cards(_HUAWEI, root, (ACCELERATOR,)))
+
+
+def missing_part(dev: Path, has_wheel: bool, present: tuple[str, ...] = ()) -> ProbeResult | None:
     """The result if torch_npu or its driver is missing, found without importing torch_npu."""
     has_driver = (dev / _MANAGER).exists()
+    there = f"there is an {present[0]}, but " if present else ""
     if not has_wheel:
         driver = "" if has_driver else f", and no Ascend driver is here either ({dev / _MANAGER} is missing)"
-        return ProbeResult(False, f"torch_npu is not installed{driver}", WHEEL_REMEDY, "torch_npu_missing")
+        reason = f"{there}torch_npu is not installed{driver}"
+        remedy = WHEEL_REMEDY if has_driver or not present else f"{WHEEL_REMEDY}. {_DRIVER_REMEDY}"
+        return ProbeResult(False, reason, remedy, "torch_npu_missing", present=present)
     if not has_driver:
-        reason = f"torch_npu is installed, but its driver is not: {dev / _MANAGER} is missing"
-        return ProbeResult(False, reason, _DRIVER_REMEDY, "driver_missing")
+        reason = f"{there}torch_npu has no driver: {dev / _MANAGER} is missing"
+        return ProbeResult(False, reason, _DRIVER_REMEDY, "driver_missing", present=present)
     return None
 
 

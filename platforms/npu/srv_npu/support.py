@@ -32,7 +32,7 @@ _SUPPORTED = _all(
     chunked_prefill_size max_prefill_tokens schedule_policy enable_priority_scheduling
     schedule_low_priority_values_first priority_scheduling_preemption_threshold schedule_conservativeness page_size
     device stream_interval stream_output random_seed watchdog_timeout soft_watchdog_timeout
-    base_gpu_id gpu_id_step sleep_on_idle
+    base_gpu_id sleep_on_idle
     log_level log_level_http log_requests log_requests_level decode_log_interval
     api_key served_model_name weight_version chat_template completion_template enable_cache_report
     data_parallel_size load_balance_method prefill_round_robin_balance
@@ -42,11 +42,11 @@ _SUPPORTED = _all(
     speculative_draft_model_path speculative_num_steps speculative_eagle_topk
     speculative_num_draft_tokens speculative_accept_threshold_single speculative_accept_threshold_acc
     speculative_attention_mode speculative_moe_runner_backend speculative_moe_a2a_backend
-    moe_dense_tp_size
+    moe_dense_tp_size moe_runner_backend
     enable_hierarchical_cache hicache_ratio hicache_size hicache_write_policy radix_eviction_policy
     cpu_offload_gb disable_radix_cache disable_cuda_graph
     enable_tokenizer_batch_encode disable_outlines_disk_cache disable_overlap_schedule enable_mixed_chunk
-    enable_dp_attention enable_dp_lm_head enable_torch_compile enable_torch_compile_debug_mode
+    enable_dp_attention enable_dp_lm_head
     enable_return_hidden_states enable_dynamic_batch_tokenizer dynamic_batch_tokenizer_batch_size
     dynamic_batch_tokenizer_batch_timeout
     disaggregation_mode disaggregation_transfer_backend disaggregation_bootstrap_port num_reserved_decode_tokens
@@ -68,7 +68,8 @@ _HOST_ONLY = _all(
     "supported",
     HOST_ONLY,
     """
-    revision constrained_json_whitespace_pattern constrained_json_disable_any_whitespace
+    revision model_loader_extra_config delete_ckpt_after_loading custom_weight_loader
+    grammar_backend constrained_json_whitespace_pattern constrained_json_disable_any_whitespace
     crash_dump_folder enable_metrics enable_metrics_for_all_schedulers tokenizer_metrics_custom_labels_header
     tokenizer_metrics_allowed_custom_labels bucket_time_to_first_token bucket_inter_token_latency
     bucket_e2e_request_latency collect_tokens_histogram prompt_tokens_buckets generation_tokens_buckets
@@ -81,10 +82,14 @@ _UNPUBLISHED = (
     *_all(
         "supported",
         HOST_ONLY,
-        "engine_start_timeout_seconds graceful_shutdown_seconds max_request_bytes max_stop_strings",
+        """
+        engine_start_timeout_seconds graceful_shutdown_seconds max_request_bytes max_stop_strings
+        access_log ui show_time_cost debug_tensor_dump_prefill_only
+        """,
     ),
     Support("load_format", "supported", "the host reads every format; a card is given tensors"),
 )
+_MARKERS = (Support("enable_layerwise_nvtx_marker", "supported", "ranges are marked with MSTX, which msprof reads"),)
 _HOST_MEMORY = (Support("numa_node", "supported", "it binds the host's own processes to the host's own memory"),)
 
 # What differs between the two generations.
@@ -92,20 +97,19 @@ _ONLY_A3 = (
     *_all(
         "unsupported",
         "experts are spread over devices on A3 alone, whose interconnect the dispatch operators are written for",
-        "expert_parallel_size moe_a2a_backend moe_runner_backend deepep_mode",
+        "expert_parallel_size moe_a2a_backend deepep_mode",
         ("a2",),
     ),
     *_all(
         "unsupported",
         "a choice of batch sizes for graphs is published for A3 alone; on A2 they can be left on or turned off",
-        "cuda_graph_max_bs cuda_graph_bs disable_cuda_graph_padding piecewise_cuda_graph_max_tokens",
+        "cuda_graph_max_bs cuda_graph_bs disable_cuda_graph_padding",
         ("a2",),
     ),
-    *_all("supported", "", "expert_parallel_size deepep_mode", ("a3",)),
     *_all(
         "supported",
         "",
-        "cuda_graph_max_bs cuda_graph_bs disable_cuda_graph_padding piecewise_cuda_graph_max_tokens",
+        "expert_parallel_size deepep_mode cuda_graph_max_bs cuda_graph_bs disable_cuda_graph_padding",
         ("a3",),
     ),
     Support(
@@ -115,7 +119,6 @@ _ONLY_A3 = (
         ("a3",),
         only=("none", "deepep", "ascend_fuseep"),
     ),
-    Support("moe_runner_backend", "limited", "one runner is built for NPUs", ("a3",), only=("auto",)),
     Support(
         "model_impl",
         "unsupported",
@@ -147,7 +150,6 @@ _VALUES = (
         only=("deepseek-r1", "deepseek-v3", "glm45", "gpt-oss", "kimi", "qwen3", "qwen3-thinking", "step3"),
     ),
     Support("tool_call_parser", "limited", "these formats are published as tried", only=("llama3", "qwen")),
-    Support("grammar_backend", "limited", "one grammar library is built for NPUs", only=("xgrammar",)),
     Support("mm_attention_backend", "limited", "one kernel for images is built for NPUs", only=("ascend_attn",)),
     Support("hicache_io_backend", "limited", "one copy kernel is built for NPUs", only=("kernel_ascend",)),
     Support(
@@ -168,7 +170,7 @@ _NOT_APPLICABLE = _all(
     flashinfer_mxfp4_moe_precision enable_flashinfer_allreduce_fusion enable_nccl_nvls enable_symm_mem
     disable_flashinfer_cutlass_moe_fp4_allgather disable_custom_all_reduce enable_mscclpp enable_torch_symm_mem
     triton_attention_reduce_in_fp32 triton_attention_num_kv_splits triton_attention_split_tile_size
-    flashinfer_mla_disable_ragged enable_layerwise_nvtx_marker enable_p2p_check
+    enable_p2p_check
     mooncake_ib_device disaggregation_ib_device enable_profile_cuda_graph enable_cudagraph_gc
     enable_pdmux pdmux_config_path sm_group_num
     """,
@@ -176,7 +178,7 @@ _NOT_APPLICABLE = _all(
 
 # The device's part of these is not there on either variant.
 _UNSUPPORTED = (
-    *_all("unsupported", "ranks on NPUs cannot communicate yet (HCCL)", "tensor_parallel_size"),
+    *_all("unsupported", "ranks on NPUs cannot communicate yet (HCCL)", "tensor_parallel_size gpu_id_step"),
     *_all(
         "unsupported",
         "stages of a pipeline do not pass activations on NPUs",
@@ -212,8 +214,8 @@ _UNSUPPORTED = (
         "experts stay where they were loaded on NPUs",
         """
         ep_num_redundant_experts ep_dispatch_algorithm init_expert_location enable_eplb eplb_algorithm
-        eplb_rebalance_layers_per_chunk eplb_min_rebalancing_utilization_threshold expert_distribution_recorder_mode
-        expert_distribution_recorder_buffer_size enable_expert_distribution_metrics deepep_config elastic_ep_backend
+        eplb_rebalance_layers_per_chunk eplb_min_rebalancing_utilization_threshold enable_expert_distribution_metrics
+        deepep_config elastic_ep_backend
         """,
     ),
     *_all(
@@ -222,6 +224,11 @@ _UNSUPPORTED = (
         """
         max_mamba_cache_size mamba_ssm_dtype mamba_full_memory_ratio mamba_scheduler_strategy mamba_track_interval
         """,
+    ),
+    *_all(
+        "unsupported",
+        "multi-head latent attention (MLA) has no kernel on NPUs",
+        "disable_mla_ragged_prefill disable_chunked_prefix_cache",
     ),
     *_all(
         "unsupported",
@@ -252,22 +259,26 @@ _UNSUPPORTED = (
     *_all(
         "unsupported",
         "that way of capturing or compiling is not implemented for NPUs",
-        "enable_piecewise_cuda_graph piecewise_cuda_graph_tokens torch_compile_max_bs",
+        """
+        enable_piecewise_cuda_graph piecewise_cuda_graph_tokens piecewise_cuda_graph_max_tokens
+        enable_torch_compile enable_torch_compile_debug_mode torch_compile_max_bs
+        """,
     ),
     *_all("unsupported", "weights of 8 bits come from the modelslim tool on NPUs, ready made", "torchao_config"),
     *_all(
         "unsupported",
         "the allocator of NPUs cannot give memory back and take it again",
-        "enable_memory_saver enable_weights_cpu_backup delete_ckpt_after_loading",
+        "enable_memory_saver enable_weights_cpu_backup",
     ),
     *_all(
         "unsupported",
         "nobody has shown the device's part of it to work on NPUs",
         """
-        quantization_param_path model_loader_extra_config dist_timeout mm_process_config crash_on_nan
-        enable_nan_detection enable_custom_logit_processor disable_shared_experts_fusion disable_chunked_prefix_cache
+        quantization_param_path dist_timeout mm_process_config crash_on_nan
+        enable_nan_detection enable_custom_logit_processor disable_shared_experts_fusion
         disable_fast_image_processor keep_mm_feature_on_device forward_hooks debug_tensor_dump_input_file
-        debug_tensor_dump_inject enable_deterministic_inference
+        debug_tensor_dump_inject enable_deterministic_inference expert_distribution_recorder_mode
+        expert_distribution_recorder_buffer_size
         """,
     ),
     *_all(
@@ -282,7 +293,7 @@ _UNSUPPORTED = (
         "unsupported",
         "weights reach an NPU from files alone",
         """
-        custom_weight_loader remote_instance_weight_loader_seed_instance_ip
+        remote_instance_weight_loader_seed_instance_ip
         remote_instance_weight_loader_seed_instance_service_port
         remote_instance_weight_loader_send_weights_group_ports
         """,
@@ -294,6 +305,7 @@ SUPPORT: tuple[Support, ...] = (
     *_DRAFTS,
     *_HOST_ONLY,
     *_UNPUBLISHED,
+    *_MARKERS,
     *_HOST_MEMORY,
     *_ONLY_A3,
     *_VALUES,

@@ -17,6 +17,8 @@ from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Linear
 from srv.platform.capabilities import OPS_OF
 from srv.platform.contract import check_platform
+from srv.platform.experts import EXPERTS, INT8, ROUTE
+from srv.platform.experts import FAMILY as MOE
 from srv.platform.interface import OpArgs
 from srv.platform.ops import Ops
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
@@ -40,8 +42,15 @@ def test_it_keeps_the_contract(platform: NpuPlatform) -> None:
 
 def test_a_rank_without_a_device_of_its_own_is_refused(platform: NpuPlatform) -> None:
     assert platform.device(0) == torch.device("npu", 0)
-    with pytest.raises(PlatformUnavailable, match="rank 1"):
+    with pytest.raises(PlatformUnavailable, match="device 1 is needed"):
         platform.device(1)
+
+
+def test_ranges_for_msprof_nest(platform: NpuPlatform) -> None:
+    marks = platform._sdk().npu.mstx
+    with platform.profiler_range("layer"), platform.profiler_range("layer.attention"):
+        pass
+    assert marks.finished == {("layer", "layer.attention"): 1, ("layer",): 1}
 
 
 def test_kernels_are_not_compiled_at_work(platform: NpuPlatform) -> None:
@@ -80,9 +89,12 @@ def test_the_pool_has_the_shape_that_the_attention_reads_and_is_zero(platform: N
 
 
 def test_backends_are_what_the_facts_name() -> None:
-    for specs in FACTS.backends.values():
+    for family, specs in FACTS.backends.items():
         for spec in specs:
-            assert isinstance(pkgutil.resolve_name(spec.target), type)
+            if family == MOE:  # the ops of its name
+                assert any((each.op, each.name) == (EXPERTS, spec.name) for each in FACTS.ops)
+            else:
+                assert isinstance(pkgutil.resolve_name(spec.target), type)
 
 
 # All but those of capabilities that NPUs do not have.
@@ -97,8 +109,8 @@ def test_ops_keep_their_contracts_on_the_device(platform: NpuPlatform, op: str, 
 
 
 def test_ops_are_torch_npus_own(platform: NpuPlatform) -> None:
-    assert {impl.op for impl in platform.ops} == set(OPS)
-    assert all("torch_npu" in impl.name for impl in platform.ops)
+    assert {impl.op for impl in platform.ops} == {*OPS, ROUTE, EXPERTS, INT8}
+    assert all("torch_npu" in impl.name or impl.op in (ROUTE, EXPERTS, INT8) for impl in platform.ops)
 
 
 def bound(platform: NpuPlatform, op: str, dtype: torch.dtype, **sizes: int) -> Callable[..., torch.Tensor]:
@@ -223,7 +235,8 @@ def test_int8_weights_are_transposed_and_cast(
     before = linear(x).cpu()
     platform.post_load(nn.ModuleList([linear]))
     (shard,) = linear.kernel.keywords["shards"]  # type: ignore[attr-defined]
-    assert {linear.kernel.func.__self__} == {impl.target.__self__ for impl in platform.ops}  # type: ignore[attr-defined, union-attr]
+    own = {impl.target.__self__ for impl in platform.ops if hasattr(impl.target, "__self__")}
+    assert {linear.kernel.func.__self__} == own  # type: ignore[attr-defined]
     assert tuple(shard.shape) == (inputs, outputs)
     assert (platform._sdk().get_npu_format(shard) == FRACTAL_NZ) is cast
     assert linear.weight.numel() == 0

@@ -6,15 +6,30 @@ Torch is imported only if both exist, in the probe's child process; it then desc
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from srv.platform.facts import DeviceFacts
 from srv.platform.host import torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
+from srv_gpu.cards import Build, Cards, Fault, Vendor
 from srv_gpu.probe import simulated_probe
+from srv_gpu.tools import aiter_tools, triton_version
 from srv_rocm.facts import PROFILES, STAND_INS, VARIANTS
 
 _DRIVER = Path("/dev/kfd")
+# Graphics of Ryzen and Athlon processors, by the PCI ids of the amdgpu driver. (Instinct MI300A is an accelerator.)
+_INTEGRATED = frozenset(
+    {
+        *(0x15DD, 0x15D8),  # Raven Ridge, Picasso
+        *(0x1636, 0x1638, 0x164C, 0x15E7),  # Renoir, Cezanne, Lucienne, Barcelo
+        *(0x163F, 0x1435, 0x164D, 0x1681, 0x1506),  # Van Gogh, Rembrandt, Mendocino
+        *(0x164E, 0x13C0),  # Raphael, Granite Ridge
+        *(0x15BF, 0x15C8, 0x1900, 0x1901),  # Phoenix, Hawk Point
+        *(0x150E, 0x1114, 0x1586),  # Strix Point, Krackan Point, Strix Halo
+    }
+)
+AMD = Vendor("AMD", 0x1002, "hip", integrated=_INTEGRATED.__contains__)
 
 
 def probe(context: ProbeContext) -> ProbeResult:
@@ -22,32 +37,39 @@ def probe(context: ProbeContext) -> ProbeResult:
     simulated = simulated_probe("rocm", PROFILES, STAND_INS)
     if simulated is not None:
         return simulated
-    missing = missing_requirement(_DRIVER, torch_build().get("hip"))
-    if missing is not None:
-        return missing
+    return examine(AMD.find(), torch_build(), missing_driver(_DRIVER), _query_torch)
+
+
+def examine(cards: Cards, build: Build, driver: Fault | None, query: Callable[[], DeviceFacts | None]) -> ProbeResult:
+    """The result for the cards on the bus, the build of torch, the driver, and the devices that torch sees."""
+    refusal = cards.refusal(build, driver)
+    if refusal is not None:
+        return refusal
     try:
-        device = _query_torch()
+        device = query()
     except (ImportError, OSError, RuntimeError) as error:
         remedy = "Check the driver with rocminfo, and that torch was built for the installed ROCm release"
-        return ProbeResult(False, f"torch cannot use the AMD GPU: {error}", remedy, "driver_failed")
+        reason = f"torch cannot use the AMD GPU: {error}"
+        return ProbeResult(False, reason, remedy, "driver_failed", present=cards.present)
     if device is None:
         remedy = "Check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and the devices that rocminfo lists"
-        return ProbeResult(False, "torch sees no AMD GPU", remedy, "no_device")
-    notes = () if device.variant in VARIANTS else (f"{device.variant} is not supported ({', '.join(VARIANTS)})",)
-    return ProbeResult(True, device=device, notes=notes)
+        return ProbeResult(False, "torch sees no AMD GPU", remedy, "no_device", present=cards.present)
+    notes = [] if device.variant in VARIANTS else [f"{device.variant} is not supported ({', '.join(VARIANTS)})"]
+    if cards.integrated:
+        notes.append(f"{cards.integrated_note}: select the cards with HIP_VISIBLE_DEVICES if torch lists them first")
+    if cards.integrated and not cards.discrete and device.variant not in VARIANTS:
+        return cards.only_integrated(device)
+    return ProbeResult(True, device=device, notes=tuple(notes), present=cards.present)
 
 
-def missing_requirement(driver: Path, built_for: str | None) -> ProbeResult | None:
-    """The refusal if something is missing that torch needs. `built_for`: torch's ROCm release, None without ROCm."""
+def missing_driver(driver: Path) -> Fault | None:
+    """Whether the kernel driver's device is missing, or may not be opened by this user."""
     if not driver.exists():
         remedy = "Install AMD's kernel driver (amdgpu with ROCm); in a container, pass /dev/kfd and /dev/dri"
-        return ProbeResult(False, f"no ROCm driver: {driver} does not exist", remedy, "driver_missing")
+        return Fault(f"no ROCm driver: {driver} does not exist", remedy, "driver_missing")
     if not os.access(driver, os.R_OK | os.W_OK):
         remedy = "Add the user to the groups `render` and `video`, and log in again"
-        return ProbeResult(False, f"this user has no permission to open {driver}", remedy, "driver_forbidden")
-    if built_for is None:
-        remedy = "Install a torch built for ROCm (https://pytorch.org/get-started/locally)"
-        return ProbeResult(False, "the installed torch was built without ROCm", remedy, "torch_without_rocm")
+        return Fault(f"this user has no permission to open {driver}", remedy, "driver_forbidden")
     return None
 
 
@@ -59,5 +81,7 @@ def _query_torch() -> DeviceFacts | None:
         return None
     first = torch.cuda.get_device_properties(0)
     variant = first.gcnArchName.split(":")[0]
-    found = versions("torch", "triton", "amd-aiter", "triton-kernels") | {"ROCm": str(torch.version.hip)}
-    return DeviceFacts(variant, first.total_memory, torch.cuda.device_count(), first.name, found)
+    found = versions("torch") | {"ROCm": str(torch.version.hip)} | triton_version() | aiter_tools()
+    others = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+    equal = sum(each.gcnArchName == first.gcnArchName for each in others)  # not the processor's graphics
+    return DeviceFacts(variant, first.total_memory, equal, first.name, found)

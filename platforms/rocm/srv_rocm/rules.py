@@ -6,14 +6,12 @@ from srv.args.rules.reserve import RESERVED_MEMORY, published_contributions, pub
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.platform.facts import Contribution, Default, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
-from srv_gpu.facts import AITER_GROUP, AITER_HEADS, half_reasons, has_package
+from srv_gpu.facts import AITER_GROUP, AITER_HEADS, NUM_KV_SPLITS, half_reasons
+from srv_gpu.tools import missing_aiter
 
 _INSTINCT = ("gfx942", "gfx950")
-_GPT_OSS = "GptOssForCausalLM"
 _LATENT_HEADS = (16, 128)
 _LONG_CONTEXT = 8192
-_AITER_PACKAGE = "amd-aiter"  # the package "aiter" of the public index is another project
-_TRITON_PACKAGE = "triton-kernels"
 
 
 def aiter(context: ResolutionContext) -> Requires | Unfit:
@@ -24,12 +22,9 @@ def aiter(context: ResolutionContext) -> Requires | Unfit:
     reasons: list[str] = []
     if context.device.variant not in _INSTINCT:
         reasons.append(f"its kernels are for {', '.join(_INSTINCT)}, not {context.device.variant}")
-    if not has_package(context.device, _AITER_PACKAGE):
-        reasons.append(f"the package {_AITER_PACKAGE} is not installed")
+    reasons += missing_aiter(context.device)
     reasons += half_reasons(context)
     model = context.model
-    if model is not None and model.architecture == _GPT_OSS:
-        reasons.append(f"{_GPT_OSS} has attention sinks, which only triton computes here")
     latent = model is not None and "kv_lora_rank" in model.config
     if model is not None and latent and model.heads not in _LATENT_HEADS:
         allowed = " or ".join(map(str, _LATENT_HEADS))
@@ -57,22 +52,11 @@ def _long_context_reserve(context: ResolutionContext) -> float:
     return 0.15 if uses_aiter and long else 0.0
 
 
-def _gpt_oss_experts(context: ResolutionContext) -> str | None:
-    if context.model is None or context.model.architecture != _GPT_OSS or context["ep_size"] != 1:
-        return None
-    installed = not context.device.versions or _TRITON_PACKAGE in context.device.versions
-    return "triton_kernel" if installed else None
-
-
 DEFAULTS = (
     Default(
-        "triton_attention_num_kv_splits", lambda context: 16, "these devices have at least twice as many compute units"
-    ),
-    Default(
-        "moe_runner_backend",
-        _gpt_oss_experts,
-        "these kernels are the fastest for the experts of GPT-OSS on this device",
-        reads=("ep_size",),
+        NUM_KV_SPLITS,
+        lambda context: 16,
+        "it is the published default for these devices",
     ),
     published_fraction(),
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from srv.args.rules.speculative import draft_tree_constraint
+from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
+from srv_gpu import expert_specs, op_specs
 from srv_gpu import facts as gpu
 
+EXTENSION = "intel-extension-for-pytorch"
 VARIANTS = ("pvc", "bmg")
 
 _SINKS = frozenset({"GptOssForCausalLM"})
@@ -17,6 +20,12 @@ PROFILES = gpu.profiles(
     ("bmg-24gb", "bmg", 24, "Intel Arc Pro B60"),
 )
 
+CARDS = {
+    "max1550": PROFILES["pvc"],
+    "b580": PROFILES["bmg"],
+    "b60": PROFILES["bmg-24gb"],
+}
+
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
     """Graphs and overlap are missing, since neither has been shown to work on these devices yet."""
@@ -27,9 +36,9 @@ def _intel_xpu(context: ResolutionContext) -> Requires | Unfit:
     """Its kernels read pages of 64 or 128 tokens; its MLA kernels also read shorter pages."""
     model = context.model
     if model is not None and model.architecture in _SINKS:
-        return Unfit((f"{model.architecture} has attention sinks, which only triton computes here",))
+        return Unfit((f"{model.architecture} has attention sinks, which its kernels do not compute",))
     if model is not None and model.architecture.startswith(_CHUNKED):
-        return Unfit((f"{model.architecture} attends within chunks, which only triton computes here",))
+        return Unfit((f"{model.architecture} attends within chunks, which its kernels do not compute",))
     latent = model is not None and "kv_lora_rank" in model.config
     return Requires({"page_size": (64, 128, 32, 16) if latent else (64, 128)})
 
@@ -41,6 +50,15 @@ BACKENDS = {
         gpu.NATIVE_ATTENTION,
     ),
     "sampling": (gpu.PYTORCH_SAMPLING, gpu.TRITON_SAMPLING),
+    "moe": (expert_specs.TRITON_EXPERTS, TORCH_EXPERTS),
 }
 
-FACTS = PlatformFacts(capabilities, PROFILES, constraints=(draft_tree_constraint(),), backends=BACKENDS)
+FACTS = PlatformFacts(
+    capabilities,
+    PROFILES,
+    constraints=(draft_tree_constraint(),),
+    backends=BACKENDS,
+    support=gpu.SUPPORT,
+    ops=op_specs.OPS,
+    cards=CARDS,
+)

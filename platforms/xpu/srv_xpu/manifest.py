@@ -11,6 +11,7 @@ from srv.platform.manifest import EngineContext, Manifest
 from srv_gpu.simulator import worker_environment
 from srv_xpu.facts import FACTS, VARIANTS
 from srv_xpu.probe import probe
+from srv_xpu.sensors import sensors
 
 if TYPE_CHECKING:
     from srv.platform.interface import Platform
@@ -33,4 +34,5 @@ MANIFEST = Manifest(
     probe=probe,
     create=_create,
     worker_env=worker_environment,
+    sensors=sensors,
 )

@@ -5,19 +5,41 @@ Torch is imported only if both exist, in the probe's child process; it then desc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from srv.platform.facts import DeviceFacts
-from srv.platform.host import torch_build, versions
+from srv.platform.host import minor, torch_build, versions
 from srv.platform.manifest import ProbeContext, ProbeResult
+from srv_gpu.cards import Build, Cards, Fault, Vendor
 from srv_gpu.probe import simulated_probe
-from srv_xpu.facts import PROFILES
+from srv_gpu.tools import triton_version
+from srv_xpu.facts import EXTENSION, PROFILES
 
 _ROOT = Path("/")
-_INTEL = 0x8086
-_PVC = range(0x0BD0, 0x0BE6)  # Data Center GPU Max
-_BMG = range(0xE200, 0xE300)  # Arc B series
+_VARIANTS = {
+    "pvc": (range(0x0BD0, 0x0BE6),),  # Data Center GPU Max
+    "bmg": (range(0xE200, 0xE300),),  # Arc B series
+}
+# Cards of generations that srv has no kernels for. Every other GPU of Intel is the graphics of a processor.
+_OTHER_CARDS = (
+    range(0x4905, 0x490A),  # Iris Xe MAX (DG1)
+    range(0x4F80, 0x4F89),  # Arc A series (DG2)
+    range(0x5690, 0x56C3),  # Arc A series, Data Center GPU Flex
+)
+
+
+def variant_of(product: int) -> str | None:
+    """The variant of a PCI id; None for other GPUs."""
+    found = (name for name, ranges in _VARIANTS.items() if any(product in each for each in ranges))
+    return next(found, None)
+
+
+def _integrated(product: int) -> bool:
+    return variant_of(product) is None and not any(product in each for each in _OTHER_CARDS)
+
+
+INTEL = Vendor("Intel", 0x8086, "xpu", integrated=_integrated)
 
 
 def probe(context: ProbeContext) -> ProbeResult:
@@ -25,52 +47,59 @@ def probe(context: ProbeContext) -> ProbeResult:
     simulated = simulated_probe("xpu", PROFILES, {})
     if simulated is not None:
         return simulated
-    variants = sorted(gpus(_ROOT))
-    missing = missing_requirement(_ROOT, variants, torch_build().get("xpu"))
-    if missing is not None:
-        return missing
+    return examine(INTEL.find(_ROOT), torch_build(), missing_driver(_ROOT), _query_torch)
+
+
+def examine(
+    cards: Cards, build: Build, driver: Fault | None, query: Callable[[str], DeviceFacts | None]
+) -> ProbeResult:
+    """The result for the cards on the bus, the build of torch, the driver, and the devices that torch sees."""
+    variants = [variant for card in cards.discrete if (variant := variant_of(card.product)) is not None]
+    if not variants and driver is None:
+        listed = f": {', '.join(cards.present)}" if cards.present else ""
+        note = f"; {cards.integrated_note}" if cards.integrated else ""
+        reason = f"there is no Intel GPU of a supported generation{listed}{note}"
+        remedy = "This platform supports Data Center GPU Max (pvc) and Arc B series (bmg)"
+        return ProbeResult(False, reason, remedy, "no_device", present=cards.present)
+    refusal = cards.refusal(build, driver)
+    if refusal is not None:
+        return refusal
     try:
-        device = _query_torch(variants[0])
+        device = query(variants[0])
     except (ImportError, OSError, RuntimeError) as error:
         remedy = "Install Intel's GPU driver (Level Zero) and check it with clinfo or xpu-smi"
-        return ProbeResult(False, f"torch cannot use the Intel GPU: {error}", remedy, "driver_failed")
+        reason = f"torch cannot use the Intel GPU: {error}"
+        return ProbeResult(False, reason, remedy, "driver_failed", present=cards.present)
     if device is None:
         remedy = "Check ZE_AFFINITY_MASK, and check the driver (Level Zero) with clinfo or xpu-smi"
-        return ProbeResult(False, "torch sees no Intel GPU", remedy, "no_device")
-    return ProbeResult(True, device=device)
+        return ProbeResult(False, "torch sees no Intel GPU", remedy, "no_device", present=cards.present)
+    notes = (*filter(None, [cards.integrated_note]), *extension_notes(device))
+    return ProbeResult(True, device=device, notes=notes, present=cards.present)
 
 
-def missing_requirement(root: Path, variants: list[str], built_for: str | None) -> ProbeResult | None:
-    """The refusal if something is missing that torch needs. `built_for`: torch's XPU release, None without XPU."""
-    if not any((root / "dev/dri").glob("renderD*")):
-        remedy = "Install Intel's GPU driver (i915 or xe); in a container, pass /dev/dri"
-        return ProbeResult(False, "no GPU driver: /dev/dri/renderD* does not exist", remedy, "driver_missing")
-    if not variants:
-        remedy = "This platform supports Data Center GPU Max (pvc) and Arc B series (bmg)"
-        return ProbeResult(False, "there is no Intel GPU of a supported generation", remedy, "no_device")
-    if built_for is None:
-        remedy = "Install a torch built for XPU (https://pytorch.org/get-started/locally)"
-        return ProbeResult(False, "the installed torch was built without XPU", remedy, "torch_without_xpu")
-    return None
+def missing_driver(root: Path) -> Fault | None:
+    """Whether the kernel driver has made no device for computing."""
+    if any((root / "dev/dri").glob("renderD*")):
+        return None
+    remedy = "Install Intel's GPU driver (i915 or xe); in a container, pass /dev/dri"
+    return Fault("no GPU driver: /dev/dri/renderD* does not exist", remedy, "driver_missing")
 
 
-def gpus(root: Path) -> Iterator[str]:
-    """The variant of each Intel GPU that the Linux kernel lists, by its PCI ids."""
-    for node in sorted((root / "sys/class/drm").glob("renderD*")):
-        if _identifier(node / "device/vendor") != _INTEL:
-            continue
-        product = _identifier(node / "device/device")
-        if product in _PVC:
-            yield "pvc"
-        elif product in _BMG:
-            yield "bmg"
+def extension_notes(device: DeviceFacts) -> tuple[str, ...]:
+    """What to know of intel-extension-for-pytorch, if it is installed.
 
-
-def _identifier(path: Path) -> int:
-    try:
-        return int(path.read_text().strip(), 16)
-    except (OSError, ValueError):
-        return -1
+    Its last release, 2.8, is for torch 2.8, and changes torch when it is imported; srv imports it on that stack only.
+    """
+    extension, torch = device.versions.get(EXTENSION), device.versions.get("torch", "")
+    if extension is None:
+        return ()
+    if minor(extension) == minor(torch):
+        text = f"{EXTENSION} {extension} fits torch {torch}, and is imported; torch 2.9 and later need none of it"
+    else:
+        text = (
+            f"{EXTENSION} {extension} is for torch {minor(extension)}, and is not used with torch {torch}: uninstall it"
+        )
+    return (text,)
 
 
 def _query_torch(variant: str) -> DeviceFacts | None:
@@ -79,5 +108,5 @@ def _query_torch(variant: str) -> DeviceFacts | None:
     if not torch.xpu.is_available():
         return None
     first = torch.xpu.get_device_properties(0)
-    found = versions("torch", "triton", "pytorch-triton-xpu")
+    found = versions("torch", EXTENSION) | triton_version()
     return DeviceFacts(variant, first.total_memory, torch.xpu.device_count(), first.name, found)

@@ -5,6 +5,7 @@
     gpu.accelerator.synchronize()                  # `torch.gpusim`, in place of torch.cuda or torch.xpu
     gpu.flashinfer, gpu.aiter                      # stand-ins, None where the vendor has none
     srv_gpu_simulator.register_triton_operators(gpu.accelerator)
+    srv_gpu_simulator.join_ranks(gpu.accelerator, ...)    # in place of torch.distributed's NCCL and XCCL groups
 
 Importing this package does nothing. `load` registers the device with PyTorch permanently, for the whole process.
 """
@@ -12,19 +13,23 @@ Importing this package does nothing. `load` registers the device with PyTorch pe
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from srv_gpu_simulator.aiter import Aiter
     from srv_gpu_simulator.cards import Card
+    from srv_gpu_simulator.collectives import RankedGroup
     from srv_gpu_simulator.device import Accelerator
     from srv_gpu_simulator.flashinfer import FlashInfer
 
-__all__ = ["VARIABLE", "Simulation", "load", "register_triton_operators"]
+__all__ = ["VARIABLE", "Simulation", "join_ranks", "load", "register_triton_operators"]
 
 VARIABLE = "SRV_GPU_SIMULATOR"
 ASYNCHRONOUS_VARIABLE = "SRV_GPU_SIMULATOR_ASYNCHRONOUS"
+COUNT_VARIABLE = "SRV_GPU_SIMULATOR_COUNT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,16 @@ class Simulation:
         return self.accelerator.name
 
 
-def load(card: str | None = None, *, memory: int | None = None, asynchronous: bool | None = None) -> Simulation:
+def load(
+    card: str | None = None, *, memory: int | None = None, asynchronous: bool | None = None, count: int | None = None
+) -> Simulation:
     """Simulate one GPU in this process.
 
     card: see `cards.CARDS`; SRV_GPU_SIMULATOR if it is left out. memory: bytes, if other than the real card's.
     asynchronous: operators run only when the host waits (`srv.testing.simulated_device.deferral`); if it is left out,
-    SRV_GPU_SIMULATOR_ASYNCHRONOUS=1 says so. Later calls with the same arguments return the same device. Raises
-    RuntimeError if there is another PrivateUse1 backend, and for a second GPU; ValueError for an unknown one.
+    SRV_GPU_SIMULATOR_ASYNCHRONOUS=1 says so. count: how many such GPUs the host has, of which this process uses the one
+    that it selects first; SRV_GPU_SIMULATOR_COUNT, or 1. Later calls with the same arguments return the same device.
+    Raises RuntimeError if there is another PrivateUse1 backend, and for a second GPU; ValueError for an unknown one.
     """
     from srv_gpu_simulator.cards import find_card
 
@@ -67,7 +75,9 @@ def load(card: str | None = None, *, memory: int | None = None, asynchronous: bo
     from srv_gpu_simulator.device import install
     from srv_gpu_simulator.flashinfer import FlashInfer
 
-    accelerator = install(found, memory if memory is not None else found.memory, asynchronous)
+    if count is None:
+        count = int(os.environ.get(COUNT_VARIABLE) or 1)
+    accelerator = install(found, memory if memory is not None else found.memory, asynchronous, count)
     return Simulation(
         found,
         accelerator,
@@ -81,3 +91,17 @@ def register_triton_operators(accelerator: Accelerator) -> None:
     from srv_gpu_simulator.triton_operators import register_triton_operators as register
 
     register(accelerator)
+
+
+def join_ranks(
+    accelerator: Accelerator,
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    lost: Callable[[str], Exception],
+) -> RankedGroup:
+    """See `collectives.RankedGroup`."""
+    from srv_gpu_simulator.collectives import RankedGroup
+
+    return RankedGroup(accelerator, store, rank, size, timeout, lost)

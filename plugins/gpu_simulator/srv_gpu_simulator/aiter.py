@@ -1,5 +1,7 @@
 """A stand-in for aiter on gfx942 and gfx950: its attention over a paged cache, with aiter's arguments.
 
+(Its mixture of experts is in `aiter_moe`.)
+
 Reference semantics in float32 on host views. Refusals are ValueErrors, or RuntimeErrors where aiter's kernels raise.
 aiter itself does not check everything that is refused here: a context longer than its partitions, a page out of range,
 more queries than max_seqlen_q, would read or write wrong memory.
@@ -7,11 +9,13 @@ more queries than max_seqlen_q, would read or write wrong memory.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from srv_gpu_simulator.aiter_moe import ActivationType, FusedMoe, QuantType, Shuffle
 from srv_gpu_simulator.checks import FP8, FP8_FNUZ, HALVES, Rules
 from srv_gpu_simulator.device import Accelerator
 from srv_gpu_simulator.paged_attention import Pages, Scores, attend
@@ -34,9 +38,13 @@ class Aiter:
     """The module `aiter`, for one simulated GPU."""
 
     __version__ = "simulated"
+    ActivationType = ActivationType
+    QuantType = QuantType
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
+        self.fused_moe = FusedMoe(accelerator)
+        self.ops = SimpleNamespace(shuffle=Shuffle())
         # CDNA3 has the number format "fnuz", CDNA4 that of other vendors.
         self._fp8 = FP8_FNUZ if accelerator.card.key == "gfx942" else FP8
 

@@ -4,11 +4,19 @@
 
 A launch is in order with its stream, recorded in a capture, and counted in `accelerator.launches`. A launch of a Triton
 kernel on simulated tensors without an operator would copy each argument's whole storage to the host and back.
+
+    SRV_GPU_SIMULATOR_REFERENCE=linear_gguf,rows_gguf    operators that the reference of their contract computes on the
+                                                         host, without a launch, for models of ordinary size
+
+They are counted as "linear_gguf (reference)", and a warning names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import os
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +25,12 @@ from torch import Tensor
 from srv.testing.simulated_device.stream import poison
 from srv.testing.simulated_device.tensors import host_view
 from srv_gpu_simulator.device import Accelerator
+from srv_kernels.contracts import CONTRACTS
 from srv_kernels.triton.registration import INTERPRETED, LIBRARY, OPS, TritonOp
 
+REFERENCE_VARIABLE = "SRV_GPU_SIMULATOR_REFERENCE"
 _KEY = "PrivateUse1"
+_log = logging.getLogger(__name__)
 
 
 def register_triton_operators(accelerator: Accelerator) -> None:
@@ -36,11 +47,28 @@ def register_triton_operators(accelerator: Accelerator) -> None:
     missing = [op for op in OPS.values() if not _is_registered(op)]
     if not missing:
         return
-    kernels = {op.name: TritonKernel(op, accelerator) for op in missing}
+    references = reference_operators()
+    kernels = {op.name: TritonKernel(op, accelerator, references.get(op.name)) for op in missing}
+    if used := sorted(references.keys() & kernels.keys()):
+        _log.warning("%s: no kernel runs for %s, but the reference on the host", REFERENCE_VARIABLE, ", ".join(used))
     library = torch.library.Library(LIBRARY, "FRAGMENT")  # type: ignore[no-untyped-call]
     accelerator.keep_alive(library)
     for name, kernel in kernels.items():
         library.impl(name, kernel, _KEY)  # type: ignore[no-untyped-call]
+
+
+def reference_operators(environ: Mapping[str, str] = os.environ) -> dict[str, Callable[..., Any]]:
+    """The references that replace kernels, by operator, as SRV_GPU_SIMULATOR_REFERENCE says.
+
+    Raises ValueError for an operator whose contract has no reference.
+    """
+    names = [name.strip() for name in environ.get(REFERENCE_VARIABLE, "").split(",") if name.strip()]
+    known = {name: contract.reference for name, contract in CONTRACTS.items() if contract.reference}
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"{REFERENCE_VARIABLE} names {', '.join(unknown)}; there are references for {', '.join(known)}"
+        )
+    return {name: pkgutil.resolve_name(known[name]) for name in names}
 
 
 def _is_registered(op: TritonOp) -> bool:
@@ -48,11 +76,16 @@ def _is_registered(op: TritonOp) -> bool:
 
 
 class TritonKernel:
-    """The function that PyTorch calls for an operator on the simulated device."""
+    """The function that PyTorch calls for an operator on the simulated device.
 
-    def __init__(self, op: TritonOp, accelerator: Accelerator) -> None:
+    reference: what computes its results instead of the kernel.
+    """
+
+    def __init__(self, op: TritonOp, accelerator: Accelerator, reference: Callable[..., Any] | None = None) -> None:
         self._op = op
         self._accelerator = accelerator
+        self._launch = op.launch if reference is None else reference
+        self._counted = op.name if reference is None else f"{op.name} (reference)"
         schema = torch._C.parse_schema(f"{LIBRARY}::{op.schema}")
         self._names = [argument.name for argument in schema.arguments]
         written = {
@@ -70,9 +103,10 @@ class TritonKernel:
             raise RuntimeError(f"{LIBRARY}::{op.name} returns new tensors, but was registered without `like`")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._accelerator.check_current_device(f"{LIBRARY}::{self._op.name}")
         given = dict(zip(self._names, args, strict=False)) | kwargs
         fresh = self._new_results(args, kwargs) if None in self._returned else []
-        self._accelerator.launch(self._op.name, self._run, fresh, args, **kwargs)
+        self._accelerator.launch(self._counted, self._run, fresh, args, **kwargs)
         new = iter(fresh)
         results = [next(new) if name is None else given[name] for name in self._returned]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
@@ -93,7 +127,7 @@ class TritonKernel:
 
     def _run(self, fresh: Sequence[Tensor], args: Sequence[Any], **kwargs: Any) -> None:
         """Launch on host views, and fill the new results. RuntimeError if they are not like `like` says."""
-        result = self._op.launch(*args, **kwargs)
+        result = self._launch(*args, **kwargs)
         results = result if isinstance(result, (list, tuple)) else [result]
         new = [value for value, name in zip(results, self._returned, strict=False) if name is None]
         for target, value in zip(fresh, new, strict=True):

@@ -12,6 +12,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 import triton.language as tl  # noqa: E402
 
 from srv_gpu_simulator import register_triton_operators  # noqa: E402
+from srv_gpu_simulator.triton_operators import REFERENCE_VARIABLE, reference_operators  # noqa: E402
 from srv_kernels.triton.registration import OPS, triton_op  # noqa: E402
 
 
@@ -129,3 +130,29 @@ def test_launches_refuse(gpu: Any, ops: Any) -> None:
     ):
         register_triton_operators(gpu.accelerator)
     del OPS["sim_unlike"]
+
+
+def test_the_reference_of_an_operator_replaces_its_kernel(
+    gpu: Any, ops: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of one block of Q8_0: a half-precision scale of 2 and 32 weights."""
+    import srv_kernels.triton.gguf_linear  # noqa: F401  registers the operators
+
+    monkeypatch.setenv(REFERENCE_VARIABLE, "linear_gguf")
+    register_triton_operators(gpu.accelerator)
+    gpu.accelerator.launches.clear()
+    weights = torch.arange(64, dtype=torch.int8).view(2, 32) - 20
+    scale = torch.tensor([2.0], dtype=torch.float16).view(torch.uint8).expand(2, 2)
+    rows = torch.cat((scale, weights.view(torch.uint8)), 1).to("gpusim")
+    product = ops.linear_gguf(torch.ones(1, 32).to("gpusim"), rows, "Q8_0")
+    table = ops.rows_gguf(rows, "Q8_0", torch.tensor([1]).to("gpusim"), torch.float32)
+    assert product.cpu().tolist() == [[2.0 * int(row.sum()) for row in weights.int()]]
+    assert table.cpu().tolist() == [(2.0 * weights[1]).tolist()]
+    assert gpu.accelerator.launches == {"linear_gguf (reference)": 1, "rows_gguf": 1}
+    assert caplog.messages == [f"{REFERENCE_VARIABLE}: no kernel runs for linear_gguf, but the reference on the host"]
+
+
+def test_an_operator_without_a_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"names paged_decode, copy_pages; there are references for .*linear_gguf"):
+        reference_operators({REFERENCE_VARIABLE: "paged_decode, copy_pages"})
+    assert reference_operators({}) == {}

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(soc: str, *, memory: int | None = None, asynchronous: bool | None = None) -> Sdk:
+def load(soc: str, *, memory: int | None = None, asynchronous: bool | None = None, count: int | None = None) -> Sdk:
     """Simulate one card in this process, and return the equivalent of the module torch_npu as an object.
 
     soc: "a2" (Ascend 910B, 64 GiB), "a2-32g" or "a3". memory: bytes, if other than the real card's.
     asynchronous: operators run only when the host waits (`srv.testing.simulated_device.deferral`); if it is left out,
-    SRV_NPU_SIMULATOR_ASYNCHRONOUS=1 says so. Later calls with
-    the same arguments return the same device. Raises RuntimeError if a real torch_npu can be imported, if there is
-    another PrivateUse1 backend, and for a second card; ValueError for an unknown card.
+    SRV_NPU_SIMULATOR_ASYNCHRONOUS=1 says so. count: how many such cards the host has, of which this process uses the
+    one that it selects first; SRV_NPU_SIMULATOR_COUNT, or 1. Later calls with the same arguments return that device.
+    Raises RuntimeError if a real torch_npu can be imported, if there is another PrivateUse1 backend, and for a second
+    card; ValueError for an unknown card.
     """
     from srv_npu_simulator.socs import find_soc
 
@@ -45,7 +46,14 @@ def load(soc: str, *, memory: int | None = None, asynchronous: bool | None = Non
 
     if asynchronous is None:
         asynchronous = os.environ.get("SRV_NPU_SIMULATOR_ASYNCHRONOUS", "0") == "1"
-    accelerator = install(card, memory if memory is not None else card.memory, asynchronous)
+    if count is None:
+        text = os.environ.get("SRV_NPU_SIMULATOR_COUNT") or "1"
+        if not (text.isascii() and text.isdigit() and int(text) > 0):
+            raise RuntimeError(
+                f"SRV_NPU_SIMULATOR_COUNT={text} is not a number of cards: set it to 1 or more, or unset it"
+            )
+        count = int(text)
+    accelerator = install(card, memory if memory is not None else card.memory, asynchronous, count)
     if not torch._C._dispatch_has_kernel("npu::npu_rms_norm"):
         register_operators(accelerator)
     return Sdk(accelerator)

@@ -42,6 +42,24 @@ SIGNATURES = {
         "x1 x2 scale * offset=None pertoken_scale=None bias=None output_dtype=None x1_dtype=None x2_dtype=None "
         "pertoken_scale_dtype=None scale_dtype=None group_sizes=None y_scale=None"
     ),
+    "npu::npu_moe_gating_top_k": (
+        "x k * bias=None k_group=1 group_count=1 group_select_mode=0 renorm=0 norm_type=0 out_flag=False "
+        "routed_scaling_factor=1.0 eps=1e-20"
+    ),
+    "npu::npu_moe_gating_top_k_softmax": "x finished=None k=1",
+    "npu::npu_moe_init_routing_v2": (
+        "x expert_idx * scale=None offset=None active_num=-1 expert_capacity=-1 expert_num=-1 drop_pad_mode=0 "
+        "expert_tokens_num_type=0 expert_tokens_num_flag=False quant_mode=0 active_expert_range=[] row_idx_type=0"
+    ),
+    "npu::npu_grouped_matmul": (
+        "x weight * bias=None scale=None offset=None antiquant_scale=None antiquant_offset=None per_token_scale=None "
+        "group_list=None activation_input=None activation_quant_scale=None activation_quant_offset=None split_item=0 "
+        "group_type=None group_list_type=0 act_type=0 tuning_config=None output_dtype=None x_dtype=None "
+        "weight_dtype=None scale_dtype=None per_token_scale_dtype=None"
+    ),
+    "npu::npu_moe_finalize_routing": (
+        "expanded_permuted_rows skip1 skip2 bias scales expanded_src_to_dst_row export_for_source_row drop_pad_mode=0"
+    ),
 }
 
 RESULTS = {
@@ -57,6 +75,11 @@ RESULTS = {
     "npu::npu_dynamic_quant": 2,
     "npu::npu_quantize": 1,
     "npu::npu_quant_matmul": 1,
+    "npu::npu_moe_gating_top_k": 3,
+    "npu::npu_moe_gating_top_k_softmax": 3,
+    "npu::npu_moe_init_routing_v2": 4,
+    "npu::npu_grouped_matmul": 1,
+    "npu::npu_moe_finalize_routing": 1,
 }
 
 

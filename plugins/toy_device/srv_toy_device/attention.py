@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
-from srv_toy_device.limits import GATHERED_TOKENS, SCORES_PER_HEAD
+from srv.platform.layers import missing_traits
+from srv_toy_device.limits import GATHERED_TOKENS, SCORES_PER_HEAD, TRAITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class ToyPagedAttention:
         self._new_slots: dict[int, Tensor] = {}  # by the number of rows of the graph
 
     def supports(self, layer: AttentionLayer) -> str | None:
-        return None  # it computes every trait of `srv.specs.LAYER_TRAITS`, and heads of any size
+        return missing_traits(TRAITS, layer)  # it computes heads of any size
 
     def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
         if batch.graph is not None:

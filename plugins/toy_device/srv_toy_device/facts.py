@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from srv.platform.experts import EXPERTS, INT8, TORCH_EXPERTS, torch_expert_ops
 from srv.platform.facts import (
     BackendSpec,
     Contribution,
     Default,
     DeviceFacts,
+    OpCall,
+    OpSpec,
     PlatformFacts,
     Requires,
     ResolutionContext,
     Unfit,
 )
 from srv.specs import attention_specs
-from srv_toy_device.limits import attention_bytes, sampling_bytes
+from srv_toy_device.limits import TRAITS, attention_bytes, sampling_bytes
 from srv_toy_device.settings import DEFAULT_MEMORY
 
 VARIANT = "toy1"
@@ -24,7 +27,11 @@ KV_ORDER = "page_token_head"
 
 # The names are defined by core; srv.platform.capabilities says what each one promises.
 _CAPABILITIES = frozenset(
-    {"paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "w8a8", "float32", "float16", "bfloat16"}
+    {
+        *("paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "piecewise_graphs", "w8a8"),
+        "memory_use",
+        *("float32", "float16", "bfloat16"),
+    }
 )
 
 
@@ -54,6 +61,20 @@ def workspace(context: ResolutionContext) -> float:
     return 0 if context.model is None else attention_bytes(context.model) + sampling_bytes(context.model)
 
 
+def check_op(device: DeviceFacts, call: OpCall) -> str | None:
+    dtypes = ("float32", "float16", "bfloat16")
+    return None if call.dtype in dtypes else f"{call.dtype} is not one of {', '.join(dtypes)}"
+
+
+# The reference functions use only PyTorch operators, and the device has all of those.
+_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
+_RECURRENT_OPS = ("causal_conv1d", "gated_delta_rule")
+OPS = (
+    *(OpSpec(op, "reference", check_op, f"srv_kernels.reference:{op}") for op in _OPS),
+    *(OpSpec(op, "reference", check_op, f"srv_kernels.recurrent_reference:{op}") for op in _RECURRENT_OPS),
+    *torch_expert_ops(check_op, (EXPERTS, INT8)),
+)
+
 FACTS = PlatformFacts(
     capabilities=capabilities,
     defaults=(Default("dtype", dtype, "the device runs the host's kernels, and few hosts are fast in float16"),),
@@ -75,7 +96,7 @@ FACTS = PlatformFacts(
                 target="srv_toy_device.attention:ToyPagedAttention",
                 kv_order=KV_ORDER,
                 graphs=True,
-                traits=("window", "soft_cap"),
+                traits=TRAITS,
             ),
         ),
         "sampling": (
@@ -86,5 +107,7 @@ FACTS = PlatformFacts(
                 target="srv_toy_device.sampling:ToySampling",
             ),
         ),
+        "moe": (TORCH_EXPERTS,),
     },
+    ops=OPS,
 )

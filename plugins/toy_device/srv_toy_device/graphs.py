@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -25,6 +26,13 @@ class ToyGraphs:
             output = run()
         self._graphs[key] = graph
         return output
+
+    @contextmanager
+    def piece(self) -> Iterator[Callable[[], None]]:
+        """See `srv.platform.interface.Platform`. What later pieces read is not freed before they have read it."""
+        graph = self._accelerator.Graph()
+        with self._accelerator.graph(graph, self._memory):
+            yield graph.replay
 
     def replay(self, key: int, metadata: Sequence[GraphMetadata]) -> None:
         """A capture records the lengths, which are host integers; without the update a replay would use those.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from srv.specs import ModelFacts, attention_specs
 
+TRAITS = ("window", "soft_cap")  # of layers, which attention computes
 # Tokens whose keys and values are gathered from the pool at once, over the rows of a tile.
 GATHERED_TOKENS = 1 << 14
 # Scores of one head that exist at once: rows * queries * keys.

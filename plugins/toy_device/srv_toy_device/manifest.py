@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import EngineContext, Manifest, ProbeContext, ProbeResult
 from srv_toy_device.facts import DEVICE_NAME, FACTS, VARIANT
-from srv_toy_device.settings import asynchronous, device_memory
+from srv_toy_device.settings import asynchronous, device_count, device_memory
 
 if TYPE_CHECKING:
     from srv.platform.interface import Platform
@@ -29,6 +29,7 @@ def probe(context: ProbeContext) -> ProbeResult:
     """Look for a PyTorch that supports backends written in Python, by its files, without importing it."""
     try:
         memory = device_memory(os.environ)
+        count = device_count(os.environ)
         asynchronous(os.environ)
     except ValueError as error:
         return ProbeResult(False, str(error), "Correct or unset it.", "bad_setting")
@@ -44,7 +45,9 @@ def probe(context: ProbeContext) -> ProbeResult:
             "Install a newer torch; 2.13 is known to work.",
             "torch_too_old",
         )
-    device = DeviceFacts(variant=VARIANT, memory_bytes=memory, count=1, name=DEVICE_NAME, versions={"torch": version})
+    device = DeviceFacts(
+        variant=VARIANT, memory_bytes=memory, count=count, name=DEVICE_NAME, versions={"torch": version}
+    )
     return ProbeResult(True, device=device)
 
 
@@ -53,7 +56,7 @@ def create(context: EngineContext) -> Platform:
     from srv_toy_device.device import install
     from srv_toy_device.platform import ToyPlatform
 
-    return ToyPlatform(install())
+    return ToyPlatform(install(), context.device_index)
 
 
 MANIFEST = Manifest(

@@ -1,6 +1,7 @@
 """The settings of the simulated accelerator. The manifest reads them too, so no torch is imported.
 
 SRV_TOY_MEMORY: memory of the device, in bytes or as a number with KiB, MiB or GiB ("512MiB"). 2 GiB if unset.
+SRV_TOY_DEVICES: how many devices there are, of which a process uses one; 1 if unset.
 SRV_TOY_ASYNCHRONOUS: 1 to run operators only when the host waits, for tests of streams and copies; 0 if unset.
 """
 
@@ -10,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 MEMORY_VARIABLE = "SRV_TOY_MEMORY"
+DEVICES_VARIABLE = "SRV_TOY_DEVICES"
 ASYNCHRONOUS_VARIABLE = "SRV_TOY_ASYNCHRONOUS"
 DEFAULT_MEMORY = 2 << 30
 
@@ -30,6 +32,14 @@ def device_memory(environ: Mapping[str, str]) -> int:
             "write a number of bytes, or one with KiB, MiB or GiB, such as 512MiB"
         )
     return size
+
+
+def device_count(environ: Mapping[str, str]) -> int:
+    """The number of devices. Raises ValueError, naming the variable, if its value is not a number above zero."""
+    text = environ.get(DEVICES_VARIABLE, "1")
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ValueError(f"{DEVICES_VARIABLE} = {text!r} (set by the environment) is not a number above zero")
+    return int(text)
 
 
 def asynchronous(environ: Mapping[str, str]) -> bool:

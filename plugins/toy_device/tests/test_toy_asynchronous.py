@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_toy_engine import Small, messages
-from test_toy_graphs import EAGER, PLAIN, engine
+from test_toy_engine import EAGER, PLAIN, Small, messages
+from test_toy_engine import paged_engine as engine
 
 from srv.platform.transfers import Transfers
 from srv.types import Pooling, PoolingParams, RequestSpec

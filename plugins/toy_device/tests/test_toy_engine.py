@@ -20,6 +20,8 @@ from srv.types import FinishReason, RequestSpec, SamplingParams
 
 OUTPUT = 8
 LENGTHS = (1, 6, 16, 17, 23)
+EAGER = "--disable-graphs"
+PLAIN = "--disable-overlap-schedule"
 
 
 class Small:
@@ -72,6 +74,17 @@ def engine(small: Small, *flags: str) -> Iterator[LocalEngine]:
         assert made.stats().pages_held == 0
 
 
+@contextmanager
+def paged_engine(small: Small, *flags: str, pool: int = 256) -> Iterator[LocalEngine]:
+    """The same with pages of four tokens, a pool of `pool` tokens and six requests at a time."""
+    words = ["--device", "toy", "--model-path", str(small.folder), "--dtype", "float32", "--max-running-requests", "6"]
+    with LocalEngine.launch([*words, "--page-size", "4", "--max-total-tokens", str(pool), *flags]) as made:
+        yield made
+        made.step()
+        made.check_integrity(deep=True)
+        assert made.stats().pages_held == 0
+
+
 def messages(small: Small, **params: Any) -> list[RequestSpec]:
     given = {"temperature": 0.0, "ignore_eos": True, "max_tokens": OUTPUT, **params}
     return [
@@ -84,7 +97,8 @@ def messages(small: Small, **params: Any) -> list[RequestSpec]:
 @pytest.mark.parametrize(("page", "chunk"), [(1, 16), (16, 5), (4, -1)])
 def test_greedy_tokens_are_those_of_the_host(small: Small, page: int, chunk: int, overlap: list[str]) -> None:
     flags = ["--page-size", str(page), "--chunked-prefill-size", str(chunk), "--max-total-tokens", "512"]
-    flags += ["--max-prefill-tokens", "32"]  # takes effect without chunked prefill
+    if chunk < 0:
+        flags += ["--max-prefill-tokens", "32"]
     with engine(small, *flags, *overlap) as served:
         missed = served.generate(messages(small))
         hits = served.generate(messages(small))

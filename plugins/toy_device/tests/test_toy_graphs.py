@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from test_toy_engine import Small, messages
+from test_toy_engine import EAGER, PLAIN, Small, messages
+from test_toy_engine import paged_engine as engine
 
 from srv.errors import Refusal
 from srv.testing.engine import LocalEngine
 from srv.types import RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 from srv_toy_device.device import Accelerator
-from srv_toy_device.graphs import ToyGraphs
+from srv_toy_device.facts import FACTS
 
-EAGER = "--disable-graphs"
-PLAIN = "--disable-overlap-schedule"
+if "graphs" not in FACTS.capabilities(next(iter(FACTS.profiles.values()))):
+    pytest.skip("the platform does not declare the capability graphs", allow_module_level=True)
+ToyGraphs = pytest.importorskip("srv_toy_device.graphs").ToyGraphs
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     return Small(tmp_path_factory.mktemp("llama"))
-
-
-@contextmanager
-def engine(small: Small, *flags: str, pool: int = 256) -> Iterator[LocalEngine]:
-    words = ["--device", "toy", "--model-path", str(small.folder), "--dtype", "float32", "--max-running-requests", "6"]
-    with LocalEngine.launch([*words, "--page-size", "4", "--max-total-tokens", str(pool), *flags]) as made:
-        yield made
-        made.step()
-        made.check_integrity(deep=True)
-        assert made.stats().pages_held == 0
 
 
 def tokens(small: Small, *flags: str, **params: Any) -> list[list[int]]:

@@ -10,6 +10,8 @@ import torch
 from srv.errors import PlatformUnavailable
 from srv.platform.capabilities import OPS_OF
 from srv.platform.contract import check_platform
+from srv.platform.experts import EXPERTS, ROUTE
+from srv.platform.experts import FAMILY as MOE
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
@@ -25,7 +27,7 @@ GROUP = FullAttention((0, 1, 2), kv_heads=2, key_dim=8, value_dim=4)
 
 @pytest.fixture
 def platform(toy: Accelerator) -> Platform:
-    return MANIFEST.create(EngineContext(device=FACTS.profiles["toy1"], local_rank=0))
+    return MANIFEST.create(EngineContext(device=next(iter(FACTS.profiles.values())), local_rank=0))
 
 
 def test_it_keeps_the_contract(platform: Platform) -> None:
@@ -35,7 +37,7 @@ def test_it_keeps_the_contract(platform: Platform) -> None:
 def test_there_is_one_device_and_more_are_refused(platform: Platform) -> None:
     assert platform.device(0) == torch.device("toy", 0)
     platform.init_worker(0)
-    with pytest.raises(PlatformUnavailable, match="rank 1"):
+    with pytest.raises(PlatformUnavailable, match="device 1 is needed, but this host has 1"):
         platform.device(1)
 
 
@@ -89,16 +91,22 @@ def test_a_pool_that_does_not_fit_raises(platform: Platform) -> None:
 
 
 def test_backends_are_what_the_facts_name(platform: Platform) -> None:
-    for specs in FACTS.backends.values():
+    for family, specs in FACTS.backends.items():
         for spec in specs:
-            assert isinstance(pkgutil.resolve_name(spec.target), type)
+            if family == MOE:  # the ops of its name
+                assert any((each.op, each.name) == (EXPERTS, spec.name) for each in FACTS.ops)
+            else:
+                assert isinstance(pkgutil.resolve_name(spec.target), type)
 
 
 # All ops, except those that need a capability that this platform does not declare.
-OPS = (*MODEL_OPS, *OPS_OF["w8a8"])
+DECLARED = FACTS.capabilities(next(iter(FACTS.profiles.values())))
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if str(dtype)[6:] in DECLARED]
+NEEDED = (*MODEL_OPS, *(OPS_OF["w8a8"] if "w8a8" in DECLARED else ()), ROUTE, EXPERTS)
+OPS = tuple(dict.fromkeys((*NEEDED, *(spec.op for spec in FACTS.ops))))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_ops_keep_their_contracts_on_the_device(platform: Platform, op: str, dtype: torch.dtype) -> None:
     implementation = Ops("toy", platform.ops).bind(op, OpArgs(dtype, {}))
@@ -108,7 +116,7 @@ def test_ops_keep_their_contracts_on_the_device(platform: Platform, op: str, dty
 def test_ops_take_floats_only(platform: Platform) -> None:
     assert {impl.op for impl in platform.ops} == set(OPS)
     for impl in platform.ops:
-        assert impl.supports_args(OpArgs(torch.bfloat16, {})) is None
+        assert impl.supports_args(OpArgs(DTYPES[0], {})) is None
         assert "int8" in str(impl.supports_args(OpArgs(torch.int8, {})))
 
 

@@ -32,7 +32,8 @@ if LOADED.library is not None:
     from srv_cpu.native_attention import NativeAttention
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-POOLS = (torch.float16, torch.int8)  # of the native kernels, in addition to the dtype of the queries
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+POOLS = (torch.float16, torch.int8, *FLOAT8)  # of the native kernels, in addition to the dtype of the queries
 # With an int8 pool, queries and the softmax weights of 64 tokens are quantized to 1/32,767 of their largest magnitude.
 # Errors of scores have a standard deviation of 3e-5 and reach five times that, multiplied by the spread of the values.
 QUERY_ROUNDING = 4e-4
@@ -58,12 +59,14 @@ class World:
         seed: int = 0,
         window: int | None = None,
         soft_cap: float | None = None,
+        alibi: tuple[float, ...] | None = None,
+        chunk: int | None = None,
         layers: int = 1,
         backend: Any = TorchNativeAttention,
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.rows, self.page_size, self.dtype, self.pool = rows, page_size, dtype, pool or dtype
-        self.layer = AttentionLayer(0, heads[0], heads[1], dim, dim**-0.5, window, soft_cap)
+        self.layer = AttentionLayer(0, heads[0], heads[1], dim, dim**-0.5, window, soft_cap, alibi=alibi, chunk=chunk)
         counts = [-(-length // page_size) for _, length in rows]
         pages = sum(counts) + 3
         ids = (torch.randperm(pages, generator=self.generator) + 1).tolist()
@@ -176,6 +179,8 @@ class World:
             layer.scale,
             layer.window,
             layer.soft_cap,
+            layer.alibi,
+            layer.chunk,
         )
 
     def relative_error(self) -> float:
@@ -204,6 +209,8 @@ class World:
 
     def _holds(self, stored: torch.Tensor, given: torch.Tensor) -> bool:
         """Whether slots hold the given values, rounded to the nearest value of the pool's dtype."""
+        if self.pool in FLOAT8:
+            return torch.equal(stored.view(torch.uint8), given.to(self.pool).view(torch.uint8))
         if self.pool != torch.int8:
             return torch.equal(stored, given.to(self.pool))
         scales = given.float().abs().amax(-1, keepdim=True) / 127
@@ -341,6 +348,34 @@ def test_windows_and_soft_caps(
     rows: list[tuple[int, int]], window: int | None, soft_cap: float | None, backend: Any
 ) -> None:
     assert World(rows, window=window, soft_cap=soft_cap, backend=backend).relative_error() <= 1
+
+
+@every("rows", [[(1, 500), (1, 3)], [(300, 300)], [(270, 600), (1, 90)], [(1, 40), (5, 5)]])
+@every(("window", "soft_cap"), [(None, None), (50, None), (None, 10.0)])
+@every("dtype", [torch.float32, torch.bfloat16])
+def test_alibi(dtype: torch.dtype, window: int | None, soft_cap: float | None, rows: list[tuple[int, int]]) -> None:
+    """Nine heads share three KV heads, and each has a slope of its own. Native kernels refuse such layers."""
+    slopes = tuple(2.0**-head for head in range(9))
+    world = World(rows, dtype=dtype, window=window, soft_cap=soft_cap, alibi=slopes)
+    assert world.relative_error() <= 1
+    assert world.backend.supports(world.layer) is None
+
+
+@every("rows", [[(1, 500), (1, 3), (1, 129)], [(300, 300)], [(270, 600), (1, 90)], [(1, 128), (3, 130)]])
+@every("chunk", [1, 64, 1000])
+@every("window", [None, 50])
+def test_chunks(window: int | None, chunk: int, rows: list[tuple[int, int]]) -> None:
+    """Queries at the borders of chunks, and blocks of queries that span several. Native kernels refuse such layers."""
+    world = World(rows, window=window, chunk=chunk)
+    assert world.relative_error() <= 1
+    assert world.backend.supports(world.layer) is None
+
+
+@native
+def test_native_kernels_refuse_alibi() -> None:
+    world = World([(1, 1)], backend=NativeAttention)
+    reason = world.backend.supports(replace(world.layer, alibi=(0.5,) * 9))
+    assert reason == "it does not support linear position biases (ALiBi)"
 
 
 @native

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,43 @@ def test_sibling_threads_count_as_one_core(processors: set[int], cores: int, tmp
 
 def test_without_topology_every_processor_is_a_core(tmp_path: Path) -> None:
     assert host._cores({0, 3}, tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "node_ranks", "expected"),
+    [
+        ("", 1, None, ""),
+        ("", 2, 2, "8"),
+        ("8", 1, None, "8"),
+        ("8", 2, None, "4"),
+        ("8", 16, None, "1"),
+        ("32", 2, 1, "16"),  # two nodes of 16 cores, one rank on each
+        ("32", 2, 2, "8"),  # both on one node
+        ("4", 2, 2, "2"),
+    ],
+)
+def test_ranks_share_the_threads_of_the_host_and_of_their_node(
+    given: str, ranks: int, node_ranks: int | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "usable_cores", lambda: 16)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    host.share_threads(ranks, node_ranks)
+    assert os.environ["OMP_NUM_THREADS"] == expected
+
+
+@every(
+    ("lines", "resident"),
+    [
+        ("VmRSS:\t 9000 kB\nRssAnon:\t 2000 kB\nRssFile:\t 4000 kB\nRssShmem:\t 3000 kB\n", 5000 * 1024),
+        ("VmRSS:\t 9000 kB\n", None),
+        (None, None),
+    ],
+)
+def test_resident_memory_is_known_whether_or_not_the_system_tells_pages_of_files_apart(
+    tmp_path: Path, lines: str | None, resident: int | None
+) -> None:
+    status = tmp_path / "status"
+    if lines is not None:
+        status.write_text(lines)
+    found = host.resident_bytes(status)
+    assert found == resident if resident is not None else found > 1 << 20

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from srv.models.formats.dummy import load_dummy
+from srv.models.formats.gguf_types import OP_TYPES, TENSOR_TYPES
 from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform
@@ -16,6 +18,7 @@ from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
+from srv.quantization.gguf import weight_bytes
 from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLayerFactory
 from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.method import StoredModel
@@ -24,7 +27,9 @@ from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
 
-SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64, "inputs": 576, "outputs": 576}
+EXPERT_SIZES = {"hidden": 64, "intermediate": 32, "experts": 8, "top_k": 2}
+STATE_SIZES = {"channels": 96, "width": 4, "key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 16}
+SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64, "inputs": 576, "outputs": 576, **EXPERT_SIZES, **STATE_SIZES}
 CASES = [
     pytest.param(
         op,
@@ -132,3 +137,16 @@ def test_a_layer_gets_the_kernel_of_its_op_whatever_its_class(platform: Platform
         assert type(linear.kernel).__name__ == "Int8WeightLinear"
         torch.testing.assert_close(linear(x), before)
     assert linear.integers.numel() == 0
+
+
+@pytest.mark.skipif(load().library is None, reason=f"no native kernels that pack: {load().reason}")
+def test_packed_gguf_weights_take_no_more_than_plans_assume() -> None:
+    from srv_kernels.cpu.native_linear import GGML_TYPES, LIBRARY
+
+    outputs, inputs = 512, 1024
+    weights = outputs * inputs
+    stored = {kind.name: kind.size * weights // kind.elements for kind in TENSOR_TYPES.values()}
+    for name in OP_TYPES:
+        facts = replace(small_model("float32"), parameters=weights, stored_types={name: weights})
+        packed = LIBRARY.srv_packed_gguf_bytes(GGML_TYPES[name], outputs, inputs)
+        assert max(packed, stored[name]) <= weight_bytes(facts, 4, 0), name

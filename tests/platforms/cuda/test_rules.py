@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,9 @@ from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal
 from srv.platform.facts import Requires
 from srv.platform.registry import find_platforms
-from srv.specs import ModelFacts
+from srv.specs import FullAttention, Latent, ModelFacts
 from srv_cuda.attention_specs import RULES
 
-MXFP4 = model("GptOssForCausalLM", quantization="mxfp4")
 DUAL = model("Qwen2ForCausalLM", config={"dual_chunk_attention_config": {}})
 
 
@@ -68,20 +68,38 @@ def test_trtllm_mha_does_not_compute_latent_attention() -> None:
     assert isinstance(attention("fa3", "sm90", LATENT), dict)
 
 
-def test_flashinfer_computes_latent_attention_by_default_only_on_sm100() -> None:
-    assert isinstance(attention("flashinfer", "sm100", LATENT), dict)
+def test_flashinfer_s_kernels_of_latent_attention_are_not_called() -> None:
+    """Its rule would choose them by default only on sm100."""
+    missing = "it does not support multi-head latent attention (MLA)"
+    assert missing in attention("flashinfer", "sm100", LATENT)
     for variant in ("sm80", "sm90"):
         assert "other kernels compute latent attention" in attention("flashinfer", variant, LATENT)
         for naming in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
-            assert isinstance(attention("flashinfer", variant, LATENT, **{naming: "flashinfer"}), dict)
+            assert missing in attention("flashinfer", variant, LATENT, **{naming: "flashinfer"})
 
 
 def test_kv_pool_in_e5m2_by_backend() -> None:
     named = {"kv_cache_dtype": "fp8_e5m2", "attention_backend": "fa3"}
     assert attention("fa3", "sm90", model(), **named) == "it does not support a KV pool in fp8_e5m2"
-    assert "triton reads a KV pool" in attention("flashinfer", "sm90", model(), kv_cache_dtype="fp8_e5m2")
-    assert isinstance(attention("flashinfer", "sm100", model(), kv_cache_dtype="fp8_e5m2"), dict)
+    refused = "srv gives it no scales of a KV pool of 8-bit floats"
+    assert attention("flashinfer", "sm90", model(), kv_cache_dtype="fp8_e5m2") == refused
     assert isinstance(attention("triton", "sm90", model(), kv_cache_dtype="fp8_e5m2"), dict)
+    assert isinstance(attention("torch_native", "sm80", model(), kv_cache_dtype="fp8_e4m3"), dict)
+
+
+@every(
+    ("variant", "dtype", "chosen"),
+    [
+        ("sm80", "fp8_e5m2", "triton"),
+        ("sm80", "fp8_e4m3", "torch_native"),
+        ("sm90", "fp8_e4m3", "triton"),
+        ("sm120", "fp8_e4m3", "triton"),
+    ],
+)
+def test_triton_reads_the_8_bit_floats_that_it_can_convert(variant: str, dtype: str, chosen: str) -> None:
+    assert resolved(variant, model(), kv_cache_dtype=dtype).config.platform.attention_backend == chosen
+    answer = attention("triton", variant, model(), kv_cache_dtype=dtype)
+    assert answer == "Triton does not convert fp8_e4m3 on sm80; torch_native does" or chosen == "triton"
 
 
 @every("name", ["trtllm_mla", "flashmla", "cutlass_mla"])
@@ -131,11 +149,11 @@ def test_requirements_of_dual_chunk_attention() -> None:
 @every(
     ("about", "variant", "fitting"),
     [
-        (GPT_OSS, "sm100", {"trtllm_mha", "triton"}),
-        (GPT_OSS, "sm90", {"fa3", "trtllm_mha", "triton"}),
-        (GPT_OSS, "sm80", {"triton"}),
-        (LLAMA4, "sm100", {"triton"}),
-        (LLAMA4, "sm90", {"fa3", "triton"}),
+        (GPT_OSS, "sm100", {"trtllm_mha"}),
+        (GPT_OSS, "sm90", {"fa3", "trtllm_mha"}),
+        (GPT_OSS, "sm80", set()),
+        (LLAMA4, "sm100", set()),
+        (LLAMA4, "sm90", {"fa3"}),
     ],
 )
 def test_backends_that_support_a_model_family(about: Any, variant: str, fitting: set[str]) -> None:
@@ -153,9 +171,6 @@ def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
 @every(
     ("about", "variant", "backend", "page"),
     [
-        (GPT_OSS, "sm100", "triton", 1),
-        (GPT_OSS, "sm80", "triton", 1),
-        (LLAMA4, "sm90", "triton", 1),
         (model(), "sm80", "flashinfer", 1),
         (model(), "sm86", "flashinfer", 1),
         (model(), "sm90", "flashinfer", 1),
@@ -164,12 +179,24 @@ def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
         (model(dtype="float32"), "sm90", "triton", 1),
         (model(head_dim=80), "sm90", "triton", 1),
         (LATENT, "sm80", "triton", 1),
-        (LATENT, "sm100", "flashinfer", 1),
+        (LATENT, "sm100", "triton", 1),
     ],
 )
 def test_best_backend_for_a_model_family_is_chosen(about: Any, variant: str, backend: str, page: int) -> None:
     config = resolved(variant, about).config
     assert (config.platform.attention_backend, config.memory.page_size) == (backend, page)
+
+
+@every(
+    ("about", "why"),
+    [(GPT_OSS, "it does not support attention sinks"), (LLAMA4, "it does not support attention within chunks of 8192")],
+)
+def test_families_whose_attention_no_called_kernel_computes_are_refused(about: Any, why: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        resolved("sm90", about)
+    (rejected,) = [each for each in refused.value.rejections if each.what == "attention backend"]
+    assert rejected.code == "no_backend_fits"
+    assert f"flashinfer, triton, torch_native: it cannot compute layers 0-3: {why}" in rejected.reason
 
 
 def test_trtllm_mha_only_decodes_on_sm90() -> None:
@@ -198,30 +225,12 @@ def test_torch_native_is_used_where_neither_flashinfer_nor_triton_is_installed()
     assert "gguf_blocks" not in manifest.facts.capabilities(bare)
 
 
-@every(
-    ("about", "variant", "values", "runner"),
-    [
-        (MXFP4, "sm100", {}, "flashinfer_mxfp4"),
-        (MXFP4, "sm100", {"ep_size": 4}, "flashinfer_mxfp4"),
-        (GPT_OSS, "sm100", {}, "triton_kernel"),
-        (MXFP4, "sm90", {}, "triton_kernel"),
-        (MXFP4, "sm90", {"ep_size": 2}, None),
-        (model(), "sm100", {}, None),
-        (None, "sm100", {}, None),
-    ],
-)
-def test_moe_runner_backend_of_gpt_oss(about: Any, variant: str, values: dict[str, Any], runner: str | None) -> None:
-    assert default_of("cuda", "moe_runner_backend", device("cuda", variant), about, **values) == runner
-
-
 def test_backends_without_their_package_are_not_chosen() -> None:
-    lacking, having = device("cuda", "sm90", torch="2.9"), device("cuda", "sm90", **{"triton-kernels": "1"})
-    assert default_of("cuda", "moe_runner_backend", lacking, GPT_OSS) is None
-    assert default_of("cuda", "moe_runner_backend", having, GPT_OSS) == "triton_kernel"
+    lacking = device("cuda", "sm90", torch="2.9")
     for family in ("attention", "sampling"):
         answer = fit(lacking, "cuda", family, "flashinfer", model())
         assert answer == "the package flashinfer-python is not installed"
-        installed = device("cuda", "sm90", **{"flashinfer-python": "0.6"})
+        installed = device("cuda", "sm90", **{"flashinfer-python": "0.6", "flashinfer-jit-cache": "0.6"})
         assert isinstance(fit(installed, "cuda", family, "flashinfer", model()), dict)
 
 
@@ -237,7 +246,12 @@ def test_allreduce_fusion_is_the_default_of_gpt_oss_on_sm100() -> None:
     ("values", "about", "codes"),
     [
         ({}, model(), {}),
-        ({"moe_runner_backend": "flashinfer_cutlass"}, model(), {"moe_runner_backend": "method_unfit"}),
+        ({"moe_runner_backend": "flashinfer_cutlass"}, model(), {}),
+        (
+            {"moe_runner_backend": "flashinfer_cutlass"},
+            model(quantization="fp8"),
+            {"moe_runner_backend": "method_unfit"},
+        ),
         ({"moe_runner_backend": "flashinfer_cutlass"}, model(quantization="modelopt_fp4"), {}),
         ({"moe_runner_backend": "flashinfer_cutlass", "quantization": "modelopt_fp4"}, model(), {}),
         ({"moe_runner_backend": "flashinfer_cutlass"}, None, {}),
@@ -248,21 +262,6 @@ def test_allreduce_fusion_is_the_default_of_gpt_oss_on_sm100() -> None:
         ),
         (
             {"moe_runner_backend": "flashinfer_cutlass", "tp_size": 4, "ep_size": 4},
-            model(quantization="modelopt_fp4"),
-            {},
-        ),
-        (
-            {"moe_runner_backend": "flashinfer_trtllm", "disable_shared_experts_fusion": True},
-            model(quantization="awq"),
-            {"moe_runner_backend": "method_unfit"},
-        ),
-        (
-            {"moe_runner_backend": "flashinfer_trtllm"},
-            model(quantization="fp8"),
-            {"disable_shared_experts_fusion": "excluded"},
-        ),
-        (
-            {"moe_runner_backend": "flashinfer_trtllm", "disable_shared_experts_fusion": True},
             model(quantization="modelopt_fp4"),
             {},
         ),
@@ -280,7 +279,46 @@ def test_constraints_of_kernels(values: dict[str, Any], about: Any, codes: dict[
     assert violations("cuda", device("cuda", "sm100"), about, **values) == codes
 
 
-def test_shared_experts_fusion_is_off_by_default_with_trtllm() -> None:
-    on = device("cuda", "sm100")
-    assert default_of("cuda", "disable_shared_experts_fusion", on, moe_runner_backend="flashinfer_trtllm") is True
-    assert default_of("cuda", "disable_shared_experts_fusion", on) is None
+SPLITS: dict[str, Any] = {"triton_attention_num_kv_splits": 4, "triton_attention_split_tile_size": 256}
+
+
+@every("argument", SPLITS)
+def test_arguments_of_triton_s_attention_are_refused_with_other_backends(argument: str) -> None:
+    """Unless one of the two slots has it, which then reads the value."""
+    user = {argument: SPLITS[argument]}
+    done = resolved("sm90", model(), attention_backend="triton", **user)
+    assert argument in done.backends["decode_attention_backend"].spec.arguments
+    mixed = {"prefill_attention_backend": "flashinfer", "decode_attention_backend": "triton"}
+    assert resolved("sm90", model(), **mixed, **user).config.get(argument) == SPLITS[argument]
+    with pytest.raises(Refusal) as refused:
+        resolved("sm90", model(), attention_backend="flashinfer", **user)
+    (rejected,) = refused.value.rejections
+    assert (rejected.code, rejected.what) == ("backend_ignores", argument)
+    assert rejected.reason == "attention backend flashinfer does not read it"
+
+
+def test_splits_of_latent_attention_have_a_number_and_no_size() -> None:
+    name = "triton_attention_num_kv_splits"
+    about = replace(LATENT, cache_groups=(Latent((0,), 512, 64),))
+    assert attention("triton", "sm90", about, **{name: 4}) == {}
+    assert attention("triton", "sm90", about, triton_attention_split_tile_size=256) == (
+        "it does not read triton_attention_split_tile_size for latent attention"
+    )
+
+
+def test_deterministic_inference_is_refused_with_the_reason() -> None:
+    with pytest.raises(Refusal) as refused:
+        resolved("sm90", model(), enable_deterministic_inference=True)
+    (rejected,) = refused.value.rejections
+    assert rejected.code == "capability_missing"
+    assert "batch_invariant on this device: matrix products are PyTorch's" in rejected.reason
+
+
+def test_only_triton_reads_a_pool_of_int8() -> None:
+    done = resolved("sm90", model(), kv_cache_dtype="int8")
+    assert done.config.platform.attention_backend == "triton"
+    why = "it does not read the scales of an int8 KV pool; triton does"
+    for name in ("flashinfer", "torch_native"):
+        assert attention(name, "sm90", model(), kv_cache_dtype="int8") == why
+    unaligned = model(head_dim=66, cache_groups=(FullAttention((0, 1, 2, 3), 8, 66, 66),))
+    assert "scales unaligned" in attention("triton", "sm90", unaligned, kv_cache_dtype="int8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,16 @@ from torch.distributed import ProcessGroupGloo
 
 from srv.dist.group import RankGroup
 from srv.errors import RankLost
-from srv_gpu.communicator import TorchCommunicator
+from srv_gpu.communicator import Membership, TorchCommunicator
 
 HOST = torch.device("cpu")
 
 
-def gloo(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
+def gloo(member: Membership) -> ProcessGroupGloo:
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = timeout
-    return ProcessGroupGloo(store, rank, size, options)
+    options._timeout = member.timeout
+    return ProcessGroupGloo(member.store, member.rank, member.size, options)
 
 
 def on_two_ranks(folder: Path, run: Callable[[TorchCommunicator, int], Any], timeout_s: float = 30) -> list[Any]:

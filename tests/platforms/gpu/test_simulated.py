@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,10 +22,11 @@ def environment(variant: str, asynchronous: bool = False) -> dict[str, str]:
 
 
 def run_on(variant: str, *arguments: str | Path, asynchronous: bool = False) -> Outcome:
-    """Run tests of the folder on a simulated GPU."""
-    return run(*arguments, seconds=280, environment=environment(variant, asynchronous))
+    """Run tests of the folder on a simulated GPU, except those that are only for evidence."""
+    return run("-m", "not covers", *arguments, seconds=280, environment=environment(variant, asynchronous))
 
 
+@pytest.mark.slow
 def test_platform_attention_and_sampling_on_sm90() -> None:
     outcome = run_on("sm90", TESTS)
     assert outcome.passed, outcome.end
@@ -51,35 +48,3 @@ def test_the_platform_on_other_gpus(variant: str) -> None:
 def test_attention_and_sampling_while_operators_run_late(variant: str) -> None:
     outcome = run_on(variant, TESTS / "test_gpu_attention.py", TESTS / "test_gpu_sampling.py", asynchronous=True)
     assert outcome.passed, outcome.end
-
-
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED)
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("platform", "variant", "checks"),
-    [
-        ("cuda", "sm90", "engine.greedy engine.graphs engine.drafts"),
-        ("rocm", "gfx942", "engine.greedy engine.graphs"),
-        ("xpu", "bmg", "engine.greedy"),
-    ],
-)
-def test_the_engine_computes_what_the_reference_computes(
-    platform: str, variant: str, checks: str, tmp_path: Path
-) -> None:
-    """Minutes each: the kernels run in Triton's interpreter."""
-    report = tmp_path / "report.jsonl"
-    command = [sys.executable, "-m", "srv", "conformance", "run", "--device", platform, "--report", str(report)]
-    variables = environment(variant)
-    paths = (variables.pop("PYTHONPATH"), os.environ.get("PYTHONPATH"))
-    done = subprocess.run(
-        [*command, "--only", *checks.split()],
-        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    passed = [line for line in map(json.loads, report.read_text().splitlines()) if line.get("status") == "passed"]
-    assert len(passed) == len(checks.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from every import every
 
 from srv.errors import PlatformUnavailable
@@ -51,10 +52,18 @@ def test_a_torch_for_another_device_is_refused(platform: str) -> None:
     assert raised.value.code == f"torch_without_{platform}"
 
 
+def test_a_torch_without_graphs_of_intel_gpus_is_enough_for_xpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.8 is such a one. The platform captures no steps."""
+    monkeypatch.setattr(torch.version, "xpu", "20250101")
+    monkeypatch.delattr(torch.xpu, "XPUGraph", raising=False)
+    assert load_accelerator("xpu", {}).device(1) == torch.device("xpu:1")
+
+
 def test_names_of_triton_s_targets() -> None:
+    """Those of the tuning tables."""
     assert [triton_target(name) for name in ("sm90", "sm120", "gfx942", "bmg")] == [
-        "cuda:90",
-        "cuda:120",
-        "hip:gfx942",
+        "sm90",
+        "sm120",
+        "gfx942",
         "xpu",
     ]

@@ -16,9 +16,10 @@ def run_on(soc: str, seconds: float, *arguments: str | Path) -> Outcome:
     return run(*arguments, seconds=seconds, environment={"SRV_NPU_SIMULATOR": soc, "PYTHONPATH": str(SIMULATOR)})
 
 
+@pytest.mark.slow
 def test_device_attention_and_sampling_on_a2() -> None:
-    files = ("test_npu_on_device.py", "test_npu_attention.py", "test_npu_sampling.py", "test_npu_copies.py")
-    outcome = run_on("a2", 280, *(TESTS / file for file in files))
+    files = ("on_device", "attention", "sampling", "copies", "experts")
+    outcome = run_on("a2", 280, *(TESTS / f"test_npu_{name}.py" for name in files))
     assert outcome.passed, outcome.end
     assert not outcome.skipped, outcome.end
 

@@ -15,6 +15,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import torch
+from torch import Tensor
+
 from srv.testing import simulated_device
 from srv.testing.simulated_device import Refusals
 from srv.testing.simulated_device import stream as streams
@@ -22,21 +25,21 @@ from srv_gpu_simulator.cards import Card
 from srv_gpu_simulator.device.graph import CUDAGraph, Handle, Pools, Recording, XPUGraph
 from srv_gpu_simulator.device.launch import Launcher
 from srv_gpu_simulator.device.properties import cuda_properties, xpu_properties
+from srv_gpu_simulator.device.ranges import Ranges
 from srv_gpu_simulator.device.stream import Event, Stream
 
 NAME = "gpusim"
-REFUSALS = Refusals(
-    f"{NAME}:0",
-    mixed=(
+MESSAGES = {
+    "mixed": (
         "{operator}: expected all tensors to be on the same device, but was given {places}. "
-        f'Move them with .to("{NAME}:0") first; only 0-dim host tensors that are no index, and copies, may mix.'
+        "Move them to one first; only 0-dim host tensors that are no index, and copies, may mix."
     ),
-    exhausted=(
+    "exhausted": (
         "GPU out of memory. Tried to allocate {nbytes} bytes on {device} (simulated), "
         "but {free} of {capacity} are free. Use less of it: a smaller batch, or a smaller KV pool."
     ),
-    capturing="while a stream is being captured into a graph",
-)
+    "capturing": "while a stream is being captured into a graph",
+}
 
 
 class Accelerator(simulated_device.SimulatedAccelerator):
@@ -46,13 +49,21 @@ class Accelerator(simulated_device.SimulatedAccelerator):
     "flashinfer.append_paged_kv_cache". Replays of a graph do not count.
     """
 
-    def __init__(self, card: Card, capacity: int, asynchronous: bool) -> None:
-        super().__init__(NAME, capacity, device_name=card.device_name, refusals=REFUSALS, asynchronous=asynchronous)
+    def __init__(self, card: Card, capacity: int, asynchronous: bool, devices: int) -> None:
+        super().__init__(
+            NAME,
+            capacity,
+            device_name=card.device_name,
+            refusals=Refusals(f"{NAME}:0", **MESSAGES),
+            asynchronous=asynchronous,
+            devices=devices,
+        )
         self.card = card
         self.asynchronous = asynchronous  # as it was loaded; tests change `deferral.enabled`
         self.launches: Counter[str] = Counter()
         self.launch = Launcher(self)
         self.pools = Pools()
+        self.ranges = Ranges()
         self._streams: list[Stream] = []
         self.Stream = partial(Stream, self)
         self.Event = partial(Event, self)
@@ -61,11 +72,37 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 
     # Device
 
+    def current_device(self) -> int:
+        """That of this thread, 0 at first. The process has one device, but a thread may not have selected it yet."""
+        return cast(int, getattr(self._thread, "device", 0))
+
+    def set_device(self, device: int | str | torch.device) -> None:
+        """Select the device of this thread, which is that of this process from then on."""
+        super().set_device(device)
+        self._thread.device = self._device.index
+
+    def set_stream(self, stream: streams.Stream) -> None:
+        """Make `stream` the current stream of this thread, and its device the current one."""
+        super().set_stream(stream)
+        self._thread.device = self._device.index
+
+    def check_current_device(self, name: str) -> None:
+        """Raise RuntimeError unless this thread has selected the device: Triton launches on the current one."""
+        if self.current_device() != self._device.index:
+            raise RuntimeError(
+                f"{name}: the tensors are on {self._device}, but the current device of this thread is "
+                f"{self.name}:{self.current_device()}, on which Triton would launch the kernel; select the device first"
+            )
+
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        """Select a device within the context; there is only one."""
+        """Select a device within the context; a process has only one."""
+        before = self.current_device()
         self.set_device(device)
-        yield
+        try:
+            yield
+        finally:
+            self._thread.device = before
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         return True
@@ -77,9 +114,6 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 
     def max_memory_reserved(self, device: object = None) -> int:
         return self.memory.peak
-
-    def reset_peak_memory_stats(self, device: object = None) -> None:
-        self.memory.reset_peak()
 
     def memory_stats(self, device: object = None) -> dict[str, int]:
         return {
@@ -111,8 +145,10 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         if stream is None:
             yield None
             return
+        device = self.current_device()
         with super().stream(stream):
             yield stream
+        self._thread.device = device
 
     # Graphs
 
@@ -145,9 +181,10 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 class CudaAccelerator(Accelerator):
     """`torch.cuda`, of NVIDIA and AMD GPUs."""
 
-    def __init__(self, card: Card, capacity: int, asynchronous: bool) -> None:
-        super().__init__(card, capacity, asynchronous)
+    def __init__(self, card: Card, capacity: int, asynchronous: bool, devices: int) -> None:
+        super().__init__(card, capacity, asynchronous, devices)
         self.CUDAGraph = partial(CUDAGraph, self)
+        self.nvtx = self.ranges
 
     def get_device_properties(self, device: object = None) -> SimpleNamespace:
         """name, total_memory (bytes), multi_processor_count, major, minor, warp_size, gcnArchName, and others."""
@@ -170,9 +207,10 @@ class CudaAccelerator(Accelerator):
 class XpuAccelerator(Accelerator):
     """`torch.xpu`, of Intel GPUs: as of torch 2.13 without `default_stream`, with `XPUGraph`."""
 
-    def __init__(self, card: Card, capacity: int, asynchronous: bool) -> None:
-        super().__init__(card, capacity, asynchronous)
+    def __init__(self, card: Card, capacity: int, asynchronous: bool, devices: int) -> None:
+        super().__init__(card, capacity, asynchronous, devices)
         self.XPUGraph = partial(XPUGraph, self)
+        self.itt = self.ranges  # torch has it in torch.profiler
 
     @property
     def default_stream(self) -> Any:
@@ -191,16 +229,23 @@ class XpuAccelerator(Accelerator):
         return self._capturing(xpu_graph, pool, stream, "global")
 
 
-def install(card: Card, capacity: int, asynchronous: bool = False) -> Accelerator:
-    """Register the GPU, once per process, and return `torch.gpusim`.
+def install(card: Card, capacity: int, asynchronous: bool = False, devices: int = 1) -> Accelerator:
+    """Register the GPU, one of `devices` that are alike, once per process, and return `torch.gpusim`.
 
     RuntimeError if another backend has claimed PrivateUse1, or another GPU was simulated here before.
     """
     title = "the GPU simulator"
     kind = XpuAccelerator if card.vendor == "intel" else CudaAccelerator
-    present = simulated_device.install(NAME, Accelerator, lambda: kind(card, capacity, asynchronous), title)
-    loaded = _described(present.card, present.memory.capacity, present.asynchronous)
-    asked = _described(card, capacity, asynchronous)
+
+    def make() -> Accelerator:
+        products = _float32_products_on_host()
+        made = kind(card, capacity, asynchronous, devices)
+        made.keep_alive(products)
+        return made
+
+    present = simulated_device.install(NAME, Accelerator, make, title)
+    loaded = _described(present.card, present.memory.capacity, present.asynchronous, present.device_count())
+    asked = _described(card, capacity, asynchronous, devices)
     if loaded != asked:
         raise RuntimeError(
             f"{title} was loaded as {loaded} here, and cannot become {asked}: one process simulates one GPU"
@@ -208,5 +253,17 @@ def install(card: Card, capacity: int, asynchronous: bool = False) -> Accelerato
     return present
 
 
-def _described(card: Card, capacity: int, asynchronous: bool) -> str:
-    return f"{card.key!r} with {capacity} bytes{', asynchronous' if asynchronous else ''}"
+def _float32_products_on_host() -> torch.library.Library:
+    """Define `mm` with `out_dtype`, which GPUs have, for the host too: the device runs the host's operators."""
+
+    def product(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
+        return torch.mm(a.to(out_dtype), b.to(out_dtype))
+
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("mm.dtype", product, "CPU")  # type: ignore[no-untyped-call]
+    return library
+
+
+def _described(card: Card, capacity: int, asynchronous: bool, devices: int) -> str:
+    alike = "" if devices == 1 else f"one of {devices} times "
+    return f"{alike}{card.key!r} with {capacity} bytes{', asynchronous' if asynchronous else ''}"

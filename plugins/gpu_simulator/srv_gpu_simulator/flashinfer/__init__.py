@@ -5,6 +5,7 @@
     planning    rules of `plan`, and the size of its workspace
     sampling    flashinfer.sampling
     page        append_paged_kv_cache and helpers
+    fused_moe   flashinfer.fused_moe
 
 Reference semantics in float32 on host views. It accepts what FlashInfer 0.6 and 0.7 document; arguments that it does
 not know are a TypeError. Its refusals are ValueErrors, or RuntimeErrors where FlashInfer's kernels raise.
@@ -16,6 +17,7 @@ from functools import partial
 
 from srv_gpu_simulator.device import Accelerator
 from srv_gpu_simulator.flashinfer import page
+from srv_gpu_simulator.flashinfer.fused_moe import FusedMoe
 from srv_gpu_simulator.flashinfer.sampling import Sampling
 from srv_gpu_simulator.flashinfer.wrappers import (
     BatchDecodeWithPagedKVCacheWrapper,
@@ -37,3 +39,4 @@ class FlashInfer:
         self.get_batch_indices_positions = partial(page.get_batch_indices_positions, accelerator)
         self.get_seq_lens = page.get_seq_lens
         self.sampling = Sampling(accelerator)
+        self.fused_moe = FusedMoe(accelerator)

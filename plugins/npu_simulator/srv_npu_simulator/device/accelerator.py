@@ -14,22 +14,22 @@ from types import SimpleNamespace
 from srv.testing import simulated_device
 from srv.testing.simulated_device import Refusals
 from srv_npu_simulator.device.graph import NPUGraph
+from srv_npu_simulator.device.mstx import Mstx
 from srv_npu_simulator.device.stream import Event, Stream
 from srv_npu_simulator.socs import Soc
 
 NAME = "npu"
-REFUSALS = Refusals(
-    "npu:0",
-    mixed=(
+MESSAGES = {
+    "mixed": (
         "{operator}: expected all tensors to be on the same device, but was given {places}. "
-        'Move them with .to("npu:0") first; only 0-dim host tensors that are no index, and copies, may mix.'
+        "Move them to one first; only 0-dim host tensors that are no index, and copies, may mix."
     ),
-    exhausted=(
+    "exhausted": (
         "NPU out of memory. Tried to allocate {nbytes} bytes on {device} (simulated), "
         "but {free} of {capacity} are free. Use less of it: a smaller batch, or a smaller KV pool."
     ),
-    capturing="while a stream is being captured into an NPUGraph",
-)
+    "capturing": "while a stream is being captured into an NPUGraph",
+}
 
 
 class Accelerator(simulated_device.SimulatedAccelerator):
@@ -38,12 +38,20 @@ class Accelerator(simulated_device.SimulatedAccelerator):
     stream_class = Stream
     reads_host_late = True  # torch_npu enqueues the copy with only the address
 
-    def __init__(self, soc: Soc, capacity: int, asynchronous: bool = False) -> None:
-        super().__init__(NAME, capacity, device_name=soc.device_name, refusals=REFUSALS, asynchronous=asynchronous)
+    def __init__(self, soc: Soc, capacity: int, asynchronous: bool = False, devices: int = 1) -> None:
+        super().__init__(
+            NAME,
+            capacity,
+            device_name=soc.device_name,
+            refusals=Refusals(f"{NAME}:0", **MESSAGES),
+            asynchronous=asynchronous,
+            devices=devices,
+        )
         self.soc = soc
         self.asynchronous = asynchronous  # as it was loaded; tests change `deferral.enabled`
         self.config = SimpleNamespace(allow_internal_format=False)
         self._jit_compile = True
+        self.mstx = Mstx()
         self.Event = partial(Event, self.current_stream)
         self.NPUGraph = partial(NPUGraph, self.recorder, self.memory, self.current_stream, self.deferral.enqueue)
 
@@ -82,9 +90,6 @@ class Accelerator(simulated_device.SimulatedAccelerator):
     def memory_reserved(self, device: object = None) -> int:
         return self.memory.allocated
 
-    def reset_peak_memory_stats(self, device: object = None) -> None:
-        self.memory.reset_peak()
-
     def memory_stats(self, device: object = None) -> dict[str, int]:
         return {
             "allocated_bytes.all.current": self.memory.allocated,
@@ -121,15 +126,17 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         return self.recorder.active is not None
 
 
-def install(soc: Soc, capacity: int, asynchronous: bool = False) -> Accelerator:
-    """Register the card, once per process, and return `torch.npu`.
+def install(soc: Soc, capacity: int, asynchronous: bool = False, devices: int = 1) -> Accelerator:
+    """Register the card, one of `devices` that are alike, once per process, and return `torch.npu`.
 
     RuntimeError if another backend has claimed PrivateUse1, or another card was simulated here before.
     """
     title = "the NPU simulator"
-    present = simulated_device.install(NAME, Accelerator, lambda: Accelerator(soc, capacity, asynchronous), title)
-    loaded = _described(present.soc, present.memory.capacity, present.asynchronous)
-    asked = _described(soc, capacity, asynchronous)
+    present = simulated_device.install(
+        NAME, Accelerator, lambda: Accelerator(soc, capacity, asynchronous, devices), title
+    )
+    loaded = _described(present.soc, present.memory.capacity, present.asynchronous, present.device_count())
+    asked = _described(soc, capacity, asynchronous, devices)
     if loaded != asked:
         raise RuntimeError(
             f"{title} was loaded as {loaded} here, and cannot become {asked}: one process simulates one card"
@@ -137,5 +144,6 @@ def install(soc: Soc, capacity: int, asynchronous: bool = False) -> Accelerator:
     return present
 
 
-def _described(soc: Soc, capacity: int, asynchronous: bool) -> str:
-    return f"{soc.key!r} with {capacity} bytes{', asynchronous' if asynchronous else ''}"
+def _described(soc: Soc, capacity: int, asynchronous: bool, devices: int) -> str:
+    alike = "" if devices == 1 else f"one of {devices} times "
+    return f"{alike}{soc.key!r} with {capacity} bytes{', asynchronous' if asynchronous else ''}"

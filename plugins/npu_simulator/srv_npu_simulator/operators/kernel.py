@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from srv.testing.simulated_device.graphs import Call
 from srv.testing.simulated_device.tensors import host_view, is_device_tensor
@@ -43,16 +42,17 @@ class OperatorKernel:
         if self._deferral.enabled and self._recorder.active is None:
             enqueued = self._enqueue(host_args, host_kwargs, given)
             if enqueued is not None:
-                return enqueued[0] if len(enqueued) == 1 else enqueued
+                return enqueued[0] if isinstance(enqueued, tuple) and len(enqueued) == 1 else enqueued
         result = self._operator.reference(*host_args, **host_kwargs)
-        results = result if isinstance(result, tuple) else (result,)
+        results = result if isinstance(result, (list, tuple)) else (result,)
+        returned = [None] * len(results) if isinstance(result, list) else self._returned
         outputs = [
             given[name] if name is not None else self._factory.on_device(value)
-            for name, value in zip(self._returned, results, strict=True)
+            for name, value in zip(returned, results, strict=True)
         ]
         if (recording := self._recorder.active) is not None:
             targets = tuple(
-                host_view(value) if name is None else None for name, value in zip(self._returned, outputs, strict=True)
+                host_view(value) if name is None else None for name, value in zip(returned, outputs, strict=True)
             )
             task = Task(
                 self._operator.name,
@@ -63,11 +63,11 @@ class OperatorKernel:
                 frozenset(self._operator.updatable),
             )
             recording.add(task, list(given.values()))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs if isinstance(result, list) else outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _enqueue(
         self, host_args: tuple[Any, ...], host_kwargs: dict[str, Any], given: dict[str, Any]
-    ) -> tuple[Any, ...] | None:
+    ) -> tuple[Any, ...] | list[Any] | None:
         """Enqueue the operator and return its results, or wait for the stream and return None."""
         operator = self._operator
         if all(name is not None for name in self._returned):
@@ -77,7 +77,7 @@ class OperatorKernel:
         if results is None:
             self._deferral.wait()
             return None
-        outputs = results if isinstance(results, tuple) else (results,)
+        outputs = results if isinstance(results, (list, tuple)) else (results,)
         targets = tuple(host_view(each) for each in outputs)
         self._deferral.enqueue(Call(operator.name, operator.reference, host_args, host_kwargs, targets).run)
         return outputs
@@ -87,7 +87,7 @@ def _to_host(value: Any) -> Any:
     if is_device_tensor(value):
         return host_view(value)
     # Lists are copied, because a graph keeps the host values of the capture.
-    return list(value) if isinstance(value, (list, tuple)) and not isinstance(value, Tensor) else value
+    return [_to_host(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def register_operators(accelerator: Accelerator) -> None:

@@ -12,7 +12,7 @@ _EXACT_TERMS = 1024
 _MAX_LAST_DIM = 65535  # limit of npu_quant_matmul
 
 # The integers that PyTorch passes for a dtype if the argument is an int.
-_DTYPES = {
+DTYPES = {
     1: torch.int8,
     3: torch.int32,
     5: torch.float16,
@@ -25,7 +25,7 @@ _DTYPES = {
 def _dtype(rules: Rules, argument: str, number: int | None, allowed: tuple[torch.dtype, ...]) -> torch.dtype | None:
     if number is None:
         return None
-    dtype = _DTYPES.get(number)
+    dtype = DTYPES.get(number)
     names = ", ".join(str(one) for one in allowed)
     rules.require(dtype in allowed, argument, dtype or number, f"must be one of {names}")
     return dtype
@@ -118,7 +118,7 @@ def quant_matmul(
     rules.require(dtype in HALVES, "output_dtype", dtype, "must be float16 or bfloat16: others are not simulated")
     rows, columns = x1.numel() // x1.shape[-1], x2.shape[1]
     _check_scales(rules, scale, pertoken_scale, bias, rows, columns, dtype)
-    total = _product(x1.reshape(rows, -1), x2)
+    total = product(x1.reshape(rows, -1), x2)
     float_bias = None
     if bias is not None:
         if bias.dtype is torch.int32:
@@ -188,7 +188,7 @@ def _as_float(scale: Tensor) -> Tensor:
     return scale.float()
 
 
-def _product(x1: Tensor, x2: Tensor) -> Tensor:
+def product(x1: Tensor, x2: Tensor) -> Tensor:
     """x1 @ x2 in int32, exactly: float32 holds every sum over `_EXACT_TERMS` products of int8."""
     total = torch.zeros(x1.shape[0], x2.shape[1], dtype=torch.int32)
     for first in range(0, x1.shape[1], _EXACT_TERMS):

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from srv_npu_simulator.operators import attention, cache, norms, quantised, rotary, sampling
+from srv_npu_simulator.operators import (
+    attention,
+    cache,
+    expert_routing,
+    grouped_matmul,
+    norms,
+    quantised,
+    rotary,
+    sampling,
+)
 
 LIBRARY = "npu"  # operators are at torch.ops.npu
 
@@ -94,5 +103,40 @@ OPERATORS = (
         "int? pertoken_scale_dtype=None, int? scale_dtype=None, int[]? group_sizes=None, Tensor? y_scale=None) "
         "-> Tensor",
         quantised.quant_matmul,
+    ),
+    Operator(
+        "npu_moe_gating_top_k(Tensor x, int k, *, Tensor? bias=None, int k_group=1, int group_count=1, "
+        "int group_select_mode=0, int renorm=0, int norm_type=0, bool out_flag=False, "
+        "float routed_scaling_factor=1.0, float eps=1e-20) -> (Tensor, Tensor, Tensor)",
+        expert_routing.gating_top_k,
+    ),
+    Operator(
+        "npu_moe_gating_top_k_softmax(Tensor x, Tensor? finished=None, int k=1) -> (Tensor, Tensor, Tensor)",
+        expert_routing.gating_top_k_softmax,
+    ),
+    Operator(
+        "npu_moe_init_routing_v2(Tensor x, Tensor expert_idx, *, Tensor? scale=None, Tensor? offset=None, "
+        "int active_num=-1, int expert_capacity=-1, int expert_num=-1, int drop_pad_mode=0, "
+        "int expert_tokens_num_type=0, bool expert_tokens_num_flag=False, int quant_mode=0, "
+        "int[2] active_expert_range=[], int row_idx_type=0) -> (Tensor, Tensor, Tensor, Tensor)",
+        expert_routing.init_routing_v2,
+        shapes=expert_routing.routed_like,
+    ),
+    Operator(
+        "npu_grouped_matmul(Tensor[] x, Tensor[] weight, *, Tensor[]? bias=None, Tensor[]? scale=None, "
+        "Tensor[]? offset=None, Tensor[]? antiquant_scale=None, Tensor[]? antiquant_offset=None, "
+        "Tensor[]? per_token_scale=None, Tensor? group_list=None, Tensor[]? activation_input=None, "
+        "Tensor[]? activation_quant_scale=None, Tensor[]? activation_quant_offset=None, int? split_item=0, "
+        "int? group_type=None, int? group_list_type=0, int? act_type=0, int[]? tuning_config=None, "
+        "int? output_dtype=None, int? x_dtype=None, int? weight_dtype=None, int? scale_dtype=None, "
+        "int? per_token_scale_dtype=None) -> Tensor[]",
+        grouped_matmul.grouped_matmul,
+        shapes=grouped_matmul.results_like,
+    ),
+    Operator(
+        "npu_moe_finalize_routing(Tensor expanded_permuted_rows, Tensor? skip1, Tensor? skip2, Tensor? bias, "
+        "Tensor? scales, Tensor expanded_src_to_dst_row, Tensor? export_for_source_row, int? drop_pad_mode=0) "
+        "-> Tensor",
+        expert_routing.finalize_routing,
     ),
 )

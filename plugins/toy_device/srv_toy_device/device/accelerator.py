@@ -13,7 +13,7 @@ from srv.testing import simulated_device
 from srv.testing.simulated_device import Graph, GraphMemory, Refusals
 from srv_toy_device.device.fused import OPERATORS
 from srv_toy_device.facts import DEVICE_NAME
-from srv_toy_device.settings import MEMORY_VARIABLE, asynchronous, device_memory
+from srv_toy_device.settings import MEMORY_VARIABLE, asynchronous, device_count, device_memory
 
 NAME = "toy"
 EXHAUSTED = (
@@ -23,9 +23,9 @@ EXHAUSTED = (
 
 
 class Accelerator(simulated_device.SimulatedAccelerator):
-    """`torch.toy`: one simulated device with `capacity` bytes of memory and its own operators."""
+    """`torch.toy`: one simulated device with `capacity` bytes of memory and its own operators, one of `devices`."""
 
-    def __init__(self, capacity: int, asynchronous: bool = False) -> None:
+    def __init__(self, capacity: int, asynchronous: bool = False, devices: int = 1) -> None:
         refusals = Refusals(f"{NAME}:0", exhausted=EXHAUSTED)
         super().__init__(
             NAME,
@@ -34,6 +34,7 @@ class Accelerator(simulated_device.SimulatedAccelerator):
             refusals=refusals,
             operators=OPERATORS,
             asynchronous=asynchronous,
+            devices=devices,
         )
         self.Graph = partial(Graph, self.deferral.enqueue)
 
@@ -51,8 +52,8 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 def install() -> Accelerator:
     """Register the device in this process, once and permanently, and return `torch.toy`.
 
-    The first call reads SRV_TOY_MEMORY and SRV_TOY_ASYNCHRONOUS. Raises RuntimeError if another backend has claimed
+    The first call reads the plugin's settings. Raises RuntimeError if another backend has claimed
     PrivateUse1.
     """
-    memory, late = device_memory(os.environ), asynchronous(os.environ)
-    return simulated_device.install(NAME, Accelerator, lambda: Accelerator(memory, late))
+    memory, late, count = device_memory(os.environ), asynchronous(os.environ), device_count(os.environ)
+    return simulated_device.install(NAME, Accelerator, lambda: Accelerator(memory, late, count))

@@ -1,0 +1,54 @@
+"""Attention to earlier and later tokens, with torch operators. All tokens of a row are in the step: no pool is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from srv.errors import InternalError
+from srv.platform.interface import AttentionLayer
+from srv.platform.layers import missing_traits
+
+_QUERY_BLOCK = 256  # queries per masked call: bounds the mask, and the keys that a window adds
+
+
+def unsupported(layer: AttentionLayer) -> str | None:
+    """Why such a layer is not computed here; None if it is, or if it does not attend to later tokens."""
+    return missing_traits(("window", "bidirectional"), layer) if layer.bidirectional else None
+
+
+def attend_both_ways(
+    layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, begins: Sequence[int], lengths: Sequence[int]
+) -> Tensor:
+    """Shapes as in `srv.platform.interface.AttentionBackend.forward`.
+
+    begins: of the rows in the token axis, and the end. lengths: of the sequences, which have to be whole rows. With a
+    window, a block of queries reads the keys that one of them sees.
+    """
+    if [end - begin for begin, end in pairwise(begins)] != list(lengths):
+        raise InternalError("attention to later tokens needs whole sequences, but a row of the step is a part of one")
+    group = layer.heads // layer.kv_heads
+    out = q.new_empty(q.shape[0], layer.heads, v.shape[-1])
+    for begin, length in zip(begins, lengths, strict=False):
+        reach = length if layer.window is None else layer.window - 1
+        sees_all = reach >= length - 1
+        bounds = [0, length] if sees_all else [*range(0, length, _QUERY_BLOCK), length]
+        for first, last in pairwise(bounds):
+            seen = range(max(0, first - reach), min(length, last + reach))
+            mask = None if sees_all else _mask(range(first, last), seen, reach, q.dtype)
+            keys = slice(begin + seen.start, begin + seen.stop)
+            key, value = (x[keys].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
+            query = q[begin + first : begin + last].view(last - first, layer.kv_heads, group, -1).permute(1, 2, 0, 3)
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.scale)
+            out[begin + first : begin + last] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+    return out
+
+
+def _mask(queries: range, keys: range, reach: int, dtype: torch.dtype) -> Tensor:
+    """0 where a query sees a key, else -inf: [queries, keys]."""
+    distance = torch.arange(queries.start, queries.stop)[:, None] - torch.arange(keys.start, keys.stop)
+    return torch.zeros(distance.shape, dtype=dtype).masked_fill_(distance.abs() > reach, float("-inf"))

@@ -1,0 +1,169 @@
+"""Evidence for the cells of the GPU platforms in the support matrix, on the GPU that SRV_GPU_SIMULATOR names.
+
+    SRV_GPU_SIMULATOR=sm90 python -m pytest -m covers --srv-evidence FILE --srv-evidence-device cuda THIS_FILE
+
+What runs is the conformance kit, check by check. On a simulated device the level is E3, and a cell says "simulated"; it
+says "compiled" if the only evidence is that kernels compile ahead of time for the GPU, with Triton's own compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from srv.testing.conformance import attention, sampler
+from srv.testing.conformance.kit import Kit
+from srv.testing.conformance.model import Level
+from srv.testing.conformance.runner import run
+from srv.testing.conformance.setups import sampling_backends
+from srv_gpu.simulator import VARIABLE, VARIANTS
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_matrix.pytest_plugin import covers
+
+COMPILED = "compiled"
+DTYPES = ("float32", "bfloat16", "float16")
+TRITON_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# The kernels of each op and backend, by their names in compiled.json.
+KERNELS = {
+    "op:rms_norm": ("norms._rms_norm",),
+    "op:add_rms_norm": ("norms._add_rms_norm",),
+    "op:rotary": ("rotary._rotary",),
+    "op:silu_and_mul": ("activations._gated",),
+    "op:gelu_tanh_and_mul": ("activations._gated",),
+    "op:linear_w8a8": ("int8_linear.quantize_rows_kernel", "int8_linear.int8_gemm_kernel"),
+    "op:linear_w8a8_static": ("int8_linear.quantize_static_kernel", "int8_linear.int8_gemm_kernel"),
+    "op:linear_int8": ("int8_linear.int8_gemm_kernel",),
+    "op:linear_fp8": ("fp8_linear.fp8_gemm_kernel",),
+    "op:linear_float32": ("dense_linear.dense_gemm_kernel",),
+    "op:linear_gguf": ("gguf_linear.gguf_gemv_kernel", "gguf_linear.gguf_gemm_kernel"),
+    "op:linear_gguf_float32": ("gguf_linear.gguf_gemv_kernel", "gguf_linear.gguf_gemm_kernel"),
+    "op:rows_gguf": ("gguf_linear.gguf_rows_kernel",),
+    "op:experts": ("moe_gemm.gate_up_kernel", "moe_gemm.down_kernel"),
+    "op:experts_int8": ("moe_gemm.gate_up_kernel", "moe_gemm.down_kernel"),
+}
+# What a check of the engine is evidence for.
+ENGINE = {
+    "engine.greedy": ("dtype=float32", "disable_graphs=true"),
+    "engine.bfloat16": ("model:LlamaForCausalLM/safetensors", "dtype=bfloat16"),
+    "engine.float16": ("dtype=float16",),
+    "engine.w8a8": ("quantization=modelslim",),
+    "engine.prefix_cache": ("disable_radix_cache=false",),
+    "engine.no_prefix_cache": ("disable_radix_cache=true",),
+    "engine.no_overlap": ("disable_overlap_schedule=true",),
+}
+ENGINE_OF_CUDA_AND_ROCM = {"engine.graphs": ("disable_graphs=false",)}
+CELLS = [(op, dtype) for op in CONTRACTS if f"op:{op}" in KERNELS for dtype in DTYPES]
+
+
+@pytest.fixture(scope="module")
+def kit(srv_device: str, tmp_path_factory: pytest.TempPathFactory) -> Kit:
+    """The platform on the device under test, initialized in this process."""
+    made = Kit(srv_device, tmp_path_factory.mktemp("kit"))
+    assert made.platform.name == srv_device
+    return made
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [pytest.param(op, dtype, marks=covers(f"op:{op}/{dtype}")) for op, dtype in CELLS]
+)
+def test_the_kernels_of_an_op_satisfy_its_contract(kit: Kit, op: str, dtype: str) -> None:
+    (impl,) = [each for each in kit.platform.ops if each.op == op and each.name == "triton"]
+    function = pkgutil.resolve_name(impl.target) if isinstance(impl.target, str) else impl.target
+    assert violations(CONTRACTS[op], function, getattr(torch, dtype), kit.device) == []
+
+
+def _attention_is_right(kit: Kit, backend: str) -> None:
+    """Mixed steps by every backend that fits, of which `backend` must be one."""
+    assert f"{backend}, " in attention.mixed(kit)
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=covers(f"attention_backend={name}")) for name in ("triton", "torch_native")]
+)
+def test_attention(kit: Kit, backend: str) -> None:
+    _attention_is_right(kit, backend)
+
+
+def _only_on(platform: str) -> None:
+    """One process can simulate one GPU."""
+    variant = os.environ.get(VARIABLE)
+    if variant not in VARIANTS[platform]:
+        pytest.skip(f"runs on {platform}; this run simulates {variant}")
+
+
+@covers("attention_backend=flashinfer", platform="cuda", note="stand-in")
+def test_attention_of_flashinfer(tmp_path: Path) -> None:
+    _only_on("cuda")
+    _attention_is_right(Kit("cuda", tmp_path), "flashinfer")
+
+
+@covers("attention_backend=aiter", platform="rocm", note="stand-in")
+def test_attention_of_aiter(tmp_path: Path) -> None:
+    _only_on("rocm")
+    _attention_is_right(Kit("rocm", tmp_path), "aiter")
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=covers(f"sampling_backend={name}")) for name in ("triton", "pytorch")]
+)
+def test_sampling(kit: Kit, backend: str) -> None:
+    assert backend in dict(sampling_backends(kit))
+    sampler.exact(kit)
+    sampler.filter_order(kit)
+
+
+def _passes(device: str, check: str) -> None:
+    """The check in processes of its own, in which the engine claims the device."""
+    (outcome,) = run(device, Level.L3, only=[check]).outcomes
+    assert outcome.status == "passed", f"{outcome.message} {outcome.remedy}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("check", [pytest.param(name, marks=covers(*cells)) for name, cells in ENGINE.items()])
+def test_the_engine(srv_device: str, check: str) -> None:
+    _passes(srv_device, check)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("platform", "check"),
+    [
+        pytest.param(platform, name, marks=covers(*cells, platform=platform))
+        for platform in ("cuda", "rocm")
+        for name, cells in ENGINE_OF_CUDA_AND_ROCM.items()
+    ],
+)
+def test_the_engine_with_graphs(platform: str, check: str) -> None:
+    _only_on(platform)
+    _passes(platform, check)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, dict[str, Any]]:
+    """The kernels of the committed table whose source is the current one."""
+    from srv_kernels.triton import compile as ahead
+
+    current, table = ahead._listing()["kernels"], json.loads(ahead.TABLE.read_text(encoding="utf-8"))["kernels"]
+    return {name: entry for name, entry in table.items() if entry["source"] == current[name]["source"]}
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [pytest.param(op, dtype, marks=covers(f"op:{op}/{dtype}", note=COMPILED)) for op, dtype in CELLS],
+)
+def test_the_kernels_of_an_op_compile(
+    srv_device: str, kit: Kit, compiled: dict[str, dict[str, Any]], op: str, dtype: str
+) -> None:
+    """For this generation of GPUs: the table of `srv_kernels.triton.compile` has their registers and shared memory."""
+    if srv_device == "xpu":
+        pytest.skip("Triton's wheel has no compiler for XPU")
+    for kernel in KERNELS[f"op:{op}"]:
+        variants = compiled[kernel]["variants"]
+        ours = [label for label in variants if TRITON_DTYPES[dtype] in label.partition(" ")[0].split(",")]
+        assert any(kit.device_facts.variant in variants[label] for label in ours), (kernel, dtype)
