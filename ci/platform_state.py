@@ -21,24 +21,36 @@ ROOT = Path(__file__).resolve().parents[1]
 FAILED, MISSING = 1, 3
 # Codes of faults of a plugin; with any other code, the plugin reports that its hardware cannot be used.
 PLUGIN_FAULTS = frozenset(
-    {"plugin_refused", "probe_crashed", "probe_timeout", "probe_raised", "probe_garbage", "manifest_impure"}
+    {
+        "plugin_refused",
+        "probe_crashed",
+        "probe_timeout",
+        "probe_raised",
+        "probe_garbage",
+        "manifest_impure",
+        "manifest_timeout",
+    }
 )
 
 
 def to_install(name: str, root: Path = ROOT) -> list[str]:
     """Arguments of `pip install` that install a platform: the extra with its name, and its plugin in this checkout.
 
-    If SRV_<NAME>_SIMULATOR is set, they install the simulator instead of the extra, which has the vendor's SDK.
+    The extra "test" has what the evidence tests import. If SRV_<NAME>_SIMULATOR is set, they install the simulator
+    instead of the platform's extra, which has the vendor's SDK.
     """
     project = _toml(root / "pyproject.toml")["project"]
-    arguments: list[str] = []
     simulator = root / "plugins" / f"{name}_simulator"
-    if os.environ.get(f"SRV_{name.upper()}_SIMULATOR") and simulator.is_dir():
+    simulated = bool(os.environ.get(f"SRV_{name.upper()}_SIMULATOR")) and simulator.is_dir()
+    extras = [
+        extra
+        for extra in (*(() if simulated else (name,)), "test")
+        if not all(_installed(Requirement(each)) for each in project.get("optional-dependencies", {}).get(extra, []))
+    ]
+    arguments = ["-e", f"{root}[{','.join(extras)}]"] if extras else []
+    if simulated:
         distribution = _toml(simulator / "pyproject.toml")["project"]["name"]
-        return [] if _installed(Requirement(distribution)) else ["-e", str(simulator)]
-    requirements = project.get("optional-dependencies", {}).get(name, [])
-    if any(not _installed(Requirement(each)) for each in requirements):
-        arguments += ["-e", f"{root}[{name}]"]
+        return arguments + ([] if _installed(Requirement(distribution)) else ["-e", str(simulator)])
     if name not in {each.name for each in importlib.metadata.entry_points(group="srv.platforms")}:
         for file in sorted(root.glob("plugins/*/pyproject.toml")):
             if name in _toml(file)["project"].get("entry-points", {}).get("srv.platforms", {}):

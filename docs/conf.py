@@ -6,6 +6,11 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
+from srv_matrix.ages import changed_since
+from srv_matrix.data import to_json
+from srv_matrix.guides import fill
+from srv_matrix.matrix import read_matrix
+from srv_matrix.repository import find_repository
 from srv_matrix.site import data_script
 
 DOCS = Path(__file__).parent
@@ -28,13 +33,22 @@ html_use_index = False
 
 
 def _write_matrix_data(app: Sphinx) -> None:
-    """The committed cells as a script, since a page opened from a disk may not fetch a file."""
+    """The cells, with ages if there is a history, as a script: a page opened from a disk may not fetch a file."""
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
     cells = (DOCS / "support" / "support.json").read_text(encoding="utf-8")
+    if (repository := find_repository(DOCS.resolve())) is not None:
+        matrix = read_matrix(repository)
+        cells = to_json(matrix, changed_since(matrix.evidence, repository))
     (folder / "matrix-data.js").write_text(data_script(cells), encoding="utf-8")
+
+
+def _fill_guide(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put the generated parts into a page of the guides."""
+    source[0] = fill(source[0], DOCS / "guides")
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", _write_matrix_data)
+    app.connect("source-read", _fill_guide)

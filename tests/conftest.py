@@ -17,14 +17,18 @@ import datetime
 import hashlib
 import json
 import os
+import socket
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
+
+settings.load_profile("ci")  # the same examples everywhere; others with --hypothesis-profile=default
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "support_matrix" / "evidence" / "digests.json"
@@ -109,3 +113,12 @@ class _Recorder:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         lines = recorded() | {test: {"date": today, "digest": each} for test, each in self._found.items()}
         RECORD.write_text(json.dumps(lines, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port at which another program listens: a launch that is not refused earlier fails there, without an engine."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]

@@ -6,7 +6,9 @@
     ├── PluginError         a plugin violates the platform contract
     ├── ModelError          model files are missing, damaged, or of an unknown architecture
     ├── StartError          the engine or one of its ranks could not start; carries messages for the operator
+    ├── OutOfMemory         memory ran out; names the line of the memory ledger that was wrong
     ├── RequestError        one request cannot be served; becomes an HTTP 4xx response, the server goes on
+    ├── GrammarError        a grammar for structured output cannot be compiled; becomes a RequestError
     └── InternalError       a bug in `srv`: an invariant does not hold
         ├── IntegrityError  pages, slots or locks do not add up
         └── EngineDead      the engine process has ended
@@ -46,6 +48,11 @@ class Rejection:
         return f"{shown} (set by {self.who}): {self.reason}. {self.remedy} [{self.code}]"
 
 
+def as_sentence(remedy: str) -> str:
+    """With the full stop that the remedies of exceptions lack."""
+    return remedy if remedy.endswith((".", "?")) else f"{remedy}."
+
+
 class Refusal(SrvError):
     """All refusals of one launch, printed together. The command line exits with status 2."""
 
@@ -83,6 +90,10 @@ class ModelError(SrvError):
         self.code, self.what, self.reason, self.remedy = code, what, reason, remedy
         super().__init__(f"model {what}: {reason}. {remedy} [{code}]")
 
+    def rejection(self, path: str | None, who: str) -> Rejection:
+        """The refusal of --model-path; `who` has set it."""
+        return Rejection(self.code, "model_path", path, who, f"{self.what}: {self.reason}", as_sentence(self.remedy))
+
 
 class StartError(SrvError):
     """The engine or a rank could not start. `lines` are messages for the operator; `status` is the exit status."""
@@ -92,12 +103,24 @@ class StartError(SrvError):
         super().__init__("\n".join(lines))
 
 
+class OutOfMemory(SrvError):
+    """Memory ran out at the start or in a step. `line`: that of the memory ledger that was wrong."""
+
+    def __init__(self, what: str, line: str, reason: str, remedy: str) -> None:
+        self.line, self.reason, self.remedy = line, reason, remedy
+        super().__init__(f"{what}. The line of the memory ledger that was wrong is {line}: {reason}. {remedy}")
+
+
 class RequestError(SrvError):
     """One request cannot be served. `status` is the HTTP status, `param` the field at fault (None: no single one)."""
 
     def __init__(self, message: str, *, code: str, param: str | None = None, status: int = 400) -> None:
         self.message, self.code, self.param, self.status = message, code, param, status
         super().__init__(message)
+
+
+class GrammarError(SrvError):
+    """A grammar for structured output cannot be compiled. The message says why, as a clause about the grammar."""
 
 
 class InternalError(SrvError):
@@ -127,4 +150,26 @@ def startup_failure(error: Exception) -> tuple[list[str], int]:
         return [str(rejected) for rejected in error.rejections], 2
     if isinstance(error, SrvError) and not isinstance(error, InternalError):
         return [str(error)], 2
+    if is_out_of_host_memory(error):
+        detail = str(error).partition("\n")[0] or type(error).__name__
+        return [
+            f"the engine could not start: this process can have no more host memory ({detail}). "
+            "Free memory, raise the limit that was set for the process (ulimit -v shows it; or that of its container), "
+            "or make the KV pool smaller with --max-total-tokens. [out_of_memory]"
+        ], 2
     return [f"the engine could not start: {type(error).__name__}: {error}"], 1
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the host or of a device ran out.
+
+    A device raises torch.OutOfMemoryError, or a RuntimeError that says so.
+    """
+    named = any(each.__name__ == "OutOfMemoryError" for each in type(error).__mro__)
+    said = isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    return named or said or is_out_of_host_memory(error)
+
+
+def is_out_of_host_memory(error: BaseException) -> bool:
+    """Python and numpy raise MemoryError; torch, a RuntimeError with this text."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))

@@ -39,6 +39,7 @@ from srv.args.sources import gather_keywords
 from srv.commands import Command, StartProfile, StopProfile
 from srv.engine.supervisor import EngineProcess
 from srv.errors import Refusal, Rejection, RequestError
+from srv.io.phases import Phases
 from srv.offline_inputs import Body, as_batch, prompt_batch, request_bodies
 from srv.planning.resolution import LaunchContext, resolve_launch
 from srv.server.client import EngineClient
@@ -67,6 +68,19 @@ _HTTP_ARGUMENTS = frozenset(
         "graceful_shutdown_seconds",
         "served_model_name",
         "enable_return_hidden_states",
+        "api_keys_file",
+        "ssl_certfile",
+        "uds",
+        "ui",
+        "root_path",
+        "access_log",
+        "enable_cache_report",
+        "skip_server_warmup",
+        "warmups",
+        "stream_interval",
+        "stream_output",
+        "expert_distribution_recorder_mode",
+        "expert_distribution_recorder_buffer_size",
     }
 )
 
@@ -76,7 +90,7 @@ class CompletionOutput:
     """One output sequence.
 
     `matched_stop`: the stop string or stop token id that ended it, or None. `logprobs`: one entry per token; empty if
-    they were not requested.
+    they were not requested. `structured_output_valid`: whether it follows its grammar; None without one.
     """
 
     text: str
@@ -84,6 +98,7 @@ class CompletionOutput:
     finish_reason: FinishReason
     matched_stop: str | int | None
     logprobs: list[TokenLogprob]
+    structured_output_valid: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +198,17 @@ class LLM:
         return self._run(self._run_batch(complete, bodies, progress))
 
     def embed(
-        self, prompts: Prompts, *, dimensions: int | None = None, normalize: bool = True, progress: bool | None = None
+        self,
+        prompts: Prompts,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        progress: bool | None = None,
     ) -> list[EmbeddingOutput]:
         """The embedding of each prompt, in their order; prompts and `progress` as for `generate`.
 
         Needs `LLM(..., is_embedding=True)`. `dimensions` keeps that many leading elements, for models trained for it;
-        `normalize` scales to length 1. Raises RequestError and EngineDead.
+        `normalize` scales to length 1; None as the model's files say. Raises RequestError and EngineDead.
         """
         if not self._context.resolved.config.model.is_embedding:
             message = "this LLM does not serve embeddings; create it with is_embedding=True"
@@ -254,10 +274,12 @@ class LLM:
 
     async def _start(self, context: LaunchContext) -> None:
         self._hooks = start_hooks("api", context.resolved.config.extras)
-        text = start_engine(self._engine, context)
+        phases = Phases()
+        text = start_engine(self._engine, context, phases)
         ready = await self._engine.ready(context.resolved.config.server.engine_start_timeout_seconds)
         self._client = EngineClient(self._engine)
-        self._service = Service(server_settings(context, ready, text.vocab_size), self._client, text, self._hooks)
+        settings = server_settings(context, ready, text, phases)
+        self._service = Service(settings, self._client, text, self._hooks)
         self._receiving = asyncio.create_task(self._client.run())
         self._started = True
 
@@ -337,7 +359,15 @@ def _progress_bar(wanted: bool | None) -> Progress:
 
 
 def _output(result: CompletedSequence) -> CompletionOutput:
-    return CompletionOutput(result.text, result.tokens, result.finish, result.sequence.matched, result.logprobs)
+    sequence = result.sequence
+    return CompletionOutput(
+        result.text,
+        result.tokens,
+        result.finish,
+        sequence.matched,
+        result.logprobs,
+        sequence.structured_output_valid,
+    )
 
 
 def _http_arguments(arguments: Mapping[str, object]) -> list[Rejection]:

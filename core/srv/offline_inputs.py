@@ -10,7 +10,7 @@ from srv.errors import RequestError
 Body = dict[str, object]
 
 # Fields of a request body that only shape an HTTP response.
-_HTTP_FIELDS = ("stream", "stream_options", "echo", "model", "rid")
+_HTTP_FIELDS = ("stream", "stream_options", "echo", "model", "rid", "return_token_ids")
 _INPUTS = ("prompt", "messages")
 
 

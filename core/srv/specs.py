@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeAlias, assert_never
 
 import msgspec
 
-from srv.dtypes import ITEM_SIZES, item_size
+from srv.dtypes import ITEM_SIZES, KVScales, item_size
 from srv.errors import InternalError
+from srv.types import PooledHead
 
-LAYER_TRAITS = ("window", "soft_cap")
+LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional")
 """What a layer may need beyond causal attention; names for `AttentionLayer.traits` and `BackendSpec.traits`."""
 
 SCALE_BYTES = 4  # in an int8 pool: one float32 per stored vector (the key of one token and KV head, for example)
@@ -123,10 +124,7 @@ CacheSpec: TypeAlias = PagedSpec | Recurrent  # closed: whoever distinguishes th
 
 
 def attention_specs(groups: Sequence[CacheSpec]) -> tuple[AttentionSpec, ...]:
-    """The groups with a key and a value per token and KV head.
-
-    An attention backend is never asked about a model that has others: core refuses it first.
-    """
+    """The groups with a key and a value per token and KV head."""
     return tuple(group for group in groups if isinstance(group, AttentionSpec))
 
 
@@ -165,13 +163,36 @@ def cache_places(groups: Sequence[CacheSpec]) -> dict[int, tuple[int, int]]:
     return {layer: (number, index) for number, group in enumerate(groups) for index, layer in enumerate(group.layers)}
 
 
+class LatentDims(NamedTuple):
+    """The sizes of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+
+    A head's key has `key_dim` elements that follow from the compressed vector of `latent_dim`, and `rope_dim` rotated
+    ones that all heads share; its value has `value_dim`, which follow from the compressed vector as well.
+    """
+
+    latent_dim: int
+    key_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+LATENT = "latent"  # a key of `AttentionLayer.traits`; a backend has it by `BackendSpec.latent`
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """The properties of one attention layer that a backend needs; `index` counts within its cache group, `group`.
 
     With tensor parallelism, the heads are those of one rank. `scale` multiplies q.k. `window`: None for full attention,
     otherwise a token attends to itself and the `window - 1` tokens before it. `soft_cap`: None, or scores become
-    soft_cap * tanh(scores / soft_cap).
+    soft_cap * tanh(scores / soft_cap). `sinks`: each head has a learned score that takes part in the softmax and has no
+    value. `chunk`: None, or a token attends only to tokens of its own chunk of so many positions. `alibi`: None, or the
+    slope of each head (ALiBi, Press et al. 2022, arXiv:2108.12409): slope * (position of the key - position of the
+    query), which is at most 0, is added to the scaled score. `sink_scores`: those of `sinks`, of each head; None before
+    weights are loaded. `latent`: None, or the sizes of latent attention, whose cache group is `Latent`; then `head_dim`
+    is `key_dim` + `rope_dim`, and `kv_heads` is 1. `bidirectional`: a token also attends to the tokens after it, the
+    `window - 1` next ones if there is a window. Such a layer has no place in a pool: all tokens of a sequence are rows
+    of one step, with their keys and values.
     """
 
     index: int
@@ -182,14 +203,34 @@ class AttentionLayer:
     window: int | None = None
     soft_cap: float | None = None
     group: int = 0
+    sinks: bool = False
+    chunk: int | None = None
+    alibi: tuple[float, ...] | None = None
+    sink_scores: tuple[float, ...] | None = None
+    latent: LatentDims | None = None
+    bidirectional: bool = False
+
+    def result_dim(self, values: int) -> int:
+        """The elements per head of the result of attention; `values`: the last axis of its third operand."""
+        return values if self.latent is None else self.latent.value_dim
 
     def traits(self) -> dict[str, str]:
-        """What this layer needs of `LAYER_TRAITS`, each with a noun phrase: {"soft_cap": "a soft cap of 50.0"}."""
+        """What this layer needs of `LAYER_TRAITS` and `LATENT`, with a noun phrase: {"sinks": "attention sinks"}."""
         found: dict[str, str] = {}
         if self.window is not None:
             found["window"] = f"a sliding window of {self.window} tokens"
         if self.soft_cap is not None:
             found["soft_cap"] = f"a soft cap of {self.soft_cap}"
+        if self.sinks:
+            found["sinks"] = "attention sinks"
+        if self.chunk is not None:
+            found["chunks"] = f"attention within chunks of {self.chunk} tokens"
+        if self.alibi is not None:
+            found["alibi"] = "linear position biases (ALiBi)"
+        if self.latent is not None:
+            found[LATENT] = "multi-head latent attention (MLA)"
+        if self.bidirectional:
+            found["bidirectional"] = "attention to later tokens"
         return found
 
 
@@ -205,8 +246,15 @@ class ModelFacts:
     `stored_types`: how many of them are stored in each dtype, or in each type of a GGUF file; {} without weights.
     `weight_bytes`: the size of the weights on disk. `column_block`: in a GGUF file, the columns of o_proj and down_proj
     can be divided at its multiples (the elements per quantization block). `end_tokens`: the ids of the tokens that end
-    a generation. `pooling`: how embeddings are pooled according to the checkpoint ("last", "mean", or a mode of
-    sentence-transformers that srv does not support), or None.
+    a generation. `pooling`: how hidden states are pooled according to the checkpoint (a value of `srv.types.Pooling`,
+    or several modes of sentence-transformers joined by "+"), or None. `text_part_of`: the class of the vision model
+    whose language model these facts describe, or None. `overrides`: the fields of `config` that the user replaced.
+    `remote_code`: whether Python code in its folder may be run. `generates`: it generates text; if not, its hidden
+    states are pooled. `head`: what follows pooling.
+
+    Without weights, `parameters`, `weight_bytes` and, of quantized models, `stored_types` follow from the
+    configuration, if the sizes of the architecture are known; `unknown_sizes` is a clause that says why they are not,
+    and `parameters` may be None. `active_parameters`: those that take part in computing one token, if known.
     """
 
     name: str
@@ -223,13 +271,36 @@ class ModelFacts:
     kv_heads: int
     head_dim: int
     context_length: int
-    parameters: int
+    parameters: int | None
     weight_bytes: int
     cache_groups: tuple[CacheSpec, ...]
     end_tokens: tuple[int, ...] = ()
     stored_types: Mapping[str, int] = field(default_factory=dict)
     pooling: str | None = None
     column_block: int = 1
+    text_part_of: str | None = None
+    active_parameters: int | None = None
+    unknown_sizes: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    remote_code: bool = False
+    generates: bool = True
+    head: PooledHead = PooledHead()  # noqa: RUF009 - immutable
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether its layers keep keys, values or states; those of an encoder do not."""
+        return not self.cache_groups or any(group.layers for group in self.cache_groups)
+
+    @property
+    def latents(self) -> tuple[Latent, ...]:
+        """The cache groups of latent attention (MLA)."""
+        return tuple(group for group in self.cache_groups if isinstance(group, Latent))
+
+    def counted_parameters(self) -> int:
+        """The number of parameters. Raises InternalError if it is not known; callers ask for `unknown_sizes` before."""
+        if self.parameters is None:
+            raise InternalError(f"the number of parameters of {self.name} is not known: {self.unknown_sizes}")
+        return self.parameters
 
 
 PLAIN_ORDERS = ("page_token_head", "page_token_flat")
@@ -265,14 +336,16 @@ class KVLayout:
     backends of one server must use the same order. It says nothing about `Latent` and `Recurrent`, which have no heads.
     `dtype` is the name of a torch dtype ("bfloat16"); states have dtypes of their own, and `page_size` does not concern
     them. With "int8", a vector (the key of one token and KV head, for example) is stored as integers and one float32
-    scale, 1/127 of its largest magnitude. The scales are in the same tensors, where a platform's own order defines it;
-    plain tensors have no such place.
+    scale, 1/127 of its largest magnitude. The scales are in the same tensors, whose shapes are then the platform's own
+    in every order; plain tensors have no such place. "float8_e4m3fn" and "float8_e5m2" hold keys and values divided by
+    `scales`, those of each layer (empty: 1), rounded to nearest; magnitudes are limited to the largest, NaN stays NaN.
     """
 
     group: CacheSpec
     page_size: int
     dtype: str
     order: str = "page_token_head"
+    scales: tuple[KVScales, ...] = ()
 
     def names(self) -> tuple[str, ...]:
         """The names of the tensors of one layer."""

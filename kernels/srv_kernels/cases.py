@@ -26,28 +26,28 @@ class Case:
 _MAGNITUDES = (1.0, 1e-3, 1e3)
 
 
-def _random(generator: torch.Generator, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+def random_tensor(generator: torch.Generator, *shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     return (torch.randn(shape, generator=generator) * scale).to(dtype)
 
 
-def _row_slices(generator: torch.Generator, rows: int, dim: int, dtype: torch.dtype) -> Tensor:
+def row_slices(generator: torch.Generator, rows: int, dim: int, dtype: torch.dtype) -> Tensor:
     """Rows that are a slice of a wider matrix, like the output of a fused projection after a split."""
-    return _random(generator, rows, dim + 24, dtype=dtype)[:, 8 : 8 + dim]
+    return random_tensor(generator, rows, dim + 24, dtype=dtype)[:, 8 : 8 + dim]
 
 
 def _matrices(dtype: torch.dtype, seed: int, dims: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     for rows in (0, 1, 3, 17):
         for dim in dims:
-            yield f"{rows}x{dim}", _random(generator, rows, dim, dtype=dtype)
-            yield f"{rows}x{dim} of a wider matrix", _row_slices(generator, rows, dim, dtype)
+            yield f"{rows}x{dim}", random_tensor(generator, rows, dim, dtype=dtype)
+            yield f"{rows}x{dim} of a wider matrix", row_slices(generator, rows, dim, dtype)
     for scale in _MAGNITUDES:
-        yield f"magnitude {scale:g}", _random(generator, 5, dims[-1], dtype=dtype, scale=scale)
+        yield f"magnitude {scale:g}", random_tensor(generator, 5, dims[-1], dtype=dtype, scale=scale)
     yield "zeros", torch.zeros(2, dims[-1], dtype=dtype)
     outlier = torch.full((1, dims[-1]), 1e-3, dtype=dtype)
     outlier[0, -1] = 1e3
     yield "one outlier among small entries", outlier
-    yield "many rows", _random(generator, 300, dims[-1], dtype=dtype)
+    yield "many rows", random_tensor(generator, 300, dims[-1], dtype=dtype)
 
 
 _NORM_DIMS = (64, 97, 576)
@@ -64,7 +64,7 @@ def add_rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 2)
     for label, x in _matrices(dtype, seed, _NORM_DIMS):
         weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
-        residual = _random(generator, *x.shape, dtype=dtype, scale=3.0)
+        residual = random_tensor(generator, *x.shape, dtype=dtype, scale=3.0)
         yield Case(label, (x, residual, weight, 1e-6))
 
 
@@ -86,12 +86,12 @@ def rotary_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     shapes = ((0, 4, 2, 64, 64), (1, 9, 3, 64, 64), (3, 4, 4, 128, 128), (17, 8, 1, 32, 32), (5, 4, 2, 80, 20))
     for tokens, heads, kv_heads, dim, rotary_dim in shapes:
         for scale in _MAGNITUDES:
-            fused = _random(generator, tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=scale)
+            fused = random_tensor(generator, tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=scale)
             q, k, _ = fused.split((heads * dim, kv_heads * dim, kv_heads * dim), -1)
             cos_sin, positions = _cos_sin(generator, tokens, rotary_dim)
             args = (q.view(tokens, heads, dim), k.view(tokens, kv_heads, dim), cos_sin, positions)
             yield Case(f"{tokens} tokens, {heads}/{kv_heads} heads of {dim}, {rotary_dim} rotated, x {scale:g}", args)
-    q, k = (_random(generator, 2, heads, 64, dtype=dtype) for heads in (4, 2))
+    q, k = (random_tensor(generator, 2, heads, 64, dtype=dtype) for heads in (4, 2))
     yield Case("the same position twice", (q, k, *(_cos_sin(generator, 1, 64)[0], torch.tensor([7, 7]))))
 
 
@@ -110,22 +110,69 @@ def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor,
     """(label, x [T, K], N, generator) with few and many rows, K too large for exact float32 sums, and outliers."""
     generator = torch.Generator().manual_seed(seed + 4)
     for rows, inputs, outputs in ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32)):
-        yield f"{rows}x{inputs} to {outputs}", _random(generator, rows, inputs, dtype=dtype), outputs, generator
-    yield "rows of a wider matrix", _row_slices(generator, 5, 64, dtype), 32, generator
+        yield f"{rows}x{inputs} to {outputs}", random_tensor(generator, rows, inputs, dtype=dtype), outputs, generator
+    yield "rows of a wider matrix", row_slices(generator, 5, 64, dtype), 32, generator
     for scale in _MAGNITUDES:
-        yield f"magnitude {scale:g}", _random(generator, 4, 64, dtype=dtype, scale=scale), 32, generator
-    mixed = _random(generator, 3, 64, dtype=dtype)
+        yield f"magnitude {scale:g}", random_tensor(generator, 4, 64, dtype=dtype, scale=scale), 32, generator
+    mixed = random_tensor(generator, 3, 64, dtype=dtype)
     mixed[0] = 0
     mixed[1, 7] = 1e3
     yield "a row of zeros, and one with an outlier", mixed, 32, generator
+
+
+def linear_float32_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    for label, x, outputs, generator in _linear_inputs(dtype, seed):
+        yield Case(label, (x, random_tensor(generator, outputs, x.shape[1], dtype=dtype)))
 
 
 def scaled_linear_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for index, (label, x, outputs, generator) in enumerate(_linear_inputs(dtype, seed)):
         weight = _int8(generator, outputs, x.shape[1])
         scale = torch.rand(outputs, generator=generator) * 1e-3 + 1e-5
-        bias = _random(generator, outputs, dtype=dtype) if index % 2 else None
+        bias = random_tensor(generator, outputs, dtype=dtype) if index % 2 else None
         yield Case(f"{label}{', with a bias' if index % 2 else ''}", (x, weight, scale, bias))
+
+
+def random_fp8(generator: torch.Generator, *shape: int) -> Tensor:
+    """All finite float8_e4m3fn values, subnormal ones and both zeros among them."""
+    codes = torch.randint(0, 254, shape, generator=generator, dtype=torch.uint8)
+    return (codes + (codes >= 127)).view(torch.float8_e4m3fn)  # 127 and 255 are NaN
+
+
+def fp8_scales(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=generator) * 3e-4 + 3e-6
+
+
+# (outputs, inputs) of the blocks that have a scale, by their names. So many inputs are all inputs.
+ALL_INPUTS = 1 << 20
+_SCALED_BLOCKS = {
+    "a scale per output": (1, ALL_INPUTS),
+    "one scale": (1 << 20, ALL_INPUTS),
+    "blocks of 128 x 128": (128, 128),
+    "blocks of 48 x 32": (48, 32),
+    "blocks of 1 x 64": (1, 64),
+}
+
+
+def linear_fp8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    for index, (label, x, outputs, generator) in enumerate(_linear_inputs(dtype, seed)):
+        kinds = _SCALED_BLOCKS if index < 3 else list(_SCALED_BLOCKS)[index % 5 : index % 5 + 1]
+        for name in kinds:
+            yield _fp8_case(f"{label}, {name}", x, outputs, name, generator, biased=index % 2 == 1)
+    x = random_tensor(generator, 5, 333, dtype=dtype)
+    for name in _SCALED_BLOCKS:
+        yield _fp8_case(f"odd sizes, {name}", x, 131, name, generator, biased=True)
+    small = torch.randint(0, 8, (33, 64), generator=generator, dtype=torch.uint8)
+    small += 128 * torch.randint(0, 2, (33, 64), generator=generator, dtype=torch.uint8)
+    args = (small.view(torch.float8_e4m3fn), torch.rand(33, 1, generator=generator), None, 1, ALL_INPUTS)
+    yield Case("subnormal weights", (random_tensor(generator, 3, 64, dtype=dtype), *args))
+
+
+def _fp8_case(label: str, x: Tensor, outputs: int, name: str, generator: torch.Generator, *, biased: bool) -> Case:
+    inputs, (rows, columns) = x.shape[1], _SCALED_BLOCKS[name]
+    scale = fp8_scales(generator, -(-outputs // rows), -(-inputs // columns))
+    bias = random_tensor(generator, outputs, dtype=x.dtype) if biased else None
+    return Case(label, (x, random_fp8(generator, outputs, inputs), scale, bias, rows, columns))
 
 
 def linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
@@ -143,7 +190,7 @@ def linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
 
 
 # Weights per block, bytes per block, and the offsets of its half-precision scales.
-_BLOCKS = {
+GGUF_BLOCKS = {
     "Q4_0": (32, 18, (0,)),
     "Q4_1": (32, 20, (0, 2)),
     "Q5_0": (32, 22, (0,)),
@@ -154,43 +201,53 @@ _BLOCKS = {
     "Q4_K": (256, 144, (0, 2)),
     "Q5_K": (256, 176, (0, 2)),
     "Q6_K": (256, 210, (208,)),
+    "IQ4_NL": (32, 18, (0,)),
+    "IQ4_XS": (256, 136, (0,)),
+    "MXFP4": (32, 17, ()),
+    "NF4": (64, 36, ()),
+    "FP4": (64, 36, ()),
 }
 
 
-def _random_gguf_rows(generator: torch.Generator, outputs: int, inputs: int, quant_type: str) -> Tensor:
+def random_gguf_rows(generator: torch.Generator, outputs: int, inputs: int, quant_type: str) -> Tensor:
     """uint8 [outputs, bytes per row]: random bits, except for the scales, which have typical values."""
-    weights, size, scales = _BLOCKS[quant_type]
+    weights, size, scales = GGUF_BLOCKS[quant_type]
     count = inputs // weights
     rows = torch.randint(0, 256, (outputs, count, size), generator=generator, dtype=torch.uint8)
     for at in scales:
         scale = torch.rand(outputs, count, 1, generator=generator) * 0.004 + 0.0005
         rows[:, :, at : at + 2] = scale.half().view(torch.uint8)
+    if quant_type == "MXFP4":  # the exponent of a power of two
+        rows[:, :, 0] = torch.randint(118, 124, (outputs, count), generator=generator).to(torch.uint8)
+    elif quant_type in ("NF4", "FP4"):
+        scale = torch.rand(outputs, count, 1, generator=generator) * 0.4 + 0.05
+        rows[:, :, :4] = scale.view(torch.uint8)
     return rows.view(outputs, -1)
 
 
 def linear_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 5)
-    for quant_type in _BLOCKS:
+    for quant_type in GGUF_BLOCKS:
         for rows, inputs, outputs in ((1, 256, 40), (5, 512, 70)):
-            x = _random(generator, rows, inputs, dtype=dtype)
+            x = random_tensor(generator, rows, inputs, dtype=dtype)
             yield Case(
                 f"{quant_type}, {rows}x{inputs} to {outputs}",
-                (x, _random_gguf_rows(generator, outputs, inputs, quant_type), quant_type),
+                (x, random_gguf_rows(generator, outputs, inputs, quant_type), quant_type),
             )
     for quant_type in ("Q4_1", "Q8_0"):
-        weight = _random_gguf_rows(generator, 33, 96, quant_type)
-        yield Case(f"{quant_type}, rows of a wider matrix", (_row_slices(generator, 3, 96, dtype), weight, quant_type))
-        yield Case(f"{quant_type}, many rows", (_random(generator, 130, 96, dtype=dtype), weight, quant_type))
+        weight = random_gguf_rows(generator, 33, 96, quant_type)
+        yield Case(f"{quant_type}, rows of a wider matrix", (row_slices(generator, 3, 96, dtype), weight, quant_type))
+        yield Case(f"{quant_type}, many rows", (random_tensor(generator, 130, 96, dtype=dtype), weight, quant_type))
         yield Case(f"{quant_type}, zeros", (torch.zeros(2, 96, dtype=dtype), weight, quant_type))
         for scale in _MAGNITUDES:
-            x = _random(generator, 4, 96, dtype=dtype, scale=scale)
+            x = random_tensor(generator, 4, 96, dtype=dtype, scale=scale)
             yield Case(f"{quant_type}, magnitude {scale:g}", (x, weight, quant_type))
 
 
 def rows_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 6)
-    for quant_type in _BLOCKS:
+    for quant_type in GGUF_BLOCKS:
         indices = torch.tensor([0, 69, 33, 33, 31, 32])
-        yield Case(quant_type, (_random_gguf_rows(generator, 70, 512, quant_type), quant_type, indices, dtype))
+        yield Case(quant_type, (random_gguf_rows(generator, 70, 512, quant_type), quant_type, indices, dtype))
     no_rows = torch.zeros(0, dtype=torch.int64)
-    yield Case("no row", (_random_gguf_rows(generator, 3, 256, "Q8_0"), "Q8_0", no_rows, dtype))
+    yield Case("no row", (random_gguf_rows(generator, 3, 256, "Q8_0"), "Q8_0", no_rows, dtype))

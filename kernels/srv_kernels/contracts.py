@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srv_kernels import oracles
+from srv_kernels import expert_oracles, oracles, recurrent_oracles
 from srv_kernels.cases import (
     Case,
     add_rms_norm_cases,
     gelu_tanh_and_mul_cases,
+    linear_float32_cases,
+    linear_fp8_cases,
     linear_gguf_cases,
     linear_w8a8_static_cases,
     rms_norm_cases,
@@ -27,6 +29,14 @@ from srv_kernels.cases import (
     scaled_linear_cases,
     silu_and_mul_cases,
 )
+from srv_kernels.expert_cases import (
+    experts_cases,
+    experts_fp8_cases,
+    experts_gguf_cases,
+    experts_int8_cases,
+    route_experts_cases,
+)
+from srv_kernels.recurrent_cases import causal_conv1d_cases, gated_delta_rule_cases
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -45,8 +55,9 @@ class OpContract:
 
     signature: shapes and dtypes, for documentation. sizes: names of the sizes that an implementation is selected by.
     oracle: float64 results. cases: dtype and seed -> calls. reference: "module:function" of the plain-torch
-    implementation. Implementations do not modify their arguments, return tensors of the model's dtype, and accept rows
-    that are views into wider matrices.
+    implementation. result: the dtype of the results, or of each of them, by default the model's; if it is a wider one,
+    results must not have been rounded to the model's. Integers must be equal. Implementations do not modify their
+    arguments, and accept rows that are views into wider matrices.
     """
 
     name: str
@@ -57,6 +68,7 @@ class OpContract:
     tolerances: Mapping[torch.dtype, Tolerance]
     dtypes: tuple[torch.dtype, ...] = DTYPES
     reference: str = field(default="")
+    result: torch.dtype | tuple[torch.dtype, ...] | None = None
 
 
 # Two roundings to the dtype (8, 11 or 24 bits of significand), with a small margin for the sums.
@@ -65,6 +77,8 @@ _TWO_ROUNDINGS = {
     torch.bfloat16: Tolerance(2.0**-7, 2.0**-9),
     torch.float16: Tolerance(2.0**-10, 2.0**-12),
 }
+# Products of 16-bit values are exact in float32; the order of the sums is not prescribed.
+_FLOAT32_SUMS = {dtype: Tolerance(1e-5, 1e-5) for dtype in DTYPES}
 # Inputs may be quantized to int8 with a scale per 32 or more: each has a random error of up to half a scale.
 _QUANTIZED_INPUTS = {dtype: Tolerance(2.0**-6, 2.0**-6) for dtype in DTYPES}
 # Products of two scales (K-quants) may be rounded to float16.
@@ -74,9 +88,20 @@ _FLOAT16_SCALES = {
     torch.float16: Tolerance(2.0**-9, 2.0**-10),
 }
 
+# Sums over all tokens of a row in float32, in chunks or one by one; its inputs are exact.
+_RECURRENT_SUMS = {dtype: Tolerance(1e-4, 1e-4) for dtype in DTYPES}
+
 # The largest element of a row is quantized to 127. One of K elements may be off by 1, since some implementations divide
 # by the scale and others multiply by its inverse.
 _QUANTIZED_ROWS = {dtype: Tolerance(2.0**-7, 2.0**-7) for dtype in DTYPES}
+# The products of two matrices in turn, with the inputs of both rounded to the dtype, or quantized to int8.
+_TWO_PRODUCTS = {
+    torch.float32: Tolerance(1e-5, 1e-5),
+    torch.bfloat16: Tolerance(2.0**-6, 2.0**-7),
+    torch.float16: Tolerance(2.0**-9, 2.0**-10),
+}
+_TWO_QUANTIZED_PRODUCTS = {dtype: Tolerance(2.0**-5, 2.0**-5) for dtype in DTYPES}
+_EXPERT_SIZES = ("hidden", "intermediate", "experts", "top_k")
 
 
 def _contract(
@@ -85,10 +110,13 @@ def _contract(
     signature: str,
     sizes: tuple[str, ...],
     tolerances: Mapping[torch.dtype, Tolerance],
+    result: torch.dtype | tuple[torch.dtype, ...] | None = None,
+    module: str = "reference",
 ) -> OpContract:
-    """The contract of an op, which has the same name as its oracle and its reference implementation."""
+    """The contract of an op, which has the same name as its oracle and its reference implementation (in `module`)."""
     name = oracle.__name__
-    return OpContract(name, signature, sizes, oracle, cases, tolerances, reference=f"srv_kernels.reference:{name}")
+    reference = f"srv_kernels.{module}:{name}"
+    return OpContract(name, signature, sizes, oracle, cases, tolerances, reference=reference, result=result)
 
 
 CONTRACTS: Mapping[str, OpContract] = {
@@ -155,12 +183,62 @@ CONTRACTS: Mapping[str, OpContract] = {
             tolerances=_TWO_ROUNDINGS,
         ),
         _contract(
+            oracles.linear_fp8,
+            linear_fp8_cases,
+            signature="(x [T, K], weight float8_e4m3fn [N, K], scale float32 [ceil(N / block_outputs), "
+            "ceil(K / block_inputs)], bias [N] as x | None, block_outputs: int, block_inputs: int) -> [T, N]; x is not "
+            "quantized, and weights are finite; block_inputs is a multiple of 32, or at least K",
+            sizes=("inputs", "outputs"),
+            tolerances=_TWO_ROUNDINGS,
+        ),
+        _contract(
             oracles.linear_gguf,
             linear_gguf_cases,
             signature="(x [T, K], rows uint8 [N, bytes per row], quant_type: str) -> [T, N]; rows are those of a GGUF "
-            "file quantized as `quant_type`; x may be quantized to 8 bits",
+            "file quantized as `quant_type`; x may be quantized to 8 bits; NF4 and FP4 are types of bitsandbytes, in "
+            "blocks of 64 (`oracles.TABLES`)",
             sizes=("inputs", "outputs"),
             tolerances=_QUANTIZED_INPUTS,
+        ),
+        _contract(
+            oracles.linear_float32,
+            linear_float32_cases,
+            signature="(x [T, K], weight [N, K] as x) -> float32 [T, N]: the sums, for logits",
+            sizes=("inputs", "outputs"),
+            tolerances=_FLOAT32_SUMS,
+            result=torch.float32,
+        ),
+        _contract(
+            oracles.linear_gguf_float32,
+            linear_gguf_cases,
+            signature="as linear_gguf -> float32 [T, N]: the sums, for logits",
+            sizes=("inputs", "outputs"),
+            tolerances=_QUANTIZED_INPUTS,
+            result=torch.float32,
+        ),
+        _contract(
+            recurrent_oracles.causal_conv1d,
+            causal_conv1d_cases,
+            signature="(x [T, C], weight [C, W], bias [C] | None, states [S, C, W], slots int64 [R], lens: R integers)"
+            " -> (silu of the convolution [T, C], new states [R, C, W]): row i has lens[i] >= 1 tokens of x, and"
+            " states[slots[i]] the W inputs before them, the oldest first; the states are not changed",
+            sizes=("channels", "width"),
+            tolerances=_TWO_ROUNDINGS,
+            module="recurrent_reference",
+        ),
+        _contract(
+            recurrent_oracles.gated_delta_rule,
+            gated_delta_rule_cases,
+            signature="(q [T, H, K], k [T, H, K], v [T, HV, V], decay float32 [T, HV], beta float32 [T, HV], states"
+            " [S, HV, K, V], slots int64 [R], lens: R integers) -> (float32 [T, HV, V], new states float32"
+            " [R, HV, K, V]): row i has lens[i] >= 1 tokens and begins with states[slots[i]], which is not changed;"
+            " decay, at most 0, is the logarithm of the factor of the state at each token; q and k are divided"
+            " by sqrt(their squared norm + 1e-6), and q by sqrt(K); head h of q and k is that of the HV / H heads of v"
+            " from h HV / H on",
+            sizes=("key_heads", "value_heads", "key_dim", "value_dim"),
+            tolerances=_RECURRENT_SUMS,
+            result=torch.float32,
+            module="recurrent_reference",
         ),
         _contract(
             oracles.rows_gguf,
@@ -169,6 +247,61 @@ CONTRACTS: Mapping[str, OpContract] = {
             "the embedding lookup in the rows of a GGUF file quantized as `quant_type`",
             sizes=("inputs",),
             tolerances=_FLOAT16_SCALES,
+        ),
+        _contract(
+            expert_oracles.route_experts,
+            route_experts_cases,
+            signature="(logits float32 [T, E], bias float32 [E] | None, top_k: int, scoring: str, renormalize: bool, "
+            "groups: int, top_groups: int, scale: float) -> (ids int64 [T, K], weights float32 [T, K]); `scoring` is "
+            "softmax, sigmoid or softmax_of_top_k; the bias is added for the choice only; the order is that of "
+            "descending choice scores, the lower id first of equal ones",
+            sizes=("experts", "top_k"),
+            tolerances=_FLOAT32_SUMS,
+            result=(torch.int64, torch.float32),
+            module="expert_reference",
+        ),
+        _contract(
+            expert_oracles.experts,
+            experts_cases,
+            signature="(x [T, H], ids int64 [T, K], weights float32 [T, K], gate_up [E, 2 I, H], down [E, H, I], "
+            "gate_up_bias [E, 2 I] | None, down_bias [E, H] | None, activation: str) -> [T, H]; `activation` is silu, "
+            "gelu_tanh or swiglu_clamped; ids outside [0, E) contribute nothing; the results of a token's experts are "
+            "added in float32, in the order of its ids",
+            sizes=_EXPERT_SIZES,
+            tolerances=_TWO_PRODUCTS,
+            module="expert_reference",
+        ),
+        _contract(
+            expert_oracles.experts_int8,
+            experts_int8_cases,
+            signature="(x [T, H], ids int64 [T, K], weights float32 [T, K], gate_up int8 [E, 2 I, H], gate_up_scale "
+            "float32 [E, 2 I], down int8 [E, H, I], down_scale float32 [E, H], activation: str) -> [T, H]; as experts; "
+            "the inputs of both products may be quantized to int8, with a scale per row",
+            sizes=_EXPERT_SIZES,
+            tolerances=_TWO_QUANTIZED_PRODUCTS,
+            module="expert_reference",
+        ),
+        _contract(
+            expert_oracles.experts_fp8,
+            experts_fp8_cases,
+            signature="(x [T, H], ids int64 [T, K], weights float32 [T, K], gate_up float8_e4m3fn [E, 2 I, H], "
+            "gate_up_scale float32 [E, 2 ceil(I / block_outputs), ceil(H / block_inputs)], down float8_e4m3fn [E, H, "
+            "I], down_scale float32 [E, ceil(H / block_outputs), ceil(I / block_inputs)], block_outputs: int, "
+            "block_inputs: int, activation: str) -> [T, H]; as experts, with blocks and scales as linear_fp8",
+            sizes=_EXPERT_SIZES,
+            tolerances=_TWO_PRODUCTS,
+            module="expert_reference",
+        ),
+        _contract(
+            expert_oracles.experts_gguf,
+            experts_gguf_cases,
+            signature="(x [T, H], ids int64 [T, K], weights float32 [T, K], gate_up uint8 [E, 2 I, bytes per row], "
+            "gate_up_type: str, down uint8 [E, H, bytes per row], down_type: str, activation: str, gate_up_bias "
+            "[E, 2 I] as x | None = None, down_bias [E, H] as x | None = None) -> [T, H]; as experts; rows are those "
+            "of a GGUF file; the inputs of both products may be quantized to 8 bits",
+            sizes=_EXPERT_SIZES,
+            tolerances=_TWO_QUANTIZED_PRODUCTS,
+            module="expert_reference",
         ),
     )
 }
@@ -191,7 +324,9 @@ def violations(
             found.append(f"{contract.name}, {case.label}: {len(actual)} results, not {len(expected)}")
             continue
         for index, (want, got) in enumerate(zip(expected, actual, strict=True)):
-            reason = _difference(want, got, dtype, contract.tolerances[dtype])
+            stated = contract.result[index] if isinstance(contract.result, tuple) else contract.result
+            reason = _difference(want, got, stated or dtype, contract.tolerances[dtype])
+            reason = reason or _rounded(want, got, dtype)
             if reason is not None:
                 found.append(f"{contract.name}, {case.label}, result {index}: {reason}")
     return found
@@ -215,6 +350,16 @@ def _results(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
+def _rounded(want: Tensor, got: Tensor, dtype: torch.dtype) -> str | None:
+    """Whether results of a wider dtype than the model's have its precision only. Few results may have it by chance."""
+    few = 16
+    if got.dtype == dtype or not got.is_floating_point() or int(got.count_nonzero()) < few:
+        return None
+    if torch.equal(want.to(dtype).double(), want) or not torch.equal(got.to(dtype).to(got.dtype), got):
+        return None
+    return f"it is {got.dtype}, but its values were rounded to {dtype}"
+
+
 def _difference(want: Tensor, got: Tensor, dtype: torch.dtype, tolerance: Tolerance) -> str | None:
     if got.dtype != dtype:
         return f"its dtype is {got.dtype}, not {dtype}"
@@ -222,6 +367,11 @@ def _difference(want: Tensor, got: Tensor, dtype: torch.dtype, tolerance: Tolera
         return f"its shape is {tuple(got.shape)}, not {tuple(want.shape)}"
     if want.numel() == 0:
         return None
+    if not dtype.is_floating_point:
+        differs = (got.to("cpu") != want).flatten()
+        worst = int(differs.int().argmax())
+        values = f"element {worst} is {got.flatten()[worst].item()}, not {want.flatten()[worst].item()}"
+        return values if bool(differs.any()) else None
     error = (got.to("cpu").double() - want).abs()
     limits = torch.finfo(dtype)
     two_subnormals = 2 * limits.smallest_normal * limits.eps

@@ -98,9 +98,41 @@ def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
+def linear_fp8(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, block_outputs: int, block_inputs: int
+) -> Tensor:
+    """x [T, K], weight float8_e4m3fn [N, K], scale float32 [ceil(N / block_outputs), ceil(K / block_inputs)], bias [N]
+    or None -> [T, N].
+
+    Converts the weight to float32 at every call.
+    """
+    outputs, inputs = (torch.arange(size, device=x.device) for size in weight.shape)
+    scales = scale.index_select(0, outputs // block_outputs).index_select(1, inputs // block_inputs)
+    out = x.float() @ (weight.float() * scales).T
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
     """x [T, K], rows uint8 [N, bytes per row] of a GGUF file -> [T, N]. Slow, since every call dequantizes the rows."""
     return F.linear(x, _dequantize(rows, quant_type, x.dtype))
+
+
+_CONVERTED = 1 << 20  # weights that are converted at a time, so that they are read from the cache
+
+
+def linear_float32(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, K], weight [N, K] of x's dtype -> float32 [T, N].
+
+    Converts the weight at every call, some rows at a time.
+    """
+    wide = x.float()
+    parts = weight.split(max(1, _CONVERTED // max(1, weight.shape[1])))
+    return torch.cat([F.linear(wide, part.float()) for part in parts], -1)
+
+
+def linear_gguf_float32(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    """As `linear_gguf`, with sums and results in float32."""
+    return F.linear(x.float(), _dequantize(rows, quant_type, torch.float32))
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:

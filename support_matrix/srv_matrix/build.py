@@ -20,19 +20,33 @@ from srv.args.support import SupportStatus, by_argument, on_variant, support_of_
 from srv.platform.facts import DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
-from srv_matrix.judge import POOL_TOO_SMALL, Baseline, Verdict, baseline, planned_verdicts, pool_verdict, verdict
+from srv_matrix.judge import (
+    BACKEND_IGNORES,
+    POOL_TOO_SMALL,
+    Baseline,
+    Verdict,
+    baseline,
+    condition,
+    planned_verdicts,
+    pool_verdict,
+    verdict,
+)
 from srv_matrix.published import Table
 from srv_matrix.records import Evidence, Key, Level, Record, Status, lower
 from srv_matrix.sample import small_model
 from srv_matrix.sweep import is_closed, values_of
 
 PLANNED = "planned"
+ACCEPTED = Verdict()
 MEMORY_ARGUMENTS = ("mem_fraction_static", "max_total_tokens")  # they limit the size of the KV pool
 POOL_TOO_SMALL_REASON = (
     "accepted if weights and the smallest KV pool fit; with the defaults of all other arguments they do not fit on "
     "this device, for a model of three billion parameters"
 )
-_ABSENT = frozenset({"capability_missing", "unsupported", "unknown_backend", "no_backend", "dtype_missing"})
+_ABSENT = frozenset(
+    {"capability_missing", "unsupported", "unknown_backend", "no_backend", "dtype_missing"}
+    | {"no_device_indices", BACKEND_IGNORES}
+)
 
 
 @dataclass(frozen=True)
@@ -56,13 +70,14 @@ class PlatformVariant:
 class TriedValue:
     """One value with core's verdict, and the verdict on a platform's variant.
 
-    `tight`: no model of ordinary size fits on the device with this value, although one does with the defaults.
+    `limit`: why the value is accepted only under a condition: no model of ordinary size fits on the device with it,
+    although one does with the defaults, or `on_device` accepts it with a value of another argument or more devices.
     """
 
     value: Any
     core: Verdict
     on_device: Verdict
-    tight: bool = False
+    limit: Verdict = ACCEPTED
 
 
 def build(
@@ -84,7 +99,7 @@ def build(
         for platform in platforms:
             tried = _try(argument, platform, models, core, planned)
             records += _records(argument, platform, tried)
-    return tuple(_roll_up_all(with_evidence(_with_published(records, tables), evidence)))
+    return tuple(_with_values(with_evidence(_with_published(records, tables), evidence)))
 
 
 def _variants(manifest: Manifest, model: ModelFacts, evidence: Sequence[Evidence]) -> Iterator[PlatformVariant]:
@@ -137,11 +152,25 @@ def _try(
         if shown not in core:
             core[shown] = verdict(argument.name, value, models, None)
         on_device = platform.base.verdict
-        if on_device.accepted:
+        if on_device.accepted and core[shown].code == PLANNED:
+            on_device = core[shown]  # no platform is asked about it
+        elif on_device.accepted:
             on_device = verdict(argument.name, value, models, (platform.manifest, platform.device))
-        tight = on_device.accepted and _is_tight(argument, value, platform)
-        tried.append(TriedValue(value, core[shown], on_device, tight))
+        tried.append(TriedValue(value, core[shown], *_conditional(argument, value, on_device, models, platform)))
     return tried
+
+
+def _conditional(
+    argument: Argument, value: Any, on_device: Verdict, models: Sequence[ModelFacts], platform: PlatformVariant
+) -> tuple[Verdict, Verdict]:
+    """The verdict on a device, and the condition under which it accepts the value, if there is one."""
+    if on_device.accepted:
+        tight = _is_tight(argument, value, platform)
+        return on_device, Verdict(POOL_TOO_SMALL, POOL_TOO_SMALL_REASON) if tight else Verdict()
+    needed = condition(argument.name, value, on_device, models, (platform.manifest, platform.device))
+    if not needed:
+        return on_device, Verdict()
+    return Verdict(), Verdict(on_device.code, f"accepted {needed}; by default, {on_device.reason}")
 
 
 def _is_tight(argument: Argument, value: Any, platform: PlatformVariant) -> bool:
@@ -225,12 +254,7 @@ def _summary(argument: Argument, tried: Sequence[TriedValue]) -> tuple[Status, s
         return _judged_by_core_only(argument, tried)
     refused = [each for each in others if not each.on_device.accepted]
     if not refused:
-        tight = ", ".join(argument.show(each.value) for each in tried if each.tight)
-        return (
-            (Status.LIMITED, POOL_TOO_SMALL, f"{tight}: {POOL_TOO_SMALL_REASON}")
-            if tight
-            else (Status.SUPPORTED, "", "")
-        )
+        return _conditions(argument, [each for each in tried if not each.limit.accepted])
     refused = [
         each for each in tried if each.core.accepted and not each.on_device.accepted
     ]  # includes the declared default
@@ -241,6 +265,15 @@ def _summary(argument: Argument, tried: Sequence[TriedValue]) -> tuple[Status, s
         return Status.LIMITED, first.on_device.code, reason
     absent = all(each.on_device.code in _ABSENT for each in refused)
     return (Status.UNSUPPORTED if absent else Status.LIMITED), first.on_device.code, reason
+
+
+def _conditions(argument: Argument, limited: Sequence[TriedValue]) -> tuple[Status, str, str]:
+    """The status of an argument whose values are all accepted, these of them under a condition."""
+    if not limited:
+        return Status.SUPPORTED, "", ""
+    first = limited[0].limit
+    same = [each for each in limited if each.limit == first]
+    return Status.LIMITED, first.code, f"{_shown(argument, same)}: {first.reason}"
 
 
 def _by_reason(argument: Argument, refused: Sequence[TriedValue]) -> Iterable[list[TriedValue]]:
@@ -278,8 +311,8 @@ def _value_record(argument: Argument, platform: PlatformVariant, tried: TriedVal
         refused = not tried.on_device.accepted and tried.core.accepted
         declared = Status.UNSUPPORTED if refused else Status(support.status) if support else Status.SUPPORTED
         reason = reason or (support.reason if support else "")
-        if tried.tight and declared is Status.SUPPORTED:
-            declared, code, reason = Status.LIMITED, POOL_TOO_SMALL, POOL_TOO_SMALL_REASON
+        if not tried.limit.accepted and declared is Status.SUPPORTED:
+            declared, code, reason = Status.LIMITED, tried.limit.code, tried.limit.reason
     feature = f"{argument.name}={argument.show(tried.value)}"
     record = _record(argument, platform, "value", feature, (declared, core), (code, reason), support)
     return replace(record, default=is_default)
@@ -335,24 +368,12 @@ def with_evidence(records: Iterable[Record], evidence: Sequence[Evidence]) -> li
     return [replace(record, evidence=tuple(by_cell.get(record.key, ()))) for record in records]
 
 
-def _roll_up_all(records: Sequence[Record]) -> list[Record]:
+def _with_values(records: Sequence[Record]) -> Iterator[Record]:
+    """The level of an implemented argument follows from its values; a planned one has only its default as a value."""
     values: dict[Key, list[Record]] = defaultdict(list)
     for record in records:
         if record.kind == "value":
             values[record.argument, record.platform, record.variant].append(record)
-    return [_rolled_up(each, values[each.key]) if each.kind == "arg" else each for each in records]
-
-
-def _rolled_up(record: Record, values: Sequence[Record]) -> Record:
-    """The level of an implemented argument follows from its values; a planned one has only its default as a value."""
-    if not values or record.core is Status.PLANNED:
-        return record
-    return replace(record, rolled_up=roll_up(values), by_values=True)
-
-
-def roll_up(values: Sequence[Record]) -> Level | None:
-    """The level of an argument: the lowest level of its working values; None if one of them has none."""
-    levels = [record.level for record in values if record.status.works]
-    if not levels or any(level is None for level in levels):
-        return None
-    return min(level for level in levels if level is not None)
+    for record in records:
+        own = record.kind == "arg" and record.core is not Status.PLANNED
+        yield replace(record, values=tuple(values[record.key])) if own and values[record.key] else record

@@ -6,16 +6,20 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from srv.args.config import ARGUMENTS, DEPRECATED
 from srv_matrix import inventory
+from srv_matrix.ages import changed_since, is_older
 from srv_matrix.check import check, marks_for, notes, prune_evidence, write_outputs
 from srv_matrix.diff import Compared, Outcome, compare_table, counts
 from srv_matrix.evidence import compare, read_file, read_folder, skips, uncommitted
 from srv_matrix.marks import mark
-from srv_matrix.matrix import Matrix, read_matrix
+from srv_matrix.matrix import Matrix, read_matrix, read_plugin_matrix
+from srv_matrix.pages import pages
 from srv_matrix.published import Table, read_rows, read_tables
 from srv_matrix.records import Record, Status
 from srv_matrix.repository import MatrixError, Repository, find_repository
@@ -47,6 +51,21 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
+    if name == "generate":
+        verb.add_argument(
+            "--plugin", metavar="NAME", help="an installed plugin: write its own pages, outside a checkout"
+        )
+        verb.add_argument(
+            "--evidence",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="REPORT",
+            help="its conformance report; repeatable",
+        )
+        verb.add_argument(
+            "--out", type=Path, metavar="FOLDER", help="where to write these pages (default: NAME-support)"
+        )
     if name == "check":
         verb.add_argument(
             "--rerun", type=Path, metavar="FILE", help="also compare this new evidence with the committed evidence"
@@ -72,6 +91,10 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 def run_generate(namespace: argparse.Namespace) -> int:
     """Update the inventory, write the pages, and print the names of those that changed."""
+    if namespace.plugin is not None:
+        return _generate_for_plugin(namespace)
+    if namespace.evidence or namespace.out:
+        raise MatrixError("--evidence and --out belong to the pages of a plugin. Set --plugin NAME, or leave them out")
     repository = _repository(namespace.root)
     repository.inventory.write_text(inventory.to_json(inventory.observe_in_child()), encoding="utf-8")
     changed = write_outputs(read_matrix(repository), repository.pages)
@@ -79,9 +102,27 @@ def run_generate(namespace: argparse.Namespace) -> int:
     return 0
 
 
+def _generate_for_plugin(namespace: argparse.Namespace) -> int:
+    """Write the pages of one plugin, with its own evidence, into a folder of its vendor; nothing else is removed."""
+    matrix = read_plugin_matrix(namespace.plugin, namespace.evidence)
+    folder: Path = namespace.out or Path(f"{namespace.plugin}-support")
+    write_site(matrix, folder)
+    for name, text in pages(matrix).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    failed = sum(bool(each.failed) for each in matrix.records.values())
+    verified = sum(bool(each.ran) for each in matrix.records.values())
+    print(
+        f"{folder}: {len(matrix.records)} cells, {verified} of which a check has run"
+        + (f", {failed} failed" if failed else "")
+    )
+    return 0
+
+
 def run_site(namespace: argparse.Namespace) -> int:
     """Write the static site and print the path of its page."""
-    print(write_site(read_matrix(_repository(namespace.root)), namespace.out))
+    repository = _repository(namespace.root)
+    matrix = read_matrix(repository)
+    print(write_site(matrix, namespace.out, changed_since(matrix.evidence, repository)))
     return 0
 
 
@@ -89,8 +130,10 @@ def run_check(namespace: argparse.Namespace) -> int:
     """Print all faults and notes; exit status 2 if there is a fault."""
     repository = _repository(namespace.root)
     fresh = None if namespace.rerun is None else read_file(namespace.rerun)
-    matrix = read_matrix(repository)
-    marks = marks_for(matrix, repository)
+    with ThreadPoolExecutor(1) as pool:  # pytest collects the marks in a process of its own meanwhile
+        collected = pool.submit(marks_for, read_folder(repository.evidence), repository)
+        matrix = read_matrix(repository)
+        marks = collected.result()
     faults, remarks = check(matrix, repository, marks), notes(matrix, repository, marks)
     if fresh is not None:
         faults += compare(matrix.evidence, fresh)
@@ -139,9 +182,9 @@ def run_diff(namespace: argparse.Namespace) -> int:
     else:
         for table, rows in compared:
             print(f"{table.title}: {len(table.rows)} rows compared with platform {table.platform}")
-            print("".join(f"  {name:<16}{count:>4}\n" for name, count in counts(rows).items()))
+            print("".join(f"  {name:<20}{count:>4}\n" for name, count in counts(rows).items()))
             for each in selected[table.name]:
-                print(f"{each.outcome.value:<16}{each.flag}  {each.detail}" + _indented_line(each.reason, 16))
+                print(f"{each.outcome.value:<20}{each.flag}  {each.detail}" + _indented_line(each.reason, 20))
     explained = all(each.explained for _, rows in compared for each in rows)
     return 0 if explained else FAULTY
 
@@ -162,17 +205,21 @@ def _indented_line(text: str, indent: int) -> str:
 def run_show(namespace: argparse.Namespace) -> int:
     """Print one platform's arguments on one variant."""
     platform, _, variant = namespace.device.partition(":")
-    matrix = read_matrix(_repository_if_any(namespace.root), (platform,))
+    repository = _repository_if_any(namespace.root)
+    matrix = read_matrix(repository, (platform,))
+    changed = changed_since(matrix.evidence, repository) if repository is not None else {}
     variants = matrix.manifests[0].variants
     if variant not in variants:
         raise MatrixError(f"--device {namespace.device}: set a variant of {platform}, one of {', '.join(variants)}")
     cells = [each for each in _cells(matrix, platform, variant) if namespace.status in (None, each.status.value)]
     if namespace.json:
-        print(json.dumps([_shown(each) for each in cells], indent=2, ensure_ascii=False))
+        shown = [_shown(each) | {"older": is_older(each, changed)} for each in cells]
+        print(json.dumps(shown, indent=2, ensure_ascii=False))
         return 0
     for each in cells:
         reason = f"{each.reason} [{each.reason_code}]" if each.reason_code else ""
-        print(f"{each.feature:<48}{mark(each)}" + _indented_line(reason, 6))
+        age = ", older than the code" if is_older(each, changed) else ""
+        print(f"{each.feature:<48}{mark(each)}{age}" + _indented_line(reason, 6))
     return 0
 
 
@@ -180,7 +227,7 @@ def _cells(matrix: Matrix, platform: str, variant: str) -> list[Record]:
     return [cell for name in ARGUMENTS if (cell := matrix.cell(name, platform, variant)) is not None]
 
 
-def _shown(record: Record) -> dict[str, str | None]:
+def _shown(record: Record) -> dict[str, Any]:
     return {
         "argument": record.feature,
         "status": record.status.value,

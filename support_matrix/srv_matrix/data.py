@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from srv.args.config import ARGUMENTS
+from srv_matrix.ages import ChangedSince, is_older
 from srv_matrix.matrix import Matrix
 from srv_matrix.pages import options
 from srv_matrix.records import LEVELS, Evidence, Kind, Record
@@ -20,8 +21,11 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def to_dict(matrix: Matrix) -> dict[str, Any]:
-    """Arguments and features with their cells, and the meaning of levels."""
+def to_dict(matrix: Matrix, changed: ChangedSince | None = None) -> dict[str, Any]:
+    """Arguments and features with their cells, and the meaning of levels.
+
+    `changed`: for the ages of evidence, `changed_since`, and of cells, `older`; None for data without ages.
+    """
     cells: dict[str, list[Record]] = {}
     for record in matrix.records.values():
         cells.setdefault(record.argument, []).append(record)
@@ -31,24 +35,25 @@ def to_dict(matrix: Matrix) -> dict[str, Any]:
         "platforms": {
             each.name: {"variants": list(each.variants), "summary": each.summary} for each in matrix.manifests
         },
-        "features": _features(matrix),
-        "arguments": [_argument(name, cells.get(name, ())) for name in ARGUMENTS],
+        **({} if changed is None else {"changed_since": changed}),
+        "features": _features(matrix, changed),
+        "arguments": [_argument(name, cells.get(name, ()), changed) for name in ARGUMENTS],
     }
 
 
-def _features(matrix: Matrix) -> list[dict[str, Any]]:
+def _features(matrix: Matrix, changed: ChangedSince | None) -> list[dict[str, Any]]:
     """Features that are not arguments: the kind, name and cells of each."""
     kinds: tuple[Kind, ...] = ("model", "endpoint", "op", "pair")
     return [
-        {"kind": kind, "name": feature.partition(":")[2], "cells": _grouped(records)}
+        {"kind": kind, "name": feature.partition(":")[2], "cells": _grouped(records, changed)}
         for kind in kinds
         for feature, records in matrix.of_kind(kind).items()
     ]
 
 
-def to_json(matrix: Matrix) -> str:
-    """One argument or feature per line, so that a diff shows which ones changed."""
-    content = to_dict(matrix)
+def to_json(matrix: Matrix, changed: ChangedSince | None = None) -> str:
+    """`to_dict` with one argument or feature per line, so that a diff shows which ones changed."""
+    content = to_dict(matrix, changed)
     features, arguments = _lines(content.pop("features")), _lines(content.pop("arguments"))
     head = json.dumps(content, indent=1, ensure_ascii=False).removesuffix("\n}")
     return f'{head},\n "features": [{features}],\n "arguments": [{arguments}]}}\n'
@@ -93,7 +98,7 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
     return {name: value for name, value in asdict(evidence).items() if value} | {"level": evidence.level.name}
 
 
-def _argument(name: str, records: Iterable[Record]) -> dict[str, Any]:
+def _argument(name: str, records: Iterable[Record], changed: ChangedSince | None) -> dict[str, Any]:
     argument = ARGUMENTS[name]
     return {
         "name": name,
@@ -102,26 +107,28 @@ def _argument(name: str, records: Iterable[Record]) -> dict[str, Any]:
         "help": argument.arg.help,
         "default": argument.show(argument.default),
         "options": options(argument),
-        "cells": _grouped(record for record in records if record.kind == "arg"),
-        "values": _values(records),
+        "cells": _grouped((record for record in records if record.kind == "arg"), changed),
+        "values": _values(records, changed),
     }
 
 
-def _values(records: Iterable[Record]) -> dict[str, list[dict[str, Any]]]:
+def _values(records: Iterable[Record], changed: ChangedSince | None) -> dict[str, list[dict[str, Any]]]:
     by_value: dict[str, list[Record]] = {}
     for record in records:
         if record.kind == "value":
             by_value.setdefault(record.feature.partition("=")[2], []).append(record)
-    return {value: _grouped(found) for value, found in by_value.items()}
+    return {value: _grouped(found, changed) for value, found in by_value.items()}
 
 
-def _grouped(records: Iterable[Record]) -> list[dict[str, Any]]:
+def _grouped(records: Iterable[Record], changed: ChangedSince | None) -> list[dict[str, Any]]:
     """Cells with equal fields as one entry, with all their variants ("npu:a3")."""
     found: dict[str, dict[str, Any]] = {}
     for record in records:
         fields = cell(record)
         fields.pop("kind")
         fields.pop("declared_by", None)  # the variant implies it
+        if changed is not None and is_older(record, changed):
+            fields["older"] = True
         entry = found.setdefault(json.dumps(fields), {"on": [], **fields})
         entry["on"].append(f"{record.platform}:{record.variant}")
     return list(found.values())

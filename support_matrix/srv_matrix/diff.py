@@ -1,7 +1,7 @@
 """Compare our declarations with a vendor's published table, row by row.
 
-The comparison uses what the platform declares, not what core implements: a planned argument that is declared as
-supported agrees with a "yes".
+A row agrees only if a launch does what the page says. Where core refuses an argument as planned, the row says so, and
+what the platform declares decides which of the two classes for planned arguments it has.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Outcome(enum.Enum):
 
     AGREE = "AGREE"  # the same status on every variant, and the same values
     VENDOR_ONLY = "VENDOR_ONLY"  # only the vendor supports it
+    VENDOR_ONLY_PLANNED = "VENDOR_ONLY_PLANNED"  # the vendor supports it; ours is planned, so a launch refuses it
     OURS_ONLY = "OURS_ONLY"  # only we support it
+    OURS_PLANNED = "OURS_PLANNED"  # the vendor does not support it; ours will, but a launch still refuses it
     VALUE_SUBSET = "VALUE_SUBSET"  # both support it, with different values
     VARIANT_DIFFERS = "VARIANT_DIFFERS"  # the same status on some variants only
     UNKNOWN_ARG = "UNKNOWN_ARG"  # our argument is not in their table
@@ -90,53 +92,73 @@ def _compare(matrix: Matrix, table: Table, row: Row) -> Compared:
     outcome, detail = Outcome.MISSING_ARG, "it is not an argument of srv"
     if argument is not None:
         outcome, detail = _judge(matrix, table, row, argument)
-    return Compared(row.flag, row, argument, outcome, detail, _reason(table, row.flag, outcome))
+    return Compared(row.flag, row, argument, outcome, detail, _reason(table, row.flag, outcome, argument))
 
 
-def _reason(table: Table, flag: str, outcome: Outcome) -> str:
+def _reason(table: Table, flag: str, outcome: Outcome, argument: Argument | None) -> str:
+    """The reason that the table gives; else, of a planned argument that the vendor supports, what core says itself."""
     for pattern in (flag, ANY):
         for reason in table.reasons:
             if reason.outcome == outcome.value and pattern in reason.flags:
                 return reason.text
+    if outcome is Outcome.VENDOR_ONLY_PLANNED and argument is not None and argument.arg.planned:
+        return _sentence(argument.arg.planned)
     return ""
+
+
+def _sentence(clause: str) -> str:
+    return f"{clause[:1].upper()}{clause[1:]}."
 
 
 def _judge(matrix: Matrix, table: Table, row: Row, argument: Argument) -> tuple[Outcome, str]:
     cells = {variant: matrix.cell(argument.name, table.platform, variant) for variant in row.supported}
     known = {variant: cell for variant, cell in cells.items() if cell and cell.declared is not Status.UNKNOWN}
     detail = "; ".join(
-        f"{variant}: theirs is {'yes' if supported else 'no'}, ours {_declared(cells[variant])}"
+        f"{variant}: theirs is {'yes' if supported else 'no'}, ours {_ours(cells[variant])}"
         for variant, supported in row.supported.items()
     )
     if len(known) < len(row.supported):
         return Outcome.NO_EVIDENCE, detail
     agree = [variant for variant, cell in known.items() if cell.declared.works == row.supported[variant]]
+    planned = any(cell.core is Status.PLANNED for cell in known.values())
     if len(agree) == len(row.supported):
+        if planned and any(row.supported.values()):
+            return Outcome.VENDOR_ONLY_PLANNED, detail
         return _judge_values(matrix, table, row, argument)
     theirs = {row.supported[variant] for variant in row.supported if variant not in agree}
     if agree or len(theirs) > 1:
         return Outcome.VARIANT_DIFFERS, detail
-    return (Outcome.VENDOR_ONLY if theirs == {True} else Outcome.OURS_ONLY), detail
+    if theirs == {True}:
+        return Outcome.VENDOR_ONLY, detail
+    return (Outcome.OURS_PLANNED if planned else Outcome.OURS_ONLY), detail
 
 
-def _declared(cell: Record | None) -> str:
-    return cell.declared.value if cell else "missing"
+def _ours(cell: Record | None) -> str:
+    """What a launch does with it, and for what is planned, what the platform declares."""
+    if cell is None:
+        return "missing"
+    if cell.core is Status.PLANNED and cell.declared.works:
+        return f"planned (the platform declares it {cell.declared.value})"
+    return cell.declared.value
 
 
 def _judge_values(matrix: Matrix, table: Table, row: Row, argument: Argument) -> tuple[Outcome, str]:
     """Compare the values of rows whose status agrees; a row without a list of values always agrees."""
     theirs = set(row.options)
     for variant in (variant for variant, supported in row.supported.items() if supported and theirs):
-        ours = _values(matrix, argument, table.platform, variant)
-        if ours and ours != theirs:
-            more, less = sorted(ours - theirs), sorted(theirs - ours)
+        ours, planned = _values(matrix, argument, table.platform, variant)
+        if (ours or planned) and ours != theirs:
+            more, less, later = sorted(ours - theirs), sorted(theirs - ours - planned), sorted(theirs & planned)
             parts = [f"only ours: {', '.join(more)}"] if more else []
             parts += [f"only theirs: {', '.join(less)}"] if less else []
+            parts += [f"theirs, planned in srv: {', '.join(later)}"] if later else []
             return Outcome.VALUE_SUBSET, f"{variant}: {'; '.join(parts)}"
     return Outcome.AGREE, ""
 
 
-def _values(matrix: Matrix, argument: Argument, platform: str, variant: str) -> set[str]:
-    """The values that the platform declares as working, if they can be listed."""
+def _values(matrix: Matrix, argument: Argument, platform: str, variant: str) -> tuple[set[str], set[str]]:
+    """The values that a launch accepts, and those that the platform declares and core plans, if they can be listed."""
     records = matrix.values.get((argument.name, platform, variant), ())
-    return {record.feature.partition("=")[2] for record in records if record.declared.works}
+    accepted = {record.feature.partition("=")[2] for record in records if record.status.works}
+    declared = {record.feature.partition("=")[2] for record in records if record.declared.works}
+    return accepted, declared - accepted

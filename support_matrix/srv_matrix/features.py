@@ -10,21 +10,27 @@ All are judged as a launch is: by resolution, constraints and the checks of back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from srv.models.architectures.architecture import PooledConfig
 from srv.models.architectures.registry import BUILT_IN, find, native_config
+from srv.models.config.described import described
+from srv.models.config.layer_fields import encoder_groups
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
 from srv_matrix.inventory import Inventory
-from srv_matrix.judge import baseline, verdict
+from srv_matrix.judge import model_verdict, verdict
 from srv_matrix.pairs import pairs
 from srv_matrix.records import Record, Status
 from srv_matrix.variant_context import VariantContext, make_variant_context
 
 NOT_IMPLEMENTED = "not_implemented"  # the reason code of a platform without device code
 OTHERS = "any other decoder"
+# Fields of configurations that transformers has no default for.
+UNSTATED: Mapping[str, Mapping[str, Any]] = {"DeepseekV2ForCausalLM": {"num_experts_per_tok": 6}}
 CHECKED = "served only if logits do not depend on how the prompt is split, which is tested when the model is loaded"
 
 
@@ -40,6 +46,22 @@ def features(manifests: Iterable[Manifest], models: Sequence[ModelFacts], invent
         *(record for context in contexts for record in pairs(context)),
     ]
     return tuple(found)
+
+
+def without_device_code(records: Iterable[Record], unbuilt: Mapping[str, str]) -> Iterator[Record]:
+    """The records, with whatever works on a platform that cannot start as planned. `unbuilt`: as in `Inventory`."""
+    for each in records:
+        if each.platform in unbuilt and each.declared.works:
+            yield replace(
+                each,
+                declared=Status.PLANNED,
+                reason_code=NOT_IMPLEMENTED,
+                reason=unbuilt[each.platform],
+                base=None,
+                values=(),
+            )
+        else:
+            yield each
 
 
 # ---- models
@@ -65,7 +87,7 @@ def _models(context: VariantContext, models: Sequence[ModelFacts], inventory: In
 
 def _model(context: VariantContext, architecture: str, like: ModelFacts, unbuilt: str | None) -> Record:
     """One architecture with the sizes of a sample model, judged with the defaults of all arguments."""
-    config = {
+    config: dict[str, Any] = {
         "hidden_size": like.hidden_size,
         "intermediate_size": like.config["intermediate_size"],
         "num_hidden_layers": like.layers,
@@ -73,15 +95,27 @@ def _model(context: VariantContext, architecture: str, like: ModelFacts, unbuilt
         "num_key_value_heads": like.kv_heads,
         "vocab_size": like.vocab_size,
         "max_position_embeddings": like.context_length,
+        **UNSTATED.get(architecture, {}),
     }
     facts = (Status.SUPPORTED, Status.SUPPORTED)
     code_and_reason = ("", "")
+    model = replace(like, architecture=architecture, config=config)
     try:
-        native_config(architecture, config)
+        native = native_config(architecture, config)
+        described_groups = described(architecture, config, like.dtype).cache_groups(like.context_length)
+        groups = encoder_groups(native.attention_layers) or described_groups or like.cache_groups
+        layer = next(iter(native.attention_layers))
+        model = replace(
+            model,
+            heads=layer.heads,
+            kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim,
+            generates=not isinstance(native, PooledConfig),
+            cache_groups=groups,
+        )
     except UnsupportedConfig as error:
         facts, code_and_reason = (Status.SUPPORTED, Status.UNSUPPORTED), ("unsupported_config", str(error))
-    model = replace(like, architecture=architecture, config=config)
-    judged = baseline(model, context.manifest, context.device).verdict
+    judged = model_verdict(model, context.manifest, context.device)
     if not judged.accepted:
         facts, code_and_reason = (Status.UNSUPPORTED, facts[1]), (judged.code, judged.reason)
     elif unbuilt is not None:

@@ -11,19 +11,23 @@ import json
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from srv.errors import PlatformUnavailable
+from srv.platform.facts import OpCall, PlatformFacts
 from srv.platform.manifest import EngineContext, Manifest
+from srv.platform.op_choice import choose_op
+from srv.platform.placeholder import CODE
 from srv.platform.registry import find_platforms
 from srv_matrix.repository import MatrixError
 
 _BUILT_IN = "srv"
 _TIMEOUT_S = 120
-_SIZE = 128  # of every dimension in the `OpArgs` with which implementations are checked
+CORE_ONLY = "--core-only"  # of this module as a program
+_SIZE = 128  # of every dimension in the calls for which implementations are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,58 +76,65 @@ def read(path: Path) -> Inventory:
     return from_json(path.read_text(encoding="utf-8")) if path.is_file() else Inventory()
 
 
-def observe_in_child() -> Inventory:
-    """Run `observe` in a child process. MatrixError if that fails."""
-    command = [sys.executable, "-m", __name__]
+def observe_in_child(*, core_only: bool = False) -> Inventory:
+    """Run `observe` in a child process, or list only what core has. MatrixError if that fails."""
+    command = [sys.executable, "-m", __name__, *([CORE_ONLY] if core_only else [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise MatrixError(f"the inventory cannot be generated: {done.stderr[-2000:]}")
     return from_json(done.stdout)
 
 
-def observe() -> Inventory:
-    """The current inventory; imports torch and the HTTP server into this process."""
+def observe(*, core_only: bool = False) -> Inventory:
+    """The current inventory; imports torch and the HTTP server into this process. `core_only`: without platforms."""
     contracts = pkgutil.resolve_name("srv_kernels.contracts:CONTRACTS")
     ops = tuple(Op(each.name, each.signature, tuple(map(_dtype_name, each.dtypes))) for each in contracts.values())
     implemented: dict[str, dict[str, tuple[str, ...]]] = {}
     unbuilt: dict[str, str] = {}
     for found in find_platforms().values():
-        if found.distribution != _BUILT_IN:
+        if core_only or found.distribution != _BUILT_IN:
+            continue
+        reason = without_code(found.loaded)
+        if reason is not None:
+            unbuilt[found.loaded.name] = reason
             continue
         for variant in found.loaded.variants:
-            try:
-                implementations = _implementations(found.loaded, variant)
-            except PlatformUnavailable as error:
-                unbuilt[found.loaded.name] = error.reason
-                break
             implemented[f"{found.loaded.name}:{variant}"] = {
-                each.name: tuple(
-                    _dtype_name(dtype)
-                    for dtype in each.dtypes
-                    if _supports(implementations, each.name, dtype, each.sizes)
-                )
-                for each in contracts.values()
+                each.name: _supported(found.loaded.facts, variant, each) for each in contracts.values()
             }
     return Inventory(_endpoints(), ops, implemented, unbuilt)
 
 
-def _implementations(manifest: Manifest, variant: str) -> Any:
-    """The op implementations of a platform for a variant, independent of this machine."""
-    return manifest.create(EngineContext(manifest.facts.profiles[variant], 0)).ops
+def without_code(manifest: Manifest) -> str | None:
+    """Why a platform has no device code; None if it has, whether or not it can start on this machine."""
+    try:
+        manifest.create(EngineContext(manifest.facts.profiles[manifest.variants[0]], 0))
+    except PlatformUnavailable as error:
+        return error.reason if error.code == CODE else None
+    return None
 
 
-def _supports(implementations: Any, op: str, dtype: Any, sizes: tuple[str, ...]) -> bool:
-    make: Callable[..., Any] = pkgutil.resolve_name("srv.platform.interface:OpArgs")
-    args = make(dtype, dict.fromkeys(sizes, _SIZE))
-    return any(each.op == op and each.supports_args(args) is None for each in implementations)
+def _supported(facts: PlatformFacts, variant: str, contract: Any) -> tuple[str, ...]:
+    """The dtypes of an op's contract for which a platform has an implementation."""
+    device, sizes = facts.profiles[variant], dict.fromkeys(contract.sizes, _SIZE)
+    dtypes = map(_dtype_name, contract.dtypes)
+    return tuple(
+        each for each in dtypes if choose_op(facts.ops, device, contract.name, OpCall(each, sizes)).spec is not None
+    )
 
 
 def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _endpoints() -> tuple[str, ...]:
-    """The routes of the HTTP server, without the documentation routes that its framework adds."""
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document of the HTTP server; imports it into this process."""
+    document: dict[str, Any] = _app().openapi()
+    return document
+
+
+def _app() -> Any:
+    """The HTTP application, with an engine that computes nothing."""
     settings = pkgutil.resolve_name("srv.server.app:ServerSettings")
     create_app = pkgutil.resolve_name("srv.server.app:create_app")
     text = pkgutil.resolve_name("srv.testing.fake_engine:ByteTokenizer")()
@@ -133,7 +144,12 @@ def _endpoints() -> tuple[str, ...]:
     server_settings = settings(
         model_name="any", context_length=16, max_request_tokens=16, vocab_size=text.vocab_size, hidden_size=1
     )
-    app = create_app(server_settings, client, text)
+    return create_app(server_settings, client, text)
+
+
+def _endpoints() -> tuple[str, ...]:
+    """The routes of the HTTP server, without the documentation routes that its framework adds."""
+    app = _app()
     described = {app.openapi_url, app.docs_url, app.redoc_url, app.swagger_ui_oauth2_redirect_url}
     return tuple(
         f"{method} {route.path}"
@@ -144,4 +160,4 @@ def _endpoints() -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(to_json(observe()))
+    sys.stdout.write(to_json(observe(core_only=CORE_ONLY in sys.argv)))

@@ -1,27 +1,39 @@
-"""Judge whether a value is accepted on a device, with the same resolution that a launch uses.
+"""Judge whether a value is accepted on a device: by the resolution and the checks that a launch makes before weights.
 
 Needs no model files, no device and no torch. A faulty plugin raises its own `PluginError`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from srv.args.backends import SLOTS
 from srv.args.config import ARGUMENTS
 from srv.args.prerequisites import with_prerequisite
 from srv.args.resolve import resolve
+from srv.args.rules import inert, weights
 from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal, Rejection
 from srv.planning.budget import estimate
+from srv.planning.launchable import check_launch
+from srv.planning.target import Target
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import Manifest
+from srv.platform.placeholder import CODE as NO_DEVICE_CODE
 from srv.specs import ModelFacts
+from srv_matrix.sample import quantized_models, special_models
 
 SOURCE = "the user"
 POOL_TOO_SMALL = "pool_too_small"
+BACKEND_IGNORES = "backend_ignores"
+TOO_FEW_DEVICES = "too_few_devices"
+NOT_INSTALLED = "not_installed"  # of this machine, about which cells say nothing
+_MANY_DEVICES = 64
+_OF_ANY_MODEL = ("planned", "capability_missing")  # the codes of refusals that no other model changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +48,9 @@ class Verdict:
         return not self.code
 
 
-def _one_value(argument: str, value: Any) -> UserInput:
+def _one_value(argument: str, value: Any, more: Mapping[str, Any] | None = None) -> UserInput:
     """The input as if a user had set this value on the command line, and what it has an effect only with."""
-    return _user_input(with_prerequisite(argument, value).items())
+    return _user_input({**with_prerequisite(argument, value), **(more or {})}.items())
 
 
 def _user_input(values: Iterable[tuple[str, Any]]) -> UserInput:
@@ -46,23 +58,52 @@ def _user_input(values: Iterable[tuple[str, Any]]) -> UserInput:
 
 
 def verdict(
-    argument: str, value: Any, models: Sequence[ModelFacts], on: tuple[Manifest, DeviceFacts] | None
+    argument: str,
+    value: Any,
+    models: Sequence[ModelFacts],
+    on: tuple[Manifest, DeviceFacts] | None,
+    more: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """The verdict of resolution on one value, on a device or (None) by core's own rules.
+    """The verdict of resolution on one value, on a device or (None) by core's own rules. `more`: further values set.
 
-    The value is accepted if it is accepted with any of the models; otherwise the verdict is that of the first model.
+    The value is accepted if it is accepted with any of the models, or, where it has no effect on the first one, with
+    one that has layers of other kinds, or where it is a method of other checkpoints, with one of these. Otherwise the
+    verdict is one that holds for any model, or that of the first.
     """
-    manifest, device = on or (None, None)
     refusals: list[Verdict] = []
-    for model in models:
+    decisive: Verdict | None = None
+    pending = deque(models)
+    while pending:
+        model = pending.popleft()
         try:
-            resolve(_one_value(argument, value), manifest=manifest, device=device, model=model)
+            _launch(_one_value(argument, value, more), on, model)
         except Refusal as refusal:
-            about = [each for each in refusal.rejections if each.what == argument] or list(refusal.rejections)
+            named = [each for each in refusal.rejections if each.what == argument]
+            about = named or list(refusal.rejections)
+            if about[0].code == NOT_INSTALLED:
+                return Verdict()
             refusals.append(_verdict(about[0]))
+            if len(refusals) == 1:
+                codes = {each.code for each in about}
+                pending += special_models() if inert.CODE in codes else ()
+                pending += quantized_models() if weights.OTHER_METHOD in codes else ()
+            if found := [each for each in named if each.code in _OF_ANY_MODEL]:
+                decisive = _verdict(found[0])
+                break
         else:
             return Verdict()
-    return refusals[0]
+    return decisive or refusals[0]
+
+
+def _launch(user: UserInput, on: tuple[Manifest, DeviceFacts] | None, model: ModelFacts) -> None:
+    """What a launch does before it reads weights. Raises its Refusal."""
+    manifest, device = on or (None, None)
+    resolved = resolve(user, manifest=manifest, device=device, model=model)
+    if manifest is None or device is None:
+        return
+    check = check_launch(Target(manifest, device, "", {}), model, resolved, None)
+    if refusals := [each for each in check.refusals if each.code != NO_DEVICE_CODE]:  # cells say so of their platform
+        raise Refusal(refusals)
 
 
 def pool_verdict(argument: str, value: Any, model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Verdict:
@@ -74,6 +115,27 @@ def pool_verdict(argument: str, value: Any, model: ModelFacts, manifest: Manifes
         too_small = [_verdict(each) for each in refusal.rejections if each.code == POOL_TOO_SMALL]
         return too_small[0] if too_small else Verdict()
     return Verdict()
+
+
+def condition(
+    argument: str, value: Any, refused: Verdict, models: Sequence[ModelFacts], on: tuple[Manifest, DeviceFacts]
+) -> str:
+    """What a device accepts a refused value with: more devices of its kind, or a backend that reads the argument.
+
+    Empty if neither is the reason of the refusal, or neither helps.
+    """
+    manifest, device = on
+    if refused.code == TOO_FEW_DEVICES:
+        many = replace(device, count=_MANY_DEVICES)
+        return "on a host with enough devices" if verdict(argument, value, models, (manifest, many)).accepted else ""
+    if refused.code == BACKEND_IGNORES:
+        family = ARGUMENTS[argument].arg.read_by or ""
+        general = next(names[-1] for kind, names in SLOTS.values() if kind == family)
+        for spec in manifest.facts.backends.get(family, ()):
+            reads = argument in spec.arguments
+            if reads and verdict(argument, value, models, on, {general: spec.name}).accepted:
+                return f"with {general} {spec.name}"
+    return ""
 
 
 def planned_verdicts(values: Mapping[str, tuple[Any, ...]], model: ModelFacts) -> dict[tuple[str, str], Verdict]:
@@ -105,9 +167,20 @@ def baseline(model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Base
 
     The values are resolved without a model, so that they do not depend on the sizes of the sample model.
     """
+    judged = model_verdict(model, manifest, device)
+    if not judged.accepted:
+        return Baseline(verdict=judged)
     try:
-        resolve(UserInput(), manifest=manifest, device=device, model=model)
         resolved = resolve(UserInput(), manifest=manifest, device=device)
     except Refusal as refusal:
         return Baseline(verdict=_verdict(refusal.rejections[0]))
     return Baseline({name: resolved.config.get(name) for name in ARGUMENTS})
+
+
+def model_verdict(model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Verdict:
+    """The verdict of a launch on a device if nothing is set."""
+    try:
+        _launch(UserInput(), (manifest, device), model)
+    except Refusal as refusal:
+        return _verdict(refusal.rejections[0])
+    return Verdict()

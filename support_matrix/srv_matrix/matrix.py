@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from srv.args.config import ARGUMENTS
 from srv.args.resolve import resolve
@@ -13,13 +14,15 @@ from srv.errors import Refusal
 from srv.platform.manifest import Manifest
 from srv.platform.registry import find_platforms
 from srv.specs import ModelFacts
+from srv_matrix.architectures import ArchitectureTable, read_table
 from srv_matrix.build import build, with_evidence
 from srv_matrix.evidence import read_folder
-from srv_matrix.features import features
-from srv_matrix.inventory import Inventory
+from srv_matrix.features import features, without_device_code
+from srv_matrix.inventory import Inventory, observe_in_child
 from srv_matrix.inventory import read as read_inventory
 from srv_matrix.published import Table, read_tables
 from srv_matrix.records import Evidence, Key, Kind, Record, by_key
+from srv_matrix.reports import evidence_of, on_known_cells, read_reports, summary_of, with_reported_ops
 from srv_matrix.repository import MatrixError, Repository
 from srv_matrix.sample import sample_models
 
@@ -28,13 +31,19 @@ BUILT_IN = "srv"  # the distribution whose platforms are on the committed pages
 
 @dataclass(frozen=True)
 class Matrix:
-    """Everything that pages show. `defaults`: (platform, variant) -> argument -> value as shown."""
+    """Everything that pages show. `defaults`: (platform, variant) -> argument -> value as shown.
+
+    `runs`: lines of Markdown that say how the evidence was obtained, if it is not that of this repository.
+    `architectures`: those of transformers, None if they were not recorded.
+    """
 
     manifests: tuple[Manifest, ...]
     records: Mapping[Key, Record]
     defaults: Mapping[tuple[str, str], Mapping[str, str]]
     tables: tuple[Table, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    runs: tuple[str, ...] = ()
+    architectures: ArchitectureTable | None = None
 
     def cell(self, feature: str, platform: str, variant: str) -> Record | None:
         return self.records.get((feature, platform, variant))
@@ -72,8 +81,10 @@ def make_matrix(
     """Judge every cell of these platforms, with `models` (default: `sample_models`)."""
     manifests = tuple(manifests)
     models = models or sample_models()
-    others = with_evidence(features(manifests, models, inventory or Inventory()), evidence)
-    records = by_key((*build(manifests, models, evidence, tables), *others))
+    inventory = inventory or Inventory()
+    others = with_evidence(features(manifests, models, inventory), evidence)
+    arguments = without_device_code(build(manifests, models, evidence, tables), inventory.unbuilt)
+    records = by_key((*arguments, *others))
     defaults = {(each.name, variant): _defaults(each, variant) for each in manifests for variant in each.variants}
     return Matrix(manifests, records, defaults, tuple(tables), tuple(evidence))
 
@@ -89,7 +100,23 @@ def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) ->
         return make_matrix(manifests)
     tables = read_tables(repository.published)
     inventory = read_inventory(repository.inventory)
-    return make_matrix(manifests, tables=tables, evidence=read_folder(repository.evidence), inventory=inventory)
+    made = make_matrix(manifests, tables=tables, evidence=read_folder(repository.evidence), inventory=inventory)
+    return replace(made, architectures=read_table(repository.architectures))
+
+
+def read_plugin_matrix(platform: str, reports: Sequence[Path]) -> Matrix:
+    """The matrix of one installed plugin, with the evidence of its conformance reports; needs no checkout."""
+    found = find_platforms()
+    if platform not in found:
+        raise MatrixError(f"--plugin {platform}: there is no such platform; installed are {', '.join(found)}")
+    manifest = found[platform].loaded
+    read = read_reports(reports, platform)
+    inventory = with_reported_ops(observe_in_child(core_only=True), read)
+    bare = make_matrix([manifest], inventory=inventory)
+    testable = [key for key, record in bare.records.items() if not record.values]
+    evidence = on_known_cells((each for report in read for each in evidence_of(report)), testable)
+    shown = make_matrix([manifest], evidence=evidence, inventory=inventory) if evidence else bare
+    return replace(shown, runs=tuple(map(summary_of, read)))
 
 
 def _defaults(manifest: Manifest, variant: str) -> Mapping[str, str]:

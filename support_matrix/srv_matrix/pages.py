@@ -12,14 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from srv.args.config import ARGUMENTS
 from srv.args.spec import Argument
 from srv.platform.manifest import Manifest
+from srv_matrix.architectures import NAME as ARCHITECTURES
+from srv_matrix.architectures import architecture_page
 from srv_matrix.diff import Outcome, compare_table, counts
 from srv_matrix.feature_page import NAME as FEATURES
 from srv_matrix.feature_page import feature_page
 from srv_matrix.marks import GENERATED, WORDS, escape, mark, text_of
 from srv_matrix.matrix import Matrix
 from srv_matrix.published import Row, Table
-from srv_matrix.records import LEVELS, Level, Status
+from srv_matrix.records import LEVELS, STARTS, Level, Status
 
+_ARCHITECTURES_LINE = (
+    f"- [Architectures]({ARCHITECTURES}): every causal class of transformers, served or refused with its reason."
+)
 MEANINGS = {
     Status.SUPPORTED: "all values are accepted; shown as the name of its level until it has been run on the device",
     Status.LIMITED: "only some values are accepted, or only in some combinations",
@@ -34,6 +39,8 @@ MEANINGS = {
 def pages(matrix: Matrix) -> dict[str, str]:
     """Every page by file name."""
     generated = {"index.md": index_page(matrix), FEATURES: feature_page(matrix)}
+    if matrix.architectures is not None:
+        generated[ARCHITECTURES] = architecture_page(matrix.architectures)
     generated |= {f"{each.name}.md": platform_page(matrix, each) for each in matrix.manifests}
     return generated | {f"published-{table.name}.md": published_page(matrix, table) for table in matrix.tables}
 
@@ -62,9 +69,11 @@ def index_page(matrix: Matrix) -> str:
         "| none | | nothing is declared for this platform |",
         *(f"| {level.name} | {level.word} | {meaning} |" for level, meaning in LEVELS.items()),
         "",
+        *(["## Evidence", "", *(f"- {run}" for run in matrix.runs), ""] if matrix.runs else []),
         "## Files",
         "",
         f"- [Models, endpoints, ops, pairs of arguments]({FEATURES}): features that are not arguments.",
+        *([_ARCHITECTURES_LINE] if matrix.architectures is not None else []),
         "- [support.json](support.json) and [support.csv](support.csv): the same cells, for programs.",
         *(
             f"- [{table.title}](published-{table.name}.md): compared with our declarations, row by row."
@@ -125,9 +134,13 @@ def _evidence_summary(matrix: Matrix, manifest: Manifest) -> Iterator[str]:
             verified = [each for each in cells if each.verified]
             forced = sum(each.forced for each in verified)
             newer = f", {forced} on a newer device with its code path forced" if forced else ""
-            short = sum(not each.verified and any(one.level is Level.E3 for one in each.evidence) for each in cells)
-            simulated = f", {short} on a simulated device or only compiled" if short else ""
-            yield f"- `{variant}`: {len(verified) - forced} cells were run on the device{newer}{simulated}."
+            short = [
+                each for each in cells if not each.verified and any(one.level is Level.E3 for one in each.evidence)
+            ]
+            started = sum(each.word == STARTS for each in short)
+            starts = f", {started} were only started with" if started else ""
+            less = f", {len(short) - started} on a simulated device or only compiled" if len(short) > started else ""
+            yield f"- `{variant}`: {len(verified) - forced} cells were run on the device{newer}{starts}{less}."
 
 
 def _section(

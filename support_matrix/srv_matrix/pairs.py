@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from srv.args.backends import SLOTS, on_one_rank
 from srv.args.config import ARGUMENTS, SPELLINGS
@@ -22,11 +22,14 @@ from srv.platform.facts import BackendSpec, Constraint, Requires, Unfit
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
 from srv_matrix.records import Record, Status, lower
+from srv_matrix.sample import recurrent_model
 from srv_matrix.sweep import values_of
 from srv_matrix.variant_context import VariantContext
 
 CORE = "srv"
 _ORDER = {name: position for position, name in enumerate(ARGUMENTS)}
+_SEVERAL_DEVICES = 4  # for dependencies that hosts with one device do not show
+Answers: TypeAlias = dict[tuple[str, int], dict[tuple[Any, ...], str | None]]  # by model and number of devices
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
@@ -84,10 +87,15 @@ def _values(context: VariantContext, argument: str) -> tuple[Any, ...]:
 
 def _by_constraints(context: VariantContext) -> Iterator[Dependency]:
     for owner, constraint in _constraints(context.manifest):
+        if _cannot_be_set(context, constraint.argument):
+            continue
+        answers: Answers = {}
         for other in constraint.reads:
             if other in ARGUMENTS and other != constraint.argument and len(_values(context, other)) > 1:
-                reason = _describe_refusal(context, owner, constraint, other)
-                yield Dependency(constraint.argument, other, constraint.code, reason, owner)
+                reason = _describe_refusal(context, owner, constraint, other, answers)
+                if reason or not _is_about_a_backend(constraint):
+                    text = reason or _undescribed(constraint, other)
+                    yield Dependency(constraint.argument, other, constraint.code, text, owner)
 
 
 def _constraints(manifest: Manifest) -> Iterator[tuple[str, Constraint]]:
@@ -96,32 +104,72 @@ def _constraints(manifest: Manifest) -> Iterator[tuple[str, Constraint]]:
     yield from ((f"platform {manifest.name}", each) for each in manifest.facts.constraints)
 
 
-def _describe_refusal(context: VariantContext, owner: str, constraint: Constraint, other: str) -> str:
+def _cannot_be_set(context: VariantContext, argument: str) -> bool:
+    """Whether the variant refuses every value but the default whatever else is set: then nothing depends on others."""
+    several = replace(context.device, count=_SEVERAL_DEVICES)
+    context = replace(context, facts=context.facts._replace(device=several))
+    others = [value for value in _values(context, argument) if value != ARGUMENTS[argument].default]
+    return any(
+        all(_check(context, owner, each, {argument: value}) is not None for value in others)
+        for owner, each in _constraints(context.manifest)
+        if each.argument == argument and not each.reads
+    )
+
+
+def _describe_refusal(context: VariantContext, owner: str, constraint: Constraint, other: str, answers: Answers) -> str:
     """Describe two values that the constraint refuses together, although it accepts one of them with another value.
 
     If no two values alone are refused, up to two further arguments that it reads are varied too, and are part of the
-    description. If none are found, the description is the remedy of the constraint.
+    description, on one device and then on several. "" if none are found; of a constraint on a backend, because the
+    platform does not have the backend that it is about. `answers`: of the constraint so far.
     """
     one = constraint.argument
     further = [name for name in constraint.reads if name in ARGUMENTS and name not in (one, other)]
-    for (label, model), count in itertools.product(_models(context).items(), range(min(2, len(further)) + 1)):
-        with_model = replace(context, facts=context.facts._replace(model=model))
+    devices = (context.device, replace(context.device, count=_SEVERAL_DEVICES))
+    counts = range(min(2, len(further)) + 1)
+    tried = {name: _values(context, name) for name in (one, other, *further)}
+    for device, (label, model), count in itertools.product(devices, _models(context).items(), counts):
+        with_model = replace(context, facts=context.facts._replace(device=device, model=model))
+        told = answers.setdefault((label, device.count), {})
         for names in itertools.combinations(further, count):
-            for chosen in itertools.product(*(_values(context, name) for name in names)):
+            for chosen in itertools.product(*(tried[name] for name in names)):
                 further_values = dict(zip(names, chosen, strict=True))
-                for value in _values(context, one):
-                    refusal = _refusal(with_model, owner, constraint, other, {one: value, **further_values})
+                for value in tried[one]:
+                    values = {one: value, **further_values}
+                    refusal = _refusal(with_model, owner, constraint, (other, tried[other]), values, told)
                     if refusal:
                         return refusal + label
-    return f"{one} depends on {other} and other arguments. {constraint.remedy}".removesuffix(".")
+    return ""
 
 
-def _refusal(context: VariantContext, owner: str, constraint: Constraint, other: str, values: Mapping[str, Any]) -> str:
-    """The first refusal of `values` with a value of the other argument; "" unless another value is accepted."""
-    one = constraint.argument
-    verdicts = [
-        (tried, _check(context, owner, constraint, {**values, other: tried})) for tried in _values(context, other)
-    ]
+def _is_about_a_backend(constraint: Constraint) -> bool:
+    return any(name in ARGUMENTS and ARGUMENTS[name].arg.family for name in (constraint.argument, *constraint.reads))
+
+
+def _undescribed(constraint: Constraint, other: str) -> str:
+    return f"{constraint.argument} depends on {other} and other arguments. {constraint.remedy}".removesuffix(".")
+
+
+def _refusal(
+    context: VariantContext,
+    owner: str,
+    constraint: Constraint,
+    varied: tuple[str, Sequence[Any]],
+    values: Mapping[str, Any],
+    told: dict[tuple[Any, ...], str | None],
+) -> str:
+    """The first refusal of `values` with a value of the `varied` argument; "" unless another value is accepted.
+
+    `told`: the answers so far, by the values that the constraint reads.
+    """
+    one, (other, candidates) = constraint.argument, varied
+    verdicts: list[tuple[Any, str | None]] = []
+    for tried in candidates:
+        read = {**values, other: tried}
+        key = tuple(read.get(name, context.values.get(name)) for name in (one, *constraint.reads))
+        if key not in told:
+            told[key] = _check(context, owner, constraint, read)
+        verdicts.append((tried, told[key]))
     refused = [(tried, reason) for tried, reason in verdicts if reason is not None]
     if not refused or len(refused) == len(verdicts):
         return ""
@@ -135,12 +183,8 @@ def _check(context: VariantContext, owner: str, constraint: Constraint, values: 
     """Call the constraint with these values, and the defaults of all other arguments."""
     reads = {constraint.argument, *constraint.reads}
     member = f"constraint {constraint.code} on {constraint.argument}"
-    return call_plugin(
-        owner,
-        member,
-        constraint.check,
-        DeclaredReadsContext(owner, member, context.facts, reads, {**context.values, **values}),
-    )
+    read = {name: values.get(name, context.values.get(name)) for name in reads}
+    return call_plugin(owner, member, constraint.check, DeclaredReadsContext(owner, member, context.facts, reads, read))
 
 
 def _show(argument: str, value: Any) -> str:
@@ -179,12 +223,17 @@ def _models(context: VariantContext) -> Mapping[str, ModelFacts]:
     sinks = replace(common, architecture="GptOssForCausalLM")
     # Half of these columns are not whole quantization blocks.
     blocks = replace(common, config={**common.config, "intermediate_size": 11008}, column_block=256)
+    slow = replace(common, format="gguf", quantization="gguf:IQ3_S", stored_types={"IQ3_S": 8_000_000_000})
+    bare = replace(common, format="config")
     return {
         "": common,
         " for latent attention": latent,
         " for dual chunk attention": chunks,
         " for GPT-OSS": sinks,
         " for K-quants": blocks,
+        " for recurrent layers": recurrent_model(),
+        " for IQ3_S": slow,
+        " for a model without weights": bare,
     }
 
 

@@ -7,7 +7,7 @@ of the strongest evidence. A cell is never shown as verified unless it was run.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,11 +61,15 @@ class Level(enum.IntEnum):
         return self >= Level.E4
 
 
+SIMULATED = "simulated"
+COMPILED = "compiled"  # also the note of evidence that kernels compile, although nothing ran
+STARTS = "starts"  # also the note of evidence that a server starts with a value, although no test sees what it changes
+LEVEL_3_WORDS = (COMPILED, STARTS, SIMULATED)  # the weakest first
 _LEVEL_WORDS = {
     Level.E0: "published",
     Level.E1: "declared",
     Level.E2: "contract-tested",
-    Level.E3: "simulated or compiled",
+    Level.E3: f"{SIMULATED}, {STARTS} or {COMPILED}",
     Level.E4: "verified",
     Level.E5: "verified, fast",
 }
@@ -74,7 +78,8 @@ LEVELS = {
     Level.E0: "the vendor's page says so",
     Level.E1: "a plugin declares it",
     Level.E2: "a contract test passed without the device",
-    Level.E3: "it ran on a simulated device, or its kernels compiled for the target",
+    Level.E3: "it ran on a simulated device, its kernels compiled for the target, or a server starts and serves with it"
+    " and no test sees what it changes",
     Level.E4: "it ran on this variant",
     Level.E5: "it ran on this variant, and met its performance floor",
 }
@@ -124,8 +129,8 @@ class Record:
 
     `declared` is the status that the platform declares, `core` that of core. `reason_code` and `reason` say why the
     status is below supported. `base` is the level without any test: E1 if the platform's package declares the cell, E0
-    if only the vendor's page does. `default`: whether the value is the declared default. `by_values`: whether the level
-    of an argument follows only from its values; `rolled_up` is then their lowest level.
+    if only the vendor's page does. `default`: whether the value is the declared default. `values`: of an argument whose
+    level follows from that of its values alone, these.
     """
 
     feature: str
@@ -142,8 +147,7 @@ class Record:
     base: Level | None = None
     default: bool = False
     evidence: tuple[Evidence, ...] = ()
-    rolled_up: Level | None = None
-    by_values: bool = False
+    values: tuple[Record, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -161,8 +165,8 @@ class Record:
     @property
     def level(self) -> Level | None:
         """The highest level of evidence for the cell; None if there is none."""
-        ran = [] if self.by_values else [each.level for each in self.evidence if each.passed]
-        return max((level for level in (self.base, self.rolled_up, *ran) if level is not None), default=None)
+        ran = [roll_up(self.values)] if self.values else [each.level for each in self.evidence if each.passed]
+        return max((level for level in (self.base, *ran) if level is not None), default=None)
 
     @property
     def verified(self) -> bool:
@@ -171,15 +175,28 @@ class Record:
     @property
     def ran(self) -> tuple[Evidence, ...]:
         """The tests on which the cell's level is based, if there are any."""
-        return (
-            () if self.by_values else tuple(each for each in self.evidence if each.passed and each.level is self.level)
-        )
+        return () if self.values else tuple(each for each in self.evidence if each.passed and each.level is self.level)
+
+    @property
+    def weakest(self) -> tuple[Record, ...]:
+        """The values on which the cell's level is based, if it follows from those."""
+        return tuple(each for each in self.values if each.status.works and each.level is self.level)
 
     @property
     def note(self) -> str:
         """The limitations of that evidence; empty if some of it has none."""
         notes = [each.note for each in self.ran]
         return ", ".join(dict.fromkeys(notes)) if all(notes) else ""
+
+    @property
+    def word(self) -> str:
+        """The name of its level, "" without one; for level E3, the strongest of `LEVEL_3_WORDS` that tests show."""
+        if self.level is not Level.E3:
+            return self.level.word if self.level is not None else ""
+        if self.values:
+            return min((each.word for each in self.weakest), key=LEVEL_3_WORDS.index)
+        words = {each.note if each.note in (COMPILED, STARTS) else SIMULATED for each in self.ran}
+        return max(words, key=LEVEL_3_WORDS.index)
 
     @property
     def forced(self) -> bool:
@@ -189,6 +206,14 @@ class Record:
     @property
     def failed(self) -> tuple[Evidence, ...]:
         return tuple(each for each in self.evidence if each.outcome == "failed")
+
+
+def roll_up(values: Sequence[Record]) -> Level | None:
+    """The level of an argument: the lowest level of its working values; None if one of them has none."""
+    levels = [record.level for record in values if record.status.works]
+    if not levels or any(level is None for level in levels):
+        return None
+    return min(level for level in levels if level is not None)
 
 
 def by_key(records: Iterable[Record]) -> dict[Key, Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,10 @@ class Repository:
         return self.root / "support_matrix" / "inventory.json"
 
     @property
+    def architectures(self) -> Path:
+        return self.root / "support_matrix" / "architectures.jsonl"
+
+    @property
     def pages(self) -> Path:
         return self.root / "docs" / "support"
 
@@ -49,6 +54,11 @@ class Repository:
         if self._run("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0:
             return True
         return None if self._git("rev-parse", "--is-shallow-repository") == "true" else False
+
+    def changed_since(self, commit: str, folders: Sequence[str]) -> int | None:
+        """How many files of these folders differ between a commit and the working tree; None without that commit."""
+        done = self._run("diff", "--name-only", commit, "--", *folders)
+        return len(done.stdout.splitlines()) if done.returncode == 0 else None
 
     def changed_files(self) -> tuple[str, ...]:
         """Files that differ from HEAD, including untracked ones."""

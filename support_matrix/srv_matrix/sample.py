@@ -5,23 +5,135 @@ They have no files, because resolution needs only their facts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from srv.specs import FullAttention, ModelFacts
+from srv.specs import FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow, StateTensor
 
 _LAYERS = 32
+_ALL = tuple(range(_LAYERS))
+_EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 768}
+_PACKED = ("awq", "gptq", "compressed-tensors")
+_MODELSLIM = {"model_quant_type": "W8A8_DYNAMIC", "model.layers.0.mlp.down_proj.weight": "W8A8_DYNAMIC"}
+_MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
+# The quantization_config of checkpoints of further methods.
+_STATED: Mapping[str, Mapping[str, object]] = {
+    "fbgemm_fp8": {"quant_method": "fbgemm_fp8"},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "mxfp4": {
+        "quant_method": "compressed-tensors",
+        "format": "mxfp4-pack-quantized",
+        "config_groups": {"group_0": {"weights": _MXFP4, "targets": ["Linear"]}},
+        "ignore": ["lm_head"],
+    },
+    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "torchao": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}},
+}
 
 
 def sample_models() -> tuple[ModelFacts, ...]:
     """The sample models; a value counts as refused only if it is refused with all of them."""
     dense = _dense()
     gguf = replace(dense, name="sample-8b-gguf", path="/models/sample-8b.gguf", format="gguf", dtype="float16")
-    eight = replace(dense, name="sample-8b-w8a8", path="/models/sample-8b-w8a8", quantization="modelslim")
+    eight = replace(dense, name="sample-8b-w8a8", path="/models/sample-8b-w8a8")
+    described = {**dense.config, "quantization_config": _MODELSLIM}
     return (
         dense,
         replace(gguf, quantization="gguf:Q4_1", weight_bytes=5_200_000_000),
-        replace(eight, weight_bytes=9_100_000_000),
+        replace(eight, quantization="modelslim", config=described, weight_bytes=9_100_000_000),
         replace(eight, quantization="w8a8_int8", stored_types={"int8": 6_980_000_000}, weight_bytes=9_100_000_000),
+        *map(_packed, _PACKED),
+    )
+
+
+def special_models() -> tuple[ModelFacts, ...]:
+    """Models with layers that the others lack, for values without effect on all others: windows, experts, latent
+    attention, and recurrent states."""
+    return windowed_model(), _mixture(), _latent(), recurrent_model()
+
+
+def quantized_models() -> tuple[ModelFacts, ...]:
+    """The common model in checkpoints of further methods, for values that name the method of a checkpoint."""
+    return tuple(_quantized(method, stated) for method, stated in _STATED.items())
+
+
+def _packed(method: str) -> ModelFacts:
+    """The common model with integers of four bits in groups of 128."""
+    stated: dict[str, object] = {"quant_method": method, "bits": 4, "group_size": 128}
+    if method == "compressed-tensors":
+        weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+        groups = {"group_0": {"weights": weights, "targets": ["Linear"]}}
+        stated = {"quant_method": method, "format": "pack-quantized", "config_groups": groups, "ignore": ["lm_head"]}
+    return replace(_quantized(method, stated), dtype="float16", weight_bytes=5_700_000_000)
+
+
+def _quantized(method: str, stated: Mapping[str, object]) -> ModelFacts:
+    dense = _dense()
+    config = {**dense.config, "quantization_config": stated}
+    named = replace(dense, name=f"sample-8b-{method}", path=f"/models/sample-8b-{method}", config=config)
+    return replace(named, quantization=method)
+
+
+def windowed_model() -> ModelFacts:
+    """A model of which half of the layers have a sliding window."""
+    dense = _dense()
+    half = _LAYERS // 2
+    config = {**dense.config, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": half}
+    full, rest = tuple(range(half)), tuple(range(half, _LAYERS))
+    groups = (FullAttention(full, 8, 128, 128), SlidingWindow(rest, 8, 128, 128, 4096))
+    return replace(dense, name="sample-8b-windows", architecture="Qwen2ForCausalLM", config=config, cache_groups=groups)
+
+
+def _mixture() -> ModelFacts:
+    """A mixture of 32 experts in every layer, of which each token uses four."""
+    dense = _dense()
+    config = {**dense.config, **_EXPERTS, "hidden_size": 2048, "intermediate_size": 6144}
+    return replace(
+        dense,
+        name="sample-6b-experts",
+        path="/models/sample-6b-experts",
+        architecture="Qwen3MoeForCausalLM",
+        config=config,
+        hidden_size=2048,
+        parameters=6_030_501_888,
+        active_parameters=1_802_643_456,
+        weight_bytes=12_061_003_776,
+    )
+
+
+def _latent() -> ModelFacts:
+    """A mixture of experts with multi-head latent attention."""
+    mixture = _mixture()
+    sizes = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    experts = {"n_routed_experts": 32, "n_shared_experts": 2, "first_k_dense_replace": 1}
+    config = {**mixture.config, **sizes, **experts, "v_head_dim": 128, "num_key_value_heads": 32}
+    return replace(
+        mixture,
+        name="sample-6b-latent",
+        path="/models/sample-6b-latent",
+        architecture="DeepseekV2ForCausalLM",
+        config=config,
+        kv_heads=1,
+        head_dim=192,
+        cache_groups=(Latent(_ALL, 512, 64),),
+    )
+
+
+def recurrent_model() -> ModelFacts:
+    """A mixture of experts of which three of four layers keep a recurrent state instead of keys and values."""
+    mixture = _mixture()
+    delta = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4}
+    heads = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    config = {**mixture.config, **delta, **heads, "full_attention_interval": 4, "shared_expert_intermediate_size": 768}
+    states = (StateTensor("conv", (8192, 4), "bfloat16"), StateTensor("state", (32, 128, 128), "float32"))
+    groups = (FullAttention(_ALL[3::4], 8, 128, 128), Recurrent(tuple(n for n in _ALL if n % 4 != 3), states))
+    return replace(
+        mixture,
+        name="sample-6b-recurrent",
+        path="/models/sample-6b-recurrent",
+        architecture="Qwen3NextForCausalLM",
+        config=config,
+        cache_groups=groups,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from srv.args.spec import Argument
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_TEXTS = ("x", "1", "{}", '{"x": 1}', "[]", "x=1", "/x", "127.0.0.1:1", "all", "default")
+_TEXTS = ("x", "1", "{}", '{"x": 1}', "[]", "x=1", "/x", "127.0.0.1:1", "all", "default", "[2]")
 _STEP = 0.01  # distance from the boundary of a fraction
 
 
@@ -41,8 +41,14 @@ def values_of(argument: Argument, backends: Iterable[str] = (), more: Iterable[A
 def _listed(argument: Argument, backends: Iterable[str]) -> list[Any]:
     if argument.kind.base is bool:
         return [False, True]
-    listed: list[Any] = list(argument.choices) or (list(backends) if argument.arg.family else [])
+    listed: list[Any] = list(argument.choices) or _items(argument) or (list(backends) if argument.arg.family else [])
     return [(each,) for each in listed] if argument.kind.many else listed
+
+
+def _items(argument: Argument) -> list[Any]:
+    """The names that a list argument may contain, if its check lists them."""
+    schema = dict(argument.arg.check.schema) if argument.arg.check else {}
+    return list(schema.get("items", {}).get("enum", ()))
 
 
 def _boundaries(argument: Argument) -> list[Any]:

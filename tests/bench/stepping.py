@@ -46,7 +46,7 @@ class Stepping:
     def until_all_decode(self, rows: int) -> None:
         """Run steps until all prompts are computed and one step with `rows` decode rows has been replayed."""
         result = self.step()
-        while not (result.replayed and len(result.rows) == rows):
+        while not (result.way == "graph" and len(result.rows) == rows):
             result = self.step()
 
     def end(self, flush: bool = True) -> None:

@@ -46,7 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("SRV_")]:
             patch.delenv(name)
-        yield write_model(tmp_path_factory.mktemp("model") / "letters")
+        folder = write_model(tmp_path_factory.mktemp("model") / "letters")
+        modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]  # and no norm
+        (folder / "modules.json").write_text(json.dumps(modules))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +140,16 @@ def test_fields_apply_to_the_call_and_overrides_to_single_prompts(llm: LLM) -> N
 
 def test_embeddings_of_texts_and_token_ids_of_any_number(llm: LLM) -> None:
     texts, tokens = "a b c d", [3, 1, 4]
-    batch = llm.embed([texts, tokens, tuple(tokens)])
+    batch = llm.embed([texts, tokens, tuple(tokens)], normalize=True)
     assert [output.prompt_tokens for output in batch] == [ids(texts), tokens, tokens]
     assert batch[1].embedding == batch[2].embedding != batch[0].embedding
     assert [math.hypot(*output.embedding) for output in batch] == [pytest.approx(1)] * 3
-    assert llm.embed(texts)[0].embedding == pytest.approx(batch[0].embedding, abs=1e-5)
+    assert llm.embed(texts, normalize=True)[0].embedding == pytest.approx(batch[0].embedding, abs=1e-5)
     assert [len(output.embedding) for output in llm.embed(["a"] * 30, dimensions=4, progress=False)] == [4] * 30
     (raw,) = llm.embed(tokens, normalize=False)
+    assert llm.embed(tokens)[0].embedding == raw.embedding  # as modules.json says
     length = math.hypot(*raw.embedding)
+    assert abs(length - 1) > 0.01
     assert [element / length for element in raw.embedding] == pytest.approx(batch[1].embedding, abs=1e-5)
     assert llm.embed([]) == []
     assert alive(llm)
@@ -192,7 +197,7 @@ REFUSED: dict[str, tuple[Callable[[LLM], object], tuple[str, ...]]] = {
     "an empty text to embed": (lambda llm: llm.embed(["a", ""]), ("input 1: input is empty",)),
     "dimensions": (lambda llm: llm.embed("a", dimensions=17), ("dimensions = 17 is refused", "16 elements")),
     "no boolean": (lambda llm: llm.embed("a", normalize=1), ("normalize = 1 is refused",)),  # type: ignore[arg-type]
-    "tools": (lambda llm: llm.chat([USER], tools=[{}]), ("tools is not implemented", "remove the field")),
+    "tools": (lambda llm: llm.chat([USER], tools=[{}]), ("tools[0].type is required",)),
 }
 
 
@@ -214,6 +219,10 @@ def test_refused_arguments_start_no_engine(model: Path, monkeypatch: pytest.Monk
     for arguments, parts in (
         ({"port": 3, "api_key": "secret"}, ("port = 3 (set by LLM(port=...))", "Leave it out", "api_key = (hidden)")),
         ({"enable_return_hidden_states": True}, ("enable_return_hidden_states", "only the HTTP server reads it")),
+        (
+            {"expert_distribution_recorder_mode": "stat", "expert_distribution_recorder_buffer_size": 3},
+            ("expert_distribution_recorder_mode = stat", "expert_distribution_recorder_buffer_size = 3 (set by LLM("),
+        ),
         ({"model_path": "other"}, ("model_path = other", str(model), "Give one of the two")),
         ({"max_runing_requests": 3}, ("max_runing_requests", "Did you mean max_running_requests?")),
         ({"page_size": "x"}, ("page_size = x (set by LLM(page_size=...))",)),

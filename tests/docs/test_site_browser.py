@@ -269,7 +269,9 @@ def test_links_of_a_cell(browser: Browser) -> None:
 def test_evidence_is_shown_and_only_verified_cells_are_green(browser: Browser) -> None:
     browser.open("alone/index.html#level=verified&values=1")
     assert "--schedule-policy = lpm" in shown(browser)
-    green = browser.run("return [...document.querySelectorAll('.verified')].map((each) => each.dataset.cell)")
+    green = browser.run(
+        "return [...document.querySelectorAll('[data-cell].verified')].map((each) => each.dataset.cell)"
+    )
     assert "schedule_policy=lpm@imagined:mk1" in green
     assert not [name for name in green if name.endswith("mk2")]
     browser.click('[data-cell="schedule_policy=lpm@imagined:mk1"]')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from e2e_support import Server, served
-from letters_model import write_model
+from letters_model import refusal_of, write_accepted_model
 
 from srv_matrix.pytest_plugin import ANY_MACHINE
 
@@ -25,15 +25,17 @@ def server(
     arguments: tuple[str, ...] = getattr(request.module, "SERVER_ARGUMENTS", ())
     if srv_device == ANY_MACHINE:
         arguments += getattr(request.module, "PROCESSOR_ARGUMENTS", ())
+    elif refusal := refusal_of("--device", srv_device, *arguments):
+        pytest.skip(f"needs a platform that accepts the demo model; {srv_device} refuses it: {refusal}")
     log = tmp_path_factory.mktemp("server") / "log"
     with served(log, "--device", srv_device, *arguments) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def letters_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a very small model without weights."""
-    return write_model(tmp_path_factory.mktemp("model") / "letters")
+def letters_model(tmp_path_factory: pytest.TempPathFactory, srv_device: str) -> Path:
+    """The folder of a very small model without weights, which the device under test accepts."""
+    return write_accepted_model(tmp_path_factory.mktemp("model") / "letters", srv_device)
 
 
 @pytest.hookimpl(wrapper=True)

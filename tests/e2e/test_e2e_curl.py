@@ -70,6 +70,28 @@ def test_stream_is_server_sent_events_to_the_end_mark(server: Server) -> None:
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
 
+@covers("endpoint:POST /v1/messages", "endpoint:POST /v1/messages/count_tokens")
+def test_a_message_of_anthropics_api(server: Server) -> None:
+    asked = {"model": server.model(), "messages": [{"role": "user", "content": "Name a colour."}]}
+    body = {**asked, "max_tokens": 6, "temperature": 0}
+    headers = ("--header", "x-api-key: any", "--header", "anthropic-version: 2023-06-01")
+    assert curl(server, "/", "--head")[0] == 200
+    status, sent, content = curl(server, "/v1/messages?beta=true", *headers, body=json.dumps(body).encode())
+    message = json.loads(content)
+    assert (status, message["stop_reason"], message["usage"]["output_tokens"]) == (200, "max_tokens", 6)
+    assert sent["request-id"].startswith("req_")
+    status, _, content = curl(server, "/v1/messages", *headers, body=json.dumps({**body, "stream": True}).encode())
+    lines = content.decode().split("\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [f"event: {event['type']}" for event in events] == [line for line in lines if line.startswith("event: ")]
+    parts = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    assert "".join(parts) == message["content"][0]["text"]
+    assert (events[0]["type"], events[-1]["type"]) == ("message_start", "message_stop")
+    counted = json.loads(curl(server, "/v1/messages/count_tokens", *headers, body=json.dumps(asked).encode())[2])
+    used = message["usage"]
+    assert counted["input_tokens"] == used["input_tokens"] + used["cache_read_input_tokens"]
+
+
 def test_stream_is_sent_event_by_event(server: Server) -> None:
     body = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
     command = [str(CURL), "--silent", "--no-buffer", "--max-time", "60", "--json", json.dumps(body)]
@@ -94,7 +116,7 @@ def test_stream_is_sent_event_by_event(server: Server) -> None:
         (b'["prompt"]', "invalid_type"),
         (b'{"prompt": "a", "max_tokens": "many"}', "invalid_type"),
         (b'{"prompt": "a", "max_tokens": -5}', "invalid_value"),
-        (b'{"prompt": "a", "suffix": "b"}', "not_implemented"),
+        (b'{"prompt": "a", "suffix": "b"}', "no_fill_in_tokens"),
         (b'{"prompt": "a", "max_tokns": 5}', "unknown_field"),
     ],
 )

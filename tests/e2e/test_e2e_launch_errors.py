@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -36,14 +34,6 @@ def refused(*arguments: str) -> str:
     return text
 
 
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        yield other.getsockname()[1]
-
-
 def test_port_in_use(taken_port: int) -> None:
     status, text, _ = launch("--device", "cpu", "--port", str(taken_port))
     assert status == 2
@@ -53,12 +43,14 @@ def test_port_in_use(taken_port: int) -> None:
     assert f"port = {taken_port} (set by command line)" in text
     assert "[port_unavailable]" in text
     assert "loaded" not in text, "the port is bound before weights are read"
+    assert "no key is set" not in text
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.7"])
 def test_a_host_of_another_machine(host: str) -> None:
     text = refused("--host", host)
     assert f"host = {host} (set by command line)" in text
+    assert f"host = {host} lets everyone who reaches this address use the server, because no key is set" in text
     assert "[host_unavailable]" in text
 
 
@@ -221,3 +213,14 @@ def test_a_vendors_wheel_without_its_driver_does_not_keep_other_platforms_from_s
     assert plain.returncode != 0
     with served(tmp_path / "log", "--device", "cpu", "--max-total-tokens", "1024", environment=broken) as server:
         assert len(server.generate(**greedy("The capital of France is", 4))["output_ids"]) == 4
+
+
+def test_an_address_space_that_is_too_small_is_an_error_of_the_operator() -> None:
+    """With 1.5 GB, weights can be read and the KV pool cannot be allocated."""
+    limited = ["bash", "-c", 'ulimit -v 1500000; exec "$@"', "limited"]
+    command = [*limited, *srv_command("launch", "--device", "cpu", "--port", str(free_port()))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=clean_environment())
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "this process can have no more host memory" in done.stderr
+    assert "ulimit -v" in done.stderr

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from e2e_support import (
     REQUEST_S,
@@ -143,15 +144,8 @@ def test_if_the_engine_is_killed_clients_get_an_error_and_the_server_ends(tmp_pa
 def test_a_server_killed_while_its_engine_starts_leaves_no_engine(tmp_path: Path) -> None:
     """The parent may be gone before the engine process has run any of its own code."""
     server = Server(ARGUMENTS, tmp_path / "log")
-    with server.log.open("wb") as log:
-        server.process = subprocess.Popen(
-            srv_command("launch", "--port", str(server.port), *ARGUMENTS),
-            stdout=log,
-            stderr=log,
-            env=clean_environment(),
-        )
     try:
-        wait_until(lambda: bool(server.engines()), START_S, "the engine process exists")
+        starting(server)
         engine = server.engine_pid()
         os.kill(server.pid, signal.SIGKILL)
         assert server.wait() == -signal.SIGKILL
@@ -159,6 +153,85 @@ def test_a_server_killed_while_its_engine_starts_leaves_no_engine(tmp_path: Path
     finally:
         if server.process.poll() is None:
             server.kill()
+
+
+def starting(server: Server, *command: str) -> None:
+    """Start the server with a command before it, and wait until its engine process exists."""
+    with server.log.open("wb") as log:
+        server.process = subprocess.Popen(
+            [*command, *srv_command("launch", "--port", str(server.port), *server.arguments)],
+            stdout=log,
+            stderr=log,
+            env=clean_environment(),
+        )
+    wait_until(lambda: bool(server.engines()), START_S, "the engine process exists")
+
+
+def test_sighup_during_the_start_ends_it_in_order(tmp_path: Path) -> None:
+    """A terminal that is closed sends it to the group. By default, it would kill the server and leave the rest."""
+    server = Server(ARGUMENTS, tmp_path / "log")
+    try:
+        starting(server)
+        engine = server.engine_pid()
+        for process in (engine, server.pid):
+            os.kill(process, signal.SIGHUP)
+        assert server.wait() == 0, server.log_text()
+        assert "stopped before the server was ready" in server.log_text()
+        assert "Traceback" not in server.log_text()
+        assert_nothing_left(server, engine)
+    finally:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_a_server_that_ignores_sighup_starts_and_serves_on(tmp_path: Path) -> None:
+    server = Server(ARGUMENTS, tmp_path / "log")
+    try:
+        starting(server, "nohup")
+        os.kill(server.pid, signal.SIGHUP)
+        wait_until(lambda: server.health() == 200, START_S, "the server is healthy")
+        os.kill(server.pid, signal.SIGHUP)
+        assert server.generate(**greedy("a", 3))["meta_info"]["completion_tokens"] == 3
+        assert server.stop() == 0, server.log_text()
+    finally:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_server_whose_chat_template_does_not_end(tmp_path: Path, letters_model: Path) -> None:
+    """Each rendering takes the 5 s of processor time that it may; others wait, and together they need a minute."""
+    hostile = tmp_path / "hostile.jinja"
+    hostile.write_text("{{ messages[0].content if messages | length == 1 else (messages | length * 5) ** (10 ** 8) }}")
+    model = ("--device", "cpu", "--model-path", str(letters_model), "--load-format", "dummy")
+    body = {"messages": [{"role": "user", "content": "a"}] * 2, "max_tokens": 1}
+    statuses: list[int | None] = []
+
+    def ask() -> None:
+        try:
+            statuses.append(httpx.post(f"{server.base}/v1/chat/completions", json=body, timeout=REQUEST_S).status_code)
+        except httpx.TransportError:
+            statuses.append(None)
+
+    with launched(tmp_path / "log", *model, "--chat-template", str(hostile)) as server:
+        fine = {**body, "messages": body["messages"][:1]}  # type: ignore[index]
+        assert server.post("/v1/chat/completions", **fine).status_code == 200
+        left = [child.pid for child in psutil.Process(server.pid).children(recursive=True)]
+        (renderer,) = server.children("template_child")
+        clients = [threading.Thread(target=ask, daemon=True) for _ in range(12)]
+        for client in clients:
+            client.start()
+        used = psutil.Process(renderer).cpu_times().user
+        wait_until(lambda: psutil.Process(renderer).cpu_times().user > used + 0.5, 60, "a template is rendered")
+        server.terminate()
+        assert server.wait(30) == 0, server.log_text()
+        for client in clients:
+            client.join(RESULT_S)
+        assert len(statuses) == len(clients)
+        assert set(statuses) == {503}
+        assert "Traceback" not in server.log_text()
+        wait_until(lambda: all(map(gone, left)), STOP_S, "all processes of the server are gone")
 
 
 def test_nothing_is_imported_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

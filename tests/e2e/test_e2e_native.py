@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from e2e_support import BUSY, Server, greedy, read_events, wait_until
 
+import srv
 from srv_matrix.pytest_plugin import covers
 
 pytestmark = pytest.mark.e2e
@@ -194,7 +195,7 @@ def test_flush_forgets_the_prefix_and_is_refused_while_a_request_runs(server: Se
     prompt = "The same words again and again. " * 6
     server.generate(**greedy(prompt, 1))
     assert server.generate(**greedy(prompt, 1))["meta_info"]["cached_tokens"] > 0
-    assert server.get("/flush_cache").json() == {"flushed": True}
+    assert server.post("/flush_cache").json() == {"flushed": True}
     assert server.generate(**greedy(prompt, 1))["meta_info"]["cached_tokens"] == 0
     with server.client() as client, client.stream("POST", "/generate", json={**greedy(prompt, 2000), "stream": True}):
         wait_until(lambda: server.metrics()["srv_requests_running"] == 1, 30, "the request runs")
@@ -229,10 +230,22 @@ def test_server_info_tells_what_was_passed_and_who_said_so(server: Server) -> No
     assert {provenance[name]["owner"] for name in passed} == {"command line"}
     assert provenance["dtype"]["layer"] != "user"
     assert provenance["page_size"]["shadowed"], "the platform's own choice is reported too"
+    (rank,) = info["memory"]
+    lines = {line["name"]: line for line in rank["lines"]}
+    for name in ("weights", "KV pool"):
+        assert abs(lines[name]["excess"]) <= 0.05, lines[name]
+    phases = {each["process"]: [phase["name"] for phase in each["phases"]] for each in info["startup"]}
+    assert phases["api"] == ["interpreter", "resolve", "tokenizer", "imports", "engine", "http"]
+    assert phases["engine"][:5] == ["interpreter", "imports", "device", "weights", "prepare"]
     assert info["platform"] == "cpu"
     assert (info["page_size"], info["pages"]) == (8, [16384 // 8])
     assert info["engine"]["pages_total"] == 16384 // 8
     assert "max_total_tokens 16384" in info["budget"]["limit"]
+    kernels = info["kernels"]
+    assert {each["key"]: each["running"] for each in kernels} == {
+        each["key"]: each["implementation"] for each in kernels
+    }
+    assert {"layers", "sampling", "steps decode"} < {each["key"] for each in kernels}
 
 
 @covers("endpoint:GET /get_model_info")
@@ -249,6 +262,12 @@ def test_health_generate_makes_a_token(server: Server) -> None:
     before = server.metrics()["srv_generated_tokens_total"]
     assert server.get("/health_generate").json() == {"status": "ok"}
     assert server.metrics()["srv_generated_tokens_total"] == before + 1
+
+
+@covers("endpoint:GET /ping", "endpoint:GET /version")
+def test_ping_and_version(server: Server) -> None:
+    assert server.get("/ping").status_code == 200
+    assert server.get("/version").json() == {"version": srv.__version__}
 
 
 # ---- text tools

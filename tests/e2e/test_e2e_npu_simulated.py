@@ -46,6 +46,9 @@ def test_it_answers_as_the_cpu_does_and_says_that_it_is_simulated(tmp_path: Path
     assert (info["platform"], info["device"]["variant"], info["device"]["simulated"]) == ("npu", "a2", True)
     assert "simulated" in info["device"]["name"]
     assert info["page_size"] == 128
+    kernels = {each["key"]: each["implementation"] for each in info["kernels"]}
+    assert {each["key"]: each["running"] for each in info["kernels"]} == kernels
+    assert "torch_npu (npu_swiglu)" in kernels.values()
 
 
 def test_a_profile_of_another_generation_is_refused(tmp_path: Path) -> None:

@@ -108,6 +108,28 @@ def test_numbers_of_8_bits_lose_no_more_than_half_a_percent(
         assert_near(name, exact, read(windows, *flags), record_property)
 
 
+def gaps(windows: Sequence[list[int]], *flags: str) -> list[float]:
+    """At each position, the log-probability of the best token minus that of the second best."""
+    found: list[float] = []
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=2)
+    with CheckedEngine.launch(["--device", "cpu", "--model-path", str(demo_model()), *flags]) as engine:
+        for number, window in enumerate(windows):
+            (result,) = engine.generate([RequestSpec(id=str(number), tokens=tuple(window), params=params)])
+            found.extend(entry.top[0][1] - entry.top[1][1] for entry in result.prompt_logprobs)
+    return found
+
+
+def test_bfloat16_has_no_ties_where_float32_has_none(windows: list[list[int]], record_property: Record) -> None:
+    """Logits that were rounded to bfloat16 tie at 48 of these positions, so that the lowest token id wins."""
+    few = windows[:2]
+    exact = gaps(few, "--dtype", "float32", "--dequantize-weights")
+    for name, flags in {"GGUF": (), "bfloat16": ("--dequantize-weights",)}.items():
+        served = gaps(few, "--dtype", "bfloat16", *flags)
+        tied = sum(gap == 0 and wanted > 1e-3 for gap, wanted in zip(served, exact, strict=True))
+        record_property(f"ties of the best logits, {name}", f"{tied} of {len(exact)}")
+        assert tied == 0
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model as a folder with unquantized bfloat16 weights, and without a tokenizer."""

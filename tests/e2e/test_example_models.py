@@ -148,11 +148,11 @@ class Saved:
     prompts: list[list[int]]
 
 
-def olmo2() -> Any:
-    from transformers import AutoModelForCausalLM, Olmo2Config
+def olmo3() -> Any:
+    from transformers import AutoModelForCausalLM, Olmo3Config
 
     torch.manual_seed(0)
-    config = Olmo2Config(**{**SIZES, "attention_bias": True, "pad_token_id": 0})
+    config = Olmo3Config(**{**SIZES, "attention_bias": True, "pad_token_id": 0, "sliding_window": 5})
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 
 
@@ -166,13 +166,13 @@ def save(folder: Path, model: Any) -> Saved:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    return save(tmp_path_factory.mktemp("plain"), olmo2())
+    return save(tmp_path_factory.mktemp("plain"), olmo3())
 
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """The projections are stored in 4 bits; `model` has the stored values, and is in float64."""
-    saved = save(tmp_path_factory.mktemp("quantized"), olmo2())
+    saved = save(tmp_path_factory.mktemp("quantized"), olmo3())
     stored = load_file(saved.folder / "model.safetensors")
     for name in [name for name in stored if name.endswith("_proj.weight")]:
         packed, scale = pack(stored.pop(name).double().numpy())
@@ -207,7 +207,7 @@ def unpack(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
 def test_it_is_planned_exactly_and_served(name: str, site: Site, request: pytest.FixtureRequest) -> None:
     """Without torch, to the byte; greedy tokens equal those of transformers, of the dequantized weights if any."""
     saved: Saved = request.getfixturevalue(name)
-    facts = ["srv", "srv_example_models.olmo2", *["srv_example_models.int4_groups"] * (name == "quantized")]
+    facts = ["srv", "srv_example_models.olmo3", *["srv_example_models.int4_groups"] * (name == "quantized")]
     planned = site.json(PLAN, str(saved.folder), *facts)
     assert planned["heavy"] == []
     assert [file for file in planned["files"] if not Path(file).is_relative_to(site.folder)] == []
@@ -229,7 +229,7 @@ def test_a_damaged_one_is_refused_by_name_and_affects_no_other_model(
 ) -> None:
     """Both modules of facts raise when they are imported."""
     source = shutil.copytree(SOURCE, tmp_path / "source")
-    for module in ("olmo2", "int4_groups"):
+    for module in ("olmo3", "int4_groups"):
         path = source / "srv_example_models" / f"{module}.py"
         path.write_text(
             path.read_text(encoding="utf-8") + f"\nraise RuntimeError('half of {module}')\n", encoding="utf-8"
@@ -240,7 +240,7 @@ def test_a_damaged_one_is_refused_by_name_and_affects_no_other_model(
     shutil.copytree(llama, described)
     shutil.copy(quantized.folder / "config.json", described)
     edit_config(described, architectures=["LlamaForCausalLM"], model_type="llama")
-    for folder, fault in ((plain.folder, "half of olmo2"), (described, "half of int4_groups")):
+    for folder, fault in ((plain.folder, "half of olmo3"), (described, "half of int4_groups")):
         done = site.run(PLAN, str(folder))
         assert done.returncode == 2, done.stdout + done.stderr
         assert "srv-example-models" in done.stderr

@@ -8,12 +8,15 @@ package builds, installs, is found by the doctor, serves, passes its own tests, 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,6 +142,72 @@ def test_it_passes_its_own_tests(installed: Installed) -> None:
         installed.package,
     )
     assert " passed" in output
+
+
+def follow_the_readme(package: Path) -> None:
+    """Variants of one's own, fewer dtypes and features, no graphs, and a device that is no simulation any more."""
+    own = package / f"srv_{NAME}"
+    changes = {
+        own / "manifest.py": (("simulated=True,", ""), ("priority=0,", "priority=5,")),
+        own / "facts.py": (
+            (f'VARIANT = "{NAME}1"', 'VARIANT = "acme_pro"'),
+            (', "graphs", "piecewise_graphs", "w8a8")', ")"),
+            ('*("float32", "float16", "bfloat16")', '*("float32", "bfloat16")'),
+            ("                graphs=True,\n", ""),
+            (', "linear_w8a8", "linear_w8a8_static"', ""),
+        ),
+        own / "platform.py": (
+            (f"from srv_{NAME}.graphs import AcmeGraphs\n", ""),
+            ("        self._graphs = AcmeGraphs(accelerator)\n", ""),
+            (
+                "def graphs(self) -> Graphs:\n        return self._graphs",
+                "def graphs(self) -> Graphs | None:\n        return None",
+            ),
+            (
+                "    def graph_piece(self) -> AbstractContextManager[Callable[[], None]]:\n"
+                "        return self._graphs.piece()\n\n",
+                "",
+            ),
+            ("from contextlib import AbstractContextManager\n", ""),
+        ),
+    }
+    for path, replacements in changes.items():
+        text = path.read_text()
+        for old, new in replacements:
+            assert old in text, f"{path.name} has no {old!r}: this test changes what the README says"
+            text = text.replace(old, new)
+        path.write_text(text)
+    tests = package / "tests"
+    for name in (own / "graphs.py", tests / f"test_{NAME}_graphs.py", tests / f"test_{NAME}_pieces.py"):
+        name.unlink()
+    for name in ("settings", "asynchronous"):  # what only the simulated accelerator has
+        (tests / f"test_{NAME}_{name}.py").unlink()
+
+
+def test_its_tests_pass_when_the_advice_of_its_readme_is_followed(installed: Installed, tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(installed.package, package)
+    follow_the_readme(package)
+    output = run([installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", package / "tests"], package)
+    assert " passed" in output
+    assert " skipped" not in output
+
+
+def test_its_extra_for_tests_has_what_they_import(installed: Installed) -> None:
+    project = tomllib.loads((installed.package / "pyproject.toml").read_text())["project"]
+    extra = {re.split(r"[^\w-]", each)[0] for each in project["optional-dependencies"]["test"]}
+    given = {f"srv_{NAME}", "srv", "srv_kernels", "srv_matrix", "torch", "numpy", "msgspec", "transformers", *extra}
+    tests = sorted((installed.package / "tests").glob("*.py"))
+    nodes = [node for path in tests for node in ast.walk(ast.parse(path.read_text()))]
+    imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    imported |= {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    tops = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
+    assert tops - given - {path.stem for path in tests} == set()
+
+
+def test_the_guide_comes_with_the_wheel(installed: Installed) -> None:
+    assert installed.srv("plugin", "docs") == (ROOT / "docs" / "plugin-authors.md").read_text()
+    assert installed.srv("plugin", "docs", "conformance") == (ROOT / "docs" / "conformance.md").read_text()
 
 
 @pytest.mark.timeout(1500)

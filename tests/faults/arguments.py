@@ -9,6 +9,30 @@ _BUDGET = "tests/core/planning/test_budget.py"
 
 FAULTS = (
     Fault(
+        name="plan-accepts-what-cannot-be-built",
+        file="core/srv/planning/launchable.py",
+        text="return LaunchCheck(refusals if told else (*refusals, _of_model(resolved, error)), (), kernels=kernels)",
+        planted="return LaunchCheck(refusals, ())",
+        effect="`srv plan` accepts FP8 and AWQ checkpoints, which every launch refuses.",
+        tests=("tests/core/planning/test_launchable.py",),
+    ),
+    Fault(
+        name="hub-sends-whole-shards",
+        file="core/srv/models/hub.py",
+        text="end = min(8 + length, size) if length <= MAX_HEADER_BYTES else len(prefix)",
+        planted="end = size",
+        effect="`srv plan` of a model on a hub downloads the weights.",
+        tests=("tests/core/planning/test_hub.py",),
+    ),
+    Fault(
+        name="inert-default-refused",
+        file="core/srv/args/rules/inert.py",
+        text='if chunk <= 0 or context["max_prefill_tokens"] == _DEFAULT_PREFILL:',
+        planted="if chunk <= 0:",
+        effect="Setting an argument to its default is refused.",
+        tests=("tests/core/args/test_inert.py",),
+    ),
+    Fault(
         name="environment-outranks-command-line",
         file="core/srv/args/statement.py",
         text="ENVIRONMENT = 1\n    COMMAND_LINE = 2",
@@ -59,8 +83,8 @@ FAULTS = (
     Fault(
         name="one-refusal-at-a-time",
         file="core/srv/args/resolve.py",
-        text="raise Refusal(list(dict.fromkeys(reworded(each, used) for each in state.rejections)))",
-        planted="raise Refusal(list(dict.fromkeys(reworded(each, used) for each in state.rejections))[:1])",
+        text="raise Refusal(list(dict.fromkeys([*carried, *(reworded(each, used) for each in state.rejections)])))",
+        planted="raise Refusal([*carried, *(reworded(each, used) for each in state.rejections)][:1])",
         effect="An operator sees one wrong value per start instead of all of them.",
         tests=(_RESOLVE,),
     ),
@@ -91,10 +115,26 @@ FAULTS = (
     Fault(
         name="reserved-memory-ignored",
         file="core/srv/planning/budget.py",
-        text="pool = min(static - used, free_bytes - reserved_bytes)",
-        planted="pool = min(static - used, free_bytes)",
+        text="pool = min(static - own, free_bytes - reserved_bytes)",
+        planted="pool = min(static - own, free_bytes)",
         effect="A high --mem-fraction-static leaves no memory for activations.",
         tests=(_BUDGET,),
+    ),
+    Fault(
+        name="page-zero-missing-in-the-ledger",
+        file="core/srv/planning/ledger.py",
+        text="return sum((group.pages + 1) * size for",
+        planted="return sum(group.pages * size for",
+        effect="The memory ledger predicts a pool that is one page smaller than it is.",
+        tests=("tests/core/planning/test_ledger.py",),
+    ),
+    Fault(
+        name="fit-counts-one-request",
+        file="core/srv/planning/fit.py",
+        text="return self.requests * self.each + min(",
+        planted="return self.each + min(",
+        effect="`srv plan --fit concurrency` promises requests that the pool cannot hold.",
+        tests=("tests/core/planning/test_fit.py",),
     ),
     Fault(
         name="wrong-item-size",

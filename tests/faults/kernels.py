@@ -31,6 +31,22 @@ FAULTS = (
         tests=(_CONTRACTS,),
     ),
     Fault(
+        name="experts-take-each-others-tokens",
+        file="kernels/srv_kernels/expert_reference.py",
+        text="rows = order // max(1, top_k)",
+        planted="rows = order % max(1, len(ids))",
+        effect="Experts compute other tokens than those that were routed to them.",
+        tests=(_CONTRACTS,),
+    ),
+    Fault(
+        name="bias-of-the-choice-in-the-weights",
+        file="kernels/srv_kernels/expert_reference.py",
+        text="weights = scores.gather(1, ids)",
+        planted="weights = choice.gather(1, ids)",
+        effect="The bias that balances the load of experts changes what a model computes.",
+        tests=(_CONTRACTS,),
+    ),
+    Fault(
         name="rotated-the-other-way",
         file="kernels/srv_kernels/cpu/native/pointwise.cpp",
         text="second * c + first * s",

@@ -8,8 +8,61 @@ _DECODER = "tests/core/models/architectures/test_decoder.py"
 _GEMMA3 = "tests/core/models/architectures/test_gemma3.py"
 _GGUF = "tests/core/models/config/test_gguf_config.py"
 _HF = "tests/core/models/config/test_hf_config.py"
+_LAYER_NORM = "tests/core/models/architectures/test_layer_norm.py"
+_TEXT_PART = "tests/core/models/config/test_text_part.py"
+
+_MOE = "tests/core/models/architectures/test_moe.py"
 
 FAULTS = (
+    Fault(
+        name="shared-expert-without-its-gate",
+        file="core/srv/models/layers/moe.py",
+        text="shared = shared * self.shared_gate.kernel(x).sigmoid()",
+        planted="shared = shared * self.shared_gate.kernel(x)",
+        effect="Qwen2-MoE generates nonsense.",
+        tests=(_MOE,),
+    ),
+    Fault(
+        name="experts-in-every-layer",
+        file="core/srv/models/architectures/qwen2_moe.py",
+        text="(index + 1) % step == 0",
+        planted="(index + step) % step == 0",
+        effect="Models with experts in some layers only cannot be loaded.",
+        tests=(_MOE,),
+    ),
+    Fault(
+        name="int8-experts-share-a-scale",
+        file="core/srv/quantization/int8_experts.py",
+        text="scales = self.gate_up_scale.unsqueeze(-1), self.down_scale.unsqueeze(-1)",
+        planted="scales = self.gate_up_scale[:1].unsqueeze(-1).expand(len(self.gate_up), -1, -1), "
+        "self.down_scale.unsqueeze(-1)",
+        effect="All int8 experts have the scales of the last one.",
+        tests=(_MOE,),
+    ),
+    Fault(
+        name="ranks-share-the-slopes-of-the-first-one",
+        file="core/srv/models/architectures/attention.py",
+        text="layer.alibi[first:end]",
+        planted="layer.alibi[: end - first]",
+        effect="With several ranks, models with ALiBi attend with the slopes of other heads.",
+        tests=(_LAYER_NORM,),
+    ),
+    Fault(
+        name="rotary-pairs-are-exchanged",
+        file="core/srv/models/formats/architecture_storage.py",
+        text="torch.arange(first), half, half + 1,",
+        planted="torch.arange(first), half + 1, half,",
+        effect="GPT-J rotates queries and keys backwards, and generates nonsense.",
+        tests=(_LAYER_NORM,),
+    ),
+    Fault(
+        name="stored-output-layer-is-ignored",
+        file="core/srv/models/config/text_part.py",
+        text='if any(text_weight_name(name) == "lm_head.weight" for name in stored):',
+        planted="if not stored:",
+        effect="Mistral 3 computes its logits with the embedding instead of the output layer.",
+        tests=(_TEXT_PART,),
+    ),
     Fault(
         name="rope-rows-stay-interleaved",
         file="core/srv/models/formats/gguf_loader.py",
@@ -132,8 +185,8 @@ FAULTS = (
     ),
     Fault(
         name="windows-rotate-like-full-attention",
-        file="core/srv/models/architectures/gemma3_layers.py",
-        text="cos_sin = self.local_cos_sin if layer.has_window else self.cos_sin",
+        file="core/srv/models/architectures/sandwich_layers.py",
+        text="cos_sin = self.local_cos_sin if layer.has_local_rope else self.cos_sin",
         planted="cos_sin = self.cos_sin",
         effect="Five of six layers of Gemma 3 see wrong positions.",
         tests=(_GEMMA3,),

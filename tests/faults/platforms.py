@@ -10,9 +10,9 @@ _TOY = "plugins/toy_device/tests"
 FAULTS = (
     Fault(
         name="window-one-token-too-long",
-        file="platforms/cpu/srv_cpu/attention.py",
-        text="hidden |= key <= position - window",
-        planted="hidden |= key < position - window",
+        file="platforms/cpu/srv_cpu/reach.py",
+        text="hidden | (keys <= queries - self.window)",
+        planted="hidden | (keys < queries - self.window)",
         effect="On the CPU, models with a sliding window attend to one token too many.",
         tests=(f"{_CPU_ATTENTION}::test_any_batch_agrees_with_dense_attention",),
     ),

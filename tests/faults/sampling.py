@@ -64,6 +64,14 @@ FAULTS = (
         tests=(_PROCESSORS,),
     ),
     Fault(
+        name="rejected-drafts-stay-in-the-recent-output",
+        file="core/srv/sample/masks.py",
+        text="(kept[positions] & used).sum(1, keepdim=True)",
+        planted="used.sum(1, keepdim=True)",
+        effect="With speculative decoding, bad words are masked in the wrong places.",
+        tests=("tests/core/sample/test_masks.py",),
+    ),
+    Fault(
         name="logprobs-after-penalties",
         file="core/srv/sample/sampler.py",
         text="_with_host_copies(logits, tokens, finite, metadata)",

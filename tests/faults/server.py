@@ -7,11 +7,30 @@ _ADMIN = "tests/core/server/protocols/test_admin.py"
 _EMBEDDINGS = "tests/core/server/protocols/test_embeddings.py"
 _WIRE = "tests/core/server/http/test_wire.py"
 _BAD_INPUT = "tests/core/server/protocols/test_bad_input.py"
+_INERT = "tests/core/engine/test_inert.py"
 _CLIENT = "tests/core/server/test_client.py"
 _DETOKENIZE = "tests/core/server/text/test_detokenize.py"
 _OFFLINE = "tests/core/test_offline.py"
+_TEXT_WORK = "tests/core/server/test_text_work.py"
+_RATES = "tests/core/server/http/test_rate_limiter.py"
 
 FAULTS = (
+    Fault(
+        name="text-work-dropped-without-an-answer",
+        file="core/srv/server/text_work.py",
+        text="if task is None or not task.cancelling():",
+        planted="if task is None:",
+        effect="Clients whose text waits for a thread while the server shuts down get status 500.",
+        tests=(f"{_TEXT_WORK}::test_a_shutdown_ends_text_work_with_the_status_of_a_shutdown",),
+    ),
+    Fault(
+        name="probes-are-not-paced",
+        file="core/srv/server/http/auth.py",
+        text='elif scope["path"] in OPEN_PATHS:',
+        planted='elif scope["path"] in ():',
+        effect="A flood of /metrics, which needs no key, delays all streams.",
+        tests=(f"{_RATES}::test_the_rate_of_probes_is_limited_only_while_requests_run",),
+    ),
     Fault(
         name="healthy-without-an-engine",
         file="core/srv/server/lifecycle.py",
@@ -19,6 +38,22 @@ FAULTS = (
         planted="return not self.draining",
         effect="/health says ok when the engine is dead, and nothing restarts the server.",
         tests=(_ADMIN,),
+    ),
+    Fault(
+        name="a-piece-counts-as-a-captured-step",
+        file="core/srv/engine/inert.py",
+        text="effects=lambda stats: stats.replayed_steps - stats.piecewise_steps,",
+        planted="effects=lambda stats: stats.replayed_steps,",
+        effect="Graphs that no step replays are not reported while piecewise graphs are replayed.",
+        tests=(_INERT,),
+    ),
+    Fault(
+        name="inert-feature-logged-every-second",
+        file="core/srv/engine/inert.py",
+        text="                self._logged.add(feature.name)\n",
+        planted="",
+        effect="The log has a line for each inert feature every second.",
+        tests=(_INERT,),
     ),
     Fault(
         name="stream-without-its-end",
@@ -39,8 +74,8 @@ FAULTS = (
     Fault(
         name="refused-field-accepted",
         file="core/srv/server/fields.py",
-        text="if any(_same(value, neutral) for neutral in self.neutral):",
-        planted="if any(_same(value, neutral) for neutral in self.neutral) or value:",
+        text="cls._is_implemented(name) or not is_neutral(name, value)",
+        planted="cls._is_implemented(name) or name not in cls.model_fields",
         effect="A field that is not implemented is accepted and has no effect.",
         tests=(_BAD_INPUT,),
     ),
@@ -103,17 +138,25 @@ FAULTS = (
     ),
     Fault(
         name="any-key-of-the-right-length",
-        file="core/srv/server/http/auth.py",
-        text='hmac.compare_digest(given.strip().encode("latin-1"), self._key)',
-        planted='len(given.strip().encode("latin-1")) == len(self._key)',
+        file="core/srv/server/access.py",
+        text="hmac.compare_digest(given, key)",
+        planted="len(given) == len(key)",
         effect="Any API key of the right length is accepted.",
         tests=(_ADMIN,),
     ),
     Fault(
+        name="salts-share-a-cache",
+        file="core/srv/server/generation.py",
+        text="            namespace=self.prompt.namespace,\n",
+        planted="",
+        effect="Requests with different cache_salt share cached prompts, which their timing reveals.",
+        tests=("tests/core/server/protocols/test_foreign_fields.py",),
+    ),
+    Fault(
         name="special-tokens-twice",
         file="core/srv/server/protocols/chat.py",
-        text='encode(prompt, False, "messages")',
-        planted='encode(prompt, True, "messages")',
+        text="special=False,",
+        planted="special=True,",
         effect="Chat prompts begin with two begin-of-text tokens, and answers get worse.",
         tests=(_OPENAI,),
     ),

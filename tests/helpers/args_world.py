@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +71,7 @@ def model(**changes: Any) -> ModelFacts:
         path="/models/tiny",
         format="safetensors",
         architecture="LlamaForCausalLM",
-        config={"intermediate_size": 2048},
+        config={},
         dtype="bfloat16",
         quantization=None,
         vocab_size=1000,
@@ -84,7 +85,28 @@ def model(**changes: Any) -> ModelFacts:
         weight_bytes=200_000_000,
         cache_groups=(FullAttention(tuple(range(10)), 4, 64, 64),),
     )
-    return replace(facts, **changes)
+    return described(facts, changes)
+
+
+def described(facts: ModelFacts, changes: Mapping[str, Any]) -> ModelFacts:
+    """The facts with these changes, and a configuration of them that native layers support.
+
+    `config` of the changes adds to it.
+    """
+    changed = replace(facts, **{**changes, "config": {}})
+    config = {
+        "hidden_size": changed.hidden_size,
+        "intermediate_size": 4 * changed.hidden_size,
+        "num_hidden_layers": changed.layers,
+        "num_attention_heads": changed.heads,
+        "num_key_value_heads": changed.kv_heads,
+        "head_dim": changed.head_dim,
+        "vocab_size": changed.vocab_size,
+        "max_position_embeddings": changed.context_length,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+    }
+    return replace(changed, config={**config, **changes.get("config", {})})
 
 
 def fits(requires: dict[str, tuple[Any, ...]] | None = None) -> Any:

@@ -73,9 +73,9 @@ BAD_INPUTS = (
     _completion("long stop string", "invalid_value", stop="a" * 5000),
     _completion("bias on no token", "invalid_token_id", logit_bias={"99999": 1}),
     _completion("field that does not exist", "unknown_field", temprature=1),
-    _completion("field not implemented", "not_implemented", suffix="b"),
-    _chat("tools", "not_implemented", tools=[{"type": "function", "function": {"name": "f"}}]),
-    _chat("response_format", "not_implemented", response_format={"type": "json_object"}),
+    _completion("field not implemented", "not_implemented", best_of=2),
+    _chat("tools", "no_tool_format", tools=[{"type": "function", "function": {"name": "f"}}]),
+    _chat("response_format", "invalid_value", response_format={"type": "jsonobject"}),
     _chat(
         "an image",
         "not_implemented",

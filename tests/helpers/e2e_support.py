@@ -159,14 +159,18 @@ class Server:
         self.process.kill()
         self.process.wait(STOP_S)
 
-    def engines(self) -> list[int]:
-        """Process ids of the engines among the server's children; a probe may be another child."""
+    def children(self, module: str) -> list[int]:
+        """Process ids of the server's children whose command names this module."""
         found = []
         for child in psutil.Process(self.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if "srv.engine.process" in " ".join(child.cmdline()):
+                if module in " ".join(child.cmdline()):
                     found.append(child.pid)
         return found
+
+    def engines(self) -> list[int]:
+        """Process ids of the engines among the server's children; a probe may be another child."""
+        return self.children("srv.engine.process")
 
     def engine_pid(self) -> int:
         """Process id of the engine, the server's child."""

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from srv.testing.engine import CheckedEngine
 from srv.types import RequestSpec, SamplingParams
 
-# Sliding windows are shorter than the prompts, so that they have an effect; "gemma2" has no native layers.
+# Sliding windows are shorter than the prompts, so that they have an effect; "vaultgemma" has no native layers.
 FIELDS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 7},
@@ -30,7 +30,11 @@ FIELDS: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 3,
         "tie_word_embeddings": False,
     },
-    "gemma2": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "pad_token_id": 0},
+    "qwen3_next": {"num_hidden_layers": 4},
+    "mixtral": {},
+    "qwen2_moe": {"decoder_sparse_step": 2},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "vaultgemma": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8, "pad_token_id": 0},
 }
 LENGTHS = (1, 2, 5, 9, 16, 17, 20, 33)
 OUTPUT = 14
@@ -57,12 +61,16 @@ def make_small(kind: str, folder: Path, **fields: Any) -> Small:
 
     `fields`: changes to the model's configuration.
     """
-    model = _model(kind, fields)
+    return saved_small(_model(kind, fields), folder)
+
+
+def saved_small(model: Any, folder: Path, lengths: Sequence[int] = LENGTHS) -> Small:
+    """A model of transformers, saved to `folder`, with prompts as those of `make_small`."""
     model.save_pretrained(folder)
     generator = torch.Generator().manual_seed(5)
     prompts = [
         [10 + number, *torch.randint(3, 97, (length - 1,), generator=generator).tolist()]
-        for number, length in enumerate(LENGTHS)
+        for number, length in enumerate(lengths)
     ]
     return Small(folder, model, prompts, [greedy(model, prompt, OUTPUT) for prompt in prompts])
 
@@ -82,7 +90,7 @@ class SmallModels:
 
 def _model(kind: str, fields: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
-    if kind != "gemma2":
+    if kind != "vaultgemma":
         return small_model(kind, **{**FIELDS[kind], **fields})
     config = AutoConfig.for_model(kind, **{**SIZES, **FIELDS[kind], **fields})
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))

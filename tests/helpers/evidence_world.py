@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import yaml
+from argument_effects import OF_OWN_SERVERS
 from models_small import SIZES, expected_logits, small_model, write_gguf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -34,11 +35,25 @@ ELSEWHERE = {
     "prefill_attention_backend": "as attention_backend",
     "decode_attention_backend": "as attention_backend",
     "quantization": "it follows from the checkpoint, and each value needs its own checkpoint",
+    "dequantize_weights": "it needs quantized weights to have an effect: tests/core/args/test_effects.py",
     "torchao_config": "it needs unquantized weights, and the array has a GGUF model",
     "disable_graphs": "not every attention backend can replay graphs: tests/core/args/test_effects.py starts engines",
     "disable_graph_padding": "as disable_graphs",
     "graph_batch_sizes": "as disable_graphs",
     "graph_max_batch_size": "as disable_graphs",
+    "enable_deterministic_inference": "its effect is on sums: tests/core/engine/test_deterministic.py starts engines",
+    "enable_layer_markers": "its effect is in profiles: tests/core/args/test_effects.py starts engines",
+    "base_device_id": "the CPU has one index: tests/core/args/test_effects_placing.py",
+    "device_id_step": "as base_device_id",
+    "numa_node": "not every host has NUMA nodes: tests/core/args/test_effects_placing.py",
+    "enable_graph_gc": "as disable_graphs",
+    "enable_graph_profiling": "as disable_graphs",
+    "enable_piecewise_graphs": "only toy and GPUs have them: plugins/toy_device/tests/test_toy_pieces.py",
+    "piecewise_graph_tokens": "as enable_piecewise_graphs",
+    "piecewise_graph_max_tokens": "as enable_piecewise_graphs",
+    "enable_torch_compile": "compiling takes long: tests/core/args/test_effects_of_capture.py starts engines",
+    "torch_compile_max_bs": "as enable_torch_compile",
+    "enable_torch_compile_debug_mode": "as enable_torch_compile",
     "is_embedding": "embeddings are not in the array: tests/e2e/test_e2e_arguments.py",
     "pooling": "as is_embedding",
     "enable_return_hidden_states": "as is_embedding",
@@ -51,7 +66,23 @@ ELSEWHERE = {
     "speculative_ngram_branch_length": "as speculative_algorithm",
     "swa_full_tokens_ratio": "it needs a model with windows: tests/core/args/test_effects.py starts engines",
     "disable_hybrid_swa_memory": "as swa_full_tokens_ratio",
+    "max_mamba_cache_size": "it needs recurrent layers: tests/core/args/test_effects_recurrent.py starts engines",
+    "mamba_ssm_dtype": "as max_mamba_cache_size",
+    "mamba_full_memory_ratio": "as max_mamba_cache_size",
+    "mamba_track_interval": "as max_mamba_cache_size",
+    "json_model_override_args": "no field is left as it is: tests/core/args/test_effects_of_model_files.py",
+    "trust_remote_code": "it needs a model with code: tests/core/args/test_effects_of_model_files.py",
+    "moe_runner_backend": "it needs experts: tests/core/args/test_effects_experts.py starts engines",
+    "disable_mla_ragged_prefill": "it needs latent attention: tests/platforms/cpu/test_latent_attention.py",
+    "disable_chunked_prefix_cache": "as disable_mla_ragged_prefill",
+    "api_key_file": "it cannot be set with api_key: tests/e2e/test_e2e_limits.py",
+    "admin_api_key": "as api_key_file",
+    "allowed_hosts": "as api_key_file",
+    "allowed_origins": "as api_key_file",
     "revision": "it needs a hub; without one it is refused, which the tests of refusals cover",
+    "completion_template": "it needs a tokenizer with tokens for it: tests/e2e/test_e2e_arguments.py",
+    "score_template": "it needs a model that answers yes or no: tests/e2e/test_e2e_pooled.py",
+    **{name: f"it has servers or engines of its own: {test}" for name, test in OF_OWN_SERVERS.items()},
 }
 
 
@@ -80,7 +111,12 @@ def factors() -> dict[str, tuple[Any, ...]]:
         "api_key": (KEY, UNSET, UNSET),
         "host": ("127.0.0.2", "127.0.0.3", "127.0.0.4"),
         **_numbers(),
-        "dequantize_weights": (False, True),
+        "dequantize_weights": (False, UNSET),  # the tiny model is not quantized: tests/core/args/test_effects.py
+        "max_held_request_bytes": (256 * 2**20, 1024, 512 * 2**20),
+        "max_connections": (1000, 2000),
+        "connection_timeout_seconds": (60.0, 120.0),
+        "soft_watchdog_timeout": (300.0, 600.0),
+        "watchdog_timeout": (300.0, 600.0),
     }
 
 
@@ -94,7 +130,7 @@ def _numbers() -> dict[str, tuple[Any, ...]]:
         "max_running_requests": (256, 1, 512),
         "max_queued_requests": (4096, 1, 8192),
         "chunked_prefill_size": (256, 2048, 1, -1, 4096),
-        "max_prefill_tokens": (16384, 1, 32768),
+        "max_prefill_tokens": (16384, 16384, 16384, 1, 16384, 32768),
         "schedule_conservativeness": (1.0, 0.01, 2.0),
         "port": (65535, 30000, 60000),
         "max_request_bytes": (16 * 2**20, 1024, 32 * 2**20),
@@ -104,6 +140,13 @@ def _numbers() -> dict[str, tuple[Any, ...]]:
     }
 
 
+# Arguments of which a start shows a client the difference that each value makes. Of the two limits of a request's
+# bytes, the smaller one does as well. All others are accepted, reported, and leave the output as it is.
+SEEN = frozenset(
+    {"context_length", "max_total_tokens", "page_size", "disable_radix_cache", "max_stop_strings", "log_level"}
+    | {"host", "port", "api_key", "served_model_name"}
+)
+BODY_LIMITS = ("max_request_bytes", "max_held_request_bytes")
 MIN_INT8_PAGE_SIZE = 16  # the smallest page size that a backend supports for int8
 Row = Mapping[str, Any]  # argument -> value; UNSET: the argument is not set
 MODERATE: Row = {"dtype": "float32", "host": "127.0.0.7", "max_total_tokens": 4096, "max_stop_strings": 16}
@@ -119,7 +162,8 @@ def covering_array() -> list[Row]:
 
     The n values of an argument are repeated every n rows, shifted after each round by a step that differs between
     arguments. So the values of an argument do not depend on other arguments, except that a page size is raised to one
-    that a backend supports for int8. (int8 is not supported with float16 either, but no row has both.)
+    that a backend supports for int8, and that a value without effect beside another one gets company with which it has
+    one. (int8 is not supported with float16 either, but no row has both.)
     """
     rows: list[dict[str, Any]] = [{} for _ in range(STARTS)]
     for place, (name, values) in enumerate(factors().items()):
@@ -130,6 +174,10 @@ def covering_array() -> list[Row]:
     for row in rows:
         if row["kv_cache_dtype"] == "int8" and row["page_size"] < MIN_INT8_PAGE_SIZE:
             row["page_size"] = MIN_INT8_PAGE_SIZE
+        if row["max_prefill_tokens"] != ARGUMENTS["max_prefill_tokens"].default:
+            row["chunked_prefill_size"] = -1
+        if row["disable_radix_cache"] and row["schedule_policy"] == "lpm":
+            row["schedule_policy"] = "fcfs"
     return [*rows, smallest()]
 
 
@@ -137,7 +185,7 @@ def smallest() -> Row:
     """Every limit at its declared minimum: requests with one prompt token and one output token still succeed."""
     limits = {
         "context_length": 2, "max_total_tokens": 2, "page_size": 1, "max_running_requests": 1,
-        "max_queued_requests": 1, "chunked_prefill_size": 1, "max_prefill_tokens": 1,
+        "max_queued_requests": 1, "chunked_prefill_size": 1,
         "schedule_conservativeness": 0.01, "max_request_bytes": 1024, "max_stop_strings": 1,
         "graceful_shutdown_seconds": 0.0,
     }  # fmt: skip
@@ -157,8 +205,20 @@ def cells(row: Row) -> tuple[str, ...]:
             argument = ARGUMENTS[name]
             free = argument.kind.base not in (bool, int, float) and not argument.choices and not argument.arg.family
             found.append(name if free else f"{name}={argument.show(value)}")
-    file = "gguf" if row["load_format"] == "gguf" else "safetensors"
-    return (*found, f"model:LlamaForCausalLM/{file}")
+    return tuple(found)
+
+
+def seen_cells(row: Row) -> tuple[str, ...]:
+    """Those of them of which a start shows a client what they change."""
+    limits = {name: body_limit(row, name) for name in BODY_LIMITS}
+    decides = min(limits, key=limits.__getitem__)
+    return tuple(cell for cell in cells(row) if (name := cell.partition("=")[0]) in SEEN or name == decides)
+
+
+def body_limit(row: Row, name: str) -> int:
+    """One of the two limits of the bytes of a request."""
+    value = row[name]
+    return int(ARGUMENTS[name].default if value is UNSET else value)
 
 
 @dataclass(frozen=True)

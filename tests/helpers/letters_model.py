@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from srv.errors import Refusal
+from srv.planning.resolution import resolve_launch
+from srv.testing.engine import user_input
+
 CONTEXT = 100_000  # so that a request can run for many seconds
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "torch_dtype": "float32",
@@ -25,12 +30,34 @@ CONFIG = {
 }
 
 
-def write_model(folder: Path) -> Path:
+HEAD_DIMS = (CONFIG["head_dim"], 64, 128, 32, 80, 256)
+
+
+def write_model(folder: Path, head_dim: int = HEAD_DIMS[0]) -> Path:
     """Write all files except weights: start the model with `--load-format dummy`."""
     write_tokenizer(folder, ALPHABET)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "head_dim": head_dim}))
     (folder / "chat_template.jinja").write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
     return folder
+
+
+def write_accepted_model(folder: Path, device: str) -> Path:
+    """The same with the first of `HEAD_DIMS` that the device's platform accepts. Raises its Refusal of the last one."""
+    for head_dim in HEAD_DIMS:
+        write_model(folder, head_dim)
+        refusal = refusal_of("--device", device, "--model-path", str(folder), "--load-format", "dummy")
+        if refusal is None:
+            return folder
+    raise refusal
+
+
+def refusal_of(*arguments: str) -> Refusal | None:
+    """Why `srv launch` would refuse these arguments, or None."""
+    try:
+        resolve_launch(user_input(arguments))
+    except Refusal as refusal:
+        return refusal
+    return None
 
 
 def write_tokenizer(folder: Path, alphabet: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,7 +51,12 @@ def manifest(*support: Support, capabilities: frozenset[str] = CAPABLE) -> Manif
 
 def matrix(*support: Support, **given: Any) -> Matrix:
     """The matrix of only that platform."""
-    return make_matrix([manifest(*support)], **given)
+    return make_matrix([manifest(*support)], **given) if given else _matrix(support)
+
+
+@functools.lru_cache(maxsize=16)  # each takes seconds
+def _matrix(support: tuple[Support, ...]) -> Matrix:
+    return make_matrix([manifest(*support)])
 
 
 def row(flag: str, mk1: bool, mk2: bool, options: str = "Type: str", section: str = "One") -> Row:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from srv.platform.interface import OpImpl
 from srv.platform.ops import Ops
+from srv_kernels.oracles import dequantize_rows
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,12 +55,18 @@ def linear_w8a8_static(
     return ((steps.double() @ weight.double().T + quant_bias) * deq_scale).to(x.dtype)
 
 
+def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, rows: int, columns: int) -> Tensor:
+    wide = scale.repeat_interleave(min(rows, weight.shape[0]), 0)[: weight.shape[0]]
+    wide = wide.repeat_interleave(min(columns, weight.shape[1]), 1)[:, : weight.shape[1]]
+    return F.linear(x.float(), weight.float() * wide, None if bias is None else bias.float()).to(x.dtype)
+
+
 def linear_gguf(x: Tensor, rows: Tensor, stored: str) -> Tensor:
     return F.linear(x, rows_gguf(rows, stored, torch.arange(rows.shape[0]), x.dtype))
 
 
 def rows_gguf(rows: Tensor, stored: str, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(dequantize(rows[indices].numpy(), GGMLQuantizationType[stored])).to(dtype)
+    return dequantize_rows(rows[indices], stored).to(dtype)
 
 
 def reference_impls() -> list[OpImpl]:
@@ -73,10 +78,15 @@ def reference_impls() -> list[OpImpl]:
         linear_w8a8,
         linear_w8a8_static,
         linear_int8,
+        linear_fp8,
         linear_gguf,
         rows_gguf,
     )
-    return [OpImpl(op.__name__, "torch", lambda args: None, op) for op in ops]
+    own = [OpImpl(op.__name__, "torch", lambda args: None, op) for op in ops]
+    experts = ("route_experts", "experts", "experts_int8", "experts_gguf", "experts_fp8")
+    own += [OpImpl(op, "torch", lambda args: None, f"srv_kernels.expert_reference:{op}") for op in experts]
+    recurrent = ("causal_conv1d", "gated_delta_rule")
+    return own + [OpImpl(op, "torch", lambda args: None, f"srv_kernels.recurrent_reference:{op}") for op in recurrent]
 
 
 def reference_ops() -> Ops:

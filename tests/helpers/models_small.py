@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,12 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
@@ -37,6 +41,10 @@ CONFIGS: dict[str, Any] = {
     "granite": GraniteConfig,
     "smollm3": SmolLM3Config,
     "gemma3": Gemma3TextConfig,
+    "qwen3_next": Qwen3NextConfig,
+    "mixtral": MixtralConfig,
+    "qwen2_moe": Qwen2MoeConfig,
+    "qwen3_moe": Qwen3MoeConfig,
 }
 # Weights are large enough that attention, RoPE and every bias change the logits visibly.
 SIZES: dict[str, Any] = {
@@ -57,6 +65,25 @@ SIZES: dict[str, Any] = {
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8},
     "smollm3": {"pad_token_id": 0},
+    "qwen3_next": {
+        "head_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 6,
+        "full_attention_interval": 3,
+        "num_experts": 0,
+        "num_experts_per_tok": 1,
+    },
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    },
+    "qwen3_moe": {"head_dim": 8, "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "gemma3": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 5, "pad_token_id": 0},
 }
 GRANITE = {"embedding_multiplier": 2.5, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 0.5}
@@ -134,6 +161,14 @@ GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
 
 
@@ -145,9 +180,12 @@ GEMMA3_NAMES = {
 }
 
 
+GEMMAS = ("gemma2", "gemma3")  # which store the weights of norms with 1 added
+
+
 def gguf_name(name: str, arch: str) -> str:
     stem, _, kind = name.rpartition(".")
-    names = GEMMA3_NAMES if arch == "gemma3" else GGUF_NAMES
+    names = GEMMA3_NAMES if arch in (*GEMMAS, "olmo2") else GGUF_NAMES
     if stem.startswith("model.layers."):
         _, _, layer, inner = stem.split(".", 3)
         return f"blk.{layer}.{names[inner]}.{kind}"
@@ -174,7 +212,11 @@ def deinterleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 # Byte offsets of the half-precision scales in a block, for types that the gguf library can decode but not encode.
-SCALES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+SCALES = {
+    **{Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)},
+    **dict.fromkeys((Kind.IQ4_NL, Kind.IQ4_XS, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS), (0,)),
+    **dict.fromkeys((Kind.IQ3_S, Kind.IQ1_S), (0,)),
+}
 
 
 def blocks(weight: np.ndarray, kind: Kind, random: np.random.Generator) -> np.ndarray:
@@ -182,10 +224,24 @@ def blocks(weight: np.ndarray, kind: Kind, random: np.random.Generator) -> np.nd
     if kind not in SCALES:
         return gguf.quants.quantize(weight, kind)
     elements, size = gguf.GGML_QUANT_SIZES[kind]
-    data = random.integers(0, 256, (weight.shape[0], weight.shape[1] // elements, size), dtype=np.uint8)
+    rows, columns = weight.shape[:-1], weight.shape[-1]
+    data = random.integers(0, 256, (*rows, columns // elements, size), dtype=np.uint8)
     for at in SCALES[kind]:
         data[..., at : at + 2] = np.frombuffer(np.float16(0.002).tobytes(), dtype=np.uint8)
-    return data.reshape(weight.shape[0], -1)
+    return data.reshape(*rows, -1)
+
+
+def _stored_parameters(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Those of a model, with the projections of experts divided; views, which can be given other values."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(".experts.gate_up_proj"):
+            gate, up = parameter.detach().chunk(2, 1)
+            yield name.replace("gate_up_proj", "gate_proj.weight"), gate
+            yield name.replace("gate_up_proj", "up_proj.weight"), up
+        elif name.endswith("shared_expert_gate.weight"):
+            yield name, parameter.detach()[0]  # as llama.cpp stores it
+        else:
+            yield (f"{name}.weight" if name.endswith(".experts.down_proj") else name), parameter.detach()
 
 
 def write_gguf(
@@ -222,17 +278,20 @@ def write_gguf(
     for key, field in MULTIPLIERS.items():
         if hasattr(config, field):
             writer.add_float32(f"{arch}.{key}", getattr(config, field))
-    if arch == "gemma3":
+    if arch in GEMMAS:
         writer.add_sliding_window(config.sliding_window)
     for key, value in metadata.items():
         name = key.replace("__", ".").replace("ARCH", arch)
-        writer.add_string(name, value) if isinstance(value, str) else writer.add_float32(name, value)
-    for name, parameter in model.named_parameters():
+        if isinstance(value, int):
+            writer.add_uint32(name, value)
+        else:
+            writer.add_string(name, value) if isinstance(value, str) else writer.add_float32(name, value)
+    for name, parameter in _stored_parameters(model):
         weight = parameter.detach().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         permuted = arch in PERMUTED and heads is not None
         stored = interleaved(weight, heads) if permuted else weight
-        if arch == "gemma3" and name.endswith("norm.weight"):
+        if arch in GEMMAS and name.endswith("norm.weight"):
             stored = stored + 1
         own = kind if kinds is None else kinds(name)
         if weight.ndim == 1 or own == Kind.F32:
@@ -241,7 +300,7 @@ def write_gguf(
         data = blocks(np.ascontiguousarray(stored), own, random)
         writer.add_tensor(gguf_name(name, arch), data, raw_dtype=own)
         decoded = gguf.quants.dequantize(data, own).reshape(weight.shape)
-        parameter.data = torch.from_numpy((deinterleaved(decoded, heads) if permuted else decoded).copy())
+        parameter.copy_(torch.from_numpy((deinterleaved(decoded, heads) if permuted else decoded).copy()))
     factors = model.config.__dict__.get("test_freq_factors")
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", np.asarray(factors, dtype=np.float32))

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 TESTS = (
     *(
         ROOT / "tests" / "kernels" / "cpu" / f"test_native_{part}.py"
-        for part in ("kernels", "shapes", "graph", "shared_reduce")
+        for part in ("kernels", "shapes", "graph", "experts", "shared_reduce")
     ),
     ROOT / "tests" / "platforms" / "cpu" / "test_attention.py",
 )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from args_world import described
+
 from srv.args.config import ARGUMENTS
 from srv.models.architectures.attention_layers import attention_layers
 from srv.platform.facts import Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires, Unfit
@@ -38,12 +40,12 @@ def model(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelFacts:
         weight_bytes=2 * 10**8,
         cache_groups=(FullAttention((0, 1, 2, 3), 8, 64, 64),),
     )
-    return replace(facts, **changes)
+    return described(facts, changes)
 
 
 LATENT = model("DeepseekV3ForCausalLM", config={"kv_lora_rank": 512}, heads=128)
 GPT_OSS = model("GptOssForCausalLM")
-LLAMA4 = model("Llama4ForConditionalGeneration")
+LLAMA4 = model("Llama4ForConditionalGeneration", config={"attention_chunk_size": 8192})
 
 
 @dataclass
@@ -79,8 +81,8 @@ def fit(
         assert answer.reasons
         return "; ".join(answer.reasons)
     if about is not None and family == "attention":
-        layers, why = attention_layers(about), partial(missing_traits, spec.traits)
-        if missing := unsupported_layers(layers, about.context_length, why):
+        layers, why = attention_layers(about), partial(missing_traits, spec.layer_traits)
+        if missing := unsupported_layers(layers, about, why):
             return "; ".join(missing)
     assert isinstance(answer, Requires)
     return dict(answer.values)

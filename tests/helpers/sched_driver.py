@@ -80,12 +80,13 @@ class Driver:
         *,
         page_size: int = 4,
         groups: Sequence[PageGroup] = (),
+        snapshots: int | None = None,
     ) -> None:
-        """`groups`, or one group of full attention for each element of `pages`."""
+        """`groups`, or one group of full attention for each element of `pages`. snapshots: as of `Scheduler`."""
         groups = groups or [PageGroup(count, page_size) for count in pages]
         self.late = Follow()
-        self.scheduler = Scheduler(bounds, groups, frozenset({END}), self.late.concerns)
-        self.executor = executor or FakeExecutor(groups)
+        self.scheduler = Scheduler(bounds, groups, frozenset({END}), self.late.concerns, snapshots)
+        self.executor = executor or FakeExecutor(groups, snapshots=snapshots)
         self.outputs: dict[str, list[Output]] = {}
         self.plans: list[Plan] = []
         self.admitted: list[list[str]] = []
@@ -104,6 +105,8 @@ class Driver:
     def submit(self) -> Plan | None:
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity(deep=True)
+        live = self.scheduler._live.values()
+        assert self.scheduler._late_live == sum(self.late.concerns(request.spec) for request in live)
         assert plan or self.in_flight or self.scheduler.idle, "no step can be scheduled although requests are left"
         if plan is not None:
             requests = {request.slot: request.id for request in self.scheduler._in_flight[-1][1]}

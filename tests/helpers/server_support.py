@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,9 +20,9 @@ from fastapi import FastAPI
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
 from srv.server.app import ServerSettings, create_app
 from srv.server.client import EngineClient
-from srv.server.http.connection import http_protocol
+from srv.server.http.connection import DEFAULT_LIMITS, ConnectionLimits, http_protocol
 from srv.testing.fake_engine import HIDDEN, ByteTokenizer, FakeEngine
-from srv.types import Pooling
+from srv.types import PooledHead, Pooling, RequestSpec
 
 MODEL = "tiny"
 CONTEXT = 256
@@ -57,10 +60,33 @@ def settings(**changes: Any) -> ServerSettings:
         "hidden_size": HIDDEN,
         "pooling": Pooling.LAST,
         "return_hidden_states": True,
+        "file_storage_path": Path("/nonexistent/srv"),
         "model_info": {"model_path": "/models/tiny"},
         "server_info": {"args": {"page_size": {"value": 16, "story": "because generic default"}}},
     }
     return ServerSettings(**(values | changes))
+
+
+STORED_FILE = "file-" + "0" * 32
+_STORAGE = tempfile.TemporaryDirectory()  # removed when the process ends
+
+
+@cache
+def file_storage() -> Path:
+    """A folder in which an earlier server has stored a file for a batch."""
+    folder = Path(_STORAGE.name)
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    file = {"id": "", "owner": "", "filename": "a", "purpose": "batch", "created_at": 0, "bytes": 0}
+    (folder / f"{STORED_FILE}.data").write_text(json.dumps(line))
+    (folder / f"{STORED_FILE}.json").write_text(json.dumps(file))
+    return folder
+
+
+def settings_for(path: str) -> dict[str, Any]:
+    """What a server needs to answer at `path`, beside the defaults: labels, to classify; a file, for a batch."""
+    if path == "/v1/batches":
+        return {"file_storage_path": file_storage()}
+    return {"head": PooledHead(labels=("bad", "good"))} if path.endswith("/classify") else {}
 
 
 @asynccontextmanager
@@ -82,12 +108,14 @@ async def serving(
 
 
 @asynccontextmanager
-async def listening(engine: FakeEngine | None = None, **changes: Any) -> AsyncGenerator[Serving, None]:
+async def listening(
+    engine: FakeEngine | None = None, limits: ConnectionLimits = DEFAULT_LIMITS, **changes: Any
+) -> AsyncGenerator[Serving, None]:
     """The app behind real uvicorn, on a free loopback port."""
     async with serving(engine, **changes) as inner:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        protocol = http_protocol(inner.app.state.service.metrics.responded, inner.app.state.refused)
+        protocol = http_protocol(inner.app.state.service.metrics.responded, inner.app.state.refused, limits)
         config = uvicorn.Config(inner.app, http=protocol, log_level="warning", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -109,3 +137,15 @@ async def eventually(check: Any, seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not check():
             await asyncio.sleep(0.005)
+
+
+def generating(text: str | bytes, *after: int) -> FakeEngine:
+    """An engine whose outputs are this text, and these tokens after it."""
+    data = text.encode() if isinstance(text, str) else text
+    return FakeEngine(script=lambda message: [*data, *after])
+
+
+def prompt(server: Serving) -> str:
+    """The text of the latest prompt that the engine got."""
+    (*_, last) = [message for message in server.engine.received if isinstance(message, RequestSpec)]
+    return bytes(last.tokens).decode()

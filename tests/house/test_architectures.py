@@ -11,7 +11,11 @@ from srv.models.architectures.registry import BUILT_IN
 
 CORE = Path(__file__).resolve().parents[2] / "core" / "srv"
 ARCHITECTURES = CORE / "models" / "architectures"
-OWN = {ARCHITECTURES / f"{module}.py" for module in BUILT_IN.values()} | {ARCHITECTURES / "registry.py"}
+TABLES = {ARCHITECTURES / name for name in ("registry.py", "vision_models.py")}
+MODULES = {module.partition(":")[0] for module in BUILT_IN.values()}
+OWN = {ARCHITECTURES / f"{module}.py" for module in MODULES} | TABLES
+FAMILIES = ("registry", "fields", "dense", "mixture", "hybrid", "older", "multimodal")  # their sizes
+OWN |= {CORE / "models" / "sizes" / f"{module}.py" for module in FAMILIES}
 SHARED = [
     path
     for folder in ("models", "quantization", "planning", "worker", "engine", "executor", "sample", "memory")
@@ -20,7 +24,7 @@ SHARED = [
 ]
 
 
-NAMES = {*BUILT_IN, *BUILT_IN.values()}  # the GGUF files of an architecture have the name of its module
+NAMES = {*BUILT_IN, *MODULES}  # the GGUF files of an architecture have the name of its module
 
 
 def test_a_switch_is_found() -> None:

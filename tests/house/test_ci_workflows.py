@@ -7,15 +7,20 @@ Exit status: 0 success, 1 a failure, 2 an invalid command line, 3 the hardware i
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from every import every
+from letters_model import write_accepted_model
 
 from srv.platform.registry import find_platforms
 
@@ -25,6 +30,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 CALL = re.compile(r"ci/platform\.sh (--quick )?(?P<name>[a-z][a-z0-9_]*)(:(?P<variant>\w+))?")
 ACTIONS = ("actions/checkout@", "actions/setup-python@", "actions/upload-artifact@")
 MISSING = 3
+DEPENDENCIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
 sys.path.insert(0, str(ROOT / "ci"))
 import platform_state  # noqa: E402 - a script in ci/, which is not a package
@@ -139,6 +145,78 @@ def test_only_missing_requirements_are_installed(tmp_path: Path) -> None:
     assert platform_state.to_install("empty", tmp_path) == ["-e", f"{tmp_path}[empty]"]
     assert platform_state.to_install("mine", tmp_path) == ["-e", str(plugin)]
     assert platform_state.to_install("cpu", tmp_path) == []
+
+
+def test_what_the_evidence_tests_import_is_installed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the platform: one with an extra of its own, a plugin from elsewhere, a simulator."""
+    (tmp_path / "pyproject.toml").write_text(
+        '[project.optional-dependencies]\nmine = ["vendor-software"]\ntest = ["packaging>=1", "no-such-package>=1"]\n'
+    )
+    simulator = tmp_path / "plugins" / "mine_simulator"
+    simulator.mkdir(parents=True)
+    (simulator / "pyproject.toml").write_text('[project]\nname = "no-such-simulator"\n')
+    assert platform_state.to_install("mine", tmp_path) == ["-e", f"{tmp_path}[mine,test]"]
+    assert platform_state.to_install("other", tmp_path) == ["-e", f"{tmp_path}[test]"]
+    monkeypatch.setenv("SRV_MINE_SIMULATOR", "one")
+    assert platform_state.to_install("mine", tmp_path) == ["-e", f"{tmp_path}[test]", "-e", str(simulator)]
+
+
+def test_the_extra_for_tests_has_what_the_evidence_tests_import() -> None:
+    """What an environment with srv and this extra alone lacks, the evidence tests must not import."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    own = {"srv", "srv_matrix", *(path.stem for path in (ROOT / "tests" / "helpers").glob("*.py"))}
+    given = {name.replace("-", "_") for name in map(_name, [*DEPENDENCIES, *extras["test"]])}
+    script = SCRIPT.read_text()
+    (files,) = re.findall(r"any_device_tests=\((.+\.py)\)", script)
+    helpers = ("letters_model", "e2e_support")
+    files = [
+        *files.split(),
+        "tests/e2e/conftest.py",
+        "tests/conftest.py",
+        *(f"tests/helpers/{each}.py" for each in helpers),
+    ]
+    for file in files:
+        tops = {name.partition(".")[0] for name in _imported(ROOT / file)}
+        assert tops - sys.stdlib_module_names - own - given == set(), file
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^\w-]", requirement)[0].lower()
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+TALL = """
+import dataclasses
+from srv.platform.facts import Requires, Unfit
+from srv_toy_device.manifest import MANIFEST as TOY
+
+def check(context):
+    short = context.model is not None and context.model.head_dim % 64
+    return Unfit(("its kernels need heads of a multiple of 64",)) if short else Requires()
+
+ATTENTION = tuple(dataclasses.replace(each, check=check) for each in TOY.facts.backends["attention"])
+FACTS = dataclasses.replace(TOY.facts, backends={**TOY.facts.backends, "attention": ATTENTION})
+MANIFEST = dataclasses.replace(TOY, name="tall", facts=FACTS)
+"""
+
+
+def test_evidence_tests_use_a_model_that_the_platform_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tall.py").write_text(TALL)
+    info = tmp_path / "tall-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tall\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[srv.platforms]\ntall = tall:MANIFEST\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = write_accepted_model(tmp_path / "model", "tall")
+    assert json.loads((folder / "config.json").read_text())["head_dim"] == 64
+    assert json.loads((write_accepted_model(folder, "cpu") / "config.json").read_text())["head_dim"] == 16
 
 
 def test_simulator_replaces_the_vendors_software(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def run(checkout: Path, *arguments: str) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_a_test_is_skipped_until_the_code_that_it_covers_changes(checkout: Path) -> None:
     assert "3 passed" in run(checkout)  # nothing is recorded yet
     assert "3 passed" in run(checkout, "--record-digests", "-n", "2")

@@ -1,4 +1,4 @@
-"""The package in tests/packages uses only what docs/architectures.md and docs/quantization.md declare as public."""
+"""The package in tests/packages uses only what the pages of docs/ about extensions declare as public."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = tuple(ROOT / "docs" / name for name in ("architectures.md", "quantization.md"))
+PAGES = tuple(
+    ROOT / "docs" / name for name in ("architectures.md", "quantization.md", "logit-processors.md", "reply-formats.md")
+)
 SOURCES = sorted((ROOT / "tests" / "packages").rglob("*.py"))
 ROW = re.compile(r"^\| `(srv\.[\w.]+)` \| (`.+`) \|$", re.MULTILINE)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from every import every
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from srv_kernels.contracts import CONTRACTS, DTYPES, violations
 
@@ -44,6 +45,33 @@ def test_norm_rounds_before_the_weight_as_published_models_do() -> None:
         norm = pkgutil.resolve_name(target)
         assert torch.equal(norm(x, weight, 1e-5), want)
         assert torch.equal(norm(x[:1], weight, 1e-5), want[:1])
+
+
+@every("op", ["causal_conv1d", "gated_delta_rule"])
+def test_rows_that_decode_beside_a_prompt_are_computed_together(op: str) -> None:
+    """A step with more of them calls as many operators."""
+
+    def operators(rows: int) -> int:
+        tokens, slots = rows + 5, torch.arange(rows + 1)
+        lens = (*(1,) * rows, 5)
+        if op == "causal_conv1d":
+            args: tuple[Any, ...] = (torch.ones(tokens, 8), torch.ones(8, 4), None, torch.ones(rows + 1, 8, 4))
+        else:
+            vectors, rates = torch.ones(tokens, 2, 8), torch.zeros(tokens, 2)
+            args = (vectors, vectors, vectors, rates, rates, torch.ones(rows + 1, 2, 8, 8))
+        with torch.inference_mode(), CountedOperators() as counted:
+            pkgutil.resolve_name(CONTRACTS[op].reference)(*args, slots, lens)
+        return counted.calls
+
+    assert operators(32) == operators(2)
+
+
+class CountedOperators(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
 
 
 class TestViolations:

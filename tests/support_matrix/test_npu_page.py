@@ -20,7 +20,7 @@ VARIANTS = ("a2", "a3")
 # The marks of cells: a word, for planned arguments the platform's declaration, and the level.
 MARK = re.compile(
     r"(?:✅ (?:yes|partly|experimental) \(E[45]\)"
-    r"|(?:(?:partly|experimental), )?(?:published|declared|contract-tested|simulated or compiled) \(E[0-3]\)"
+    r"|(?:(?:partly|experimental), )?(?:published|declared|contract-tested|simulated) \(E[0-3]\)"
     r"|planned \(platform: (?:yes|partly|experimental|not declared), E[0-5]\)"
     r"|(?:no|not applicable|unknown) \(E[0-5]\))"
 )

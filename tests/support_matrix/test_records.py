@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from every import every
@@ -16,14 +17,18 @@ from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
 from srv.args.prerequisites import PREREQUISITES, with_prerequisite
 from srv.args.spec import Argument
 from srv.cli import main as cli
+from srv.errors import PlatformUnavailable
 from srv.models.architectures.registry import BUILT_IN, find_gguf, gguf_names
 from srv.platform.facts import Support
+from srv.platform.manifest import EngineContext
+from srv.platform.placeholder import PlatformPlaceholder
 from srv.platform.registry import find_platforms
 from srv_cuda.attention_specs import RULES
 from srv_matrix.feature_page import feature_page
 from srv_matrix.features import OTHERS
-from srv_matrix.inventory import Inventory, Op, observe
+from srv_matrix.inventory import Inventory, Op, observe, without_code
 from srv_matrix.inventory import read as read_inventory
+from srv_matrix.judge import TOO_FEW_DEVICES
 from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.pairs import pairs
@@ -199,7 +204,8 @@ def test_endpoint_is_supported_on_every_variant() -> None:
 def test_without_device_code_no_model_and_no_endpoint_is_declared() -> None:
     unbuilt = replace(INVENTORY, unbuilt={"imagined": "it is not built yet"})
     shown = matrix(Support("model_impl", "unsupported", "it has none", values=("transformers",)), inventory=unbuilt)
-    for feature in ("model:LlamaForCausalLM/safetensors", "endpoint:POST /generate", "op:rms_norm/float32"):
+    features = ("model:LlamaForCausalLM/safetensors", "endpoint:POST /generate", "op:rms_norm/float32")
+    for feature in (*features, "port", "log_level=debug"):
         planned = cell(shown, feature)
         assert (planned.status, planned.reason_code, planned.level) == (Status.PLANNED, "not_implemented", None)
         assert planned.reason == "it is not built yet"
@@ -213,7 +219,9 @@ def test_models_are_the_native_ones_and_those_of_transformers() -> None:
     names = {feature.removeprefix("model:") for feature in shown.of_kind("model")}
     assert {name.partition("/")[0] for name in names} == {*BUILT_IN, OTHERS}
     assert {name.partition("/")[0] for name in names if name.endswith("/gguf")} == {
-        each.name for each in map(find_gguf, gguf_names()) if each is not None
+        found.name
+        for name, experts in itertools.product(gguf_names(), (False, True))
+        if (found := find_gguf(name, experts=experts)) is not None
     }
     assert cell(shown, "model:LlamaForCausalLM/gguf").status is Status.SUPPORTED
     others = [cell(shown, f"model:{OTHERS}/safetensors", variant) for variant in VARIANTS]
@@ -319,17 +327,19 @@ def test_value_that_fits_no_common_model_is_limited() -> None:
 
 
 def test_refused_default_limits_the_argument() -> None:
-    assert cell(matrix(), "page_size").reason.startswith("not 1, 2: wide: requires page_size 32, not 1")
+    reason = "not 1, 2: no attention backend of platform imagined can use it: wide requires page_size 32"
+    assert cell(matrix(), "page_size").reason.startswith(reason)
 
 
 def test_each_reason_of_refused_values_is_listed() -> None:
     less = make_matrix([manifest(capabilities=CAPABLE - {"float16"})])
     reason = cell(less, "kv_cache_dtype").reason
-    first, second, later = reason.split(". ")
+    first, second, third = reason.split(". ")
     assert first.startswith("not float16: the platform does not support float16 on this device")
     assert second.startswith("Not int8: ")
     assert second.endswith("(capability int8_kv)")
-    assert later == "Not yet: fp8_e5m2, fp8_e4m3"
+    assert third.startswith("Not fp8_e4m3, fp8_e5m2: ")
+    assert third.endswith("(capability fp8_kv)")
 
 
 def test_page_of_features_has_a_row_for_each() -> None:
@@ -348,6 +358,18 @@ def test_committed_inventory_is_up_to_date() -> None:
     assert committed == observe(), "run `make matrix`"
 
 
+def test_only_a_platform_without_code_is_unbuilt() -> None:
+    """One that cannot start on this machine has code all the same."""
+
+    def refuse(context: EngineContext) -> NoReturn:
+        raise PlatformUnavailable("imagined", "this torch is for other devices", "Install another", "torch_without_it")
+
+    described = PlatformPlaceholder("imagined", "Imagined Mk 1", "imagined.platform:create")
+    platform = find_platforms()["cuda"].loaded
+    assert without_code(replace(platform, create=refuse)) is None
+    assert without_code(replace(platform, create=described.create)) == described.reason
+
+
 def test_damaged_inventory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "inventory.json"
     assert read_inventory(path) == Inventory()
@@ -360,7 +382,10 @@ def test_damaged_inventory_is_refused(tmp_path: Path) -> None:
 
 
 # For these a plan reads files.
-FILE_ARGUMENTS = ("device", "model_path", "load_format", "quantization", "context_length", "config")
+FILE_ARGUMENTS = (
+    *("device", "model_path", "load_format", "quantization", "context_length", "config"),
+    "delete_ckpt_after_loading",
+)
 
 
 @pytest.fixture
@@ -385,9 +410,12 @@ def folder(tmp_path: Path) -> Path:
 
 # A backend may require that the KV pool has the dtype of the activations.
 FURTHER_VALUES = {"kv_cache_dtype=float16": {"dtype": "float16"}}
+# Such a value works on a machine with several devices, which the condition of its cell says.
+MORE_DEVICES = {TOO_FEW_DEVICES: ",count=8"}
 
 
-@pytest.mark.parametrize("place", ["npu:a2", pytest.param("cpu:avx2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["npu:a2", "cpu:avx2"])
 def test_srv_plan_agrees_with_the_records(
     place: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,7 +424,7 @@ def test_srv_plan_agrees_with_the_records(
         monkeypatch.delenv(argument.variable, raising=False)
     platform, _, variant = place.partition(":")
     shown = make_matrix([find_platforms()[platform].loaded])
-    base = ["plan", "--json", f"--device={place}", f"--model-path={folder}", "--load-format=dummy"]
+    model = ["plan", "--json", f"--model-path={folder}", "--load-format=dummy"]
     wrong: list[str] = []
     for record in shown.records.values():
         if (record.kind, record.variant) != ("value", variant) or record.argument in FILE_ARGUMENTS:
@@ -410,15 +438,52 @@ def test_srv_plan_agrees_with_the_records(
                 patch.setenv(ARGUMENTS[name].variable, ARGUMENTS[name].show(needed))
             for other, text in FURTHER_VALUES.get(record.feature, {}).items():
                 patch.setenv(ARGUMENTS[other].variable, text)
-            status = cli.main(base)
+            status = cli.main([*model, f"--device={place}{MORE_DEVICES.get(record.reason_code, '')}"])
         printed = capsys.readouterr()
         assert printed.out, printed.err
         answer = json.loads(printed.out)
         codes = [refusal["code"] for refusal in answer.get("refusals", ())]
-        if codes == ["pool_too_small"]:
+        if codes in (["pool_too_small"], ["inert"]):
             continue  # because of this model and memory size, not because of the argument
+        if record.status is Status.LIMITED and codes == [record.reason_code]:
+            continue  # it is accepted under the condition that the cell states
         # core refuses before the platform
         expected = {record.reason_code, "planned"} if record.core is Status.PLANNED else {record.reason_code}
         if (status == 0) != record.status.works or (codes and expected.isdisjoint(codes)):
             wrong.append(f"{record.feature}: {record.status.value} [{record.reason_code}], but plan says {codes}")
     assert wrong == []
+
+
+def test_level_e3_says_whether_something_ran_or_only_compiled() -> None:
+    feature = "op:rms_norm/float32"
+    ran = evidence(feature, level=Level.E3, test="t.py::ran")
+    compiled = evidence(feature, level=Level.E3, note="compiled", test="t.py::compiled")
+    starts = evidence(feature, level=Level.E3, note="starts", test="t.py::starts")
+    declared = cell(matrix(inventory=INVENTORY), feature)
+    marks = [
+        mark(replace(declared, evidence=found))
+        for found in ((compiled,), (ran,), (ran, compiled), (starts,), (compiled, starts), (starts, ran))
+    ]
+    assert marks == [
+        *("compiled (E3)", "simulated (E3)", "simulated (E3)"),
+        *("starts (E3)", "starts (E3)", "simulated (E3)"),
+    ]
+
+
+def test_a_value_that_a_server_only_starts_with_is_not_verified() -> None:
+    """Nor is its argument, as long as no test sees the difference that one of its values makes."""
+    starts = [
+        evidence(f"disable_radix_cache={value}", level=Level.E3, note="starts", test=f"starts {value}")
+        for value in ("true", "false")
+    ]
+    shown = matrix(evidence=[*starts, evidence("disable_radix_cache=true", test="effect")])
+    names = ("disable_radix_cache=true", "disable_radix_cache=false", "disable_radix_cache")
+    assert [mark(cell(shown, name)) for name in names] == ["✅ yes (E4)", "starts (E3)", "starts (E3)"]
+
+
+def test_an_argument_is_only_compiled_if_one_of_its_values_is() -> None:
+    values = [evidence(f"disable_radix_cache={value}", level=Level.E3, test=value) for value in ("true", "false")]
+    assert cell(matrix(evidence=values), "disable_radix_cache").word == "simulated"
+    compiled = replace(values[0], note="compiled")
+    assert cell(matrix(evidence=[compiled, values[1]]), "disable_radix_cache").word == "compiled"
+    assert cell(matrix(evidence=values[:1]), "disable_radix_cache").word == "declared"

@@ -17,7 +17,8 @@ from matrix_world import evidence, matrix
 
 from srv.args.config import ARGUMENTS
 from srv.platform.facts import Support
-from srv_matrix.data import to_csv, to_dict, to_json
+from srv_matrix.ages import ChangedSince
+from srv_matrix.data import to_csv, to_json
 from srv_matrix.matrix import Matrix
 from srv_matrix.site import page, write_site
 
@@ -82,8 +83,11 @@ def test_the_site_is_written(shown: Matrix, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "site").iterdir()) == ["index.html", "support.csv", "support.json"]
 
 
-def ask(shown: Matrix, expression: str) -> Any:
-    """The value of a JavaScript expression over the script's functions `m` and the page's data `d`."""
+def ask(shown: Matrix, expression: str, changed: ChangedSince | None = None) -> Any:
+    """The value of a JavaScript expression over the script's functions `m` and the page's data `d`.
+
+    changed: the ages of evidence, if the page has them.
+    """
     script = Path(str(files("srv_matrix") / "web" / "matrix.js"))
     code = (
         f"const m = require({json.dumps(str(script))});"
@@ -91,8 +95,9 @@ def ask(shown: Matrix, expression: str) -> Any:
         f"console.log(JSON.stringify({expression}));"
     )
     assert NODE is not None
-    data = json.dumps(to_dict(shown))
-    done = subprocess.run([NODE, "-e", code], input=data, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [NODE, "-e", code], input=to_json(shown, changed), capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -145,3 +150,33 @@ def test_only_verified_cells_are_marked_yes(shown: Matrix) -> None:
     found = 'm.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
     lines = ask(shown, f'm.evidenceOf(d, {found}.cells["imagined:mk1"])')
     assert "tests/test_it.py::test_it" in lines[0]
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
+def test_each_cell_is_one_glyph_whose_color_says_what_was_run(shown: Matrix) -> None:
+    found = ask(
+        shown,
+        'm.rowsOf(d, {values: "1"}).filter(r => r.cells["imagined:mk1"])'
+        '.map(r => [r.feature, m.lookOf(r.cells["imagined:mk1"])])',
+    )
+    looks = {feature: (look["glyph"], look["look"]) for feature, look in found}
+    expected = {
+        "schedule_policy=lpm": ("✓", "verified"),
+        "schedule_policy=fcfs": ("○", "supported"),
+        "log_level=debug": ("✕", "unsupported"),
+        "log_level": ("◐", "limited"),
+        "dp_size": ("…", "planned"),
+    }
+    assert {feature: looks[feature] for feature in expected} == expected
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
+def test_evidence_older_than_its_code_says_so(shown: Matrix) -> None:
+    expression = (
+        'd.changed_since && [m.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
+        '.cells["imagined:mk1"]].map(c => [!!c.older, m.evidenceOf(d, c, "imagined:mk1")[0]])[0]'
+    )
+    for changed, expected in ((3, True), (0, False)):
+        older, line = ask(shown, expression, {"imagined": {"c0ffee": changed}})
+        assert older is expected
+        assert ("older than the code: 3 files have changed since" in line) is expected

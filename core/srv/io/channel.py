@@ -16,6 +16,7 @@ import fcntl
 import os
 import queue
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Protocol
@@ -77,13 +78,29 @@ class SocketDirectory:
 
 
 def _remove_stale_directories(parent: Path) -> None:
-    """Remove directories that killed servers of this user left behind; one without a lock file may be new."""
+    """Remove directories that killed servers of this user left behind; one without a lock file may be new.
+
+    Other users can put anything here: their directories, links and whatever is no plain file are never opened, and
+    opening does not wait.
+    """
     for path in parent.glob(f"{_PREFIX}*"):
-        # OSError: owned by another user, locked, or removed by another process in the meantime
-        with contextlib.suppress(OSError), (path / _LOCK).open("rb") as lock:
-            if path.stat().st_uid == os.getuid():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+        # OSError: locked, or removed by another process in the meantime
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            if found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode):
+                _remove_if_unlocked(path)
+
+
+def _remove_if_unlocked(directory: Path) -> None:
+    """Raises OSError if another process holds the lock, or there is no lock file of this user."""
+    lock = os.open(directory / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(lock)
+        if found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 class ApiChannel:

@@ -10,6 +10,7 @@ This module must not know what a specification means.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import logging
@@ -18,6 +19,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+
+from srv.io.phases import Phase, Phases, since_process_start
 
 
 def spawn(module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> subprocess.Popen[bytes]:
@@ -45,8 +48,10 @@ def exit_status(process: subprocess.Popen[bytes]) -> str | None:
     return f"status {code}" if code >= 0 else f"signal {-code}"
 
 
-def begin(modules: Sequence[str]) -> bytes:
+def begin(modules: Sequence[str], phases: Phases | None = None) -> bytes:
     """Called first in the child: import the slowest modules and return the specification; b"" if the parent is gone.
+
+    `phases`: records how long that takes, and what came before in this process.
 
     The garbage collector is off until the child is ready, because what imports and loading make stays alive anyway.
     """
@@ -54,8 +59,14 @@ def begin(modules: Sequence[str]) -> bytes:
     # requests and ends its children: with a message, by exiting, or by killing them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1)  # logs the stacks of all threads without the interpreter's help
     gc.disable()
-    with contextlib.suppress(Exception):  # raised again where the modules are used, which reports it
+    phases = phases or Phases()
+    if (before := since_process_start()) is not None:
+        phases.add([Phase("interpreter", before)])
+    # What an import raises is raised again where the modules are used, which reports it.
+    with phases.run("imports", does="importing modules"), contextlib.suppress(Exception):
         for module in modules:
             importlib.import_module(module)
     return sys.stdin.buffer.read()

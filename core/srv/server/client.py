@@ -31,15 +31,18 @@ from srv.io.messages import (
     LoadFailed,
     Output,
     Outputs,
+    Pause,
+    Paused,
     Ready,
+    SetLogLevel,
     Stats,
     ToEngine,
 )
 from srv.server.engine_errors import request_error
-from srv.types import FinishReason, RequestSpec
+from srv.types import FinishReason, RequestSpec, Vocabulary
 
 log = logging.getLogger(__name__)
-Reply = TypeVar("Reply", Stats, Flushed, Controlled)
+Reply = TypeVar("Reply", Stats, Flushed, Paused, Controlled)
 DRAIN_MARGIN_SECONDS = 5.0  # extra time after the grace period for the engine to send Drained
 
 
@@ -93,10 +96,11 @@ class EngineClient:
         self._channel = channel
         self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._inboxes: dict[str, _Inbox] = {}
-        self._calls: dict[int, asyncio.Future[Stats | Flushed | Controlled]] = {}
+        self._calls: dict[int, asyncio.Future[Stats | Flushed | Paused | Controlled]] = {}
         self._next_call = 0
         self._drained: asyncio.Future[Drained] | None = None
         self._failure: EngineDead | None = None
+        self.received = 0  # messages so far
         self.latest_stats: Stats | None = None
         self.ready: Ready | None = None
 
@@ -157,6 +161,7 @@ class EngineClient:
             self.fail(EngineDead(f"messages cannot be sent to the engine: {type(error).__name__}: {error}"))
 
     def _dispatch(self, message: FromEngine) -> None:
+        self.received += 1
         match message:
             case Outputs(outputs):
                 for output in outputs:
@@ -168,7 +173,7 @@ class EngineClient:
             case Stats():
                 self.latest_stats = message
                 self._complete_call(message.call, message)
-            case Flushed() | Controlled():
+            case Flushed() | Paused() | Controlled():
                 self._complete_call(message.call, message)
             case Drained():
                 if self._drained is not None and not self._drained.done():
@@ -178,7 +183,7 @@ class EngineClient:
             case LoadFailed():
                 raise EngineDead("the engine could not start: " + "; ".join(message.lines))
 
-    def _complete_call(self, call: int, reply: Stats | Flushed | Controlled) -> None:
+    def _complete_call(self, call: int, reply: Stats | Flushed | Paused | Controlled) -> None:
         if (waiting := self._calls.pop(call, None)) is not None and not waiting.done():
             waiting.set_result(reply)
 
@@ -234,12 +239,24 @@ class EngineClient:
         assert isinstance(reply, kind)
         return reply
 
+    def send_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tell the engine the tokens' bytes, before the first request with a grammar."""
+        self._outbox.put_nowait(vocabulary)
+
     async def flush(self) -> Flushed:
         """Flush the prefix cache. `done` is False, with a reason, while requests are running."""
         return await self._call(FlushCache, Flushed)
 
     async def stats(self) -> Stats:
         return await self._call(GetStats, Stats)
+
+    async def pause(self, paused: bool, retract: bool = False) -> bool:
+        """Let the engine plan no further steps, or go on; returns whether it is paused now. No request is lost."""
+        return (await self._call(lambda call: Pause(call, paused, retract), Paused)).paused
+
+    def set_log_level(self, level: str) -> None:
+        """The minimum severity that the engine process logs from now on."""
+        self._outbox.put_nowait(SetLogLevel(level))
 
     async def control(self, command: Command) -> list[Answer]:
         """Let every rank of the engine carry out a command between two steps."""

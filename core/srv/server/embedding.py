@@ -67,19 +67,20 @@ async def _embed_one(
     arrival: float,
     aborted: Callable[[str], bool],
 ) -> Embedding:
-    reason, cached = FinishReason.ABORT, 0  # unless the engine reports another
+    record = observers.begin(spec.id, arrival)  # its reason is ABORT, unless the engine reports another
+    record.spec = spec
     observers.started(spec)
     try:
         if aborted(spec.id):
-            return Embedding(len(spec.tokens), 0, reason, b"")
+            return Embedding(len(spec.tokens), 0, record.reason, b"")
         last = [output async for output in engine.generate(spec)][-1]
         assert last.finish is not None
-        reason, cached = last.finish, last.cached_tokens
-        return Embedding(len(spec.tokens), last.cached_tokens, reason, last.vectors or b"")
+        record.reason, record.cached_tokens, record.scheduled = last.finish, last.cached_tokens, last.scheduled_at
+        return Embedding(len(spec.tokens), last.cached_tokens, last.finish, last.vectors or b"")
     except (EngineDead, RequestError):
-        reason = FinishReason.ERROR
+        record.reason = FinishReason.ERROR
         raise
     finally:
-        seconds = time.perf_counter() - arrival
-        metrics.sequence_ended(reason, seconds)
-        observers.finished(spec, reason, cached, 0, seconds)
+        record.ended = time.perf_counter()
+        metrics.of(record.labels).ended(record)
+        observers.ended(record)

@@ -5,7 +5,9 @@ validation errors, and `field_table`, which the tests read. Must not know any en
 
     implemented  has an effect; tested
     no_effect    by definition changes nothing that this server returns; has a reason
-    refused      known, but not implemented: a 400 that names it, unless its value is neutral
+    refused      known, but not implemented: a 400 that names it
+
+A field that is refused or unknown is taken if its value asks for nothing (`srv.server.neutral`).
 """
 
 from __future__ import annotations
@@ -16,33 +18,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from srv.errors import RequestError
+from srv.server.neutral import is_neutral
 
 MAX_SUGGESTION_LENGTH = 64  # difflib is quadratic; a longer unknown name gets no suggestion
 MAX_REPORTED_PROBLEMS = 5
 
 
-def _same(left: object, right: object) -> bool:
-    """Equality that distinguishes 1, 1.0 and True."""
-    return type(left) is type(right) and left == right
-
-
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field of the protocol whose feature is not implemented.
-
-    Only the values in `neutral` are accepted: clients send them without asking for the feature.
-    """
+    """A field of the protocol whose feature is not implemented."""
 
     reason: str
-    neutral: tuple[object, ...] = (None,)
 
     def check(self, value: object) -> object:
-        if any(_same(value, neutral) for neutral in self.neutral):
-            return value
         raise PydanticCustomError("not_implemented", "{reason}", {"reason": self.reason})
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
@@ -76,6 +68,19 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
     RENAMED: ClassVar[dict[str, str]] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, body: object) -> object:
+        """The body without fields that are not implemented and whose value asks for nothing."""
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if cls._is_implemented(name) or not is_neutral(name, value)}
+
+    @classmethod
+    def _is_implemented(cls, name: str) -> bool:
+        info = cls.model_fields.get(name)
+        return info is not None and not any(isinstance(mark, Refused) for mark in info.metadata)
+
     @classmethod
     def parse(cls, body: object, where: str = "") -> Self:
         """Validate a decoded JSON body. Raises RequestError (400) that names all invalid fields, at most five."""
@@ -92,7 +97,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def _refuse_unknown(cls, body: dict[str, object], where: str) -> None:
-        unknown = [name for name in body if name not in cls.model_fields]
+        unknown = [name for name, value in body.items() if name not in cls.model_fields and not is_neutral(name, value)]
         if not unknown:
             return
         sentences = [unknown_name(cls, name, where) for name in unknown[:MAX_REPORTED_PROBLEMS]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -14,10 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn, but the first signal drains before the listener closes; a second one aborts running requests."""
+    """uvicorn, but the first signal drains before the listener closes; a second one aborts running requests.
 
-    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, grace_seconds: float) -> None:
+    drop: ends the work for requests that have not reached the engine, once those that have are done.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, lifecycle: Lifecycle, grace_seconds: float, drop: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._drop = drop
         self._lifecycle = lifecycle
         self._grace_seconds = grace_seconds
         self._draining: asyncio.Task[None] | None = None
@@ -26,7 +34,15 @@ class GracefulServer(uvicorn.Server):
 
     async def serve(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)  # type: ignore[arg-type]
+        # uvicorn handles SIGINT and SIGTERM. SIGHUP, of a terminal that is closed, must not end requests either; nohup
+        # sets it to be ignored, which stays so.
+        hang_up = signal.getsignal(signal.SIGHUP)
+        if hang_up != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self.handle_exit)
+        try:
+            await super().serve(sockets)  # type: ignore[arg-type]
+        finally:
+            signal.signal(signal.SIGHUP, hang_up)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by the signal handler that uvicorn installs, on the main thread."""
@@ -50,10 +66,12 @@ class GracefulServer(uvicorn.Server):
         Does nothing during a shutdown, when the engine is expected to exit.
         """
         if not self._lifecycle.draining:
+            self._drop()
             self.engine_lost = self.should_exit = True
 
     async def _drain(self) -> None:
         try:
             await self._lifecycle.drain(self._grace_seconds)
         finally:
+            self._drop()
             self.should_exit = True

@@ -53,6 +53,7 @@ class Lifecycle:
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
+        self.hung = False  # the engine is; see `srv.server.watchdog`
         self.aborted: set[str] = set()  # sequences of active requests that were aborted
 
     @property
@@ -62,7 +63,7 @@ class Lifecycle:
 
     @property
     def healthy(self) -> bool:
-        return self._client.alive and not self.draining
+        return self._client.alive and not self.draining and not self.hung
 
     def check_accepting(self) -> None:
         """Raises RequestError (503) during a shutdown, EngineDead if the engine is gone."""

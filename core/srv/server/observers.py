@@ -1,4 +1,5 @@
-"""What the API process passes to hooks: requests, and refusals. Each part costs nothing if no plugin observes it.
+"""What the API process passes to hooks and to the request log: requests, and refusals. What nobody observes costs
+nothing.
 
 Must not know HTTP or the format of any protocol.
 """
@@ -11,21 +12,34 @@ from typing import Any
 
 from srv.hooks import FirstToken, Refused, RequestFinished, RequestStarted
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
-from srv.types import FinishReason, PoolingParams, RequestSpec
+from srv.server.records import CALLER, SequenceRecord
+from srv.server.request_log import RequestLog
+from srv.types import PoolingParams, RequestSpec
 
 
 class Observers:
     """Calls the hooks of one process, which are bound once."""
 
-    def __init__(self, hooks: Hooks = NO_HOOKS) -> None:
-        self.hooks = hooks
+    def __init__(self, hooks: Hooks = NO_HOOKS, log: RequestLog | None = None) -> None:
+        self.hooks, self._log = hooks, log
         self._started = hooks.bind("srv_request_started")
         self._first_token = hooks.bind("srv_first_token")
         self._finished = hooks.bind("srv_request_finished")
         self._refused = hooks.bind("srv_refused")
 
+    def begin(self, name: str, arrival: float, outputs: int = 1, index: int = 0) -> SequenceRecord:
+        """The record of a sequence of the request that is being handled. `arrival`: of the client's request.
+
+        `outputs`, `index`: sequences of its prompt, and its number among them.
+        """
+        keeps_text = self._log is not None and self._log.shows_text
+        texts: list[str] | None = [] if keeps_text else None
+        return SequenceRecord(name, arrival, CALLER.get(), outputs=outputs, output_index=index, texts=texts)
+
     def started(self, spec: RequestSpec) -> None:
         """A request is sent to the engine."""
+        if self._log is not None:
+            self._log.started(spec)
         if self._started is not None:
             maximum = 0 if isinstance(spec.params, PoolingParams) else spec.params.max_tokens
             self._started(
@@ -37,19 +51,23 @@ class Observers:
         if self._first_token is not None:
             self._first_token(FirstToken(id=name, seconds=seconds))
 
-    def finished(
-        self, spec: RequestSpec, reason: FinishReason, cached_tokens: int, completion_tokens: int, seconds: float
-    ) -> None:
-        """A request that was started has ended. `seconds`: since the client's request arrived."""
+    def ended(self, record: SequenceRecord) -> None:
+        """A sequence has ended, also one that was aborted before it was sent to the engine."""
+        if record.caller is not None:
+            record.caller.records.append(record)
+        if record.spec is None:
+            return
+        if self._log is not None:
+            self._log.ended(record)
         if self._finished is not None:
             self._finished(
                 RequestFinished(
-                    id=spec.id,
-                    reason=reason.value,
-                    prompt_tokens=len(spec.tokens),
-                    cached_tokens=cached_tokens,
-                    completion_tokens=completion_tokens,
-                    seconds=seconds,
+                    id=record.id,
+                    reason=record.reason.value,
+                    prompt_tokens=record.prompt_tokens,
+                    cached_tokens=record.cached_tokens,
+                    completion_tokens=record.completion_tokens,
+                    seconds=record.ended - record.arrival,
                 )
             )
 

@@ -7,105 +7,69 @@ blocking the event loop, default lengths, and seeds. Must not know HTTP or the f
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from srv.errors import RequestError
-from srv.server.fields import json_type, shorten
-from srv.server.sampling_fields import Sampling
+from srv.server.bad_words import check_tokens_left, forms, sequences
+from srv.server.custom_processors import check_processor
+from srv.server.engine_params import engine_params
+from srv.server.fields import shorten
+from srv.server.grammar_rules import checked_grammar
+from srv.server.grammars import CheckedGrammar, Grammars
+from srv.server.prompt_request import PromptRequest, TokenizedPrompt
+from srv.server.prompts import Prompt
+from srv.server.sampling_fields import Sampling, with_defaults
+from srv.server.seeds import seeds_for
 from srv.server.settings import ServerSettings
-from srv.server.text.processor import TextProcessor
-from srv.types import SamplingOptions, SamplingParams
+from srv.server.stop_rules import check_stop_counts, compile_stops
+from srv.server.text.processor import SpecialTokenAffixes, TextProcessor
+from srv.server.text.stop_regex import StopRegex
+from srv.server.text.token_ids import no_tokenizer
+from srv.server.text.truncation import without_end
+from srv.server.text_work import INLINE_COST, TextWork, is_little, split
 
-INLINE_CHARACTERS = 4096  # encoded on the event loop; longer text is encoded in a thread
-INLINE_TOKENS = 4096
 # Of a text with more characters per available token than this, a prefix is encoded first: most languages have 2 to 6
 # characters per token, so the prefix alone has too many tokens, and the text is refused without encoding the rest.
 PROBE_CHARACTERS_PER_TOKEN = 8
 PROBE_MARGIN = 1.25  # the prefix must exceed the limit by this factor, because its last token may be split
-TEXT_THREADS = 2
 # Unicode composition shrinks UTF-8 text by at most this factor (three Hangul letters become one syllable), so a prompt
 # with more bytes than this times the bytes of the tokens cannot fit, whatever the normalizer of the tokenizer does.
 NORMALIZATION_FACTOR = 3
-GREEDY_BELOW = 1e-5  # smaller temperatures overflow float32 logits, so the limit, greedy sampling, is used
 
 T = TypeVar("T")
-Prompt = str | list[int]
+ANY_MODEL = "default"  # a name for whatever model is served
+RANDOM_SEED = -1
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedPrompt:
-    """One prompt, from which n sequences are generated. `seeds` has n entries.
+class _Encoded(NamedTuple):
+    """The tokens of a prompt; `cut`: without those at its start."""
 
-    `sampling` is what the client requested, `params` what the engine gets, with one of the seeds for each sequence.
-    `params.max_tokens` is at least 1; `score_only` is set if the client requested 0 tokens.
-    """
-
-    text: str | None  # the prompt as text, if it came as text
     tokens: list[int]
-    sampling: Sampling
-    params: SamplingParams
-    seeds: tuple[int, ...]
-    score_only: bool
+    cut: bool
 
 
-def read_prompts(value: object, param: str) -> tuple[list[Prompt], bool]:
-    """The prompts of a request, and whether they are a batch. Raises RequestError."""
-    if isinstance(value, str):
-        return [value], False
-    if isinstance(value, list) and value:
-        kinds = set(map(type, value))
-        if kinds == {int}:
-            return [value], False
-        if kinds == {str}:
-            return list(value), True
-        if kinds == {list}:
-            return [_token_list(ids, f"{param}[{index}]") for index, ids in enumerate(value)], True
-        raise RequestError(
-            f"{param} must be a string, an array of strings, of token ids (integers), or of arrays of token ids;"
-            f" it contains {_json_types(value)}",
-            code="invalid_type",
-            param=param,
-        )
-    if isinstance(value, list):
-        raise RequestError(f"{param} = [] is refused: it has no tokens", code="empty_prompt", param=param)
-    raise RequestError(
-        f"{param} must be a string or an array, not {json_type(value)}", code="invalid_type", param=param
-    )
+class _Checked(NamedTuple):
+    """What the checks of sampling parameters have made of them. `banned`: the token sequences of bad words."""
 
-
-def _json_types(value: list[object]) -> str:
-    return " and ".join(sorted({json_type(item) for item in value}))
-
-
-def _token_list(ids: list[object], param: str) -> list[int]:
-    if set(map(type, ids)) - {int}:
-        raise RequestError(f"{param} must contain only token ids (integers)", code="invalid_type", param=param)
-    return ids  # type: ignore[return-value]
-
-
-def seeds_for(seed: int, n: int) -> tuple[int, ...]:
-    """One seed per sequence, derived from (seed, index). The first is `seed` itself."""
-    derived = (
-        int.from_bytes(hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest(), "big") >> 1
-        for index in range(1, n)
-    )
-    return (seed, *derived)
+    banned: tuple[tuple[int, ...], ...]
+    grammar: CheckedGrammar | None
+    stop_regex: StopRegex | None
 
 
 class RequestPreprocessor:
     """Checks and tokenizes requests for one model."""
 
-    def __init__(self, settings: ServerSettings, text: TextProcessor) -> None:
-        self._settings = settings
+    def __init__(self, settings: ServerSettings, text: TextProcessor, grammars: Grammars) -> None:
+        self._settings, self._grammars = settings, grammars
         generator = random.SystemRandom() if settings.random_seed is None else random.Random(settings.random_seed)
         self._random_bits = generator.getrandbits
         self._text = text
-        self._executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="srv-text")
+        self._work = TextWork(text, settings.text)
+        self.counts = self._work.counts
         max_bytes = settings.max_prompt_bytes
         if max_bytes is None:
             longest_token = max((len(text.token_bytes(token)) for token in range(text.vocab_size)), default=1)
@@ -113,15 +77,11 @@ class RequestPreprocessor:
         self.max_prompt_bytes = max_bytes
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    async def _run(self, function: Callable[[], T], inline: bool) -> T:
-        if inline:
-            return function()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        self._grammars.close()
+        self._work.close()
 
     def check_model(self, model: str | None) -> None:
-        if model is not None and model != self._settings.model_name:
+        if model is not None and model not in (self._settings.model_name, ANY_MODEL):
             raise RequestError(
                 f"model = {shorten(model)} is not served; the served model is {self._settings.model_name}",
                 code="model_not_found",
@@ -138,12 +98,21 @@ class RequestPreprocessor:
                 param=param,
             )
 
-    async def encode(self, text: str, add_special_tokens: bool, param: str, *, min_output: int | None = 1) -> list[int]:
-        """Encode a text, in a thread if it is long.
+    async def encode(self, texts: Sequence[str], add_special_tokens: bool, param: str) -> list[list[int]]:
+        """Encode texts of any number of tokens. Raises RequestError if one has too many bytes."""
+        for text in texts:
+            self.check_bytes(text, param)
+        sizes = list(map(len, texts))
+        tokens: list[list[int]] = []
+        inline = is_little(sizes)
+        for part in split(sizes):
+            chosen = [texts[index] for index in part]
+            tokens += await self._work.encode_part(chosen, add_special_tokens, inline)
+        return tokens
 
-        Raises RequestError if it is far too long; unless `min_output` is None, also if a prefix has too many tokens to
-        leave `min_output` for the output.
-        """
+    def check_bytes(self, text: str, param: str) -> None:
+        if not self._text.has_tokenizer:
+            raise no_tokenizer(param)
         # A character has one to four bytes, so the number of characters decides for most texts.
         decided = len(text) * 4 <= self.max_prompt_bytes or len(text) > self.max_prompt_bytes
         size = len(text) if decided else len(text.encode())
@@ -154,25 +123,28 @@ class RequestPreprocessor:
                 code="context_length_exceeded",
                 param=param,
             )
-        if min_output is not None:
-            await self._refuse_by_prefix(text, param, min_output)
-        return await self._run(lambda: self._text.encode(text, add_special_tokens), len(text) <= INLINE_CHARACTERS)
 
     async def _refuse_by_prefix(self, text: str, param: str, min_output: int) -> None:
         """Refuse a text whose prefix alone has too many tokens, at a cost that does not depend on its length."""
         available = self._settings.request_token_limit
-        if len(text) <= max(PROBE_CHARACTERS_PER_TOKEN * available, INLINE_CHARACTERS):
+        if len(text) <= max(PROBE_CHARACTERS_PER_TOKEN * available, INLINE_COST):
             return
         prefix = text[: PROBE_CHARACTERS_PER_TOKEN * available]
-        count = len(await self._run(lambda: self._text.encode(prefix, False), inline=False))
-        if count > PROBE_MARGIN * available:
-            self._check_prompt_length(int(count / PROBE_MARGIN), param, min_output, "over ")
+        (probed,) = await self._work.encode_part([prefix], False, inline=False)
+        if len(probed) > PROBE_MARGIN * available:
+            self.check_prompt_length(int(len(probed) / PROBE_MARGIN), param, min_output, "over ")
 
-    async def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
-        return await self._run(lambda: self._text.decode(tokens, skip_special_tokens), len(tokens) <= INLINE_TOKENS)
+    async def decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        return await self._work.decode_all(sequences, skip_special_tokens)
+
+    async def token_texts(self, sequences: Sequence[Sequence[int]]) -> list[list[str]]:
+        """The text of each token."""
+        inline = is_little(list(map(len, sequences)))
+        text = self._text.token_text
+        return await self._work.run(lambda: [[text(token) for token in tokens] for tokens in sequences], inline)
 
     async def render(
-        self, messages: list[dict[str, object]], add_generation_prompt: bool, extra: dict[str, object]
+        self, messages: list[dict[str, object]], add_generation_prompt: bool, variables: Mapping[str, object]
     ) -> str:
         """Render the prompt text of a conversation."""
         if not self._text.has_chat_template:
@@ -181,11 +153,7 @@ class RequestPreprocessor:
                 code="no_chat_template",
                 param="messages",
             )
-        size = sum(len(content) for message in messages if isinstance(content := message["content"], str))
-        return await self._run(
-            lambda: self._text.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **extra),
-            size <= INLINE_CHARACTERS and len(messages) <= 64,
-        )
+        return await self._work.render(messages, add_generation_prompt, variables)
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Raises RequestError for a token id outside the vocabulary."""
@@ -197,62 +165,198 @@ class RequestPreprocessor:
                 param=param,
             )
 
-    async def tokenize(self, prompt: Prompt, *, param: str, special: bool, min_output: int = 1) -> list[int]:
-        """The checked token ids of a prompt that leaves `min_output` tokens for the output. Raises RequestError."""
-        tokens = await self.encode(prompt, special, param, min_output=min_output) if isinstance(prompt, str) else prompt
-        self._check_prompt_length(len(tokens), param, min_output)
-        if not isinstance(prompt, str):
-            self.check_tokens(tokens, param)
+    def kept(self, truncate: int | None, output: int) -> int | None:
+        """How many tokens at the end of a prompt to keep for this `truncate_prompt_tokens`, if `output` follow."""
+        return max(1, self._settings.request_token_limit - output) if truncate == -1 else truncate
+
+    async def tokenize(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[str],
+        *,
+        special: bool,
+        min_output: int,
+        keep: int | None = None,
+    ) -> list[list[int]]:
+        """The checked token ids of prompts that each leave `min_output` tokens for the output. Raises RequestError.
+
+        params: the request's field with each prompt. keep: as `kept` returns it.
+        """
+        await self.refuse_early(prompts, params, min_output, keep)
+        tokens: list[list[int]] = []
+        sizes = _sizes(prompts)
+        inline = is_little(sizes)
+        for part in split(sizes):
+            encoded = await self._tokenize_part(prompts, params, part, special, min_output, keep, inline)
+            tokens += [each.tokens for each in encoded]
         return tokens
 
-    async def prepare(
+    async def prepare_all(
         self,
-        prompt: Prompt,
-        sampling: Sampling,
+        requests: Sequence[PromptRequest],
         *,
-        param: str,
         default_max_tokens: int | None,
         special: bool = True,
-        field: Callable[[str], str] = str,
-    ) -> TokenizedPrompt:
-        """Tokenize and check one prompt. Raises RequestError.
+        keep: int | None = None,
+    ) -> list[TokenizedPrompt]:
+        """Tokenize and check the prompts of one request. Raises RequestError, if possible before it tokenizes any.
 
-        default_max_tokens: None: as many as fit. param: the request's field with the prompt. field(name): that with the
-        field `name` of `Sampling`, by default of the same name.
+        default_max_tokens: None: as many as fit. keep: as `kept` returns it.
         """
-        tokens = await self.tokenize(prompt, param=param, special=special)
+        self._check_generates()
+        complete = {
+            id(each.sampling): with_defaults(each.sampling, self._settings.sampling_defaults) for each in requests
+        }
+        requests = [replace(each, sampling=complete[id(each.sampling)]) for each in requests]
+        checked: dict[int, _Checked] = {}
+        for request in requests:
+            if id(request.sampling) not in checked:
+                checked[id(request.sampling)] = await self._check(request)
+        prompts, params = [each.prompt for each in requests], [each.param for each in requests]
+        await self.refuse_early(prompts, params, 1, keep)
+        prepared: list[TokenizedPrompt] = []
+        sizes = _sizes(prompts)
+        inline = is_little(sizes)
+        for part in split(sizes):
+            encoded = await self._tokenize_part(prompts, params, part, special, 1, keep, inline)
+            prepared += [
+                self._complete(requests[at], one, default_max_tokens, checked[id(requests[at].sampling)])
+                for at, one in zip(part, encoded, strict=True)
+            ]
+        return prepared
+
+    def _check_generates(self) -> None:
+        if not self._settings.generates:
+            raise RequestError(
+                f"{self._settings.model_name} generates no text; use /v1/embeddings, /rerank, /score or /classify",
+                code="no_generation",
+            )
+
+    async def in_parts(self, sizes: Sequence[int], work: Callable[[range], list[T]]) -> list[T]:
+        """The results of `work` on texts of these lengths, in parts, off the event loop unless they are little."""
+        inline, results = is_little(sizes), []
+        for part in split(sizes):
+            results += await self._work.run(lambda part=part: work(part), inline)  # type: ignore[misc]
+            await asyncio.sleep(0)  # other requests take turns
+        return results
+
+    async def _check(self, request: PromptRequest) -> _Checked:
+        """The checks that need no prompt. Raises RequestError."""
+        sampling, field = request.sampling, request.field
+        self._check_sampling(sampling, field)
+        self._check_texts(request)
+        banned = await self._banned(sampling, field)
+        grammar = await checked_grammar(self._grammars, sampling, field)
+        compiled = partial(compile_stops, sampling.stop_regex, field("stop_regex"))
+        return _Checked(banned, grammar, await self._work.run(compiled, inline=not sampling.stop_regex))
+
+    def _check_texts(self, request: PromptRequest) -> None:
+        """Raises RequestError for a text that needs a tokenizer, if there is none."""
+        for name in ("stop", "stop_regex", "bad_words"):
+            if getattr(request.sampling, name) and not self._text.has_tokenizer:
+                raise no_tokenizer(request.field(name))
+
+    async def _banned(self, sampling: Sampling, field: Callable[[str], str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of `bad_words`. Raises RequestError if nothing can be sampled without them."""
+        texts = forms(sampling.bad_words)
+        encoded = await self._work.encode_part(texts, False, is_little(list(map(len, texts)))) if texts else []
+        banned = sequences(encoded, self._settings.vocab_size)
+        check_tokens_left(sampling, banned, field)
+        return banned
+
+    async def prepare(
+        self, prompt: Prompt, sampling: Sampling, *, param: str, default_max_tokens: int | None
+    ) -> TokenizedPrompt:
+        """Tokenize and check one prompt; see `prepare_all`."""
+        (prepared,) = await self.prepare_all(
+            [PromptRequest(prompt, sampling, param)], default_max_tokens=default_max_tokens
+        )
+        return prepared
+
+    async def refuse_early(
+        self, prompts: Sequence[Prompt], params: Sequence[str], min_output: int, keep: int | None
+    ) -> None:
+        """Raises RequestError for the first prompt that is refused without tokenizing all of it."""
+        for prompt, param in zip(prompts, params, strict=True):
+            if isinstance(prompt, str):
+                self.check_bytes(prompt, param)
+            else:
+                self.check_prompt_length(min(len(prompt), keep or len(prompt)), param, min_output)
+                self.check_tokens(prompt, param)
+        for prompt, param in zip(prompts, params, strict=True):
+            if isinstance(prompt, str) and keep is None:
+                await self._refuse_by_prefix(prompt, param, min_output)
+
+    async def _tokenize_part(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[str],
+        part: range,
+        special: bool,
+        min_output: int,
+        keep: int | None,
+        inline: bool,
+    ) -> list[_Encoded]:
+        texts = [prompt for index in part if isinstance(prompt := prompts[index], str)]
+        encoded = iter(await self._work.encode_part(texts, special, inline) if texts else [])
+        found: list[_Encoded] = []
+        for index in part:
+            prompt = prompts[index]
+            tokens = next(encoded) if isinstance(prompt, str) else prompt
+            affixes = self._text.affixes if special and isinstance(prompt, str) else SpecialTokenAffixes()
+            kept = tokens if keep is None or len(tokens) <= keep else self._cut(tokens, keep, affixes)
+            found.append(_Encoded(kept, len(kept) < len(tokens)))
+            self.check_prompt_length(len(kept), params[index], min_output)
+        await asyncio.sleep(0)  # other requests take turns
+        return found
+
+    def _cut(self, tokens: list[int], keep: int, affixes: SpecialTokenAffixes) -> list[int]:
+        """`keep` tokens of a prompt: its last ones, or of a model that does not continue it, the first of its text.
+
+        affixes: the special tokens that the tokenizer added, which the latter keeps.
+        """
+        return tokens[len(tokens) - keep :] if self._settings.generates else without_end(tokens, keep, affixes)
+
+    def _complete(
+        self,
+        request: PromptRequest,
+        encoded: _Encoded,
+        default_max_tokens: int | None,
+        checked: _Checked,
+    ) -> TokenizedPrompt:
+        """Check the lengths of a tokenized prompt and of its output, and set the defaults."""
+        sampling, prompt, tokens = request.sampling, request.prompt, encoded.tokens
         available = self._settings.request_token_limit - len(tokens)
         max_tokens = sampling.max_tokens
         if max_tokens is None:
             max_tokens = available if default_max_tokens is None else min(available, default_max_tokens)
             max_tokens = max(max_tokens, min(sampling.min_tokens, available))
-        self._check_lengths(len(tokens), max_tokens, available, sampling, field)
-        params = self._params(sampling, max(1, max_tokens), field)
-        self._check_stop(sampling, field("stop"))
+        if request.clip:
+            max_tokens = min(max_tokens, available)
+        self._check_lengths(len(tokens), max_tokens, available, sampling, request.field)
+        seed = self._random_bits(63) if sampling.seed is None or sampling.seed == RANDOM_SEED else sampling.seed
         return TokenizedPrompt(
-            text=prompt if isinstance(prompt, str) else None,
+            text=prompt if isinstance(prompt, str) and not encoded.cut else None,
             tokens=tokens,
             sampling=sampling,
-            params=params,
-            seeds=seeds_for(self._random_bits(63) if sampling.seed is None else sampling.seed, sampling.n),
+            params=engine_params(sampling, max(1, max_tokens), checked.banned, self._settings.vocab_size),
+            seeds=seeds_for(seed, sampling.n),
             score_only=max_tokens == 0,
+            namespace=request.namespace,
+            markers=request.markers,
+            grammar=checked.grammar,
+            stop_regex=checked.stop_regex,
         )
 
-    def _check_prompt_length(self, prompt_tokens: int, param: str, min_output: int, qualifier: str = "") -> None:
+    def check_prompt_length(self, prompt_tokens: int, param: str, min_output: int, qualifier: str = "") -> None:
         settings = self._settings
         if prompt_tokens == 0:
-            raise RequestError(
-                f"{param} is empty; send at least one token",
-                code="empty_prompt",
-                param=param,
-            )
+            raise RequestError(f"{param} is empty; send at least one token", code="empty_prompt", param=param)
         if prompt_tokens + min_output > settings.request_token_limit:
             limit, code = self._limit()
             problem = f"which leaves none for the output: {limit}" if min_output else f"but {limit}"
             raise RequestError(
-                f"{param} has {qualifier}{prompt_tokens} tokens, {problem}; shorten it",
-                code=code,
-                param=param,
+                f"{param} has {qualifier}{prompt_tokens} tokens, {problem}; shorten it", code=code, param=param
             )
 
     def _limit(self) -> tuple[str, str]:
@@ -280,21 +384,15 @@ class RequestPreprocessor:
                 param=min_name,
             )
 
-    def _check_stop(self, sampling: Sampling, param: str) -> None:
-        count, limit = len(sampling.stop), self._settings.max_stop_strings
-        if count > limit:
-            raise RequestError(
-                f"{param} has {count} strings, the limit is {limit}; remove some",
-                code="invalid_value",
-                param=param,
-            )
-
-    def _params(self, sampling: Sampling, max_tokens: int, field: Callable[[str], str]) -> SamplingParams:
+    def _check_sampling(self, sampling: Sampling, field: Callable[[str], str]) -> None:
         self.check_tokens(sampling.stop_token_ids, field("stop_token_ids"))
         self.check_tokens([token for token, _ in sampling.logit_bias], field("logit_bias"))
-        options = {name: getattr(sampling, name) for name in SamplingOptions.__struct_fields__}
-        if sampling.temperature < GREEDY_BELOW:
-            options["temperature"] = 0.0
-        if sampling.top_k >= self._settings.vocab_size:
-            options["top_k"] = -1  # it keeps all tokens
-        return SamplingParams(max_tokens=max_tokens, **options)
+        self.check_tokens(sampling.allowed_token_ids, field("allowed_token_ids"))
+        known = self._settings.custom_processors
+        check_processor(sampling.custom_processor, sampling.custom_params, known, field)
+        check_stop_counts(sampling, self._settings.max_stop_strings, field)
+
+
+def _sizes(prompts: Sequence[Prompt]) -> list[int]:
+    """What each prompt costs to tokenize: token ids cost nothing."""
+    return [len(prompt) if isinstance(prompt, str) else 0 for prompt in prompts]

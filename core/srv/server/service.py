@@ -5,23 +5,30 @@ Owns how tokenized prompts become a running request group, or embeddings. Must n
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence as Sequence_
 from functools import partial
 
 from starlette.requests import Request
 
+from srv.io.messages import Stats
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
 from srv.server.client import EngineClient
+from srv.server.device_reader import DeviceReader
 from srv.server.embedding import Embedding, embed
 from srv.server.generation import RequestGroup, Sequence
-from srv.server.http.body import read_json
+from srv.server.grammars import Grammars
+from srv.server.http.body import HeldBodies, HeldShare, read_json
 from srv.server.lifecycle import Lifecycle, Ticket
 from srv.server.metrics import Metrics
 from srv.server.observers import Observers
-from srv.server.preprocessor import RequestPreprocessor, TokenizedPrompt
+from srv.server.preprocessor import RequestPreprocessor
+from srv.server.prompt_request import TokenizedPrompt
+from srv.server.request_log import request_log
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
-from srv.types import PoolingParams, RequestSpec
+from srv.types import Pooling, PoolingParams, RequestSpec
 
 
 class Service:
@@ -31,20 +38,54 @@ class Service:
         self, settings: ServerSettings, client: EngineClient, text: TextProcessor, hooks: Hooks = NO_HOOKS
     ) -> None:
         self.settings, self.client, self.text = settings, client, text
-        self.observers = Observers(hooks)
-        self.preprocessor = RequestPreprocessor(settings, text)
-        self.metrics = Metrics(settings.model_name)
+        self.observers = Observers(hooks, request_log(settings.observe, text))
+        self.preprocessor = RequestPreprocessor(
+            settings, text, Grammars(settings.grammars, text, client.send_vocabulary)
+        )
+        self.metrics = Metrics(
+            settings.model_name,
+            settings.slow_paths,
+            settings.memory,
+            settings.startup,
+            settings.observe,
+            settings.pool,
+            settings.request_token_limit,
+        )
+        self.metrics.registry.register(self.preprocessor.counts)
+        self.devices = DeviceReader(settings.sensors)
         self.lifecycle = Lifecycle(client)
         self._limits = settings.body_limits
+        self.bodies = HeldBodies(settings.max_held_request_bytes)
 
     async def body(self, request: Request) -> object:
-        return await read_json(request, self._limits)
+        share: HeldShare = request.scope["srv.body"]
+        return await read_json(request, self._limits, share)
+
+    async def optional_body(self, request: Request) -> object:
+        """The body, or {} if the client sends none."""
+        if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+            return {}
+        return await self.body(request)
+
+    async def stats(self, seconds: float) -> Stats | None:
+        """Current statistics, or after this time the last ones, if there are any. Raises EngineDead."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.client.stats()
+        except TimeoutError:
+            return self.client.latest_stats
 
     def start(
-        self, prompts: Sequence_[TokenizedPrompt], rids: Sequence_[str], arrival: float, batch: str | None = None
+        self,
+        prompts: Sequence_[TokenizedPrompt],
+        rids: Sequence_[str],
+        arrival: float,
+        batch: str | None = None,
+        owner: str = "",
     ) -> tuple[Ticket, RequestGroup]:
         """Admit a client request with one id, or one id per prompt and possibly another one for all of them.
 
+        owner: whoever sent it, for fair shares (`RequestSpec.owner`).
         The caller must close the ticket when the response has ended. Raises RequestError or EngineDead.
         """
         counts = [len(prompt.seeds) for prompt in prompts]
@@ -52,23 +93,41 @@ class Service:
             counts = [sum(counts)]
         ticket = self.lifecycle.admit(list(zip(rids, counts, strict=True)), batch)
         try:
-            return ticket, RequestGroup(self._sequences(prompts, ticket, arrival))
+            return ticket, RequestGroup(
+                self._sequences(prompts, ticket, arrival, owner),
+                self.settings.stream_interval,
+                self.settings.cache_report,
+            )
         except BaseException:
             ticket.close()
             raise
 
     async def embed(
-        self, prompts: Sequence_[list[int]], params: PoolingParams, rid: str, arrival: float
+        self,
+        prompts: Sequence_[list[int]],
+        params: PoolingParams | Sequence_[PoolingParams],
+        rid: str,
+        arrival: float,
+        owner: str = "",
+        namespace: str = "",
     ) -> list[Embedding]:
-        """Admit a client request and compute the embedding of each prompt. Cancellation aborts it at the engine.
+        """Admit a client request and compute what `params` say of each prompt. Cancellation aborts it at the engine.
 
-        Raises RequestError, also if the request was aborted, or EngineDead.
+        params: of all prompts, or of each. Raises RequestError, also if the request was aborted, or EngineDead.
         """
+        each = [params] * len(prompts) if isinstance(params, PoolingParams) else params
         ticket = self.lifecycle.admit([(rid, len(prompts))])
         try:
             specs = [
-                RequestSpec(id=name, tokens=tuple(tokens), params=params)
-                for name, tokens in zip(ticket.sequences, prompts, strict=True)
+                RequestSpec(
+                    id=name,
+                    tokens=tuple(tokens),
+                    params=own,
+                    namespace=namespace,
+                    group=ticket.sequences[0],
+                    owner=owner,
+                )
+                for name, tokens, own in zip(ticket.sequences, prompts, each, strict=True)
             ]
             embeddings = await embed(
                 self.client, self.metrics, self.observers, specs, arrival=arrival, aborted=ticket.is_aborted
@@ -78,22 +137,36 @@ class Service:
         self.lifecycle.check_complete([embedding.finish for embedding in embeddings])
         return embeddings
 
-    def _sequences(self, prompts: Sequence_[TokenizedPrompt], ticket: Ticket, arrival: float) -> list[Sequence]:
+    async def pool_one(self, tokens: list[int], rid: str) -> None:
+        """Have the engine pool a prompt, and nothing else. Raises like `embed`."""
+        params = PoolingParams(pooling=self.settings.pooling or Pooling.LAST)
+        await self.embed([tokens], params, rid, time.perf_counter())
+
+    def _sequences(
+        self, prompts: Sequence_[TokenizedPrompt], ticket: Ticket, arrival: float, owner: str
+    ) -> list[Sequence]:
         names = ticket.sequences
         positions = [(index, output) for index, prompt in enumerate(prompts) for output in range(len(prompt.seeds))]
-        return [
-            Sequence(
-                self.client,
-                self.text,
-                self.metrics,
-                self.observers,
-                prompts[prompt_index],
-                name=names[index],
-                index=index,
-                prompt_index=prompt_index,
-                output_index=output_index,
-                arrival=arrival,
-                aborted=partial(ticket.is_aborted, names[index]),
+        sequences: list[Sequence] = []
+        for index, (prompt_index, output_index) in enumerate(positions):
+            prompt = prompts[prompt_index]
+            follows = output_index > 0 and prompt.params.prompt_logprobs is not None
+            sequences.append(
+                Sequence(
+                    self.client,
+                    self.text,
+                    self.metrics,
+                    self.observers,
+                    prompt,
+                    name=names[index],
+                    group=names[0],
+                    owner=owner,
+                    index=index,
+                    prompt_index=prompt_index,
+                    output_index=output_index,
+                    arrival=arrival,
+                    aborted=partial(ticket.is_aborted, names[index]),
+                    leader=sequences[index - output_index] if follows else None,
+                )
             )
-            for index, (prompt_index, output_index) in enumerate(positions)
-        ]
+        return sequences

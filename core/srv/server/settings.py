@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from srv.types import Pooling
+from srv.args.groups.observe import ObserveArgs
+from srv.io.memory_lines import MemoryLine
+from srv.io.phases import Phase
+from srv.platform.sensors import Readings
+from srv.reply.formats import TEXT_ONLY, ReplyFormat
+from srv.sample.third_party import ProcessorFacts
+from srv.server.access import OPEN, Access
+from srv.server.grammars import NO_GRAMMARS, GrammarSettings
+from srv.server.metric_aliases import PoolShape
+from srv.server.text.encoded_template import EncodedTemplate
+from srv.server.text.fill_in import FillIn
+from srv.server.text.options import DEFAULT_TEXT_OPTIONS, TextOptions
+from srv.types import PooledHead, Pooling
 
 FULL_PROMPTS_PER_BODY = 4  # prompts of token ids, each as long as the context
 
@@ -29,10 +42,24 @@ class ServerSettings:
 
     `context_length`: --context-length, else the model's. `max_request_tokens`: the smaller of that and the KV pool
     (from `Ready`). `vocab_size` limits token ids in requests. `max_prompt_bytes`: longer texts are refused without
-    tokenizing them (None: derived from the context length and the longest token). `max_request_values` limits the JSON
+    tokenizing them (None: derived from the context length and the longest token). `max_held_request_bytes` limits the
+    bodies of all requests without a response together. `max_request_values` limits the JSON
     values per body (None: enough for a few prompts of token ids). `hidden_size`: elements of an embedding and of a
-    hidden state. `pooling`: how prompts are embedded; None: `/v1/embeddings` is disabled. `model_info` and
-    `server_info` are returned unchanged.
+    hidden state. `access`: who may call. `generates`: the model generates text. `pooling`: how prompts are pooled;
+    None: nothing that needs pooling is served. `head`: what follows pooling. `score_template`: how a model that
+    generates text is asked whether a document answers a query.
+    `model_info` and `server_info` are returned unchanged. `slow_paths`: the parts of every step that a slower path
+    computes, each with the reason, for `/metrics`. `memory`: of each rank, the lines of its memory ledger.
+    `cache_report`: whether responses say how many prompt tokens the prefix cache had. `stream_interval`: tokens per
+    chunk of a stream. `stream_segments`: chunks of `/generate` hold only what is new. `sampling_defaults`: values of
+    `Sampling` for the fields that a request omits. `text`: how texts are encoded. `custom_processors`: those that
+    requests may name; None: they may name none.
+    `counts_peak`: the ranks know how much memory steps have needed at most. `startup`: of each process, the phases of
+    its start so far. `sensors`: reads the devices' sensors for `/metrics`; None without any.
+    `reply_format`: how the model writes reasoning and tool calls. `fill_in`: how prompts with a suffix mark their
+    parts; None: as the tokenizer's tokens say.
+    `grammars`: how outputs are constrained. `observe`: what is logged, measured and traced. `pool`: the KV pool, for
+    metrics in tokens. `file_storage_path`: the folder of uploaded files.
     """
 
     model_name: str
@@ -40,10 +67,14 @@ class ServerSettings:
     max_request_tokens: int
     vocab_size: int
     hidden_size: int
+    generates: bool = True
     pooling: Pooling | None = None
+    head: PooledHead = PooledHead()  # noqa: RUF009 - immutable
+    score_template: EncodedTemplate | None = None
     return_hidden_states: bool = False
-    api_key: str | None = None
+    access: Access = OPEN
     max_request_bytes: int = DEFAULT_BODY_LIMITS.bytes
+    max_held_request_bytes: int = 256 * 1024 * 1024
     max_request_values: int | None = None
     body_seconds: float = DEFAULT_BODY_LIMITS.seconds
     max_stop_strings: int = 16
@@ -51,16 +82,43 @@ class ServerSettings:
     max_prompt_bytes: int | None = None
     health_generate_seconds: float = 20.0
     random_seed: int | None = None  # determines the seeds of requests without one, in order of arrival
+    system_fingerprint: str = "fp_0"  # of OpenAI's responses: the same as long as weights and configuration are
     created: int = 0  # Unix time reported for the model
     model_info: Mapping[str, Any] = field(default_factory=dict)
     server_info: Mapping[str, Any] = field(default_factory=dict)
+    slow_paths: Mapping[str, str] = field(default_factory=dict)
+    memory: Sequence[Sequence[MemoryLine]] = ()
+    counts_peak: bool = False
+    startup: Callable[[], Mapping[str, Sequence[Phase]]] = dict
+    sensors: Callable[[], Readings] | None = None
+    reply_format: ReplyFormat = TEXT_ONLY
+    fill_in: FillIn | None = None
+    grammars: GrammarSettings = NO_GRAMMARS
+    observe: ObserveArgs = ObserveArgs()  # noqa: RUF009 - immutable
+    pool: PoolShape = PoolShape()  # noqa: RUF009 - immutable
+    cache_report: bool = True
+    stream_interval: int = 1
+    stream_segments: bool = False
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    text: TextOptions = DEFAULT_TEXT_OPTIONS
+    root_path: str = ""  # under which a proxy serves this server
+    access_log: bool = False
+    ui: bool = True  # the built-in page at /
+    custom_processors: Mapping[str, ProcessorFacts] | None = None
+    file_storage_path: Path = Path("srv_storage")
 
     @property
     def body_limits(self) -> BodyLimits:
         values = self.max_request_values
         if values is None:
             values = max(DEFAULT_BODY_LIMITS.values, FULL_PROMPTS_PER_BODY * self.context_length)
-        return BodyLimits(self.max_request_bytes, values, self.body_seconds)
+        size = min(self.max_request_bytes, self.max_held_request_bytes)
+        return BodyLimits(size, values, self.body_seconds)
+
+    @property
+    def embedding_size(self) -> int:
+        """Elements of an embedding that is not cut."""
+        return self.head.dense[-1].outputs if self.head.dense else self.hidden_size
 
     @property
     def request_token_limit(self) -> int:

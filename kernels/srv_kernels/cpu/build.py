@@ -23,8 +23,11 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = SOURCES / "libsrv_cpu.so"
-PER_ISA = ("pointwise", "linear", "int8_linear", "gguf_linear", "attention", "sampling", "table")
-ONCE = ("thread_pool", "gguf_dequant", "shared_reduce", "library")
+PER_ISA = (
+    *("pointwise", "linear", "int8_linear", "gguf_linear", "expert_rows", "attention", "latent_attention"),
+    *("sampling", "table"),
+)
+ONCE = ("thread_pool", "gguf_dequant", "shared_reduce", "experts", "library")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 _ISAS = {  # each includes all flags of the ones before it: see `_objects`

@@ -41,6 +41,7 @@ _ALLOCATE = frozenset(
         torch.ops.aten.new_empty_strided.default,
     )
 )
+_PROFILER = "profiler"  # of operators that mark a range: they mark the capture, and are not part of the graph
 
 
 class NotCapturable(Exception):
@@ -129,6 +130,8 @@ class CapturedGraph(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == _PROFILER:
+            return func(*args, **kwargs)
         if func in _ALLOCATE:
             return self._pool.zeros_like(func(*args, **kwargs))
         if torch.Tag.dynamic_output_shape in func.tags and not _is_integer_indexing(func, args):

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-ABI_VERSION = 12
+ABI_VERSION = 17
 BLOCK_TOKENS = 16  # tokens in a KV block
 MAX_HEAD_DIM = 512  # the widest attention head
 
@@ -27,15 +27,19 @@ _SIGNATURES = {
     "srv_add_rms_norm": (_INT, *[_POINTER] * 5, *[_LONG] * 4, _FLOAT),
     "srv_silu_and_mul": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_rotary": (_INT, *[_POINTER] * 6, *[_LONG] * 7),
-    "srv_linear": (_INT, *[_POINTER] * 4, *[_LONG] * 4),
-    "srv_int8_weight_linear": (_INT, *[_POINTER] * 5, *[_LONG] * 4),
+    "srv_linear": (_INT, *[_POINTER] * 4, *[_LONG] * 4, _INT),
+    "srv_int8_weight_linear": (_INT, *[_POINTER] * 5, *[_LONG] * 4, _INT),
+    "srv_fp8_linear": (_INT, *[_POINTER] * 5, *[_LONG] * 6, _INT, _INT),
     "srv_pack": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_attention": (_INT, _POINTER),
+    "srv_latent_attention": (_INT, _POINTER),
     "srv_w8a8_linear": (_INT, _POINTER),
     "srv_pack_w8a8": (_POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_gguf_linear": (_INT, _POINTER),
     "srv_gguf_rows": (_INT, _POINTER),
     "srv_pack_gguf": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+    "srv_route": (_INT, _POINTER),
+    "srv_experts": (_INT, _POINTER),
     "srv_most_likely": (_INT, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG),
     "srv_draw": (_INT, _POINTER),
     "srv_set_threads": (_INT,),
@@ -55,7 +59,22 @@ class AttentionArgs(ctypes.Structure):
         *((name, _LONG) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
         ("window", _LONG),
+        ("split_keys", _LONG),
         ("pool_type", _INT),
+        *((name, _FLOAT) for name in ("key_scale", "value_scale")),
+    )
+
+
+class LatentAttentionArgs(ctypes.Structure):
+    """`LatentAttentionArgs` in native/kernels.h, field by field."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("q", "latent", "rope", "up", "out", "latents", "ropes")),
+        *((name, _POINTER) for name in ("table", "query_lens", "kv_lens", "starts")),
+        *((name, _LONG) for name in ("rows", "columns", "page_size", "heads")),
+        *((name, _LONG) for name in ("latent_dim", "key_dim", "rope_dim", "value_dim")),
+        *((name, _LONG) for name in ("q_stride", "latent_stride", "rope_stride", "split_keys")),
+        ("scale", _FLOAT),
     )
 
 
@@ -69,6 +88,7 @@ class W8a8LinearArgs(ctypes.Structure):
         ),
         *((name, _LONG) for name in ("rows", "inputs", "outputs", "x_stride")),
         *((name, _FLOAT) for name in ("input_scale_inverse", "input_offset")),
+        ("float32_out", _INT),
     )
 
 
@@ -83,6 +103,8 @@ class GgufLinearArgs(ctypes.Structure):
         *((name, _LONG) for name in ("rows", "inputs", "outputs", "x_stride", "out_stride")),
         ("ggml_type", _INT),
         ("zero_point", _INT),
+        ("float32_out", _INT),
+        ("grouping", _POINTER),
     )
 
 
@@ -105,7 +127,37 @@ class DrawArgs(ctypes.Structure):
     )
 
 
-_ARGS = (AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs)  # in the order of srv_sizeof_args
+class RouteArgs(ctypes.Structure):
+    """`RouteArgs` in native/kernels.h, field by field."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("logits", "bias", "ids", "weights")),
+        *((name, _LONG) for name in ("tokens", "experts", "top_k", "stride", "groups", "top_groups")),
+        ("scale", _FLOAT),
+        ("scoring", _INT),
+        ("renormalize", _INT),
+    )
+
+
+class ExpertsArgs(ctypes.Structure):
+    """`ExpertsArgs` in native/kernels.h, field by field."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("x", "ids", "weights", "gate_up", "down", "gate_up_bias", "down_bias")),
+        *((name, _POINTER) for name in ("gate_up_scales", "down_scales", "out")),
+        *((name, _LONG) for name in ("tokens", "hidden", "intermediate", "experts", "top_k", "x_stride")),
+        *(
+            (name, _INT)
+            for name in ("gate_up_type", "down_type", "activation", "gate_up_block_scales", "down_block_scales")
+        ),
+        *((name, _LONG) for name in ("gate_up_scale_inputs", "down_scale_inputs")),
+    )
+
+
+_ARGS = (  # in the order of srv_sizeof_args
+    *(AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs),
+    *(RouteArgs, ExpertsArgs, LatentAttentionArgs),
+)
 
 
 @dataclass(frozen=True)

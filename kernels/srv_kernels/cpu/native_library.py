@@ -15,7 +15,13 @@ if _loaded.library is None:
     raise ImportError(f"the native CPU kernels cannot be used: {_loaded.reason}")
 LIBRARY = _loaded.library
 DTYPE_IDS = {torch.float32: 0, torch.bfloat16: 1}
-POOL_DTYPE_IDS = {**DTYPE_IDS, torch.int8: 2, torch.float16: 3}  # of KV pools
+POOL_DTYPE_IDS = {
+    **DTYPE_IDS,
+    torch.int8: 2,
+    torch.float16: 3,
+    torch.float8_e4m3fn: 4,
+    torch.float8_e5m2: 5,
+}  # of KV pools
 
 
 def set_threads(count: int) -> None:

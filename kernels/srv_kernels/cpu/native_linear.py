@@ -1,12 +1,14 @@
 """Linear layers in the native library with weights that are packed once: float32, bfloat16, int8, or GGUF-quantized.
 
-Inputs are float32 or bfloat16, in host memory. Importing this raises ImportError if the library cannot be used.
+Inputs are float32 or bfloat16, in host memory. Results have the same dtype, or are the float32 sums (`float32_out`).
+Importing this raises ImportError if the library cannot be used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import byref
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ _SCRATCH = (None, None, None, None)  # filled in by the library
 _PACKED_TYPES = {**DTYPE_IDS, torch.int8: 2}
 
 
-def _input_rows(x: Tensor, inputs: int, bias: Tensor | None) -> Tensor:
+def input_rows(x: Tensor, inputs: int, bias: Tensor | None) -> Tensor:
     """x as a matrix. Raises ValueError for sizes and dtypes that the kernels do not support."""
     if x.shape[-1] != inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, but the weight has {inputs} inputs")
@@ -31,14 +33,15 @@ def _input_rows(x: Tensor, inputs: int, bias: Tensor | None) -> Tensor:
     return x if x.dim() == 2 and x.stride(1) == 1 else rows_of(x)
 
 
-def _check_outputs(outputs: int, **others: Tensor | None) -> None:
+def check_outputs(outputs: int, **others: Tensor | None) -> None:
     """Raises ValueError for tensors that do not have one element per output."""
     for name, other in others.items():
         if other is not None and tuple(other.shape) != (outputs,):
             raise ValueError(f"{name} has shape {tuple(other.shape)}, but the weight has {outputs} outputs")
 
 
-def _memory(size: int, arena: HugePageArena | None) -> Tensor:
+def memory(size: int, arena: HugePageArena | None) -> Tensor:
+    """uint8 [size], uninitialized; in `arena` if one is given."""
     return torch.empty(size, dtype=torch.uint8) if arena is None else arena.allocate(size)
 
 
@@ -47,29 +50,39 @@ def pack(weight: Tensor, arena: HugePageArena | None = None) -> Tensor:
     rows = rows_of(weight)
     outputs, inputs = rows.shape
     size = LIBRARY.srv_packed_elements(outputs, inputs) * weight.itemsize
-    packed = _memory(size, arena).view(weight.dtype)
-    LIBRARY.srv_pack(_PACKED_TYPES[weight.dtype], packed.data_ptr(), rows.data_ptr(), outputs, inputs, rows.stride(0))
+    packed = memory(size, arena).view(weight.dtype)
+    pack_into(packed, rows)
     return packed
 
 
-def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = None) -> Callable[[Tensor], Tensor]:
+def pack_into(packed: Tensor, weight: Tensor) -> None:
+    """As `pack`, into the flat `packed`."""
+    rows = rows_of(weight)
+    outputs, inputs = rows.shape
+    LIBRARY.srv_pack(_PACKED_TYPES[weight.dtype], packed.data_ptr(), rows.data_ptr(), outputs, inputs, rows.stride(0))
+
+
+def linear(
+    weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = None, float32_out: bool = False
+) -> Callable[[Tensor], Tensor]:
     """A linear layer with a weight [outputs, inputs] and bias [outputs], of one dtype: x [T, inputs] -> [T, outputs].
 
     The weight is copied to a packed layout once. This function and the layer raise ValueError if shapes or dtypes do
     not match.
     """
     outputs, inputs = weight.shape
-    _check_outputs(outputs, bias=bias)
+    check_outputs(outputs, bias=bias)
     packed, type_id = pack(weight, arena), DTYPE_IDS[weight.dtype]
     bias = None if bias is None else bias.contiguous()
     weight_ptr, bias_ptr = packed.data_ptr(), None if bias is None else bias.data_ptr()
     kernel, dtype = LIBRARY.srv_linear, weight.dtype
+    result = torch.float32 if float32_out else dtype
 
     def multiply(x: Tensor, _keep_alive: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
-        rows = _input_rows(x, inputs, bias)
+        rows = input_rows(x, inputs, bias)
         if rows.dtype != dtype:
             raise ValueError(f"x is {rows.dtype}, but the weight is {dtype}")
-        out = torch.empty(rows.shape[0], outputs, dtype=dtype)
+        out = torch.empty(rows.shape[0], outputs, dtype=result)
         kernel(
             type_id,
             out.data_ptr(),
@@ -80,6 +93,7 @@ def linear(weight: Tensor, bias: Tensor | None, arena: HugePageArena | None = No
             inputs,
             outputs,
             rows.stride(0),
+            float32_out,
         )
         return out
 
@@ -94,16 +108,22 @@ class Int8WeightLinear:
     """
 
     def __init__(
-        self, weight: Tensor, scales: Tensor, bias: Tensor | None = None, arena: HugePageArena | None = None
+        self,
+        weight: Tensor,
+        scales: Tensor,
+        bias: Tensor | None = None,
+        arena: HugePageArena | None = None,
+        float32_out: bool = False,
     ) -> None:
         self._outputs, self._inputs = weight.shape
-        _check_outputs(self._outputs, scales=scales, bias=bias)
+        self._float32_out = float32_out
+        check_outputs(self._outputs, scales=scales, bias=bias)
         self._packed, self._scales = pack(weight, arena), scales.float().contiguous()
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = _input_rows(x, self._inputs, self._bias)
-        out = torch.empty(rows.shape[0], self._outputs, dtype=x.dtype)
+        rows = input_rows(x, self._inputs, self._bias)
+        out = torch.empty(rows.shape[0], self._outputs, dtype=torch.float32 if self._float32_out else x.dtype)
         LIBRARY.srv_int8_weight_linear(
             DTYPE_IDS[x.dtype],
             out.data_ptr(),
@@ -115,6 +135,7 @@ class Int8WeightLinear:
             self._inputs,
             self._outputs,
             rows.stride(0),
+            self._float32_out,
         )
         return out
 
@@ -135,11 +156,13 @@ class W8A8Linear:
         int32_bias: Tensor | None = None,
         static: tuple[float, float] = (0.0, 0.0),
         arena: HugePageArena | None = None,
+        float32_out: bool = False,
     ) -> None:
+        self._float32_out = float32_out
         rows = rows_of(weight)
         self._outputs, self._inputs = rows.shape
-        _check_outputs(self._outputs, scales=scales, bias=bias, int32_bias=int32_bias)
-        self._packed = _memory(LIBRARY.srv_packed_w8a8_bytes(self._outputs, self._inputs), arena)
+        check_outputs(self._outputs, scales=scales, bias=bias, int32_bias=int32_bias)
+        self._packed = memory(LIBRARY.srv_packed_w8a8_bytes(self._outputs, self._inputs), arena)
         LIBRARY.srv_pack_w8a8(self._packed.data_ptr(), rows.data_ptr(), self._outputs, self._inputs, rows.stride(0))
         compensation = -128 * weight.sum(1, dtype=torch.int32)
         self._compensation = compensation if int32_bias is None else compensation + int32_bias.int()
@@ -147,9 +170,9 @@ class W8A8Linear:
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = _input_rows(x, self._inputs, self._bias)
+        rows = input_rows(x, self._inputs, self._bias)
         count = rows.shape[0]
-        out = torch.empty(count, self._outputs, dtype=x.dtype)
+        out = torch.empty(count, self._outputs, dtype=torch.float32 if self._float32_out else x.dtype)
         args = W8a8LinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),
@@ -163,12 +186,14 @@ class W8A8Linear:
             self._outputs,
             rows.stride(0),
             *self._static,
+            self._float32_out,
         )
         LIBRARY.srv_w8a8_linear(DTYPE_IDS[x.dtype], byref(args))
         return out
 
 
-# The quantization types that kernels multiply without dequantizing the weight, with their ggml_type.
+# The quantization types that kernels multiply without dequantizing the weight, with their ggml_type. NF4 and FP4 are
+# those of bitsandbytes, and no types of GGUF files.
 GGML_TYPES = {
     "Q4_0": 2,
     "Q4_1": 3,
@@ -180,6 +205,11 @@ GGML_TYPES = {
     "Q4_K": 12,
     "Q5_K": 13,
     "Q6_K": 14,
+    "IQ4_NL": 20,
+    "IQ4_XS": 23,
+    "MXFP4": 39,
+    "NF4": 1000,
+    "FP4": 1001,
 }
 
 
@@ -195,7 +225,7 @@ class GGUFWeight:
         if rows.shape[1] != LIBRARY.srv_gguf_row_bytes(self._ggml_type, inputs):
             raise ValueError(f"{inputs} weights of type {quant_type} do not take {rows.shape[1]} bytes")
         rows = rows_of(rows)
-        self._packed = _memory(LIBRARY.srv_packed_gguf_bytes(self._ggml_type, self.outputs, inputs), arena)
+        self._packed = memory(LIBRARY.srv_packed_gguf_bytes(self._ggml_type, self.outputs, inputs), arena)
         LIBRARY.srv_pack_gguf(
             self._ggml_type, self._packed.data_ptr(), rows.data_ptr(), self.outputs, inputs, rows.stride(0)
         )
@@ -205,8 +235,10 @@ class GGUFWeight:
         """Bytes of weights that a call reads."""
         return self._packed.nbytes
 
-    def linear(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """x [T, inputs] -> [T, outputs] of x's dtype.
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None, float32_out: bool = False
+    ) -> Tensor:
+        """x [T, inputs] -> [T, outputs] of x's dtype, or float32.
 
         x is quantized to 8 bits with a scale per 16 inputs: 1/127 of their largest magnitude, rounded up to an integer
         multiple of the row's scale, which is at most 1/17,045 of the row's largest such scale and at least 2^-120. With
@@ -214,16 +246,17 @@ class GGUFWeight:
         largest magnitude, at least 2^-120. bias: [outputs] of x's dtype. out: receives the result; rows must be
         contiguous.
         """
-        rows = _input_rows(x, self.inputs, bias)
+        rows = input_rows(x, self.inputs, bias)
         if bias is not None:
-            _check_outputs(self.outputs, bias=bias)
+            check_outputs(self.outputs, bias=bias)
         count = rows.shape[0]
+        result = torch.float32 if float32_out else x.dtype
         if out is None:
-            out = torch.empty(count, self.outputs, dtype=x.dtype)
-        elif out.shape != (count, self.outputs) or out.dtype != x.dtype or out.stride(1) != 1:
+            out = torch.empty(count, self.outputs, dtype=result)
+        elif out.shape != (count, self.outputs) or out.dtype != result or out.stride(1) != 1:
             raise ValueError(
                 f"out has shape {list(out.shape)}, {out.dtype} and strides {list(out.stride())}; it must be "
-                f"[{count}, {self.outputs}], {x.dtype}, with contiguous rows"
+                f"[{count}, {self.outputs}], {result}, with contiguous rows"
             )
         args = GgufLinearArgs(
             rows.data_ptr(),
@@ -237,6 +270,8 @@ class GGUFWeight:
             rows.stride(0),
             out.stride(0),
             self._ggml_type,
+            0,  # filled in by the kernel
+            float32_out,
         )
         LIBRARY.srv_gguf_linear(DTYPE_IDS[x.dtype], byref(args))
         return out
@@ -252,21 +287,32 @@ class GGUFWeight:
         return out
 
 
-class FusedGGUFLinear:
-    """One linear layer for several weights, outputs concatenated: x [T, inputs] -> [T, all outputs] of x's dtype."""
+class PackedWeight(Protocol):
+    """A packed weight that multiplies into a part of a result."""
 
-    def __init__(self, weights: Sequence[GGUFWeight], bias: Tensor | None = None) -> None:
+    outputs: int
+
+    def linear(
+        self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None, float32_out: bool = False
+    ) -> Tensor: ...
+
+
+class FusedGGUFLinear:
+    """One linear layer for several weights, outputs concatenated: x [T, inputs] -> [T, all outputs]."""
+
+    def __init__(self, weights: Sequence[PackedWeight], bias: Tensor | None = None, float32_out: bool = False) -> None:
+        self._float32_out = float32_out
         self._weights, self._outputs = tuple(weights), sum(weight.outputs for weight in weights)
         parts = [None] * len(weights) if bias is None else torch.split(bias, [weight.outputs for weight in weights])
         self._biases = tuple(parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(self._weights) == 1:
-            return self._weights[0].linear(x, self._biases[0])
+            return self._weights[0].linear(x, self._biases[0], float32_out=self._float32_out)
         x = rows_of(x)
-        out = torch.empty(x.shape[0], self._outputs, dtype=x.dtype)
+        out = torch.empty(x.shape[0], self._outputs, dtype=torch.float32 if self._float32_out else x.dtype)
         start = 0
         for weight, bias in zip(self._weights, self._biases, strict=True):
-            weight.linear(x, bias, out[:, start : start + weight.outputs])
+            weight.linear(x, bias, out[:, start : start + weight.outputs], self._float32_out)
             start += weight.outputs
         return out

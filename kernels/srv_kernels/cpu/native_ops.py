@@ -1,6 +1,7 @@
 """The ops of `srv_kernels.contracts` in the native library: float32 and bfloat16, in host memory.
 
-Importing this raises ImportError if the library cannot be used: check `library.load()` first.
+Importing this raises ImportError if the library cannot be used: check `library.load()` first. torch's compiler sees the
+reference in place of norms, rotary embeddings and activations: it fuses them with what surrounds them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from ctypes import byref
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from srv_kernels import reference
 from srv_kernels.cpu.library import DrawArgs
 from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY, rows_of
 from srv_kernels.cpu.native_linear import GGML_TYPES, GGUFWeight, Int8WeightLinear, W8A8Linear
@@ -17,6 +20,8 @@ from srv_kernels.cpu.native_linear import GGML_TYPES, GGUFWeight, Int8WeightLine
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., D], weight [D] -> [..., D]."""
+    if is_compiling():
+        return reference.rms_norm(x, weight, eps)
     rows = rows_of(x)
     out = torch.empty(x.shape, dtype=x.dtype)
     count, dim = rows.shape
@@ -28,6 +33,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x, residual [..., D], weight [D] -> (rms_norm(residual + x), residual + x)."""
+    if is_compiling():
+        return reference.add_rms_norm(x, residual, weight, eps)
     rows, residual_rows = rows_of(x), rows_of(residual)
     out, total = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
     count, dim = rows.shape
@@ -49,6 +56,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """x [..., 2 I] -> [..., I]: silu of the first half times the second."""
+    if is_compiling():
+        return reference.silu_and_mul(x)
     rows = rows_of(x)
     count, dim = rows.shape[0], rows.shape[1] // 2
     out = torch.empty(*x.shape[:-1], dim, dtype=x.dtype)
@@ -58,6 +67,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T] -> (q', k')."""
+    if is_compiling():
+        return reference.rotary(q, k, cos_sin, positions)
     q, k = _with_contiguous_heads(q), _with_contiguous_heads(k)
     tokens, heads, dim = q.shape
     q_out, k_out = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=k.dtype)
@@ -134,6 +145,11 @@ def linear_w8a8_static(
 def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
     """See the contract. Packs the weight at every call: layers keep an `Int8WeightLinear` instead."""
     return Int8WeightLinear(weight, weight_scale, bias)(x)
+
+
+def linear_gguf_float32(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    """See the contract. Packs the weight at every call: layers keep a `GGUFWeight` instead."""
+    return _packed(rows, quant_type).linear(x, float32_out=True)
 
 
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from srv_kernels.triton.attention_tuning import SPLIT_TOKENS, Blocks, blocks, limits
+from srv_kernels.triton.attention_tuning import MOST_SPLITS, PROGRAMS, SPLIT_TOKENS, Blocks, blocks
 
 LARGEST_TILE = 128  # query heads per KV head, at most
 
@@ -43,9 +43,10 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How `paged_decode` is launched. `queries`: the most query tokens of a row. `splits`: see `Limits`.
+    """How `paged_decode` is launched. `queries`: the most query tokens of a row.
 
-    `least_blocks`: the blocks of keys that a split has at least.
+    `splits`: the most parts into which a row's keys are divided. `least_blocks`: the blocks of keys that one has at
+    least.
     """
 
     queries: int
@@ -64,20 +65,45 @@ def extend_blocks(heads: Heads, target: str) -> Blocks:
     return found._replace(rows=tile_rows(heads.group, found.rows, found.rows))
 
 
-def plan_decode(heads: Heads, rows: int, queries: int, longest: int, target: str, compute_units: int) -> DecodePlan:
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """What an operator asks for. `most`: at most so many splits; None: `MOST_SPLITS`.
+
+    `tokens`: every split has so many, rounded up to whole blocks, and `most` does not matter. A row's result then has
+    the same bits in any step with as many query tokens per row, whatever its other rows.
+    """
+
+    most: int | None = None
+    tokens: int | None = None
+
+
+def plan_decode(
+    heads: Heads,
+    rows: int,
+    queries: int,
+    longest: int,
+    target: str,
+    compute_units: int,
+    splits: Splits = Splits(),
+) -> DecodePlan:
     """The launch of `paged_decode` for `rows` rows of up to `queries` query tokens.
 
     `longest`: the most keys that a row attends to (its length or the window); for a captured shape, what the context
-    length allows. There are as many splits as fill the device's `compute_units` (streaming multiprocessors). A row
-    shorter than `longest` is divided into equal parts as well, but no part is shorter than `SPLIT_TOKENS`.
+    length allows. Unless `splits` fixes their size, there are as many splits as fill the device's `compute_units`
+    (streaming multiprocessors). A row shorter than `longest` is divided into equal parts as well, but no part is
+    shorter than `SPLIT_TOKENS`.
     Raises ValueError if `heads` has `reasons`.
     """
     found = blocks(target, "decode", max(heads.key_dim, heads.value_dim), heads.item_size)
     rows_of_tile = tile_rows(heads.group, queries * heads.group, found.rows)
     found = found._replace(rows=rows_of_tile, warps=found.warps * (2 if rows_of_tile > 32 else 1))
     programs = max(1, rows) * heads.kv_heads * tiles(queries, heads.group, found)
-    limit = limits(target)
-    wanted = min(round(limit.programs * compute_units / programs), -(-longest // SPLIT_TOKENS), limit.splits)
+    if splits.tokens is not None:
+        blocks_of_split = -(-splits.tokens // found.keys)
+        # The first query of a row sees up to `queries - 1` keys more than `longest`; a window may begin in a block.
+        most_blocks = -(-(longest + queries - 1) // found.keys) + 1
+        return DecodePlan(queries, -(-most_blocks // blocks_of_split), blocks_of_split, found)
+    wanted = min(round(PROGRAMS * compute_units / programs), -(-longest // SPLIT_TOKENS), splits.most or MOST_SPLITS)
     return DecodePlan(queries, max(1, wanted), max(1, SPLIT_TOKENS // found.keys), found)
 
 

@@ -63,13 +63,14 @@ def reduce_kernel(
     seen = tl.load(logs + place[:, None] + at[None, :], mask=exists, other=float("-inf"))
     largest = tl.max(seen, 1)
     largest = tl.where(largest == float("-inf"), 0.0, largest)
-    total = tl.sum(tl.exp2(seen - largest[:, None]), 1)
+    total = tl.zeros((BLOCK_HEADS,), tl.float32)
     dims = tl.arange(0, BLOCK_VALUE)
     inside = (h[:, None] < GROUP) & (dims[None, :] < VALUE_DIM)
     acc = tl.zeros((BLOCK_HEADS, BLOCK_VALUE), tl.float32)
     for split in range(0, active):
         weight = tl.exp2(tl.load(logs + place + split, mask=h < GROUP, other=float("-inf")) - largest)
         part = tl.load(partial + (place + split)[:, None] * VALUE_DIM + dims[None, :], mask=inside, other=0.0)
+        total += weight  # in the order of the splits, so that it does not depend on BLOCK_SPLITS
         acc += weight[:, None] * part
     acc /= tl.where(total == 0.0, 1.0, total)[:, None]
     token = (begin + index).to(tl.int64)

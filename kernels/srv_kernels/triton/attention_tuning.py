@@ -1,4 +1,4 @@
-"""Block sizes of paged attention, per target; data that a tuner may rewrite.
+"""Block sizes of paged attention, per target: the rows "attention" of tuning.json.
 
 A target has its name in `targets` ("sm90", "gfx942"), or is "xpu". What a target lacks is that of its family ("sm",
 "gfx"), and what this lacks is that of "". The sizes follow from registers and shared memory of the compiled code, with
@@ -9,10 +9,18 @@ on sm120 and over int8 pools on gfx942. No GPU has measured them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from srv_kernels.triton.tuning_data import TABLES
+
 Phase = Literal["extend", "decode"]
+
+
+def key(name: str) -> tuple[Phase, int]:
+    """A key of tuning.json, "extend 128", as phase and head dim."""
+    phase, _, dim = name.partition(" ")
+    return ("extend" if phase == "extend" else "decode"), int(dim)
 
 
 class Blocks(NamedTuple):
@@ -28,52 +36,18 @@ class Blocks(NamedTuple):
     stages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`splits`: the most parts into which a row's keys are divided. `programs`: how many a compute unit should get."""
+MOST_SPLITS = 64
+"""The most parts into which a row's keys are divided, unless the caller has a limit of its own."""
 
-    splits: int
-    programs: int
-
-
-LIMITS: dict[str, Limits] = {
-    "": Limits(splits=64, programs=2),
-    "gfx": Limits(splits=16, programs=2),
-}
+PROGRAMS = 2
+"""How many programs a compute unit should get."""
 
 SPLIT_TOKENS = 256
 """A split has at least this many tokens: fewer do not pay for the reduction."""
 
 # By phase and head dim (of keys or values, the larger; as a power of two), for queries of 2 bytes per element.
-_MORE_SHARED_MEMORY: dict[tuple[Phase, int], Blocks] = {("extend", 256): Blocks(64, 32, 8, 5)}
-BLOCKS: dict[str, dict[tuple[Phase, int], Blocks]] = {
-    "": {
-        ("extend", 64): Blocks(128, 64, 4, 2),
-        ("extend", 128): Blocks(128, 64, 4, 2),
-        ("extend", 256): Blocks(64, 32, 4, 2),
-        ("decode", 64): Blocks(64, 64, 4, 2),
-        ("decode", 128): Blocks(64, 64, 4, 2),
-        ("decode", 256): Blocks(32, 32, 4, 2),
-    },
-    "sm": {
-        ("extend", 64): Blocks(128, 64, 8, 5),
-        ("extend", 128): Blocks(128, 64, 8, 5),
-        ("extend", 256): Blocks(64, 32, 8, 3),
-        ("decode", 64): Blocks(64, 64, 4, 7),
-        ("decode", 128): Blocks(64, 64, 4, 5),
-        ("decode", 256): Blocks(32, 32, 4, 5),
-    },
-    "gfx1100": {
-        ("extend", 64): Blocks(64, 32, 8, 2),
-        ("extend", 128): Blocks(64, 32, 8, 2),
-        ("extend", 256): Blocks(32, 16, 8, 2),
-        ("decode", 64): Blocks(64, 32, 4, 2),
-        ("decode", 128): Blocks(32, 32, 8, 2),
-        ("decode", 256): Blocks(32, 16, 8, 2),
-    },
-    "sm80": _MORE_SHARED_MEMORY,
-    "sm90": _MORE_SHARED_MEMORY,
-    "sm100": _MORE_SHARED_MEMORY,
+BLOCKS: Mapping[str, Mapping[tuple[Phase, int], Blocks]] = {
+    target: {key(name): Blocks(*sizes) for name, sizes in rows.items()} for target, rows in TABLES["attention"].items()
 }
 
 
@@ -91,11 +65,6 @@ def blocks(target: str, phase: Phase, dim: int, item_size: int) -> Blocks:
         return found
     # Products of float32 are computed without tensor cores, in registers.
     return found._replace(rows=max(16, found.rows // 4), keys=max(16, found.keys // 4))
-
-
-def limits(target: str) -> Limits:
-    """See `Limits`."""
-    return next(LIMITS[name] for name in _names(target) if name in LIMITS)
 
 
 def _names(target: str) -> tuple[str, str, str]:

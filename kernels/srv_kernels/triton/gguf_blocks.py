@@ -8,6 +8,9 @@ weights of a group in one plane have the same scale, for every type.
     plane 0    w0 w1 w2    w15│ w16 ...       low halves, weights 0 to 31 of the chunk
     plane 1    w32 w33     w47│ w48 ...       high halves, weights 32 to 63
 
+Of types that have 32 neighbouring weights in 16 bytes (IQ4_XS, NF4), a group is such a run, whatever the size of a
+block.
+
 So a kernel multiplies plane by plane, with the matching elements of x, and never has to interleave weights. Loads that
 planes have in common are merged by the compiler. The arithmetic is that of the `gguf` library, operation by operation.
 The layouts are ggml's (ggml-common.h); all blocks have an even size, but few a multiple of 4.
@@ -55,13 +58,22 @@ LAYOUTS: Mapping[str, BlockLayout] = {
     "Q4_K": BlockLayout(256, 144, 2),
     "Q5_K": BlockLayout(256, 176, 2),
     "Q6_K": BlockLayout(256, 210, 4),
+    "IQ4_NL": BlockLayout(32, 18, 2),
+    "IQ4_XS": BlockLayout(256, 136, 2),
+    "MXFP4": BlockLayout(32, 17, 2),
+    "NF4": BlockLayout(64, 36, 2),  # these two are bitsandbytes'
+    "FP4": BlockLayout(64, 36, 2),
 }
+# Magnitudes of eight codes each, in the bytes of an integer from the lowest on: of IQ4's negative and positive values,
+# twice those of E2M1, and 192 times those of bitsandbytes' FP4.
+_IQ4_NEGATIVE, _IQ4_POSITIVE = tl.constexpr(0x0A1623314153687F), tl.constexpr(0x7159453526190D01)
+_E2M1, _FP4 = tl.constexpr(0x0C08060403020100), tl.constexpr(0x30206040C0800100)
 
 
 @triton.jit
-def inputs_of(groups, plane: tl.constexpr, WEIGHTS: tl.constexpr, PLANES: tl.constexpr):
+def inputs_of(groups, plane: tl.constexpr, TYPE: tl.constexpr, WEIGHTS: tl.constexpr, PLANES: tl.constexpr):
     """The index in its row of a group's first weight in a plane; the other fifteen follow it."""
-    if WEIGHTS == 32:
+    if WEIGHTS < 256 or TYPE == "IQ4_XS":
         return groups * (16 * PLANES) + plane * 16
     else:  # K-quants: two groups, which have 32 neighbouring bytes, hold PLANES runs of 32 weights
         return groups // 2 * (32 * PLANES) + plane * 32 + groups % 2 * 16
@@ -80,7 +92,9 @@ def load_weights(
     block = rows + (groups // per_block).to(tl.int64) * BYTES
     group = groups % per_block
     at = tl.arange(0, 16)[None, None, :]
-    if WEIGHTS == 32:
+    if TYPE == "NF4" or TYPE == "FP4" or TYPE == "IQ4_XS":
+        return _run_of_32(block, group, at, mask, plane, TYPE)
+    elif WEIGHTS == 32:
         return _small_block(block, group * 16, at, mask, plane, TYPE)
     else:
         return _k_block(block, group, at, mask, plane, TYPE)
@@ -101,11 +115,86 @@ def _small_block(block, first, at, mask, plane: tl.constexpr, TYPE: tl.constexpr
         high = _bits(block + 2 + 2 * plane + at // 8, at % 8, 1, mask)
         codes = (_bits(block + 6 + at, 4 * plane, 15, mask) | (high << 4)) - 16
         return _half(block, mask) * codes.to(tl.float32)
+    elif TYPE == "IQ4_NL":
+        codes = _bits(block + 2 + at, 4 * plane, 15, mask)
+        return _half(block, mask) * _iq4(codes)
+    elif TYPE == "MXFP4":
+        codes = _bits(block + 1 + at, 4 * plane, 15, mask)
+        return _power(_byte(block, mask)) * _signed_magnitude(codes, _E2M1)
     else:
         tl.static_assert(TYPE == "Q5_1", "a GGUF type without a kernel")
         high = _bits(block + 4 + 2 * plane + at // 8, at % 8, 1, mask)
         codes = _bits(block + 8 + at, 4 * plane, 15, mask) | (high << 4)
         return _half(block, mask) * codes.to(tl.float32) + _half(block + 2, mask)
+
+
+@triton.jit
+def _run_of_32(block, group, at, mask, plane: tl.constexpr, TYPE: tl.constexpr):
+    """Blocks of several runs of 32 weights in 16 bytes each; a group is a run."""
+    if TYPE == "IQ4_XS":
+        low = _bits(block + 4 + group // 2, group % 2 * 4, 15, mask)
+        scale = (low | (_bits(block + 2 + group // 4, group % 4 * 2, 3, mask) << 4)) - 32
+        codes = _bits(block + 8 + group * 16 + at, 4 * plane, 15, mask)
+        step = _half(block, mask) * scale.to(tl.float32)
+        return step * _iq4(codes)
+    elif TYPE == "NF4":
+        return _float(block, mask) * _nf4(_bits(block + 4 + group * 16 + at, 4 * plane, 15, mask))
+    else:
+        tl.static_assert(TYPE == "FP4", "a type without a kernel")
+        codes = _bits(block + 4 + group * 16 + at, 4 * plane, 15, mask)
+        return _float(block, mask) * (_signed_magnitude(codes, _FP4) / 192.0)
+
+
+@triton.jit
+def _magnitude(codes, TABLE: tl.constexpr):
+    """float32: the byte of a table at the lower three bits of each code."""
+    return ((tl.full([1, 1, 1], TABLE, tl.int64) >> ((codes & 7) * 8).to(tl.int64)) & 255).to(tl.float32)
+
+
+@triton.jit
+def _iq4(codes):
+    return tl.where(codes < 8, -_magnitude(codes, _IQ4_NEGATIVE), _magnitude(codes, _IQ4_POSITIVE))
+
+
+@triton.jit
+def _signed_magnitude(codes, TABLE: tl.constexpr):
+    """The fourth bit is the sign."""
+    magnitude = _magnitude(codes, TABLE)
+    return tl.where(codes < 8, magnitude, -magnitude)
+
+
+@triton.jit
+def _power(exponent):
+    """2^(exponent - 128), of which the two smallest are subnormal numbers."""
+    bits = tl.where(exponent < 2, 0x00200000 << (exponent & 1), (exponent - 1) << 23)
+    return bits.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _nf4(codes):
+    """The values of bitsandbytes' NF4, by their bits."""
+    odd, two, four = (codes & 1) != 0, (codes & 2) != 0, (codes & 4) != 0
+    first = tl.where(
+        two,
+        tl.where(odd, -0.39491748809814453, -0.5250730514526367),
+        tl.where(odd, -0.6961928009986877, -1.0),
+    )
+    second = tl.where(
+        two,
+        tl.where(odd, 0.0, -0.09105003625154495),
+        tl.where(odd, -0.18477343022823334, -0.28444138169288635),
+    )
+    third = tl.where(
+        two,
+        tl.where(odd, 0.33791524171829224, 0.24611230194568634),
+        tl.where(odd, 0.16093020141124725, 0.07958029955625534),
+    )
+    fourth = tl.where(
+        two,
+        tl.where(odd, 1.0, 0.7229568362236023),
+        tl.where(odd, 0.5626170039176941, 0.44070982933044434),
+    )
+    return tl.where(codes < 8, tl.where(four, second, first), tl.where(four, fourth, third))
 
 
 @triton.jit
@@ -160,6 +249,14 @@ def _byte(pointers, mask):
 @triton.jit
 def _bits(pointers, shift, bits, mask):
     return (_byte(pointers, mask) >> shift) & bits
+
+
+@triton.jit
+def _float(pointers, mask):
+    """The float32 number of four bytes at any address."""
+    low = _byte(pointers, mask) | (_byte(pointers + 1, mask) << 8)
+    high = _byte(pointers + 2, mask) | (_byte(pointers + 3, mask) << 8)
+    return (low | (high << 16)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ Up to 8 rows, a row's result does not depend on the others: its sum has one orde
 # mypy: ignore-errors
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,9 @@ from srv_kernels.triton.quantized_tuning import (
     GGUF_GEMV,
     GGUF_ROWS,
     GemmBlocks,
+    GemvBlocks,
+    all_tiles,
+    compiled_for,
     for_rows,
     gemv_rows,
     of_target,
@@ -68,7 +72,7 @@ def gguf_gemv_kernel(
         mask = (outputs < N)[:, None, None] & (group < groups)
         for plane in tl.static_range(PLANES):
             weights = load_weights(weight_rows, group, mask, plane, TYPE, WEIGHTS, BYTES, PLANES)
-            inputs = inputs_of(group, plane, WEIGHTS, PLANES)[None, :, :, :] + at
+            inputs = inputs_of(group, plane, TYPE, WEIGHTS, PLANES)[None, :, :, :] + at
             x_mask = (rows < T) & (group < groups)[None, :, :, :]
             total += weights[None, :, :, :] * widen(tl.load(x + rows * x_stride + inputs, mask=x_mask, other=0.0))
     result = tl.sum(tl.sum(total, axis=3), axis=2)
@@ -108,7 +112,7 @@ def gguf_gemm_kernel(
         x_mask = (rows < T)[:, None] & (flat < groups)[None, :]
         for plane in tl.static_range(PLANES):
             weights = load_weights(weight_rows, group, mask, plane, TYPE, WEIGHTS, BYTES, PLANES)
-            inputs = inputs_of(flat, plane, WEIGHTS, PLANES) + place % 16
+            inputs = inputs_of(flat, plane, TYPE, WEIGHTS, PLANES) + place % 16
             tile = tl.load(x_rows + inputs[None, :], mask=x_mask, other=0.0)
             weights = round_to(tl.reshape(weights, [BLOCK_N, BLOCK_G * 16]), tile.dtype)
             total = dot(tile, tl.trans(weights), total)
@@ -140,7 +144,7 @@ def gguf_rows_kernel(
     mask = (rows < T)[:, None, None] & (group < groups)
     for plane in tl.static_range(PLANES):
         weights = load_weights(sources, group, mask, plane, TYPE, WEIGHTS, BYTES, PLANES)
-        places = inputs_of(group, plane, WEIGHTS, PLANES) + tl.arange(0, 16)[None, None, :]
+        places = inputs_of(group, plane, TYPE, WEIGHTS, PLANES) + tl.arange(0, 16)[None, None, :]
         store(out + rows.to(tl.int64)[:, None, None] * inputs + places, weights, mask=mask)
 
 
@@ -166,28 +170,54 @@ def _linear_like(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
 @triton_op("linear_gguf(Tensor x, Tensor rows, str quant_type) -> Tensor", like=_linear_like)
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
     """x [T, K], rows uint8 [N, bytes per row] of a GGUF file -> [T, N]; x is not quantized."""
-    layout, out = _layout(rows, quant_type), _linear_like(x, rows, quant_type)
-    if x.shape[1] != layout.inputs(rows.shape[1]):
-        raise ValueError(f"x has {x.shape[1]} columns, but the weight has {layout.inputs(rows.shape[1])} inputs")
+    out = _linear_like(x, rows, quant_type)
+    return _multiply_into(out, x, rows, quant_type)
+
+
+def _float32_like(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    return x.new_empty(x.shape[0], rows.shape[0], dtype=torch.float32)
+
+
+@triton_op("linear_gguf_float32(Tensor x, Tensor rows, str quant_type) -> Tensor", like=_float32_like)
+def linear_gguf_float32(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    """As `linear_gguf` -> float32 [T, N]: the sums, before they are rounded to x's dtype."""
+    return _multiply_into(_float32_like(x, rows, quant_type), x, rows, quant_type)
+
+
+def _multiply_into(out: Tensor, x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    inputs = _layout(rows, quant_type).inputs(rows.shape[1])
+    if x.shape[1] != inputs:
+        raise ValueError(f"x has {x.shape[1]} columns, but the weight has {inputs} inputs")
     if out.numel() == 0:
         return out
+    count = out.shape[0]
+    few = gemv_rows(count) is not None
+    return multiply(x, rows, quant_type, of_target(GGUF_GEMV) if few else for_rows(GGUF_GEMM, count), out)
+
+
+def multiply(
+    x: Tensor, rows: Tensor, quant_type: str, blocks: GemvBlocks | GemmBlocks, out: Tensor | None = None
+) -> Tensor:
+    """As `linear_gguf`, with these sizes; those of the GEMV are for up to `GEMV_ROWS[-1]` rows of x.
+
+    out: receives the result, of x's dtype or float32.
+    """
+    layout, out = _layout(rows, quant_type), _linear_like(x, rows, quant_type) if out is None else out
     x, rows = matrix(x), matrix(rows)
     count, outputs = out.shape
     sizes = (count, outputs, layout.groups(x.shape[1]), x.stride(0), rows.stride(0))
     kind = _kind(quant_type, layout)
-    padded = gemv_rows(count)
-    if padded is not None:
-        few = of_target(GGUF_GEMV)
-        block_n = max(1, few.results // padded)
+    if isinstance(blocks, GemvBlocks):
+        padded = gemv_rows(count)
+        block_n = max(1, blocks.results // padded)
         gguf_gemv_kernel[(triton.cdiv(outputs, block_n),)](
-            x, rows, out, *sizes, **kind, ROWS=padded, BLOCK_N=block_n, BLOCK_G=few.block_positions // GROUP,
-            num_warps=few.warps,
+            x, rows, out, *sizes, **kind, ROWS=padded, BLOCK_N=block_n, BLOCK_G=blocks.block_positions // GROUP,
+            num_warps=blocks.warps,
         )  # fmt: skip
         return out
-    many = for_rows(GGUF_GEMM, count)
-    gguf_gemm_kernel[(triton.cdiv(count, many.block_m), triton.cdiv(outputs, many.block_n))](
-        x, rows, out, *sizes, **kind, BLOCK_M=many.block_m, BLOCK_N=many.block_n, BLOCK_G=many.block_k // GROUP,
-        num_warps=many.warps, num_stages=many.stages,
+    gguf_gemm_kernel[(triton.cdiv(count, blocks.block_m), triton.cdiv(outputs, blocks.block_n))](
+        x, rows, out, *sizes, **kind, BLOCK_M=blocks.block_m, BLOCK_N=blocks.block_n, BLOCK_G=blocks.block_k // GROUP,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return out
 
@@ -213,38 +243,49 @@ def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype
 
 
 _SIZES = ("T", "N", "groups", "x_stride", "weight_stride")
-_GEMV, _GEMM, _ROWS = GGUF_GEMV["gpu"], GGUF_GEMM["gpu"], GGUF_ROWS["gpu"]
+_ROWS = GGUF_ROWS["gpu"]
+_WIDELY = "Q4_K"  # the type that is compiled for every size and dtype
+_LOGITS = "Q6_K"  # the usual type of the output layer, whose results are float32
 
 
-def _gemv_variant(quant_type: str, rows: int, dtype: str = "bf16") -> Variant:
-    return Variant(
-        gguf_gemv_kernel,
-        pointers({"x": dtype, "weight": "u8", "out": dtype}, *_SIZES),
-        {
-            **_kind(quant_type, LAYOUTS[quant_type]),
-            "ROWS": rows,
-            "BLOCK_N": max(1, _GEMV.results // rows),
-            "BLOCK_G": _GEMV.block_positions // GROUP,
-        },
-        aligned=("x_stride", "groups"),
-        warps=_GEMV.warps,
-    )
+def _gemv_variants(quant_type: str, rows: int, dtype: str = "bf16", out: str = "") -> Iterator[Variant]:
+    for blocks, targets in compiled_for(GGUF_GEMV, lambda entry: [entry]):
+        yield Variant(
+            gguf_gemv_kernel,
+            pointers({"x": dtype, "weight": "u8", "out": out or dtype}, *_SIZES),
+            {
+                **_kind(quant_type, LAYOUTS[quant_type]),
+                "ROWS": rows,
+                "BLOCK_N": max(1, blocks.results // rows),
+                "BLOCK_G": blocks.block_positions // GROUP,
+            },
+            aligned=("x_stride", "groups"),
+            warps=blocks.warps,
+            targets=targets,
+        )
 
 
-def _gemm_variant(quant_type: str, blocks: GemmBlocks, dtype: str = "bf16") -> Variant:
-    return Variant(
-        gguf_gemm_kernel,
-        pointers({"x": dtype, "weight": "u8", "out": dtype}, *_SIZES),
-        {
-            **_kind(quant_type, LAYOUTS[quant_type]),
-            "BLOCK_M": blocks.block_m,
-            "BLOCK_N": blocks.block_n,
-            "BLOCK_G": blocks.block_k // GROUP,
-        },
-        aligned=("x_stride", "groups"),
-        warps=blocks.warps,
-        stages=blocks.stages,
-    )
+def _gemm_variants(
+    quant_type: str,
+    pick: Callable[[tuple[GemmBlocks, ...]], Sequence[GemmBlocks]],
+    dtype: str = "bf16",
+    out: str = "",
+) -> Iterator[Variant]:
+    for blocks, targets in compiled_for(GGUF_GEMM, pick):
+        yield Variant(
+            gguf_gemm_kernel,
+            pointers({"x": dtype, "weight": "u8", "out": out or dtype}, *_SIZES),
+            {
+                **_kind(quant_type, LAYOUTS[quant_type]),
+                "BLOCK_M": blocks.block_m,
+                "BLOCK_N": blocks.block_n,
+                "BLOCK_G": blocks.block_k // GROUP,
+            },
+            aligned=("x_stride", "groups"),
+            warps=blocks.warps,
+            stages=blocks.stages,
+            targets=targets,
+        )
 
 
 def _rows_variant(quant_type: str, dtype: str = "bf16") -> Variant:
@@ -257,15 +298,24 @@ def _rows_variant(quant_type: str, dtype: str = "bf16") -> Variant:
     )
 
 
-# Every type, and for one type every size and dtype.
-_WIDELY = "Q4_K"
 VARIANTS = (
-    *(_gemv_variant(quant_type, 1) for quant_type in LAYOUTS),
-    *(_gemv_variant(_WIDELY, rows) for rows in GEMV_ROWS[1:]),
-    *(_gemv_variant(_WIDELY, 1, dtype) for dtype in ("fp32", "fp16")),
-    *(_gemm_variant(quant_type, _GEMM[-1]) for quant_type in LAYOUTS),
-    *(_gemm_variant(_WIDELY, blocks) for blocks in _GEMM[:-1]),
-    *(_gemm_variant(_WIDELY, _GEMM[0], dtype) for dtype in ("fp32", "fp16")),
+    *(each for quant_type in LAYOUTS for each in _gemv_variants(quant_type, 1)),
+    *(each for rows in GEMV_ROWS[1:] for each in _gemv_variants(_WIDELY, rows)),
+    *(each for dtype in ("fp32", "fp16") for each in _gemv_variants(_WIDELY, 1, dtype)),
+    *(
+        each
+        for quant_type in LAYOUTS
+        for each in _gemm_variants(
+            quant_type, all_tiles if quant_type == _WIDELY else lambda entry: all_tiles(entry[-1:])
+        )
+    ),
+    *(
+        each
+        for dtype in ("fp32", "fp16")
+        for each in _gemm_variants(_WIDELY, lambda entry: all_tiles(entry[:1]), dtype)
+    ),
+    *_gemv_variants(_LOGITS, 1, out="fp32"),
+    *_gemm_variants(_LOGITS, lambda entry: all_tiles(entry[:1]), out="fp32"),
     *(_rows_variant(quant_type) for quant_type in LAYOUTS),
     *(_rows_variant(_WIDELY, dtype) for dtype in ("fp32", "fp16")),
 )

@@ -14,7 +14,7 @@ writes T·K bytes. To be confirmed on hardware: that few rows padded to one matr
 # mypy: ignore-errors
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 import triton
@@ -27,6 +27,8 @@ from srv_kernels.triton.quantized_tuning import (
     INT8_GEMM_FLOAT32,
     QUANTIZE,
     GemmBlocks,
+    all_tiles,
+    compiled_for,
     for_rows,
     of_target,
 )
@@ -125,7 +127,7 @@ def int8_gemm_kernel(
     store(places, result, mask=has_row[:, None] & has_output[None, :])
 
 
-def _multiply(
+def multiply(
     x: Tensor,
     weight: Tensor,
     out: Tensor,
@@ -133,9 +135,11 @@ def _multiply(
     column_scale: Tensor,
     int32_bias: Tensor | None,
     bias: Tensor | None,
+    blocks: GemmBlocks | None = None,
 ) -> Tensor:
+    """Write the product of x [T, K] and weight [N, K] into `out` [T, N]; `blocks`: in place of the table's."""
     rows, outputs = out.shape
-    blocks = for_rows(INT8_GEMM_FLOAT32 if x.dtype == torch.float32 else INT8_GEMM, rows)
+    blocks = blocks or for_rows(INT8_GEMM_FLOAT32 if x.dtype == torch.float32 else INT8_GEMM, rows)
     weight = matrix(weight)
     grid = (triton.cdiv(rows, blocks.block_m), triton.cdiv(outputs, blocks.block_n))
     int8_gemm_kernel[grid](
@@ -179,7 +183,7 @@ def linear_w8a8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | 
     quantize_rows_kernel[(triton.cdiv(rows, blocks.rows),)](
         x, quantized, scales, rows, inputs, x.stride(0), ROWS=blocks.rows, BLOCK=blocks.block, num_warps=blocks.warps
     )
-    return _multiply(quantized, weight, out, scales, weight_scale, None, bias)
+    return multiply(quantized, weight, out, scales, weight_scale, None, bias)
 
 
 @triton_op(
@@ -210,20 +214,20 @@ def linear_w8a8_static(
         BLOCK=blocks.block,
         num_warps=blocks.warps,
     )
-    return _multiply(quantized, weight, out, None, deq_scale, quant_bias, None)
+    return multiply(quantized, weight, out, None, deq_scale, quant_bias, None)
 
 
 @triton_op("linear_int8(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias) -> Tensor", like=_like)
 def linear_int8(x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] or None -> [T, N]; x is not quantized."""
     x, out = matrix(x), _like(x, weight)
-    return _multiply(x, weight, out, None, weight_scale, None, bias) if out.numel() else out
+    return multiply(x, weight, out, None, weight_scale, None, bias) if out.numel() else out
 
 
-def _gemm_variants(tables: tuple[GemmBlocks, ...], kinds: dict[str, str]) -> Iterator[Variant]:
+def _gemm_variants(table: Mapping[str, tuple[GemmBlocks, ...]], kinds: dict[str, str]) -> Iterator[Variant]:
     """The GEMM with pointers of these types; the other tensors are None."""
     absent = {name: None for name in ("row_scale", "int32_bias", "bias") if name not in kinds}
-    for blocks in tables:
+    for blocks, targets in compiled_for(table, all_tiles):
         yield Variant(
             int8_gemm_kernel,
             pointers(kinds, "T", "N", "K", "x_stride", "weight_stride"),
@@ -231,6 +235,7 @@ def _gemm_variants(tables: tuple[GemmBlocks, ...], kinds: dict[str, str]) -> Ite
             aligned=("N", "K", "x_stride", "weight_stride"),
             warps=blocks.warps,
             stages=blocks.stages,
+            targets=targets,
         )
 
 
@@ -251,10 +256,10 @@ VARIANTS = (
         )
         for kind in FLOATS
     ),
-    *_gemm_variants(INT8_GEMM["gpu"], {"x": "i8", **_WEIGHT, "row_scale": "fp32", "bias": "bf16", "out": "bf16"}),
-    *_gemm_variants(INT8_GEMM["gpu"], {"x": "i8", **_WEIGHT, "row_scale": "fp32", "out": "fp16"}),
-    *_gemm_variants(INT8_GEMM["gpu"], {"x": "i8", **_WEIGHT, "int32_bias": "i32", "out": "bf16"}),
-    *_gemm_variants(INT8_GEMM["gpu"], {"x": "bf16", **_WEIGHT, "out": "bf16"}),
-    *_gemm_variants(INT8_GEMM["gpu"], {"x": "fp16", **_WEIGHT, "bias": "fp16", "out": "fp16"}),
-    *_gemm_variants(INT8_GEMM_FLOAT32["gpu"], {"x": "fp32", **_WEIGHT, "out": "fp32"}),
+    *_gemm_variants(INT8_GEMM, {"x": "i8", **_WEIGHT, "row_scale": "fp32", "bias": "bf16", "out": "bf16"}),
+    *_gemm_variants(INT8_GEMM, {"x": "i8", **_WEIGHT, "row_scale": "fp32", "out": "fp16"}),
+    *_gemm_variants(INT8_GEMM, {"x": "i8", **_WEIGHT, "int32_bias": "i32", "out": "bf16"}),
+    *_gemm_variants(INT8_GEMM, {"x": "bf16", **_WEIGHT, "out": "bf16"}),
+    *_gemm_variants(INT8_GEMM, {"x": "fp16", **_WEIGHT, "bias": "fp16", "out": "fp16"}),
+    *_gemm_variants(INT8_GEMM_FLOAT32, {"x": "fp32", **_WEIGHT, "out": "fp32"}),
 )

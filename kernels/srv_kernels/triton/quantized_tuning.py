@@ -1,20 +1,23 @@
-"""Block sizes of the kernels for quantized weights and for sampling, by target.
+"""Block sizes of the kernels for linear layers and for sampling, by target.
 
-Data only. "gpu" is the row of every target that has none of its own: nothing here has been measured on hardware yet,
-and the entries to measure first are named where they stand. "interpreter": few programs and large blocks, since
+The rows of tuning.json, typed. "gpu" is the row of every target that has none of its own. No GPU has measured them
+yet, and the entries to measure first are named where they stand. "interpreter": few programs and large blocks, since
 Triton's interpreter takes about 30 µs per operation, whatever its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
 from srv_kernels.triton.registration import INTERPRETED
+from srv_kernels.triton.targets import BY_NAME
+from srv_kernels.triton.tuning_data import TABLES
 
 Entry = TypeVar("Entry")
+Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,68 +69,50 @@ class DrawBlocks:
 
 _LARGEST = 1 << 62
 
+
+def _gemm(name: str) -> Mapping[str, tuple[GemmBlocks, ...]]:
+    """A table of GEMM tiles; the last of a row is for any number of rows of x."""
+    return {
+        target: tuple(GemmBlocks(_LARGEST if up_to is None else up_to, *sizes) for up_to, *sizes in row)
+        for target, row in TABLES[name].items()
+    }
+
+
 # int8 x int8 and float x int8. Up to 16 rows the weight's bytes set the time, and rows are padded to one matrix
 # instruction. To measure: block_k of the first entry, and warps of the last.
-INT8_GEMM: Mapping[str, tuple[GemmBlocks, ...]] = {
-    "gpu": (
-        GemmBlocks(up_to=16, block_m=16, block_n=32, block_k=128, warps=4, stages=4),
-        GemmBlocks(up_to=64, block_m=64, block_n=64, block_k=64, warps=4, stages=3),
-        GemmBlocks(up_to=_LARGEST, block_m=128, block_n=128, block_k=64, warps=8, stages=3),
-    ),
-    "interpreter": (
-        GemmBlocks(up_to=16, block_m=16, block_n=64, block_k=512, warps=1, stages=1),
-        GemmBlocks(up_to=_LARGEST, block_m=64, block_n=128, block_k=256, warps=1, stages=1),
-    ),
-}
+INT8_GEMM = _gemm("int8_gemm")
 
 # float32 x, which only tests and old GPUs have: it is multiplied exactly, without matrix instructions.
-INT8_GEMM_FLOAT32: Mapping[str, tuple[GemmBlocks, ...]] = {
-    "gpu": (
-        GemmBlocks(up_to=16, block_m=16, block_n=32, block_k=64, warps=4, stages=2),
-        GemmBlocks(up_to=_LARGEST, block_m=64, block_n=64, block_k=32, warps=4, stages=2),
-    ),
-    "interpreter": INT8_GEMM["interpreter"],
-}
+INT8_GEMM_FLOAT32 = _gemm("int8_gemm_float32")
+
+# 16-bit x and weight, for the logits of few rows. To measure: block_k and stages of the first entry.
+DENSE_GEMM = _gemm("dense_gemm")
 
 # block_k: positions, a multiple of 16, of which each holds up to four weights. Dequantized tiles live in registers, so
 # blocks are smaller than those of int8.
-GGUF_GEMM: Mapping[str, tuple[GemmBlocks, ...]] = {
-    "gpu": (
-        GemmBlocks(up_to=16, block_m=16, block_n=32, block_k=64, warps=4, stages=2),
-        GemmBlocks(up_to=64, block_m=64, block_n=64, block_k=32, warps=4, stages=2),
-        GemmBlocks(up_to=_LARGEST, block_m=128, block_n=64, block_k=32, warps=8, stages=2),
-    ),
-    "interpreter": (GemmBlocks(up_to=_LARGEST, block_m=64, block_n=64, block_k=128, warps=1, stages=1),),
-}
+GGUF_GEMM = _gemm("gguf_gemm")
+
+# Experts; up_to: the mean of an expert's rows, which are padded to block_m. block_k is the same for every number of
+# rows, so that a row's sums do not depend on the others. Two tiles of the weight, gate and up, share one of x.
+MOE_GEMM = _gemm("moe_gemm")
+MOE_GEMM_FLOAT32 = _gemm("moe_gemm_float32")
+MOE_GGUF = _gemm("moe_gguf")
 
 # To measure: results, where less means more programs, which hide latency, and more means fewer reads of x.
-GGUF_GEMV: Mapping[str, GemvBlocks] = {
-    "gpu": GemvBlocks(results=8, block_positions=512, warps=4),
-    "interpreter": GemvBlocks(results=256, block_positions=256, warps=1),
-}
+GGUF_GEMV: Mapping[str, GemvBlocks] = {target: GemvBlocks(*row) for target, row in TABLES["gguf_gemv"].items()}
 GEMV_ROWS = (1, 2, 4, 8)  # numbers of rows that the GEMV is compiled for
 
-# The embedding lookup; block: positions.
-GGUF_ROWS: Mapping[str, VectorBlocks] = {
-    "gpu": VectorBlocks(rows=1, block=512, warps=4),
-    "interpreter": VectorBlocks(rows=8, block=256, warps=1),
-}
 
-QUANTIZE: Mapping[str, VectorBlocks] = {
-    "gpu": VectorBlocks(rows=1, block=4096, warps=8),
-    "interpreter": VectorBlocks(rows=32, block=1024, warps=1),
-}
+def _vectors(name: str) -> Mapping[str, VectorBlocks]:
+    return {target: VectorBlocks(*row) for target, row in TABLES[name].items()}
 
-MOST_LIKELY: Mapping[str, VectorBlocks] = {
-    "gpu": VectorBlocks(rows=1, block=8192, warps=16),
-    "interpreter": VectorBlocks(rows=256, block=1024, warps=1),
-}
+
+GGUF_ROWS = _vectors("gguf_rows")  # the embedding lookup; block: positions
+QUANTIZE = _vectors("quantize")
+MOST_LIKELY = _vectors("most_likely")
 
 # To measure: pivots, and warps.
-DRAW: Mapping[str, DrawBlocks] = {
-    "gpu": DrawBlocks(rows=1, block=4096, pivots=4, warps=16),
-    "interpreter": DrawBlocks(rows=256, block=1024, pivots=8, warps=1),
-}
+DRAW: Mapping[str, DrawBlocks] = {target: DrawBlocks(*row) for target, row in TABLES["draw"].items()}
 
 
 @lru_cache(maxsize=1)
@@ -149,6 +134,23 @@ def of_target(table: Mapping[str, Entry]) -> Entry:
 def for_rows(table: Mapping[str, tuple[GemmBlocks, ...]], rows: int) -> GemmBlocks:
     """The blocks of a GEMM with this many rows."""
     return next(blocks for blocks in of_target(table) if rows <= blocks.up_to)
+
+
+def compiled_for(
+    table: Mapping[str, Entry], pick: Callable[[Entry], Sequence[Choice]]
+) -> Iterator[tuple[Choice, frozenset[str]]]:
+    """What `pick` chooses of each compiled target's entry, once each, with the targets that have it; none for all."""
+    found: dict[Choice, set[str]] = {}
+    for name in BY_NAME:
+        for choice in pick(table.get(name, table["gpu"])):
+            found.setdefault(choice, set()).add(name)
+    for choice, targets in found.items():
+        yield choice, frozenset() if len(targets) == len(BY_NAME) else frozenset(targets)
+
+
+def all_tiles(entry: tuple[GemmBlocks, ...]) -> Sequence[GemmBlocks]:
+    """The distinct tiles of a GEMM, whatever the rows of x that they are for."""
+    return [replace(blocks, up_to=_LARGEST) for blocks in entry]
 
 
 def gemv_rows(rows: int) -> int | None:

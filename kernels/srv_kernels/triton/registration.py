@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from srv_kernels.triton.launches import recorded
+
 LIBRARY = "srv_triton"
 # Dispatch keys of the devices that Triton compiles for; ROCm's tensors have CUDA's key. A simulated device adds its
 # own.
@@ -51,11 +53,12 @@ def triton_op(schema: str, like: Callable[..., Any] | None = None) -> Callable[[
     def register(launch: Launch) -> Launch:
         if name in OPS:
             raise ValueError(f"two Triton operators are called {name}")
+        run = recorded(name, launch)
         _library.define(schema)
         for key in _KEYS:
-            _library.impl(name, _on_host(name, launch) if key == "CPU" else launch, key)
+            _library.impl(name, _on_host(name, run) if key == "CPU" else run, key)
         _library.impl(name, like if like is not None else _nothing, "Meta")
-        OPS[name] = TritonOp(name, schema, launch, like)
+        OPS[name] = TritonOp(name, schema, run, like)
         return launch
 
     return register

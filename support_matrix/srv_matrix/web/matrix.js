@@ -8,10 +8,24 @@ const WORDS = {
   planned: "planned", unsupported: "no", not_applicable: "not applicable",
 };
 const WORKS = ["supported", "limited", "experimental"];
+// What a cell looks like: glyph, class of its color, and what it means in the legend. The first that applies counts.
+const LOOKS = [
+  ["✓", "verified", "accepted, and run on the device (E4, E5)", (cell) => cell.status === "supported" && isVerified(cell)],
+  ["◐", "verified", "accepted in part, and run on the device (E4, E5)", (cell) => isVerified(cell)],
+  ["◎", "supported", "accepted, and run on a simulated device or compiled (E3)", (cell) => cell.status === "supported" && cell.level === "E3"],
+  ["○", "supported", "accepted, but not run", (cell) => cell.status === "supported"],
+  ["◐", "limited", "accepted in part, but not run on the device", (cell) => cell.status === "limited"],
+  ["△", "experimental", "accepted, but may change or break", (cell) => cell.status === "experimental"],
+  ["…", "planned", "planned: a launch refuses it", (cell) => cell.status === "planned"],
+  ["✕", "unsupported", "refused: the platform does not support it", (cell) => cell.status === "unsupported"],
+  ["–", "not_applicable", "refused: it has no meaning on this platform", (cell) => cell.status === "not_applicable"],
+  ["?", "unknown", "nothing is declared", () => true],
+];
+const OLDER = "older than the code: run before it last changed";
 const KINDS = {
   arg: "arguments", pair: "pairs", op: "operations", model: "models", endpoint: "endpoints",
 };
-const FIELDS = ["text", "platform", "variant", "status", "level", "kind", "values", "cell"];
+const FIELDS = ["text", "platform", "variant", "status", "level", "kind", "values", "words", "cell"];
 
 function readState(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
@@ -100,6 +114,16 @@ function cellText(cell) {
   return [word, cell.level || ""];
 }
 
+function lookOf(cell) {
+  const [glyph, look, meaning] = LOOKS.find(([, , , applies]) => applies(cell));
+  return { glyph, look, meaning };
+}
+
+// Files of the code that a run on this place covers and that have changed since its commit; undefined if unknown.
+function changedSince(data, evidence, place) {
+  return ((data.changed_since || {})[place.split(":")[0]] || {})[evidence.commit];
+}
+
 function factsOf(row, cell) {
   return [
     ["Flags", row.entry.flags.join(", ")],
@@ -115,10 +139,12 @@ function factsOf(row, cell) {
   ].filter(([, text]) => text);
 }
 
-function evidenceOf(data, cell) {
-  const lines = (cell.evidence || []).map((each) =>
-    [each.level, each.outcome, each.test, each.device, each.date, `commit ${each.commit}`, each.driver, each.note]
-      .filter(Boolean).join(" · "));
+function evidenceOf(data, cell, place = "") {
+  const lines = (cell.evidence || []).map((each) => {
+    const changed = changedSince(data, each, place);
+    return [each.level, each.outcome, each.test, each.device, each.date, each.commit && `commit ${each.commit}`, each.driver,
+      each.note, changed > 0 && `older than the code: ${changed} files have changed since`].filter(Boolean).join(" · ");
+  });
   if (!lines.length) lines.push(isVerified(cell) ? "Its values were run; see the evidence of each value." : "Nothing has been run for this cell.");
   if (cell.level) lines.push(`${cell.level}: ${data.levels[cell.level] || ""}`);
   return lines;
@@ -152,6 +178,17 @@ function start(data, document, window, pages) {
     fill("kind", [["", "all"], ...kindsOf(data)]);
     if (at("text").value !== state.text) at("text").value = state.text;
     at("values").checked = Boolean(state.values);
+    at("words").checked = Boolean(state.words);
+  }
+
+  function showLegend() {
+    const entries = LOOKS.map(([glyph, look, meaning]) => [glyph, look, meaning]);
+    if (data.changed_since) entries.push(["✓", "verified older", OLDER]);
+    at("legend").replaceChildren(...entries.map(([glyph, look, meaning]) => {
+      const item = make("li");
+      item.append(make("span", glyph, { class: `glyph ${look}`, "aria-hidden": "true" }), meaning);
+      return item;
+    }));
   }
 
   function showTable() {
@@ -191,13 +228,14 @@ function start(data, document, window, pages) {
     const cell = row.cells[place];
     if (!cell) return box;
     const [word, level] = cellText(cell);
-    const look = !cellMatches(cell, state) ? "aside" : isVerified(cell) ? "verified" : cell.status;
+    const { glyph, look, meaning } = lookOf(cell);
+    const text = [`${row.feature} on ${place}: ${word} ${level}`.trim(), cell.older && OLDER].filter(Boolean).join("; ");
     const button = make("button", "", {
-      type: "button", class: look, tabindex: "-1", "data-cell": `${row.feature}@${place}`,
-      "aria-label": `${row.feature} on ${place}: ${word} ${level}`.trim(),
+      type: "button", class: (cellMatches(cell, state) ? look : "aside") + (cell.older ? " older" : ""), tabindex: "-1",
+      "data-cell": `${row.feature}@${place}`, "aria-label": text, title: `${text}\n${meaning}`,
     });
-    button.append(make("span", place, { class: "place" }), word);
-    if (level) button.append(make("small", level));
+    button.append(make("span", place, { class: "place" }), make("span", glyph, { class: "glyph", "aria-hidden": "true" }));
+    if (state.words) button.append(make("span", word), ...(level ? [make("small", level)] : []));
     box.append(button);
     return box;
   }
@@ -219,7 +257,7 @@ function start(data, document, window, pages) {
     if (pages) links.push(make("a", `All arguments on ${platform}`, { href: `${pages}${platform}.html` }));
     at("detail-title").textContent = `${feature} on ${place}`;
     at("detail-facts").replaceChildren(...factsOf(row, cell).flatMap(([term, text]) => [make("dt", term), make("dd", text)]));
-    at("detail-evidence").replaceChildren(...evidenceOf(data, cell).map((line) => make("li", line)));
+    at("detail-evidence").replaceChildren(...evidenceOf(data, cell, place).map((line) => make("li", line)));
     at("detail-links").replaceChildren(...links);
     if (!dialog.open) dialog.showModal();
   }
@@ -292,6 +330,7 @@ function start(data, document, window, pages) {
   }, true);
   window.addEventListener("hashchange", follow);
   window.addEventListener("popstate", follow);
+  showLegend();
   show();
 }
 
@@ -299,5 +338,6 @@ if (typeof document !== "undefined") start(SUPPORT, document, window, document.c
 if (typeof module !== "undefined") {
   module.exports = {
     readState, writeState, placesOf, entriesOf, kindsOf, rowsOf, cellMatches, rowMatches, cellText, evidenceOf, isVerified,
+    lookOf,
   };
 }

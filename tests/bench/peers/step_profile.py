@@ -31,7 +31,10 @@ from srv.testing.engine import LocalEngine
 
 STEPS = 16  # in the middle of the output; the median counts
 PASSES = 3  # of a load, or of a prompt
-PRODUCTS = ("srv_linear", "srv_int8_weight_linear", "srv_w8a8_linear", "srv_gguf_linear")
+PRODUCTS = (
+    *("srv_linear", "srv_int8_weight_linear", "srv_w8a8_linear", "srv_gguf_linear", "srv_fp8_linear"),
+    "srv_experts",
+)
 SAMPLING = ("srv_most_likely", "srv_draw")
 KINDS: dict[str, Callable[[str], bool]] = {
     "products": lambda name: name in PRODUCTS,

@@ -32,6 +32,7 @@ from srv.io.messages import GetStats, Stats
 from srv.memory.groups import PageGroup
 from srv.platform.hook_plugins import Hooks, hook_plugins
 from srv.sched.scheduler import Scheduler
+from srv.server.access import Access
 from srv.testing.fake_executor import FakeExecutor
 
 Install = Callable[..., None]
@@ -84,7 +85,7 @@ def anyio_backend() -> str:
 async def test_requests_and_refusals_are_observed(install: Install, tmp_path: Path) -> None:
     install(example())
     seen = tmp_path / "seen"
-    async with listening(hooks=audit_to(seen), api_key="key") as server:
+    async with listening(hooks=audit_to(seen), access=Access(key="key")) as server:
         headers = {"authorization": "Bearer key"}
         body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 4, "n": 2}
         assert (await server.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
@@ -164,7 +165,7 @@ ROUTES = "from starlette.routing import Mount, Route, WebSocketRoute\nfrom starl
         ("Route('/{name}', Response('x'))", "path /{name}, which overlaps with /"),
         (
             "Route('/v1/{what}/mine', Response('x'))",
-            "path /v1/{what}/mine, which overlaps with /v1/models/{model:path}",
+            "path /v1/{what}/mine, which overlaps with /v1/responses/{response}",
         ),
         ("Mount('/more', routes=[])", "only routes of HTTP requests can be added"),
         ("WebSocketRoute('/socket', None)", "only routes of HTTP requests can be added"),
@@ -200,13 +201,24 @@ def test_two_plugins_may_not_share_a_path(install: Install, one: str, other: str
 
 
 @every(
-    ("one", "other"),
-    [("/mine/{id}", "/mine/{id}/files"), ("/mine/{id:int}", "/mine/all"), ("/a/{x}/{n:int}", "/a/{x}/all")],
+    ("one", "other", "asked"),
+    [
+        ("/mine/{id}", "/mine/{id}/files", ("/mine/7", "/mine/7/files")),
+        ("/mine/{id:int}", "/mine/all", ("/mine/7", "/mine/all")),
+        ("/a/{x}/{n:int}", "/a/{x}/all", ("/a/b/7", "/a/b/all")),
+    ],
 )
-def test_paths_that_no_request_matches_both_are_accepted(install: Install, one: str, other: str) -> None:
+def test_paths_that_no_request_matches_both_are_accepted(
+    install: Install, one: str, other: str, asked: tuple[str, str]
+) -> None:
     for name, path in (("audit", one), ("other", other)):
-        install(plugin(f"srv_routes(self): return [Route({path!r}, Response('x'))]", imports=ROUTES), name)
-    asyncio.run(started())
+        install(plugin(f"srv_routes(self): return [Route({path!r}, Response({name!r}))]", imports=ROUTES), name)
+
+    async def answers() -> list[str]:
+        async with serving(hooks=start_hooks("api", {})) as server:
+            return [(await server.http.get(path)).text for path in asked]
+
+    assert asyncio.run(answers()) == ["audit", "other"]
 
 
 FAILING = """from fastapi import APIRouter, HTTPException

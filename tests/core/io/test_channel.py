@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,42 @@ def test_directories_of_dead_servers_are_removed_and_those_of_living_ones_stay(
     assert foreign.is_dir()
     living.close()
     second.close()
+
+
+def test_directories_of_other_users_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They look as if their server were dead, and this process might be allowed to remove them."""
+    (foreign := tmp_path / "srv-of-somebody").mkdir()
+    (foreign / "lock").touch()
+    (own := tmp_path / "srv-own").mkdir()
+    (own / "lock").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    SocketDirectory().close()
+    assert foreign.is_dir()
+    assert own.is_dir()
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    SocketDirectory().close()
+    assert not own.exists()
+
+
+def test_a_pipe_in_the_place_of_a_lock_delays_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user may put one into the temporary directory, and opening a pipe waits for somebody to write to it."""
+    (trap := tmp_path / "srv-trap").mkdir()
+    os.mkfifo(trap / "lock")
+    (linked := tmp_path / "srv-linked").mkdir()
+    (linked / "lock").symlink_to(trap / "lock")
+    (tmp_path / "srv-link").symlink_to(trap)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    opened = threading.Thread(target=lambda: SocketDirectory().close(), daemon=True)
+    opened.start()
+    opened.join(10)
+    waits = opened.is_alive()
+    if waits:
+        os.close(os.open(trap / "lock", os.O_WRONLY | os.O_NONBLOCK))
+    assert not waits
+    assert (trap / "lock").exists()
+    assert linked.is_dir()
 
 
 def test_a_temporary_directory_with_a_long_name_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,13 @@ void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, i
 void srv_pack_w8a8(void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride);
 void srv_pack_gguf(int32_t ggml_type, void* packed, const void* rows, int64_t outputs, int64_t inputs, int64_t stride);
 void srv_linear(int32_t type, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
-                int64_t inputs, int64_t outputs, int64_t x_stride);
+                int64_t inputs, int64_t outputs, int64_t x_stride, int32_t float32_out);
 void srv_int8_weight_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
-                       const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride);
+                       const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride,
+                       int32_t float32_out);
+void srv_fp8_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales, const void* bias,
+                    int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride, int64_t out_stride,
+                    int64_t scale_inputs, int32_t block_scales, int32_t float32_out);
 void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args);
 void srv_gguf_linear(int32_t type, const srv::GgufLinearArgs* args);
 void srv_gguf_rows(int32_t type, const srv::GgufRowsArgs* args);
@@ -43,6 +47,8 @@ void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const voi
                 const int64_t* positions, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                 int64_t rotary_dim, int64_t q_stride, int64_t k_stride);
 void srv_attention(int32_t type, const srv::AttentionArgs* args);
+void srv_route(int32_t type, const srv::RouteArgs* args);
+void srv_experts(int32_t type, const srv::ExpertsArgs* args);
 void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void* logits, int64_t rows, int64_t vocab,
                      int64_t stride);
 void srv_draw(int32_t type, const srv::DrawArgs* args);
@@ -53,7 +59,8 @@ int64_t srv_shared_all_reduce(int32_t type, void* mapping, int64_t members, int6
 
 namespace {
 
-constexpr int FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, FLOAT16 = 3;
+constexpr int FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, FLOAT16 = 3, FLOAT8_E4M3 = 4, FLOAT8_E5M2 = 5;
+constexpr float KEY_SCALE = 0.25f, VALUE_SCALE = 2.0f;  // of pools of float8
 
 std::mt19937 bits(1);
 std::normal_distribution<float> normal;
@@ -69,8 +76,8 @@ public:
     void* data(int64_t column = 0) { return bytes_.data() + column * width(); }
     double at(int64_t row, int64_t column) const { return get(row * columns_ + column); }
 
-    // Columns [first, first + count) of a row, rounded to the pool's type.
-    std::vector<double> rounded(int pool, int64_t row, int64_t first, int64_t count) const {
+    // Columns [first, first + count) of a row, rounded to the pool's type. scale: that of float8.
+    std::vector<double> rounded(int pool, int64_t row, int64_t first, int64_t count, double scale) const {
         std::vector<double> numbers(count);
         double largest = 0;
         for (int64_t i = 0; i < count; ++i) {
@@ -81,11 +88,19 @@ public:
             if (pool == INT8) number = std::nearbyint(number * 127 / largest) * largest / 127;
             const int last = number == 0 ? 0 : std::ilogb(number) - 10;  // the last mantissa bit in half precision
             if (pool == FLOAT16) number = std::ldexp(std::nearbyint(std::ldexp(number, -last)), last);
+            if (pool == FLOAT8_E4M3) number = scale * float8(number / scale, -6, 3);
+            if (pool == FLOAT8_E5M2) number = scale * float8(number / scale, -14, 2);
         }
         return numbers;
     }
 
 private:
+    // Rounded to so many bits of fraction, and more coarsely below 2^smallest.
+    static double float8(double number, int smallest, int fraction) {
+        const int last = (number == 0 ? smallest : std::max(std::ilogb(number), smallest)) - fraction;
+        return std::ldexp(std::nearbyint(std::ldexp(number, -last)), last);
+    }
+
     int64_t width() const { return type_ == BFLOAT16 ? 2 : 4; }
 
     float get(int64_t i) const {
@@ -174,7 +189,8 @@ bool linear(int type) {
                 Matrix x(type, rows, inputs + 1), weight(type, outputs, inputs), bias(type, 1, outputs);
                 Matrix out(type, rows, outputs), packed(type, 1, srv_packed_elements(outputs, inputs));
                 srv_pack(type, packed.data(), weight.data(), outputs, inputs, inputs);
-                srv_linear(type, out.data(), x.data(), packed.data(), bias.data(), rows, inputs, outputs, inputs + 1);
+                srv_linear(type, out.data(), x.data(), packed.data(), bias.data(), rows, inputs, outputs, inputs + 1,
+                           0);
                 compare_products(
                     check, out, rows, outputs, inputs, [&](auto r, auto i) { return x.at(r, i); },
                     [&](auto o, auto i) { return weight.at(o, i); }, &bias);
@@ -196,10 +212,48 @@ bool int8_weight_linear(int type) {
                 for (auto& scale : scales) scale = 0.01f * std::fabs(normal(bits));
                 srv_pack(INT8, packed.data(), weight.data(), outputs, inputs, inputs);
                 srv_int8_weight_linear(type, out.data(), x.data(), packed.data(), scales.data(), nullptr, rows, inputs,
-                                       outputs, inputs);
+                                       outputs, inputs, 0);
                 compare_products(
                     check, out, rows, outputs, inputs, [&](auto r, auto i) { return x.at(r, i); },
                     [&](auto o, auto i) { return double(scales[o]) * weight[o * inputs + i]; });
+            }
+        }
+    }
+    return check.passed();
+}
+
+// The value of a finite float8_e4m3fn.
+double fp8_value(int8_t code) {
+    const int exponent = code >> 3 & 15, fraction = code & 7;
+    const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+    return code < 0 ? -magnitude : magnitude;
+}
+
+bool fp8_weight_linear(int type) {
+    Check check("linear, FP8", type);
+    for (int64_t rows : {1, 3, 13}) {
+        for (int64_t outputs : {33, 64}) {
+            for (int64_t inputs : {64, 131}) {
+                for (int64_t scale_inputs : {32, 1000}) {
+                    Matrix x(type, rows, inputs), out(type, rows, outputs);
+                    auto weight = random_int8(outputs * inputs);
+                    for (auto& code : weight) {
+                        if ((code & 127) == 127) code = static_cast<int8_t>(code ^ 1);  // not NaN
+                    }
+                    std::vector<int8_t> packed(srv_packed_elements(outputs, inputs));
+                    const int64_t columns = (inputs + scale_inputs - 1) / scale_inputs;
+                    std::vector<float> scales((outputs + 31) / 32 * columns * 32);
+                    for (auto& scale : scales) scale = 0.01f * std::fabs(normal(bits));
+                    srv_pack(INT8, packed.data(), weight.data(), outputs, inputs, inputs);
+                    srv_fp8_linear(type, out.data(), x.data(), packed.data(), scales.data(), nullptr, rows, inputs,
+                                   outputs, inputs, outputs, scale_inputs, 0, 0);
+                    compare_products(
+                        check, out, rows, outputs, inputs, [&](auto r, auto i) { return x.at(r, i); },
+                        [&](auto o, auto i) {
+                            const float scale = scales[(o / 32 * columns + i / scale_inputs) * 32 + o % 32];
+                            return double(scale) / 256 * fp8_value(weight[o * inputs + i]);
+                        });
+                }
             }
         }
     }
@@ -372,6 +426,127 @@ bool rotary(int type) {
     return check.passed();
 }
 
+bool route(int type) {
+    Check check("route", type, 0);
+    constexpr int64_t tokens = 3, experts = 21, top_k = 4;
+    Matrix logits(FLOAT32, tokens, experts, 2.0f);
+    int64_t ids[tokens * top_k];
+    float weights[tokens * top_k];
+    const srv::RouteArgs args{static_cast<const float*>(logits.data()), nullptr, ids, weights, tokens, experts, top_k,
+                              experts, 1, 1, 2.0f, srv::Scoring::softmax, 1};
+    srv_route(FLOAT32, &args);
+    for (int64_t t = 0; t < tokens; ++t) {
+        std::vector<std::pair<double, int64_t>> order;
+        for (int64_t e = 0; e < experts; ++e) order.emplace_back(-logits.at(t, e), e);
+        std::sort(order.begin(), order.end());
+        double total = 0;
+        for (int64_t k = 0; k < top_k; ++k) total += std::exp(order[0].first - order[k].first);
+        for (int64_t k = 0; k < top_k; ++k) {
+            check.compare(double(ids[t * top_k + k]), double(order[k].second), 0);
+            const double wanted = 2 * std::exp(order[0].first - order[k].first) / total;
+            check.compare(weights[t * top_k + k], wanted, wanted);
+        }
+    }
+    return check.passed();
+}
+
+// The experts of some tokens; the ids of each token differ.
+struct Choices {
+    static constexpr int64_t EXPERTS = 4, TOP_K = 3, HIDDEN = 64, INTERMEDIATE = 32;
+
+    explicit Choices(int64_t tokens) : count(tokens), ids(tokens * TOP_K), weights(tokens * TOP_K) {
+        for (int64_t i = 0; i < tokens * TOP_K; ++i) {
+            ids[i] = (i / TOP_K + i % TOP_K) % EXPERTS;
+            weights[i] = 0.25f + 0.5f * static_cast<float>(i % 5);
+        }
+    }
+
+    srv::ExpertsArgs args(void* x, const void* gate_up, const void* down, void* out) const {
+        srv::ExpertsArgs args{};
+        args.x = x, args.ids = ids.data(), args.weights = weights.data(), args.out = out;
+        args.gate_up = gate_up, args.down = down;
+        args.tokens = count, args.hidden = args.x_stride = HIDDEN, args.intermediate = INTERMEDIATE;
+        args.experts = EXPERTS, args.top_k = TOP_K;
+        return args;
+    }
+
+    int64_t count;
+    std::vector<int64_t> ids;
+    std::vector<float> weights;
+};
+
+bool experts(int type) {
+    using C = Choices;
+    Check check("experts", type, 2, type == BFLOAT16 ? 1.0 / 256 : 1e-5);
+    for (int64_t tokens : {1, 2, 7, 40}) {
+        const Choices choices(tokens);
+        constexpr int64_t WIDTHS = 2 * C::INTERMEDIATE;
+        Matrix x(type, tokens, C::HIDDEN), out(type, tokens, C::HIDDEN);
+        Matrix gate_up(type, C::EXPERTS * WIDTHS, C::HIDDEN, 0.25f);
+        Matrix down(type, C::EXPERTS * C::HIDDEN, C::INTERMEDIATE, 0.25f);
+        // The sizes are whole blocks, so that the matrices of all experts are packed as one.
+        Matrix packed_gate_up(type, 1, srv_packed_elements(C::EXPERTS * WIDTHS, C::HIDDEN));
+        Matrix packed_down(type, 1, srv_packed_elements(C::EXPERTS * C::HIDDEN, C::INTERMEDIATE));
+        srv_pack(type, packed_gate_up.data(), gate_up.data(), C::EXPERTS * WIDTHS, C::HIDDEN, C::HIDDEN);
+        srv_pack(type, packed_down.data(), down.data(), C::EXPERTS * C::HIDDEN, C::INTERMEDIATE, C::INTERMEDIATE);
+        const auto args = choices.args(x.data(), packed_gate_up.data(), packed_down.data(), out.data());
+        srv_experts(type, &args);
+        for (int64_t t = 0; t < tokens; ++t) {
+            std::vector<double> sums(C::HIDDEN), magnitudes(C::HIDDEN);
+            for (int64_t k = 0; k < C::TOP_K; ++k) {
+                const int64_t expert = choices.ids[t * C::TOP_K + k];
+                const double weight = choices.weights[t * C::TOP_K + k];
+                const auto product = [&](int64_t row) {
+                    double sum = 0;
+                    for (int64_t i = 0; i < C::HIDDEN; ++i) sum += gate_up.at(expert * WIDTHS + row, i) * x.at(t, i);
+                    return sum;
+                };
+                for (int64_t i = 0; i < C::INTERMEDIATE; ++i) {
+                    const double gate = product(i), gated = gate / (1 + std::exp(-gate)) * product(C::INTERMEDIATE + i);
+                    for (int64_t o = 0; o < C::HIDDEN; ++o) {
+                        const double part = gated * down.at(expert * C::HIDDEN + o, i) * weight;
+                        sums[o] += part, magnitudes[o] += std::fabs(part);
+                    }
+                }
+            }
+            for (int64_t o = 0; o < C::HIDDEN; ++o) check.compare(out.at(t, o), sums[o], magnitudes[o]);
+        }
+    }
+    return check.passed();
+}
+
+// Each token alone, and with others, so many that blocks of weights are unpacked: the results are equal.
+bool experts_in_blocks(int type) {
+    using C = Choices;
+    Check check("experts, blocks", type, 0, 0);
+    for (int32_t ggml_type : {2, 8}) {
+        constexpr int64_t tokens = 60, WIDTHS = 2 * C::INTERMEDIATE;
+        const Choices choices(tokens);
+        const auto packed = [ggml_type](int64_t outputs, int64_t inputs) {
+            const int64_t row_bytes = srv_gguf_row_bytes(ggml_type, inputs), block = ggml_type == 2 ? 18 : 34;
+            std::vector<uint8_t> file(outputs * row_bytes), to(srv_packed_gguf_bytes(ggml_type, outputs, inputs));
+            for (auto& byte : file) byte = static_cast<uint8_t>(bits());
+            for (size_t at = 0; at < file.size(); at += block) file[at + 1] = 0x20;  // scales of about 2^-7
+            srv_pack_gguf(ggml_type, to.data(), file.data(), outputs, inputs, row_bytes);
+            return to;
+        };
+        const auto gate_up = packed(C::EXPERTS * WIDTHS, C::HIDDEN);
+        const auto down = packed(C::EXPERTS * C::HIDDEN, C::INTERMEDIATE);
+        Matrix x(type, tokens, C::HIDDEN), together(type, tokens, C::HIDDEN), alone(type, 1, C::HIDDEN);
+        auto args = choices.args(x.data(), gate_up.data(), down.data(), together.data());
+        args.gate_up_type = args.down_type = ggml_type;
+        srv_experts(type, &args);
+        for (int64_t t = 0; t < tokens; ++t) {
+            auto one = args;
+            one.x = x.data(t * C::HIDDEN), one.tokens = 1, one.out = alone.data();
+            one.ids = &choices.ids[t * C::TOP_K], one.weights = &choices.weights[t * C::TOP_K];
+            srv_experts(type, &one);
+            for (int64_t o = 0; o < C::HIDDEN; ++o) check.compare(alone.at(0, o), together.at(t, o), 0);
+        }
+    }
+    return check.passed();
+}
+
 bool most_likely(int type) {
     Check check("most likely", type, 0, 0);
     constexpr int64_t rows = 2, vocab = 1003;
@@ -448,7 +623,8 @@ public:
             std::vector<double> kept;
             for (int64_t token = 0; token < COLUMNS * PAGE; ++token) {
                 for (int64_t head = 0; head < 2 * KV_HEADS; ++head) {
-                    const std::vector<double> one = seen.rounded(pool, token, (HEADS + head) * DIM, DIM);
+                    const double scale = head < KV_HEADS ? KEY_SCALE : VALUE_SCALE;
+                    const std::vector<double> one = seen.rounded(pool, token, (HEADS + head) * DIM, DIM, scale);
                     kept.insert(kept.end(), one.begin(), one.end());
                 }
             }
@@ -486,7 +662,9 @@ public:
         args.starts = starts.data(), args.rows = count, args.columns = COLUMNS, args.page_size = PAGE;
         args.heads = HEADS, args.kv_heads = KV_HEADS, args.dim = DIM;
         args.q_stride = args.k_stride = args.v_stride = WIDTH;
-        args.scale = 0.25f, args.soft_cap = soft_cap, args.window = window, args.pool_type = srv::Type{pool_};
+        args.scale = 0.25f, args.soft_cap = soft_cap, args.window = window, args.split_keys = SPLIT, args.pool_type = srv::Type{pool_};
+        const bool scaled = pool_ == FLOAT8_E4M3 || pool_ == FLOAT8_E5M2;
+        args.key_scale = scaled ? KEY_SCALE : 1, args.value_scale = scaled ? VALUE_SCALE : 1;
         srv_attention(type_, &args);
         for (int64_t r = 0; r < count; ++r) {
             for (int64_t query = std::max(queries[r] - COMPARED, 0); query < queries[r]; ++query) {
@@ -498,7 +676,7 @@ public:
     }
 
 private:
-    static constexpr int64_t WIDTH = (HEADS + 2 * KV_HEADS) * DIM, GROUP = HEADS / KV_HEADS;
+    static constexpr int64_t WIDTH = (HEADS + 2 * KV_HEADS) * DIM, GROUP = HEADS / KV_HEADS, SPLIT = 256;
     static constexpr int32_t COMPARED = 24;
 
     // A column of a request's keys and values at a position; shared ones are the first request's.
@@ -583,6 +761,8 @@ bool shared_all_reduce(int type) {
 bool attention(int type) { return attention_over(type, type, "attention"); }
 bool attention_float16(int type) { return attention_over(type, FLOAT16, "attention float16"); }
 bool attention_int8(int type) { return attention_over(type, INT8, "attention int8"); }
+bool attention_e4m3(int type) { return attention_over(type, FLOAT8_E4M3, "attention e4m3"); }
+bool attention_e5m2(int type) { return attention_over(type, FLOAT8_E5M2, "attention e5m2"); }
 
 }  // namespace
 
@@ -595,8 +775,9 @@ int main(int count, char** words) {
     std::printf("isa %s\n", srv_isa());
     bool passed = true;
     for (int type : {FLOAT32, BFLOAT16}) {
-        for (const auto& kernel : {linear, int8_weight_linear, w8a8_linear, rms_norm, silu_and_mul, rotary, most_likely,
-                                   draw, shared_all_reduce, attention, attention_float16, attention_int8}) {
+        for (const auto& kernel : {linear, int8_weight_linear, fp8_weight_linear, w8a8_linear, rms_norm, silu_and_mul,
+                                   rotary, route, experts, experts_in_blocks, most_likely, draw, shared_all_reduce,
+                                   attention, attention_float16, attention_int8, attention_e4m3, attention_e5m2}) {
             passed = kernel(type) && passed;
         }
         for (const BlockType& block_type : GGML_TYPES) passed = gguf_linear(type, block_type) && passed;

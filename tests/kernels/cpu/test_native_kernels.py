@@ -15,8 +15,9 @@ import pytest
 import torch
 from every import every
 from native_again import own_tests
-from native_linear_checked import assert_linear, uses_int16_path
+from native_linear_checked import BLOCK_WEIGHTS, assert_linear, uses_int16_path
 
+from srv_kernels import oracles
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import build, library
 from srv_matrix.pytest_plugin import covers
@@ -32,7 +33,7 @@ GGUF_TYPES = tuple(native_linear.GGML_TYPES) if LOADED.library is not None else 
 ISAS = tuple(build.isas())
 OPS = (
     *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
-    *("linear_w8a8", "linear_w8a8_static", "linear_int8", "linear_gguf", "rows_gguf"),
+    *("linear_w8a8", "linear_w8a8_static", "linear_int8", "linear_gguf", "linear_gguf_float32", "rows_gguf"),
 )
 DTYPES = (torch.float32, torch.bfloat16)
 AVX2_CASES = [
@@ -93,6 +94,21 @@ def test_rows_of_a_wider_matrix_and_odd_addresses(isa: str, dtype: torch.dtype) 
     wide = _matrix(4, 9, 131, dtype)
     _assert_linear(wide[:, 3:80], _matrix(5, 70, 77, dtype), None)
     _assert_linear(wide.T[:50].T, _matrix(6, 40, 50, dtype), None)
+
+
+@every("rows", [1, 3, 13])
+def test_results_in_float32_are_the_sums_before_they_are_rounded(isa: str, rows: int) -> None:
+    x, weight, scales = _matrix(3, rows, 66, torch.bfloat16), _matrix(4, 45, 66, torch.bfloat16), torch.full((45,), 0.1)
+    bias, int8 = _matrix(5, 1, 45, torch.bfloat16)[0], _int8(6, 45, 66)
+    for kind in (
+        lambda wide: native_linear.linear(weight, bias, float32_out=wide),
+        lambda wide: native_linear.Int8WeightLinear(int8, scales, bias, float32_out=wide),
+        lambda wide: native_linear.W8A8Linear(int8, scales, bias, float32_out=wide),
+    ):
+        rounded, sums = kind(False)(x), kind(True)(x)
+        assert (rounded.dtype, sums.dtype) == (torch.bfloat16, torch.float32)
+        assert torch.equal(sums.bfloat16(), rounded)
+        assert not torch.equal(sums, rounded.float())
 
 
 @every("spread", [1e-17, 1e18])
@@ -211,6 +227,8 @@ def test_gguf_linear_equals_a_product_with_dequantized_weights(
     x[:, ::16] = largest
     bias = _matrix(2, 1, 70, dtype)[0]
     dequantized = weight.rows(torch.arange(70), torch.float32).double()
+    stated = oracles.dequantize_rows(case.args[1], stored)
+    assert bool(((dequantized - stated).abs() <= 2.0**-11 * stated.abs().amax()).all())
     assert_linear(native_linear.FusedGGUFLinear([weight], bias)(x), x, dequantized, bias)
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
     assert torch.equal(weight.linear(x[:12]), weight.linear(x)[:12])
@@ -229,8 +247,20 @@ def _stored_rows(stored: str, inputs: int) -> torch.Tensor:
     return rows[:40, : rows.shape[1] * inputs // 512].clone()
 
 
+# The bytes of a scale of 2^-14, of types whose scales are not in half precision.
+OTHER_SCALES = {"MXFP4": [128 - 14], "NF4": [0, 0, 128, 56], "FP4": [0, 0, 128, 56]}
+
+
+def _blocks_of(rows: torch.Tensor, stored: str, inputs: int) -> torch.Tensor:
+    """The rows by blocks: [40, blocks, bytes]."""
+    weights = BLOCK_WEIGHTS[stored]
+    return rows.view(40, inputs // weights, -1)
+
+
 def _scales_at(stored: str) -> list[slice]:
-    """The positions of a block's half-precision scales."""
+    """The positions of a block's scales."""
+    if stored in OTHER_SCALES:
+        return [slice(0, len(OTHER_SCALES[stored]))]
     offsets = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
     found = offsets.get(stored, (0, 2) if stored in ("Q4_1", "Q5_1") else (0,))
     return [slice(offset, offset + 2) for offset in found]
@@ -241,8 +271,7 @@ def _scales_at(stored: str) -> list[slice]:
 def test_the_largest_inputs_and_quantized_weights_do_not_overflow(isa: str, stored: str, byte: int) -> None:
     """All bytes of a block except its scales are equal; all inputs have the largest magnitude, with various signs."""
     rows = _stored_rows(stored, 256)
-    size = native_library.LIBRARY.srv_gguf_row_bytes(native_linear.GGML_TYPES[stored], 256)
-    blocks = rows.view(40, -1, size if stored.endswith("_K") else size // 8)
+    blocks = _blocks_of(rows, stored, 256)
     scales = [blocks[..., at].clone() for at in _scales_at(stored)]
     blocks.fill_(byte)
     for at, scale in zip(_scales_at(stored), scales, strict=True):
@@ -320,10 +349,9 @@ def test_gguf_linear_error_is_that_of_quantized_inputs(isa: str, stored: str) ->
 @every("stored", GGUF_TYPES)
 def test_intermediate_results_of_the_largest_floats_do_not_overflow(isa: str, stored: str) -> None:
     rows = _stored_rows(stored, 512)
-    size = native_library.LIBRARY.srv_gguf_row_bytes(native_linear.GGML_TYPES[stored], 512)
-    blocks = rows.view(40, -1, size // 2 if stored.endswith("_K") else size // 16)
+    blocks = _blocks_of(rows, stored, 512)
     for at in _scales_at(stored):
-        blocks[..., at] = torch.tensor([0, 4], dtype=torch.uint8)  # 2^-14
+        blocks[..., at] = torch.tensor(OTHER_SCALES.get(stored, [0, 4]), dtype=torch.uint8)  # 2^-14
     weight = native_linear.GGUFWeight(rows, stored, 512)
     dequantized = weight.rows(torch.arange(40), torch.float32).double()
     x = torch.full((2, 512), 1e30)
@@ -333,7 +361,7 @@ def test_intermediate_results_of_the_largest_floats_do_not_overflow(isa: str, st
 
 
 @every("bad", [float("nan"), float("inf")])
-@every("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K"])
+@every("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K", "MXFP4", "NF4"])
 def test_non_finite_inputs_affect_only_their_row_with_gguf_weights(isa: str, stored: str, bad: float) -> None:
     weight = native_linear.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(13, 3, 512, torch.float32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native_linear_checked import assert_linear, uses_int16_path
+from native_linear_checked import BLOCK_WEIGHTS, assert_linear, uses_int16_path
 
 from srv_kernels.cases import Case
 from srv_kernels.contracts import CONTRACTS, violations
@@ -161,7 +161,7 @@ def test_gguf_linear(
 ) -> None:
     """Integers are quantized exactly if the largest of every 16 is 127, or 217 on the int16 path of gguf_linear.cpp."""
     native_library.set_threads(threads)
-    inputs = blocks * (256 if stored.endswith("_K") else 32)
+    inputs = blocks * BLOCK_WEIGHTS[stored]
     (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
     known = case.args[1].reshape(-1, case.args[1].shape[1] * inputs // 512 // blocks)
     stored_rows = known[_integers(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)

@@ -1,24 +1,21 @@
-"""Triton's kernels are tested in Triton's interpreter, which is slow, or on a GPU (tests/conftest.py).
+"""Triton's kernels are tested in Triton's interpreter, which is slow, or on a GPU (`kernel_device`).
 
 Each test file starts with `pytest.importorskip("triton", reason=...)`.
 """
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from kernel_device import kernel_device
 
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the kernels run."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return torch.device("cpu")
-    accelerator = torch.accelerator.current_accelerator()
-    assert accelerator is not None
-    return accelerator
+    found = kernel_device()
+    assert found is not None, "no GPU here: set TRITON_INTERPRET=1"
+    return found
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ import torch
 from every import every
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_device import has_dtype, kernel_device
 from torch import Tensor
 
 from srv_kernels import oracles
-from srv_kernels.triton.registration import INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install srv-kernels[triton]")
 from srv_kernels.triton import attention  # noqa: F401  registers the operators
-from srv_kernels.triton.attention_plan import DecodePlan, Heads, extend_blocks, plan_decode
-from srv_kernels.triton.attention_tuning import LIMITS, SPLIT_TOKENS, Blocks
+from srv_kernels.triton.attention_plan import DecodePlan, Heads, Splits, extend_blocks, plan_decode
+from srv_kernels.triton.attention_tuning import MOST_SPLITS, SPLIT_TOKENS, Blocks
 
-DEVICE = torch.device("cpu") if INTERPRETED else torch.accelerator.current_accelerator()
+DEVICE = kernel_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU here: set TRITON_INTERPRET=1 to interpret the kernels")
 
 OPS = torch.ops.srv_triton
@@ -185,7 +185,13 @@ POOLS = (
 )
 
 
-@every("pool", POOLS)
+def is_testable(pool: str) -> bool:
+    """Whether the target has the dtype of a pool."""
+    name = pool.partition(" per ")[0]
+    return name == "codes" or has_dtype(getattr(torch, name))
+
+
+@every("pool", filter(is_testable, POOLS))
 def test_pools_of_other_dtypes_and_their_scales(pool: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         world = World([(2, 20)], dtype=dtype, pool=pool)
@@ -232,6 +238,13 @@ def test_results_do_not_depend_on_the_number_of_splits() -> None:
     world.check(one)
     for splits, least_blocks in ((2, 1), (5, 1), (16, 1), (16, 2)):
         torch.testing.assert_close(world.decode(splits, least_blocks=least_blocks), one, rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_of_few_splits_does_not_depend_on_how_many_there_may_be() -> None:
+    """To the last bit: the sum of weights is not one over as many places as the launch has splits."""
+    world = World([(1, 70), (3, 40)], page_size=8)
+    few = world.decode(splits=5, least_blocks=1)
+    assert torch.equal(few, world.decode(splits=40, least_blocks=1))
 
 
 def test_rows_with_drafts_that_need_several_tiles() -> None:
@@ -289,7 +302,7 @@ def test_empty_steps() -> None:
     page_size=st.sampled_from((1, 4, 16, 24, 64)),
     window=st.sampled_from((None, 1, 5, 18)),
     soft_cap=st.sampled_from((None, 5.0)),
-    pool=st.sampled_from((None, "int8", "float8_e4m3fn")),
+    pool=st.sampled_from((None, "int8", *filter(is_testable, ("float8_e4m3fn",)))),
     splits=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
@@ -316,9 +329,26 @@ class TestPlan:
         assert splits_of(rows=1, longest=SPLIT_TOKENS) == 1
         assert splits_of(rows=1, longest=SPLIT_TOKENS + 1) == 2
 
-    @every(("target", "most"), [("sm90", LIMITS[""].splits), ("gfx942", 16), ("xpu", LIMITS[""].splits)])
+    @every(("target", "most"), [("sm90", MOST_SPLITS), ("gfx942", MOST_SPLITS), ("xpu", MOST_SPLITS)])
     def test_splits_have_a_limit(self, target: str, most: int) -> None:
         assert splits_of(rows=1, longest=10**6, heads=Heads(8, 1, 128, 128, 2), target=target) == most
+
+    def test_a_caller_may_have_a_limit_of_its_own(self) -> None:
+        one_kv_head = Heads(8, 1, 128, 128, 2)
+        for most in (1, 16, 100):
+            assert plan_decode(one_kv_head, 1, 1, 10**6, "gfx942", 132, Splits(most)).splits == most
+
+    @every("longest", [1, 255, 256, 257, 5000])
+    def test_splits_of_one_size_suffice_for_every_length(self, longest: int) -> None:
+        """They depend on the longest length alone, whatever the rows and the device."""
+        plans = [
+            plan_decode(LLAMA, rows, 4, longest, "sm90", units, Splits(most=2, tokens=200))
+            for rows, units in ((1, 132), (64, 20))
+        ]
+        assert plans[0] == plans[1]
+        tile = plans[0].least_blocks * plans[0].blocks.keys
+        assert tile == 256  # of whole blocks
+        assert plans[0].splits * tile >= longest + 3  # the keys of a window and of drafts
 
     def test_tiles_hold_all_heads_of_a_kv_head(self) -> None:
         assert plan_decode(LLAMA, 1, 1, 100, "sm90", 132).blocks.rows == 16

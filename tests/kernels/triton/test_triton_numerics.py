@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from every import every
+from kernel_device import FLOAT8, has_dtype
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'srv-kernels[triton]'")
 
@@ -19,8 +20,9 @@ from srv_kernels.triton import numerics  # noqa: E402
 from srv_kernels.triton.numerics import dot, store, widen  # noqa: E402
 
 KERNELS = Path(numerics.__file__).parent
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 HALVES = (torch.bfloat16, torch.float16)
+FLOATS = (*HALVES, *filter(has_dtype, FLOAT8))
+PRODUCTS = (torch.float32, *HALVES, *filter(has_dtype, (torch.float8_e4m3fn,)), torch.int8)
 
 
 @triton.jit
@@ -78,18 +80,9 @@ def _rounded(x: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch
     return out.cpu()
 
 
-def _supported(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the GPU has the float8 type; the interpreter has all."""
-    if device.type == "cpu" or dtype.itemsize == 2:
-        return True
-    return dtype in FLOAT8[2:] if torch.version.hip else dtype in FLOAT8[: 1 + (dtype == torch.float8_e5m2)]
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN
-@every("dtype", (*HALVES, *FLOAT8))
+@every("dtype", FLOATS)
 def test_stores_round_to_nearest_even_as_torch_does(dtype: torch.dtype, device: torch.device) -> None:
-    if not _supported(dtype, device):
-        return
     x = _hard_numbers(dtype)
     largest = torch.finfo(dtype).max
     want = (x.clamp(-largest, largest) if dtype in FLOAT8 else x).to(dtype)
@@ -104,20 +97,16 @@ def test_stores_of_int8_round_and_saturate(device: torch.device) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@every("dtype", (*HALVES, *FLOAT8))
+@every("dtype", FLOATS)
 def test_every_number_is_widened_exactly(dtype: torch.dtype, device: torch.device) -> None:
-    if not _supported(dtype, device):
-        return
     codes = torch.arange(256).to(torch.uint8) if dtype in FLOAT8 else torch.arange(-(2**15), 2**15).to(torch.int16)
     x, out = codes.view(dtype), torch.empty(len(codes), device=device)
     _widen[(len(codes) // 256,) if dtype in FLOAT8 else (1,)](x.to(device), out, N=256 if dtype in FLOAT8 else 65536)
     torch.testing.assert_close(out.cpu(), x.float(), rtol=0, atol=0, equal_nan=True)
 
 
-@every("dtype", (torch.float32, *HALVES, torch.float8_e4m3fn, torch.int8))
+@every("dtype", PRODUCTS)
 def test_dot_adds_the_product(dtype: torch.dtype, device: torch.device) -> None:
-    if not _supported(dtype, device):
-        return
     generator = torch.Generator().manual_seed(1)
     scale = 20 if dtype == torch.int8 else 1
     a, b = (torch.randn(16, 16, generator=generator).mul(scale).to(dtype) for _ in range(2))

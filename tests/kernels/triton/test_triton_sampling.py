@@ -13,17 +13,17 @@ import pytest
 import torch
 from every import every
 from host_transfers import HOST_TRANSFERS
+from kernel_device import kernel_device
 from torch import Tensor
 
 from srv.platform.interface import BackendContext, SamplingBatch
 from srv_cpu.sampling import CpuSampling
-from srv_kernels.triton.registration import INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install srv-kernels[triton]")
 from srv_kernels.triton import sampling  # noqa: F401  registers the operators
 from srv_kernels.triton.quantized_tuning import DRAW, DrawBlocks, target
 
-DEVICE = torch.device("cpu") if INTERPRETED else torch.accelerator.current_accelerator()
+DEVICE = kernel_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU here: set TRITON_INTERPRET=1 to interpret the kernels")
 
 OPS = torch.ops.srv_triton

@@ -1,36 +1,73 @@
-"""The outermost middleware: checks the API key, counts responses, handles exceptions and limits the rate of refusals.
+"""The outermost middleware: applies the access rules, answers preflights, counts responses, handles exceptions, paces
+refusals and probes.
 
-Must not know endpoints, except the two that need no key, because orchestrators probe them without one.
+Must not know endpoints.
 """
 
 from __future__ import annotations
 
-import hmac
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable
 
-from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from srv.server.http.failures import error_body, error_response, report, unexpected_response
+from srv.server.access import OPEN_PATHS, Access, sent_keys
+from srv.server.http.body import HeldBodies
+from srv.server.http.cors import add_headers, preflight
+from srv.server.http.failures import describe, error_response, report, unexpected_response
 from srv.server.http.rate_limiter import RateLimiter
 
-REFUSALS_PER_SECOND, REFUSAL_BURST = 50.0, 20  # while requests run; an idle server does not limit refusals
-OPEN_PATHS = frozenset({"/health", "/metrics"})
+REFUSALS_PER_SECOND, REFUSAL_BURST = 50.0, 20  # while requests run; an idle server limits nothing
+PROBES_PER_SECOND, PROBE_BURST = 50.0, 50  # per address
+MAX_ADDRESSES = 256  # those that probed last
+
+
+class ProbePacer:
+    """Limits the rate of `OPEN_PATHS`, which need no key, for each address alone: one that floods them must not delay
+    the probes of an orchestrator."""
+
+    def __init__(self) -> None:
+        self._limiters: OrderedDict[str, RateLimiter] = OrderedDict()
+
+    async def acquire(self, address: str) -> None:
+        limiter = self._limiters.pop(address, None) or RateLimiter(PROBES_PER_SECOND, PROBE_BURST)
+        self._limiters[address] = limiter
+        if len(self._limiters) > MAX_ADDRESSES:
+            self._limiters.popitem(last=False)
+        await limiter.acquire()
+
+
+def owner_of(request: Request) -> str:
+    """Who sent a request, for fair shares: a digest of its API key, in whichever header, "" if it has none.
+
+    Without `--api-key` the server does not check keys; then this separates clients that send different ones anyway.
+    """
+    key = next(iter(sent_keys(request.headers)), request.headers.get("authorization", ""))
+    return hashlib.blake2b(key.encode("latin-1"), digest_size=8).hexdigest() if key else ""
 
 
 class AuthMiddleware:
-    """ASGI middleware. With `key` None every request is accepted. `responded` is called with each response's status.
+    """ASGI middleware. `responded` is called with each response's status.
 
-    `busy` returns whether requests are running, which a flood of refusals would delay.
+    `busy` returns whether requests are running, which a flood of refusals would delay. `bodies` counts what requests
+    hold until their response starts.
     """
 
     def __init__(
-        self, app: ASGIApp, key: str | None, responded: Callable[[int], None], busy: Callable[[], bool]
+        self,
+        app: ASGIApp,
+        access: Access,
+        bodies: HeldBodies,
+        responded: Callable[[int], None],
+        busy: Callable[[], bool],
     ) -> None:
-        self._app = app
+        self._app, self._access, self._bodies = app, access, bodies
         self._busy = busy
         self._rate_limiter = RateLimiter(REFUSALS_PER_SECOND, REFUSAL_BURST)
-        self._key = None if key is None else key.encode()
+        self._probes = ProbePacer()
         self._responded = responded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,33 +76,41 @@ class AuthMiddleware:
             return
 
         started = False
+        share = scope["srv.body"] = self._bodies.share()
 
         async def send_counted(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                share.release()
                 self._responded(message["status"])
-                if 400 <= message["status"] < 500 and self._busy():
-                    await self._rate_limiter.acquire()
+                add_headers(self._access, scope, message)
+                if self._busy():
+                    await self._pace(scope, message["status"])
             await send(message)
 
-        if self._is_authorized(scope):
-            try:
-                await self._app(scope, receive, send_counted)
-            except Exception as error:
-                # Handled here, so that Starlette and uvicorn do not log it again. A response that has started cannot be
-                # replaced: the HTTP server logs the exception and closes the connection.
-                if started:
-                    raise
-                await unexpected_response(scope["method"], scope["path"], error)(scope, receive, send_counted)
+        answer = preflight(self._access, scope) or self._access.refusal(scope)
+        if isinstance(answer, Response):
+            await answer(scope, receive, send_counted)
             return
-        body = error_body("the API key is missing or wrong; send Authorization: Bearer KEY", 401, "invalid_api_key")
-        report(scope, 401, body)
-        await error_response(401, body)(scope, receive, send_counted)
+        if answer is not None:
+            status, body = describe(answer)
+            report(scope, status, body)
+            await error_response(status, body, scope=scope)(scope, receive, send_counted)
+            return
+        try:
+            await self._app(scope, receive, send_counted)
+        except Exception as error:
+            # Handled here, so that Starlette and uvicorn do not log it again. A response that has started cannot be
+            # replaced: the HTTP server logs the exception and closes the connection.
+            if started:
+                raise
+            await unexpected_response(scope, error)(scope, receive, send_counted)
+        finally:
+            share.release()
 
-    def _is_authorized(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] in OPEN_PATHS:
-            return True
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        # Compared in constant time. Header values are latin-1 on the wire.
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+    async def _pace(self, scope: Scope, status: int) -> None:
+        if 400 <= status < 500:
+            await self._rate_limiter.acquire()
+        elif scope["path"] in OPEN_PATHS:
+            await self._probes.acquire(scope["client"][0] if scope.get("client") else "")

@@ -1,4 +1,4 @@
-"""Reads request bodies: checks the size while reading, and decodes JSON without delaying other streams.
+"""Reads request bodies: checks their sizes while reading, and decodes JSON without delaying other streams.
 
 Owns everything from the bytes to the decoded JSON value. Must not know any schema.
 """
@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 
 from srv.errors import RequestError
+from srv.server.http.encoding import decompress
 from srv.server.settings import BodyLimits
 
 INLINE_BYTES = 16 * 1024  # parsed on the event loop, which takes well under a millisecond
@@ -26,15 +27,58 @@ _KEY_BEFORE = re.compile(rb'"([^"\\]+)"\s*:\s*-?$')
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_json(request: Request, limits: BodyLimits) -> object:
-    """Read and decode a JSON body. Raises RequestError: 400, 408 or 413."""
-    body = await read_bytes(request, limits)
+class HeldBodies:
+    """Counts the bytes of the bodies of all requests that have no response yet, and refuses more than `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.held = 0
+
+    def share(self) -> HeldShare:
+        return HeldShare(self)
+
+    def take(self, size: int) -> None:
+        if self.held + size > self._limit:
+            raise RequestError(
+                f"the server holds {self.held} bytes of request bodies, the limit is {self._limit}; retry later",
+                code="too_many_bytes_held",
+                status=503,
+            )
+        self.held += size
+
+
+class HeldShare:
+    """What one request holds of `HeldBodies`."""
+
+    def __init__(self, bodies: HeldBodies) -> None:
+        self._bodies, self._size = bodies, 0
+
+    def take(self, size: int) -> None:
+        """Raises RequestError (503) if all requests together would hold too much."""
+        self._bodies.take(size)
+        self._size += size
+
+    def release(self) -> None:
+        self._bodies.held -= self._size
+        self._size = 0
+
+
+async def read_json(request: Request, limits: BodyLimits, share: HeldShare) -> object:
+    """Read and decode a JSON body. Raises RequestError: 400, 408, 413, 415 or 503.
+
+    share: the bytes of the body are added to it as they arrive; the caller releases it.
+    """
+    body = await read_bytes(request, limits, share)
+    if encoding := request.headers.get("content-encoding"):
+        size = len(body)
+        body = await asyncio.to_thread(decompress, body, encoding, limits.bytes)
+        share.take(max(0, len(body) - size))
     if len(body) <= INLINE_BYTES:
         return parse(body, limits)
     return await asyncio.to_thread(parse, body, limits)
 
 
-async def read_bytes(request: Request, limits: BodyLimits) -> bytes:
+async def read_bytes(request: Request, limits: BodyLimits, share: HeldShare) -> bytes:
     """Read the body. Raises RequestError: 413 as soon as it is too large, 408 if it does not arrive in time."""
     declared = request.headers.get("content-length", "")
     stream = request.stream()
@@ -44,6 +88,7 @@ async def read_bytes(request: Request, limits: BodyLimits) -> bytes:
         async with asyncio.timeout(limits.seconds):
             while size <= limits.bytes and (chunk := await anext(stream, None)) is not None:
                 size += len(chunk)
+                share.take(len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise RequestError(

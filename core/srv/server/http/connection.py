@@ -1,7 +1,8 @@
-"""One client connection: uvicorn's HTTP protocol, with limits on the memory that a client can occupy.
+"""One client connection: uvicorn's HTTP protocol, with limits on the memory and the time that a client can occupy.
 
-Owns which bytes are passed to the parser and when, how many pipelined requests wait, and how a connection that violates
-HTTP or a limit gets its response and is closed. Must not know endpoints. Runs before authentication, for every client.
+Owns how many connections there are, how long one may be idle, which bytes are passed to the parser and when, how many
+pipelined requests wait, and how a connection that violates HTTP or a limit gets its response and is closed. Must not
+know endpoints. Runs before authentication, for every client.
 
     transport ──► unread ──► Framer ──► parser ──► running request, pipeline (at most 16) ──► application
         ▲ paused while the pipeline is full                              │
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -28,15 +30,32 @@ from srv.server.http.framing import Framer, Section
 
 MAX_PIPELINED = 16  # requests of one connection that wait while another one runs
 LINGER_BYTES = 1024 * 1024  # bytes that are read and discarded after a refusal
-
+NEVER_SECONDS = 10**6
+MAX_REFUSED = 64  # connections beyond the limit that get a response; more are closed without one
 
 Refused = Callable[[int, Mapping[str, object]], None]
 
 
-def http_protocol(responded: Callable[[int], None], refused: Refused) -> type[asyncio.Protocol]:
-    """For `uvicorn.Config(http=...)`. Both are called for each refusal that is sent here: `responded` with its status,
-    `refused` also with its error body."""
-    return cast(type[asyncio.Protocol], partial(LimitedHttpProtocol, responded=responded, refused=refused))
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """`connections`: at the same time. `seconds`: for which one may be idle, take to send the head of a request, or
+    leave its response unread."""
+
+    connections: int = 1000
+    seconds: float = 60.0
+
+
+DEFAULT_LIMITS = ConnectionLimits()
+
+
+def http_protocol(
+    responded: Callable[[int], None], refused: Refused, limits: ConnectionLimits = DEFAULT_LIMITS
+) -> type[asyncio.Protocol]:
+    """For `uvicorn.Config(http=...)`. Both functions are called for each refusal that is sent here: `responded` with
+    its status, `refused` also with its error body. uvicorn's own limit of idle time, `timeout_keep_alive`, is not used.
+    """
+    made = partial(LimitedHttpProtocol, responded=responded, refused=refused, limits=limits)
+    return cast(type[asyncio.Protocol], made)
 
 
 class PipelineFlow(FlowControl):
@@ -70,10 +89,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         *,
         responded: Callable[[int], None],
         refused: Refused,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.ws_protocol_class = None  # no endpoint uses WebSocket, and its parser has no limits
-        self._responded, self._refused = responded, refused
+        self.timeout_keep_alive = NEVER_SECONDS  # `_await_request` limits it
+        self._responded, self._refused, self._limits = responded, refused, limits
         self._framer = Framer()
         self._unread, self._position = b"", 0  # received; parsed up to `_position`
         # `cycle` is the newest request, which may wait in the pipeline.
@@ -83,18 +104,72 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refusal: RequestError | None = None  # is sent after the responses before it
         self._lingering: asyncio.TimerHandle | None = None
         self._lingered = 0
+        self._waiting: asyncio.TimerHandle | None = None  # for a request; while one is being served there is no limit
+        self._stalled: asyncio.TimerHandle | None = None  # the client does not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = PipelineFlow(transport)
+        excess = len(self.connections) - self._limits.connections
+        if excess > MAX_REFUSED:
+            self._finished = True
+            transport.abort()
+        elif excess > 0:
+            self._refuse(
+                RequestError(
+                    f"the server has {self._limits.connections} connections, which is its limit; retry later",
+                    code="too_many_connections",
+                    status=503,
+                )
+            )
+        else:
+            self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._lingering is not None:
-            self._lingering.cancel()
+        for timer in (self._lingering, self._waiting, self._stalled):
+            if timer is not None:
+                timer.cancel()
         if self._running is not None and not self._running.response_complete:
             _disconnect(self._running)
         self._finished, self._unread = True, b""
         super().connection_lost(exc)
+
+    # Time
+
+    def _await_request(self) -> None:
+        """From now on the head of the next request has limited time to arrive."""
+        if self._waiting is None:
+            self._waiting = self.loop.call_later(self._limits.seconds, self._waited)
+
+    def _waited(self) -> None:
+        self._waiting = None
+        if self.transport.is_closing() or self._finished:
+            self.transport.abort()
+        elif self._framer.at_start and not self._unread:
+            self._close()
+        else:
+            seconds = f"{self._limits.seconds:g} seconds"
+            self._refuse(
+                RequestError(f"the request did not arrive within {seconds}", code="request_timeout", status=408)
+            )
+
+    def pause_writing(self) -> None:
+        """Called when the client has not read so much that no more is sent for now."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self._limits.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stalled is not None and not self.transport.is_closing():
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _close(self) -> None:
+        """Close when what was sent has been read, or after a while."""
+        self.transport.close()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self._limits.seconds, self.transport.abort)
 
     # Received data
 
@@ -106,7 +181,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._lingering is not None:
             self._lingered += len(data)
             if self._lingered > LINGER_BYTES:
-                self.transport.close()
+                self._close()
 
     def _parse(self) -> None:
         """Parse the received bytes, until the pipeline is full or no further request is accepted."""
@@ -142,6 +217,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         length = int(headers[b"content-length"]) if b"content-length" in headers else None
         self._framer.head_ended(length, chunked=b"transfer-encoding" in headers, upgrade=upgrade)
         super().on_headers_complete()
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
         self._receiving = self.cycle
         if not self.pipeline:
             self._running = self.cycle
@@ -167,8 +245,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         following = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self.transport.is_closing():
+            self._close()
             return
         self._running = following
+        if following is None:
+            self._await_request()
         if self._refusal is None:
             self._parse()
         elif following is None:
@@ -179,7 +260,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._finished, self._unread, self._position = True, b"", 0
         invalid = self._receiving
         if invalid is not None and (invalid.response_started or invalid.disconnected):
-            self.transport.close()  # it has a response already
+            self._close()  # it has a response already
             return
         if invalid is not None and invalid is self._running:
             _disconnect(invalid)  # the application waits for its body
@@ -201,7 +282,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", bytes(response.body)]))
         self._responded(status)
         self._refused(status, body)
-        self._lingering = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self._lingering = self.loop.call_later(LINGER_SECONDS, self._close)
         self.flow.held = False
         self.flow.resume_reading()
 

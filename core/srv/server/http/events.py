@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from srv.errors import EngineDead, RequestError
 from srv.server.http.failures import describe, error_response, report
+from srv.server.records import CALLER
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -28,6 +29,16 @@ _encoder = msgspec.json.Encoder()
 def event(data: object) -> bytes:
     """One server-sent event with a JSON payload."""
     return b"data: " + _encoder.encode(data) + b"\n\n"
+
+
+def named_event(data: Mapping[str, object]) -> bytes:
+    """One server-sent event whose name is the `type` of its payload."""
+    return f"event: {data['type']}\n".encode() + event(data)
+
+
+def openai_failure(error: Exception) -> bytes:
+    """The last event of a stream that failed, as chat completions and `/generate` end it."""
+    return event(describe(error)[1])
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -58,16 +69,23 @@ class EventStream(Response):
 
     The response starts with the first event, so that a request that is refused before that gets its real status.
 
-    If the client disconnects, `events` is closed early. `on_close` is called exactly once, afterwards.
+    If the client disconnects, `events` is closed early. `on_close` is called exactly once, afterwards. `failure`: the
+    event for an error, in the format of the protocol.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], on_close: Callable[[], None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        on_close: Callable[[], None],
+        failure: Callable[[Exception], bytes] = openai_failure,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._events = events
-        self._on_close = on_close
+        self._on_close, self._failure = on_close, failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -82,23 +100,34 @@ class EventStream(Response):
             try:
                 first = await anext(self._events, b"")
             except (RequestError, EngineDead) as error:
+                _mark_failed()
                 status, body = describe(error)
                 report(scope, status, body)
-                await error_response(status, body)(scope, receive, send)
+                await error_response(status, body, scope=scope)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": first, "more_body": True})
-            async for chunk in _with_errors(self._events):
+            async for chunk in _with_errors(self._events, self._failure):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _with_errors(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _with_errors(
+    events: AsyncGenerator[bytes, None], failure: Callable[[Exception], bytes]
+) -> AsyncGenerator[bytes, None]:
     try:
         async for chunk in events:
             yield chunk
     except (RequestError, EngineDead) as error:
-        yield event(describe(error)[1])
+        _mark_failed()
+        yield failure(error)
     except Exception as error:
+        _mark_failed()
         log.exception("a stream failed")
-        yield event(describe(error)[1])
+        yield failure(error)
+
+
+def _mark_failed() -> None:
+    """The status of a stream that has begun is 200, however it ends."""
+    if (caller := CALLER.get()) is not None:
+        caller.failed = True

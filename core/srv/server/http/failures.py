@@ -1,6 +1,7 @@
-"""Errors as HTTP responses, always in OpenAI's error format and never with a traceback.
+"""Errors as HTTP responses, in the format of the request's protocol and never with a traceback.
 
-Owns the format, the mapping from exceptions to status codes, and the handlers. Must not know any endpoint.
+Owns OpenAI's format, in which errors are described first (`srv.server.http.error_shapes` translates them), the mapping
+from exceptions to status codes, and the handlers. Must not know any endpoint.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from srv.errors import EngineDead, RequestError
+from srv.server.http.error_shapes import shaped
 
 RETRY_AFTER_SECONDS = 5
 log = logging.getLogger(__name__)
@@ -49,8 +51,12 @@ def describe(error: Exception) -> tuple[int, dict[str, object]]:
     return 500, error_body("the server failed on this request; see its log", 500, "internal_error")
 
 
-def error_response(status: int, body: dict[str, object], headers: dict[str, str] | None = None) -> Response:
-    extra = dict(headers or {})
+def error_response(
+    status: int, body: Mapping[str, object], headers: Mapping[str, str] | None = None, scope: Scope | None = None
+) -> Response:
+    """`body`: in OpenAI's format. `scope`: of the request, whose protocol the response follows."""
+    body, added = (body, {}) if scope is None else shaped(scope, status, body)
+    extra = {**added, **(headers or {})}
     if status == 503:
         extra.setdefault("retry-after", str(RETRY_AFTER_SECONDS))
     if status == 401:
@@ -68,7 +74,7 @@ def report(scope: Scope, status: int, body: Mapping[str, object]) -> None:
 async def _srv_error_handler(request: Request, error: Exception) -> Response:
     status, body = describe(error)
     report(request.scope, status, body)
-    return error_response(status, body)
+    return error_response(status, body, scope=request.scope)
 
 
 async def _http_exception_handler(request: Request, error: Exception) -> Response:
@@ -83,7 +89,7 @@ async def _http_exception_handler(request: Request, error: Exception) -> Respons
         message, code = str(error.detail), "http_error"
     body = error_body(message, error.status_code, code)
     report(request.scope, error.status_code, body)
-    return error_response(error.status_code, body, dict(error.headers or {}))
+    return error_response(error.status_code, body, error.headers, request.scope)
 
 
 async def _validation_handler(request: Request, error: Exception) -> Response:
@@ -93,18 +99,18 @@ async def _validation_handler(request: Request, error: Exception) -> Response:
     where = ".".join(map(str, first["loc"]))
     body = error_body(f"{where}: {first['msg']}", 422, "invalid_value", where)
     report(request.scope, 422, body)
-    return error_response(422, body)
+    return error_response(422, body, scope=request.scope)
 
 
 async def _disconnect_handler(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it: the client disconnected while it was sending the body
 
 
-def unexpected_response(method: str, path: str, error: Exception) -> Response:
+def unexpected_response(scope: Scope, error: Exception) -> Response:
     """The response to an unexpected exception: a 500. The only place that logs it, with its traceback."""
-    log.error("%s %s failed", method, path, exc_info=error)
+    log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
     status, body = describe(error)
-    return error_response(status, body)
+    return error_response(status, body, scope=scope)
 
 
 def install(app: FastAPI, refused: Callable[[int, Mapping[str, object]], None]) -> None:

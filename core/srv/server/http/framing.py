@@ -53,6 +53,11 @@ class Framer:
         self._ends_line = False  # whether the last segment did
         self._in_target = False
 
+    @property
+    def at_start(self) -> bool:
+        """Whether no byte of the next request has been passed to the parser."""
+        return self.section is Section.HEAD and self._bytes == 0
+
     def next_segment(self, data: bytes, start: int) -> int:
         """The end of the segment of `data` that begins at `start`. Raises RequestError: 400, 414 or 431."""
         if self._left:

@@ -1,11 +1,7 @@
-"""Limits the rate of refusals while other requests are being served.
+"""Limits a rate: who comes too early waits, and if too many wait already, for MAX_WAIT_SECONDS.
 
-Must not know requests or responses.
-
-One refusal is cheap, but a client that retries in a loop takes CPU time from every running stream if the model runs on
-the same cores. Refusals beyond `rate` per second therefore wait, for all clients together; responses to accepted
-requests do not. This slows down clients that wait for a response before they retry; if too many refusals are due, each
-waits MAX_WAIT_SECONDS. The algorithm is GCRA, a leaky bucket (ITU-T I.371).
+This slows down clients that wait for a response before they send the next request. Must not know requests or responses.
+The algorithm is GCRA, a leaky bucket (ITU-T I.371).
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-MAX_WAIT_SECONDS = 1.0  # no refusal waits longer
+MAX_WAIT_SECONDS = 1.0  # nobody waits longer
 
 
 class RateLimiter:

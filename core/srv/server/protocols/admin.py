@@ -9,26 +9,27 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import Response
 
+import srv
+from srv.commands import ReadMemory
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Stats
 from srv.server.http.events import while_connected
-from srv.server.preprocessor import read_prompts
+from srv.server.http.json_response import json_response
+from srv.server.ledgers import memory_report, startup_report
+from srv.server.prompts import read_prompts
 from srv.server.protocols.chat import Chat
 from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, TokenizeBody
 from srv.server.sampling_fields import Sampling
 from srv.server.service import Service
 
 STATS_SECONDS = 1.0  # how long a scrape waits for an engine in a long step; then it returns the last report
-
-
-def json_response(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 class Admin:
@@ -50,12 +51,22 @@ class Admin:
             "root": settings.model_name,
             "parent": None,
             "max_model_len": settings.request_token_limit,
+            # Anthropic's clients read the card by these.
+            "type": "model",
+            "display_name": settings.model_name,
+            "created_at": datetime.fromtimestamp(settings.created, UTC).isoformat().replace("+00:00", "Z"),
+            "max_input_tokens": settings.request_token_limit,
+            "lifecycle": "active",
         }
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model()]})
+        card = self._model()
+        pages = {"has_more": False, "first_id": card["id"], "last_id": card["id"]}  # of Anthropic's list
+        return json_response({"object": "list", "data": [card], **pages})
 
     async def model(self, request: Request) -> Response:
+        if not request.path_params["model"]:  # the list's path with a slash at its end
+            return await self.models(request)
         self.service.preprocessor.check_model(request.path_params["model"])
         return json_response(self._model())
 
@@ -68,14 +79,22 @@ class Admin:
                 "hidden_size": settings.hidden_size,
                 "is_embedding": settings.pooling is not None,
                 "pooling": settings.pooling,
+                "generates": settings.generates,
+                "labels": list(settings.head.labels),
             }
         )
 
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": srv.__version__})
+
     async def server_info(self, request: Request) -> Response:
-        stats = await self._stats()
+        settings = self.service.settings
+        stats, peaks = await asyncio.gather(self._stats(), self._peaks())
         return json_response(
             {
-                **self.service.settings.server_info,
+                **settings.server_info,
+                "memory": memory_report(settings.memory, peaks),
+                "startup": startup_report(settings.startup()),
                 "engine": None if stats is None else msgspec.structs.asdict(stats),
                 "hooks": self.service.observers.hooks.status(),
                 "draining": self.service.lifecycle.draining,
@@ -96,14 +115,14 @@ class Admin:
         else:
             texts, batch = self._texts(body)
         special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
-        tokens = [await preprocessor.encode(text, special, "prompt", min_output=None) for text in texts]
+        tokens = await preprocessor.encode(texts, special, "prompt")
         response: dict[str, object] = {
             "tokens": tokens if batch else tokens[0],
             "count": [len(ids) for ids in tokens] if batch else len(tokens[0]),
             "max_model_len": self.service.settings.request_token_limit,
         }
         if body.return_token_strs:
-            texts_by_token = [[self.service.text.token_text(token) for token in ids] for ids in tokens]
+            texts_by_token = await preprocessor.token_texts(tokens)
             response["token_strs"] = texts_by_token if batch else texts_by_token[0]
         return json_response(response)
 
@@ -130,25 +149,51 @@ class Admin:
         if body.tokens == []:
             return json_response({"text": ""})
         prompts, batch = read_prompts(body.tokens, "tokens")
-        texts = []
+        sequences: list[list[int]] = []
         for tokens in prompts:
             if isinstance(tokens, str):
                 raise RequestError("tokens must contain token ids", code="invalid_type", param="tokens")
             preprocessor.check_tokens(tokens, "tokens")
-            texts.append(await preprocessor.decode(tokens, body.skip_special_tokens is not False))
+            sequences.append(tokens)
+        texts = await preprocessor.decode(sequences, body.skip_special_tokens is not False)
         return json_response({"text": texts if batch else texts[0]})
 
     # ---- health -----------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
         if self.service.lifecycle.healthy:
-            return json_response({"status": "ok"})
-        return json_response({"status": "shutting down" if self.service.client.alive else "engine dead"}, 503)
+            stats = self.service.client.latest_stats
+            more: dict[str, object] = {"paused": True} if stats is not None and stats.paused else {}
+            if "details" in request.query_params:
+                more = await self._details()
+            inert = {"inert_features": list(stats.inert)} if stats is not None and stats.inert else {}
+            return json_response({"status": "ok", **inert, **more})
+        alive, hung = self.service.client.alive, self.service.lifecycle.hung
+        status = "engine dead" if not alive else "engine hung" if hung else "shutting down"
+        return json_response({"status": status}, 503)
+
+    async def _details(self) -> dict[str, object]:
+        """What an operator asks first of a server that answers slowly."""
+        stats = await self._stats()
+        if stats is None:
+            return {}
+        return {
+            "paused": stats.paused,
+            "requests": self.service.lifecycle.active,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "pages": {"total": stats.pages_total, "free": stats.pages_free, "cached": stats.pages_cached},
+            "model": self.service.settings.model_name,
+            "version": srv.__version__,
+            "uptime_seconds": round(max(0.0, time.time() - self.service.settings.created), 1),
+        }
 
     async def health_generate(self, request: Request) -> Response:
-        """Generates one token."""
+        """Generates one token, or pools one if the model generates none."""
         self.service.lifecycle.check_accepting()
         seconds = self.service.settings.health_generate_seconds
+        if not self.service.settings.generates:
+            return await self._health_pool(request, seconds)
         sampling = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True, seed=0)
         tokenized_prompt = await self.service.preprocessor.prepare([0], sampling, param="prompt", default_max_tokens=1)
         ticket, group = self.service.start([tokenized_prompt], [f"health-{uuid.uuid4().hex}"], time.perf_counter())
@@ -161,6 +206,16 @@ class Admin:
             ) from None
         finally:
             ticket.close()
+        return json_response({"status": "ok"})
+
+    async def _health_pool(self, request: Request, seconds: float) -> Response:
+        try:
+            async with asyncio.timeout(seconds):
+                await while_connected(request.receive, self.service.pool_one([0], f"health-{uuid.uuid4().hex}"))
+        except TimeoutError:
+            raise RequestError(
+                f"the engine pooled no prompt within {seconds:g} seconds", code="engine_slow", status=503
+            ) from None
         return json_response({"status": "ok"})
 
     # ---- control ----------------------------------------------------------------------------------------
@@ -181,16 +236,34 @@ class Admin:
         return json_response({"flushed": True})
 
     async def metrics(self, request: Request) -> Response:
-        stats = await self._stats()
-        text = self.service.metrics.expose(stats, self.service.client.alive)
+        if not self.service.metrics.enabled:
+            raise RequestError(
+                "this server has no metrics: it was started with --no-enable-metrics",
+                code="metrics_disabled",
+                status=404,
+            )
+        stats, devices = await asyncio.gather(self._stats(), self.service.devices.devices())
+        text = self.service.metrics.expose(stats, self.service.client.alive, devices)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def _peaks(self) -> Sequence[int | None]:
+        """What the steps of each rank have needed at most; () if no rank knows, or the engine is busy or gone.
+
+        The engine answers between steps, so that asking costs the overlap of one.
+        """
+        if not self.service.settings.counts_peak:
+            return ()
+        try:
+            async with asyncio.timeout(STATS_SECONDS):
+                return [answer.peak_bytes for answer in await self.service.client.control(ReadMemory())]
+        except (TimeoutError, EngineDead):
+            return ()
 
     async def _stats(self) -> Stats | None:
         """Current statistics, or the last ones of an engine that is busy or gone."""
         try:
-            async with asyncio.timeout(STATS_SECONDS):
-                return await self.service.client.stats()
-        except (TimeoutError, EngineDead):
+            return await self.service.stats(STATS_SECONDS)
+        except EngineDead:
             return self.service.client.latest_stats
 
 

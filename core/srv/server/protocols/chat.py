@@ -2,76 +2,166 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, NoReturn
 
 import msgspec
 
 from srv.errors import RequestError
-from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup
+from srv.reply.events import CallArguments, CallStart, ParsedReply, Reasoning, ReplyEvent, Text
+from srv.reply.formats import ReplyFormat
+from srv.reply.parser import ParserOptions
+from srv.reply.tools import NO_TOOLS, Choice, Message, ToolUse
+from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup, Sequence
+from srv.server.prompt_request import PromptRequest
+from srv.server.protocols.conversations import Conversation, render
 from srv.server.protocols.logprobs import chat_logprobs, prompt_logprobs
 from srv.server.protocols.openai import OpenAIEndpoint, ParsedRequest, finish_name
 from srv.server.protocols.openai_fields import ChatBody, ChatMessage
+from srv.server.protocols.reply_reader import ReplyReader, constrained
 from srv.server.sampling_fields import Sampling
 from srv.server.text.processor import TextProcessor
-from srv.types import TokenLogprob
+from srv.types import FinishReason, TokenLogprob
 
-RESERVED_TEMPLATE_VARIABLES = frozenset(
-    {"messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token", "chat_template", "tokenize"}
-)
+_OWN_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents", "chat_template", "tokenize")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_NAMES_OF_JINJA = ("self", "super", "loop", "caller", "varargs", "kwargs", "true", "false", "none")
+_FUNCTIONS = ("raise_exception", "strftime_now", "namespace", "dict", "range", "cycler", "joiner")
+RESERVED_TEMPLATE_VARIABLES = frozenset((*_OWN_VARIABLES, *_SPECIAL_TOKENS, *_NAMES_OF_JINJA, *_FUNCTIONS))
 
 
 class ChatFormatter:
-    """Formats message choices; a stream starts with the role and ends with the finish reason."""
+    """Formats message choices; a stream starts with the role and ends with the finish reason.
 
-    def __init__(self, text: TextProcessor, body: ChatBody) -> None:
+    `reader`: makes what reads the reply of one sequence.
+    """
+
+    def __init__(self, text: TextProcessor, body: ChatBody, reader: Callable[[], ReplyReader]) -> None:
         self._text = text
         self._logprobs = bool(body.logprobs)
         self._prompt_logprobs = body.prompt_logprobs is not None
+        self._token_ids = bool(body.return_token_ids)
+        self._new_reader = reader
+        self._readers: dict[int, ReplyReader] = {}
 
     def opening(self, group: RequestGroup) -> list[dict[str, object]]:
         return [_delta(sequence.index, {"role": "assistant", "content": ""}) for sequence in group.sequences]
 
+    def shared(self, sequence: Sequence, scores: list[TokenLogprob] | None) -> dict[str, object]:
+        fields: dict[str, object] = {}
+        if self._prompt_logprobs and scores is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(self._text, sequence.prompt.tokens, scores)
+        if self._token_ids:
+            fields["prompt_token_ids"] = sequence.prompt.tokens
+        return fields
+
     def chunk(self, delta: OutputDelta) -> list[dict[str, object]]:
         index = delta.sequence.index
-        choices: list[dict[str, object]] = []
-        if delta.text or (self._logprobs and delta.tokens) or delta.prompt_logprobs is not None:
-            choice = _delta(index, {"content": delta.text}, self._format_logprobs(delta.logprobs))
-            choices.append(self._with_prompt(choice, delta.sequence.prompt.tokens, delta.prompt_logprobs))
+        reader = self._readers.setdefault(index, self._new_reader())
+        parts = [part for event in reader.read(delta) if (part := _event_delta(event)) is not None]
+        choices = [_delta(index, part) for part in parts]
+        if ((self._logprobs or self._token_ids) and delta.tokens) or delta.prompt_logprobs is not None:
+            choices = choices or [_delta(index, {"content": ""})]
+        if choices:
+            choices[0]["logprobs"] = self._format_logprobs(delta.logprobs)
+            for choice in choices if self._token_ids else ():
+                choice["token_ids"] = delta.tokens if choice is choices[0] else []
         if delta.finish is not None:
             closing = _delta(index, {})
-            choices.append({**closing, "finish_reason": finish_name(delta.finish), "matched_stop": delta.matched})
+            reason = _finish_name(delta.finish, reader)
+            choices.append({**closing, "finish_reason": reason, "matched_stop": delta.matched})
         return choices
 
     def choice(self, result: CompletedSequence) -> dict[str, object]:
+        reader, reply = self._new_reader(), ParsedReply()
+        last = len(result.parts) - 1
+        for at, (text, size) in enumerate(zip(result.parts, result.sizes, strict=True)):
+            reply.add(reader.read_part(result.sequence, text, size, result.finish if at == last else None))
         choice: dict[str, object] = {
             "index": result.sequence.index,
-            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "message": _message(reply),
             "logprobs": self._format_logprobs(result.logprobs),
-            "finish_reason": finish_name(result.finish),
+            "finish_reason": _finish_name(result.finish, reader),
             "matched_stop": result.sequence.matched,
         }
-        return self._with_prompt(choice, result.sequence.prompt.tokens, result.prompt_logprobs)
+        return {**choice, "token_ids": result.tokens} if self._token_ids else choice
 
     def _format_logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, object] | None:
         return chat_logprobs(self._text, logprobs) if self._logprobs else None
-
-    def _with_prompt(
-        self, choice: dict[str, object], prompt: list[int], scores: list[TokenLogprob] | None
-    ) -> dict[str, object]:
-        if self._prompt_logprobs and scores is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self._text, prompt, scores)
-        return choice
 
 
 def _delta(index: int, delta: dict[str, object], logprobs: dict[str, object] | None = None) -> dict[str, object]:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _template_message(message: ChatMessage) -> dict[str, object]:
-    # Templates only know the older name of the role.
-    role = "system" if message.role == "developer" else message.role
-    name_field = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": message.content, **name_field}
+def _event_delta(event: ReplyEvent) -> dict[str, object] | None:
+    """The delta of a stream; None for an event of which a stream says nothing."""
+    match event:
+        case Text(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallArguments(index, fragment):
+            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+    return None
+
+
+def _message(reply: ParsedReply) -> dict[str, object]:
+    content = None if not reply.text and (reply.calls or reply.reasoning) else reply.text
+    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.calls
+        ]
+    return message
+
+
+def _finish_name(finish: FinishReason, reader: ReplyReader) -> str | None:
+    return "tool_calls" if finish is FinishReason.STOP and reader.calls else finish_name(finish)
+
+
+def _use_of(body: ChatBody) -> ToolUse:
+    tools = tuple(tool.tool() for tool in body.tools or ())
+    choice, named = body.tool_choice or (Choice.AUTO, None)
+    return ToolUse(tools, choice, named, body.parallel_tool_calls is not False)
+
+
+_FIELDS_OF_ROLES = (
+    ("tool_call_id", "tool"),
+    ("tool_calls", "assistant"),
+    ("reasoning_content", "assistant"),
+    ("reasoning", "assistant"),
+)
+
+
+def _read_message(message: ChatMessage, where: str) -> Message:
+    """A message in the form of all protocols. Raises RequestError for fields that its role does not have."""
+    if message.content is None and not (message.tool_calls or message.reasoning_content or message.reasoning):
+        _refuse(f"{where}.content", "is null; send a text")
+    if message.role == "tool" and message.tool_call_id is None:
+        _refuse(f"{where}.tool_call_id", "is missing; a message of role tool needs the id of the call that it answers")
+    for name, role in _FIELDS_OF_ROLES:
+        if message.role != role and getattr(message, name):
+            _refuse(f"{where}.{name}", f"is refused in a message of role {message.role}: only {role} has it; remove it")
+    return Message(
+        role="system" if message.role == "developer" else message.role,  # templates only know the older name
+        content=message.content,
+        name=message.name,
+        reasoning=message.reasoning if message.reasoning_content is None else message.reasoning_content,
+        calls=tuple(call.call() for call in message.tool_calls or ()),
+        call_id=message.tool_call_id,
+    )
+
+
+def _refuse(param: str, why: str) -> NoReturn:
+    raise RequestError(f"{param} {why}", code="invalid_value", param=param)
 
 
 class Chat(OpenAIEndpoint):
@@ -86,18 +176,49 @@ class Chat(OpenAIEndpoint):
         sampling = fields.sampling()
         preprocessor.check_count(1, sampling.n, "n")
         sampling = self._complete(sampling, fields)
-        prompt = await self.render(fields.messages, fields.add_generation_prompt, fields.chat_template_kwargs)
-        # The rendered template contains the special tokens.
-        tokens = await preprocessor.encode(prompt, False, "messages")
-        tokenized_prompt = await preprocessor.prepare(
-            tokens, sampling, param="messages", default_max_tokens=None, field=fields.field_of
+        replies = self.service.settings.reply_format
+        options = ParserOptions(
+            _use_of(fields),
+            fields.separate_reasoning is not False,
+            fields.stream_reasoning is not False,
+            bool(fields.continue_final_message),
         )
-        return ParsedRequest(
-            fields, fields.stream_options, [tokenized_prompt], ChatFormatter(self.service.text, fields)
+        replies.check(options.use)
+        prompt = await self.render(
+            fields.messages,
+            fields.add_generation_prompt,
+            _variables(fields),
+            options.use,
+            options.continued,
         )
+        calls = sum(len(each.tool_calls or ()) for each in fields.messages)
+        sampling = constrained(sampling, replies, options, prompt, calls)
+        tokenized_prompts = await preprocessor.prepare_all(
+            [
+                PromptRequest(
+                    prompt,
+                    sampling,
+                    "messages",
+                    fields.field_of,
+                    namespace=fields.namespace,
+                    markers=replies.markers(options),
+                )
+            ],
+            default_max_tokens=None,
+            special=False,  # the rendered template contains the special tokens
+            keep=preprocessor.kept(fields.truncate_prompt_tokens, sampling.max_tokens or 1),
+        )
+        reader = partial(_reader, replies, options, prompt, calls)
+        formatter = ChatFormatter(self.service.text, fields, reader)
+        return ParsedRequest(fields, fields.stream_options, tokenized_prompts, formatter)
 
     async def render(
-        self, messages: list[ChatMessage], add_generation_prompt: bool | None, extra: dict[str, object] | None
+        self,
+        messages: list[ChatMessage],
+        add_generation_prompt: bool | None,
+        extra: dict[str, object] | None,
+        use: ToolUse = NO_TOOLS,
+        continued: bool = False,
     ) -> str:
         """Render the conversation with the model's chat template. Raises RequestError."""
         if len(messages) > self.service.settings.context_length:
@@ -106,23 +227,20 @@ class Chat(OpenAIEndpoint):
                 code="context_length_exceeded",
                 param="messages",
             )
-        for index, message in enumerate(messages):
-            if message.content is None:
-                raise RequestError(
-                    f"messages[{index}].content is null; send a text",
-                    code="invalid_value",
-                    param=f"messages[{index}].content",
-                )
         if reserved := sorted(RESERVED_TEMPLATE_VARIABLES & (extra or {}).keys()):
             raise RequestError(
-                f"chat_template_kwargs.{reserved[0]} is refused: the server sets it; remove it",
+                f"chat_template_kwargs.{reserved[0]} is refused: the template or the server sets it; remove it",
                 code="invalid_value",
                 param=f"chat_template_kwargs.{reserved[0]}",
             )
-        template_messages = [_template_message(message) for message in messages]
-        return await self.service.preprocessor.render(
-            template_messages, add_generation_prompt is not False, extra or {}
-        )
+        read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        if continued and (messages[-1].role != "assistant" or add_generation_prompt):
+            _refuse(
+                "continue_final_message", "is refused: it needs a last message of the assistant, and no other begun"
+            )
+        begins = add_generation_prompt is not False
+        conversation = Conversation(read, use, extra or {}, continued=continued, begins_reply=begins)
+        return await render(self.service.preprocessor, conversation)
 
     def _complete(self, sampling: Sampling, fields: ChatBody) -> Sampling:
         """Add the fields that are requested differently here. Raises RequestError."""
@@ -151,3 +269,13 @@ class Chat(OpenAIEndpoint):
             logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
             prompt_logprobs=fields.prompt_logprobs,
         )
+
+
+def _variables(fields: ChatBody) -> dict[str, object]:
+    """Those of the chat template that the request sets."""
+    effort = {"reasoning_effort": fields.reasoning_effort} if fields.reasoning_effort else {}
+    return {**effort, **(fields.chat_template_kwargs or {})}
+
+
+def _reader(replies: ReplyFormat, options: ParserOptions, prompt: str, calls_before: int) -> ReplyReader:
+    return ReplyReader(replies.parser(options, prompt, calls_before))

@@ -7,12 +7,15 @@ from typing import ClassVar
 import msgspec
 
 from srv.errors import RequestError
-from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup
-from srv.server.preprocessor import TokenizedPrompt, read_prompts
+from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup, Sequence
+from srv.server.prompt_request import PromptRequest, TokenizedPrompt
+from srv.server.prompts import Prompt, read_prompts
 from srv.server.protocols.logprobs import CompletionLogprobs, prompt_logprobs
 from srv.server.protocols.openai import OpenAIEndpoint, ParsedRequest, finish_name
 from srv.server.protocols.openai_fields import CompletionBody
 from srv.server.sampling_fields import Sampling
+from srv.server.service import Service
+from srv.server.text.fill_in import fill_in_of
 from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, TokenLogprob
 
@@ -26,11 +29,15 @@ class CompletionFormatter:
         self._text = text
         self._logprobs = body.logprobs is not None
         self._prompt_logprobs = body.prompt_logprobs is not None
+        self._token_ids = bool(body.return_token_ids) or not text.has_tokenizer
         self._echo_texts = echo_texts  # by prompt
         self._logprobs_by_sequence: dict[int, CompletionLogprobs] = {}  # by sequence
 
     def opening(self, group: RequestGroup) -> list[dict[str, object]]:
         return []
+
+    def shared(self, sequence: Sequence, scores: list[TokenLogprob] | None) -> dict[str, object]:
+        return {}
 
     def chunk(self, delta: OutputDelta) -> list[dict[str, object]]:
         return [self._choice(delta, delta.text, delta.tokens, delta.logprobs, delta.prompt_logprobs, delta.finish)]
@@ -48,7 +55,7 @@ class CompletionFormatter:
         prompt: list[TokenLogprob] | None,
         finish: FinishReason | None,
     ) -> dict[str, object]:
-        sequence = delta.sequence
+        sequence, output = delta.sequence, tokens
         first = sequence.index not in self._logprobs_by_sequence
         completion_logprobs = self._logprobs_by_sequence.setdefault(sequence.index, CompletionLogprobs(self._text))
         token_logprobs: list[TokenLogprob | None] = [*logprobs]
@@ -67,6 +74,10 @@ class CompletionFormatter:
         }
         if self._prompt_logprobs and prompt is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self._text, sequence.prompt.tokens, prompt)
+        if self._token_ids:
+            choice["token_ids"] = output
+            if first:
+                choice["prompt_token_ids"] = sequence.prompt.tokens
         return choice
 
 
@@ -75,29 +86,57 @@ class Completions(OpenAIEndpoint):
     object_type: ClassVar[str] = "text_completion"
     chunk_object_type: ClassVar[str] = "text_completion"
 
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._fill_in = service.settings.fill_in or fill_in_of(service.text)
+
     async def parse(self, body: object) -> ParsedRequest:
         fields = CompletionBody.parse(body)
         preprocessor = self.service.preprocessor
         preprocessor.check_model(fields.model)
         prompts, batch = read_prompts(fields.prompt, "prompt")
+        if fields.suffix:
+            prompts = self._with_suffix(prompts, fields.suffix, bool(fields.echo))
         sampling = fields.sampling()
         preprocessor.check_count(len(prompts), sampling.n, "prompt")
         sampling = self._complete(sampling, fields)
-        tokenized: list[TokenizedPrompt] = []
-        for index, prompt in enumerate(prompts):
-            tokenized.append(
-                await preprocessor.prepare(
-                    prompt,
-                    sampling,
-                    param=f"prompt[{index}]" if batch else "prompt",
-                    default_max_tokens=DEFAULT_MAX_TOKENS,
-                    special=fields.add_special_tokens is not False,
-                )
-            )
-        echo_texts = [await self._echo(tokenized_prompt) for tokenized_prompt in tokenized] if fields.echo else None
+        tokenized = await preprocessor.prepare_all(
+            [
+                PromptRequest(prompt, sampling, f"prompt[{index}]" if batch else "prompt", namespace=fields.namespace)
+                for index, prompt in enumerate(prompts)
+            ],
+            default_max_tokens=DEFAULT_MAX_TOKENS,
+            special=fields.add_special_tokens is not False,
+            keep=preprocessor.kept(fields.truncate_prompt_tokens, sampling.max_tokens or 1),
+        )
+        echo_texts = await self._echo(tokenized) if fields.echo else None
         return ParsedRequest(
             fields, fields.stream_options, tokenized, CompletionFormatter(self.service.text, fields, echo_texts)
         )
+
+    def _with_suffix(self, prompts: list[Prompt], suffix: str, echo: bool) -> list[Prompt]:
+        """The prompts of texts that continue with `suffix` after the output. Raises RequestError."""
+        if self._fill_in is None:
+            raise RequestError(
+                "suffix is refused: the model's tokenizer has no tokens that mark a suffix; remove it, or start the"
+                " server with --completion-template",
+                code="no_fill_in_tokens",
+                param="suffix",
+            )
+        if echo:
+            raise RequestError(
+                "echo is refused with suffix: the prompt is not what was sent; remove one of them",
+                code="invalid_value",
+                param="echo",
+            )
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if len(texts) != len(prompts):
+            raise RequestError(
+                "prompt must be text if there is a suffix, not token ids; mark the parts in the token ids yourself",
+                code="invalid_type",
+                param="prompt",
+            )
+        return [self._fill_in.prompt(text, suffix) for text in texts]
 
     def _complete(self, sampling: Sampling, fields: CompletionBody) -> Sampling:
         """Add the fields that are requested differently here. Raises RequestError."""
@@ -112,7 +151,9 @@ class Completions(OpenAIEndpoint):
             prompt_logprobs = fields.logprobs
         return msgspec.structs.replace(sampling, logprobs=fields.logprobs, prompt_logprobs=prompt_logprobs)
 
-    async def _echo(self, tokenized_prompt: TokenizedPrompt) -> str:
-        if tokenized_prompt.text is not None:
-            return tokenized_prompt.text
-        return await self.service.preprocessor.decode(tokenized_prompt.tokens, skip_special_tokens=False)
+    async def _echo(self, prompts: list[TokenizedPrompt]) -> list[str]:
+        """The text of each prompt."""
+        decoded = iter(
+            await self.service.preprocessor.decode([each.tokens for each in prompts if each.text is None], False)
+        )
+        return [next(decoded) if each.text is None else each.text for each in prompts]

@@ -8,15 +8,19 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from srv.errors import RequestError
 from srv.server.embedding import Embedding
+from srv.server.http.auth import owner_of
 from srv.server.http.events import while_connected
-from srv.server.preprocessor import read_prompts
+from srv.server.http.json_response import json_response
+from srv.server.prompts import Prompt, read_prompts
 from srv.server.protocols.openai_fields import EmbeddingBody
+from srv.server.protocols.pooled import usage_of
+from srv.server.sampling_fields import namespace_of
+from srv.server.scoring import preceding_prompt
 from srv.server.service import Service
 from srv.types import Pooling, PoolingParams
 
@@ -44,15 +48,20 @@ class Embeddings:
         preprocessor.check_model(fields.model)
         self._check_dimensions(fields.dimensions)
         prompts, batch = read_prompts(fields.input, "input")
+        if fields.prompt_name is not None or any(isinstance(prompt, str) for prompt in prompts):
+            prefix = preceding_prompt(self.service.settings.head, pooling, fields.prompt_name)
+            prompts = [_prefixed(prefix, prompt, fields.prompt_name) for prompt in prompts] if prefix else prompts
         preprocessor.check_count(len(prompts), 1, "input")
         special = fields.add_special_tokens is not False
-        tokenized = [
-            await preprocessor.tokenize(
-                prompt, param=f"input[{index}]" if batch else "input", special=special, min_output=0
-            )
-            for index, prompt in enumerate(prompts)
-        ]
-        params = PoolingParams(pooling=pooling, dimensions=fields.dimensions, normalize=fields.normalize is not False)
+        tokenized = await preprocessor.tokenize(
+            prompts,
+            [f"input[{index}]" if batch else "input" for index in range(len(prompts))],
+            special=special,
+            min_output=0,
+            keep=preprocessor.kept(fields.truncate_prompt_tokens, 0),
+        )
+        normalize = self.service.settings.head.normalize if fields.normalize is None else fields.normalize
+        params = PoolingParams(pooling=pooling, dimensions=fields.dimensions, normalize=normalize)
         return ParsedEmbeddings(fields, tokenized, params)
 
     def _pooling(self) -> Pooling:
@@ -62,10 +71,22 @@ class Embeddings:
                 "this server does not serve embeddings; start the server with --is-embedding",
                 code="embeddings_disabled",
             )
+        if self.service.settings.head.labels:
+            raise RequestError(
+                f"{self.service.settings.model_name} has a classification head, and no embeddings; use /classify, or"
+                " /rerank and /score if it has one label",
+                code="no_embeddings",
+            )
         return pooling
 
     def _check_dimensions(self, dimensions: int | None) -> None:
-        size = self.service.settings.hidden_size
+        size, allowed = self.service.settings.embedding_size, self.service.settings.head.dimensions
+        if dimensions is not None and allowed and dimensions not in allowed:
+            raise RequestError(
+                f"dimensions = {dimensions} is refused: the model was trained for {', '.join(map(str, allowed))}",
+                code="invalid_value",
+                param="dimensions",
+            )
         if dimensions is not None and dimensions > size:
             raise RequestError(
                 f"dimensions = {dimensions} is refused: the model's embeddings have {size} elements; send at most that",
@@ -78,16 +99,27 @@ class Embeddings:
         self.service.lifecycle.check_accepting()
         parsed = await self.parse(await self.service.body(request))
         rid = parsed.fields.rid or f"embd-{uuid.uuid4().hex}"
-        work = self.service.embed(parsed.prompts, parsed.params, rid, arrival)
+        namespace = namespace_of(parsed.fields.cache_salt, parsed.fields.extra_key)
+        work = self.service.embed(parsed.prompts, parsed.params, rid, arrival, owner_of(request), namespace)
         embeddings = await while_connected(request.receive, work)
         response = {
             "id": rid,
             "object": "list",
             "data": _data(embeddings, parsed.fields.encoding_format == "base64"),
             "model": self.service.settings.model_name,
-            "usage": _usage(embeddings),
+            "usage": usage_of(embeddings, self.service.settings.cache_report),
         }
-        return Response(msgspec.json.encode(response), media_type="application/json")
+        return json_response(response)
+
+
+def _prefixed(prefix: str, prompt: Prompt, name: str | None) -> Prompt:
+    if isinstance(prompt, str):
+        return prefix + prompt
+    if name is None:
+        return prompt  # whoever sends token ids has them begin as they should
+    raise RequestError(
+        "prompt_name is refused: it needs input as text, not as token ids", code="invalid_value", param="prompt_name"
+    )
 
 
 def _data(embeddings: Sequence[Embedding], as_base64: bool) -> list[dict[str, object]]:
@@ -99,12 +131,3 @@ def _data(embeddings: Sequence[Embedding], as_base64: bool) -> list[dict[str, ob
         }
         for index, each in enumerate(embeddings)
     ]
-
-
-def _usage(embeddings: Sequence[Embedding]) -> dict[str, object]:
-    prompt_tokens = sum(each.prompt_tokens for each in embeddings)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in embeddings)},
-    }

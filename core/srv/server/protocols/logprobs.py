@@ -97,6 +97,16 @@ def native_top_logprobs(text: TextProcessor | None, logprobs: Sequence[TokenLogp
     return [[native_entry(text, token, logprob) for token, logprob in item.top] for item in logprobs]
 
 
+def native_listed_logprobs(
+    text: TextProcessor | None, ids: Sequence[int], logprobs: Sequence[TokenLogprob]
+) -> list[list[NativeEntry] | None]:
+    """Entries of the tokens `ids` at each position."""
+    return [
+        [native_entry(text, token, logprob) for token, logprob in zip(ids, item.listed, strict=True)]
+        for item in logprobs
+    ]
+
+
 def native_entry(text: TextProcessor | None, token: int, logprob: float | None) -> NativeEntry:
     token_text = None if text is None else text.token_text(token)
     return (None if logprob is None else finite(logprob), token, token_text)

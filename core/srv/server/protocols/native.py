@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -19,17 +19,28 @@ from starlette.responses import Response
 
 from srv.errors import RequestError
 from srv.server.embedding import unpack_floats
-from srv.server.fields import json_type, shorten
 from srv.server.generation import CompletedSequence, RequestGroup
 from srv.server.generation import Sequence as OutputSequence
+from srv.server.http.auth import owner_of
 from srv.server.http.events import DONE, EventStream, event, while_connected
 from srv.server.http.failures import error_body
+from srv.server.http.json_response import json_response
 from srv.server.lifecycle import SHUTDOWN_MESSAGE
-from srv.server.preprocessor import Prompt, TokenizedPrompt, read_prompts
-from srv.server.protocols.logprobs import NativeEntry, native_entry, native_logprobs, native_top_logprobs
+from srv.server.prompt_request import PromptRequest, TokenizedPrompt
+from srv.server.prompts import Prompt, read_prompts
+from srv.server.protocols.logprobs import (
+    NativeEntry,
+    native_entry,
+    native_listed_logprobs,
+    native_logprobs,
+    native_top_logprobs,
+)
 from srv.server.protocols.native_fields import DEFAULT_NEW_TOKENS, GenerateBody, NativeSampling
-from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_TOP_LOGPROBS, Sampling
+from srv.server.protocols.native_scores import check_positions, listed_ids, with_logprobs
+from srv.server.protocols.native_values import boolean, integer_in, per_prompt, rid_value, salt_value
+from srv.server.sampling_fields import MAX_TOP_LOGPROBS, Sampling, namespace_of
 from srv.server.service import Service
+from srv.server.text.token_ids import no_tokenizer
 from srv.types import FinishReason
 
 T = TypeVar("T")
@@ -50,70 +61,33 @@ def _prompts(body: GenerateBody) -> tuple[list[Prompt], bool, str]:
     return prompts, batch, param
 
 
-def _per_prompt(value: object, count: int, batch: bool, param: str, check: Callable[[object, str], T]) -> list[T]:
-    """One validated value per prompt, from a single value or a list."""
-    if not isinstance(value, list):
-        return [check(value, param)] * count
-    if not batch:
-        raise RequestError(f"{param} is an array, but there is only one prompt", code="invalid_type", param=param)
-    if len(value) != count:
-        raise RequestError(
-            f"{param} has {len(value)} entries for {count} prompts; send one per prompt",
-            code="invalid_value",
-            param=param,
-        )
-    return [check(item, f"{param}[{index}]") for index, item in enumerate(value)]
-
-
-def _boolean(value: object, param: str) -> bool:
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise RequestError(f"{param} must be true or false, not {json_type(value)}", code="invalid_type", param=param)
-
-
-def _integer_in(default: int, minimum: int, maximum: int) -> Callable[[object, str], int]:
-    def check(value: object, param: str) -> int:
-        if value is None:
-            return default
-        if type(value) is not int or not minimum <= value <= maximum:
-            raise RequestError(
-                f"{param} = {shorten(value)} is refused: it must be an integer from {minimum} to {maximum}",
-                code="invalid_value",
-                param=param,
-            )
-        return value
-
-    return check
-
-
 def _sampling_params(value: object, param: str) -> Sampling:
-    return NativeSampling.parse({} if value is None else value, param).sampling()
+    sampling = NativeSampling.parse({} if value is None else value, param).sampling()
+    if sampling.grammar is None:
+        return sampling
+    grammar = msgspec.structs.replace(sampling.grammar, param=f"{param}.{sampling.grammar.param}")
+    return msgspec.structs.replace(sampling, grammar=grammar)
 
 
 def _spelled(parent: str, name: str) -> str:
     """The request's field for a field of `Sampling`."""
-    return f"{parent}.{NativeSampling.spelled[name]}"
-
-
-def _rid(value: object, param: str) -> str | None:
-    if value is None or (isinstance(value, str) and 0 < len(value) <= MAX_RID_LENGTH):
-        return value
-    raise RequestError(
-        f"{param} = {shorten(value)} is refused: it must be a string of 1 to {MAX_RID_LENGTH} characters",
-        code="invalid_value",
-        param=param,
-    )
+    return f"{parent}.{NativeSampling.spelled.get(name, name)}"
 
 
 class _IncrementalArray:
-    """The JSON encoding of a growing array, in which each item is encoded only once."""
+    """The JSON encoding of a growing array, in which each item is encoded only once.
 
-    def __init__(self) -> None:
-        self._count = 0
+    segments: return only the items that are new since the last call.
+    """
+
+    def __init__(self, segments: bool = False) -> None:
+        self._count, self._segments = 0, segments
         self._encoded = bytearray()
 
     def extend(self, items: Sequence[T], encode: Callable[[Sequence[T]], object]) -> msgspec.Raw:
         """Encode `items`, which start with those of the last call; `encode` returns a list with one entry per item."""
+        if self._segments:
+            self._encoded.clear()
         if len(items) > self._count:
             more = msgspec.json.encode(encode(items[self._count :]))
             self._encoded += (b"," if self._encoded else b"") + more[1:-1]
@@ -125,10 +99,12 @@ class _IncrementalArray:
 class _EncodedOutput:
     """The encoded output of one sequence: streaming n tokens encodes n items instead of n squared."""
 
-    tokens: _IncrementalArray = field(default_factory=_IncrementalArray)
-    logprobs: _IncrementalArray = field(default_factory=_IncrementalArray)
-    top: _IncrementalArray = field(default_factory=_IncrementalArray)
-    hidden_states: _IncrementalArray = field(default_factory=_IncrementalArray)
+    tokens: _IncrementalArray
+    logprobs: _IncrementalArray
+    top: _IncrementalArray
+    listed: _IncrementalArray
+    hidden_states: _IncrementalArray
+    parts_sent: int = 0
     prompt_sent: bool = False
 
 
@@ -136,32 +112,52 @@ class NativeFormatter:
     """Formats the outputs of one request like SGLang.
 
     In a stream each event contains the whole output so far, with its log-probabilities and hidden states. The
-    log-probabilities of the prompt do not change, and are only in the first and last event of a sequence.
+    log-probabilities of the prompt do not change, and are only in the first and last event of a sequence. With
+    `--stream-output` each event contains only what is new, and the log-probabilities of the prompt come once.
     """
 
     def __init__(self, service: Service, body: GenerateBody, arrival: float) -> None:
         self._service = service
+        self._segments = bool(body.stream) and service.settings.stream_segments
         self._text = service.text if body.return_text_in_logprobs else None
         self._arrival = arrival
         self._encoded: dict[int, _EncodedOutput] = {}
 
     def format(self, result: CompletedSequence, rid: str) -> dict[str, object]:
         """The output of a sequence so far; complete when `finish_reason` is set."""
-        encoded = self._encoded.setdefault(result.sequence.index, _EncodedOutput())
+        encoded = self._encoded.get(result.sequence.index)
+        if encoded is None:
+            tokens, logprobs, top, listed, states = (_IncrementalArray(self._segments) for _ in range(5))
+            encoded = _EncodedOutput(tokens, logprobs, top, listed, states)
+            self._encoded[result.sequence.index] = encoded
         sequence = result.sequence
         meta: dict[str, object] = {
             "id": rid,
             "finish_reason": self._reason(result),
             "prompt_tokens": len(sequence.prompt.tokens),
             "completion_tokens": sequence.completion_tokens,
-            "cached_tokens": sequence.cached_tokens,
             "e2e_latency": time.perf_counter() - self._arrival,
         }
+        if sequence.structured_output_valid is False:
+            meta["structured_output_valid"] = False
+        if self._service.settings.cache_report:
+            meta["cached_tokens"] = sequence.cached_tokens
         if sequence.prompt.params.logprobs is not None:
             meta |= self._logprobs(result, encoded)
         if sequence.prompt.params.hidden_states:
             meta["hidden_states"] = self._hidden_states(sequence, encoded)
-        return {"text": result.text, "output_ids": encoded.tokens.extend(result.tokens, list), "meta_info": meta}
+        text = {"text": self._text_of(result, encoded)} if self._service.text.has_tokenizer else {}
+        return {
+            **text,
+            "output_ids": encoded.tokens.extend(result.tokens, list),
+            "meta_info": meta,
+        }
+
+    def _text_of(self, result: CompletedSequence, encoded: _EncodedOutput) -> str:
+        if not self._segments:
+            return result.text
+        begin, encoded.parts_sent = encoded.parts_sent, len(result.parts)
+        return "".join(result.parts[begin:])
 
     def _reason(self, result: CompletedSequence) -> dict[str, object] | None:
         sequence = result.sequence
@@ -181,7 +177,11 @@ class NativeFormatter:
         }
         if params.logprobs:
             fields["output_top_logprobs"] = encoded.top.extend(result.logprobs, partial(native_top_logprobs, text))
-        if params.prompt_logprobs is not None and (result.sequence.finish is not None or not encoded.prompt_sent):
+        if params.logprob_token_ids:
+            listed = partial(native_listed_logprobs, text, params.logprob_token_ids)
+            fields["output_token_ids_logprobs"] = encoded.listed.extend(result.logprobs, listed)
+        again = result.sequence.finish is not None and not self._segments
+        if params.prompt_logprobs is not None and (again or not encoded.prompt_sent):
             encoded.prompt_sent = True
             fields |= self._prompt_logprobs(result)
         return fields
@@ -194,6 +194,9 @@ class NativeFormatter:
         fields: dict[str, object] = {"input_token_logprobs": [*first, *native_logprobs(text, scores)]}
         if params.prompt_logprobs:
             fields["input_top_logprobs"] = [*([None] * len(first)), *native_top_logprobs(text, scores)]
+        if listed := params.logprob_token_ids:
+            more = native_listed_logprobs(text, listed, scores)
+            fields["input_token_ids_logprobs"] = [*([None] * len(first)), *more]
         return fields
 
     def _hidden_states(self, sequence: OutputSequence, encoded: _EncodedOutput) -> msgspec.Raw:
@@ -226,7 +229,7 @@ class NativeGenerate:
         name, rids = self._rids(body, len(prompts), batch)
         tokenized = await self._tokenize(body, prompts, batch, param)
         as_list = batch or any(len(tokenized_prompt.seeds) > 1 for tokenized_prompt in tokenized)
-        ticket, group = self.service.start(tokenized, rids, arrival, name)
+        ticket, group = self.service.start(tokenized, rids, arrival, name, owner_of(request))
         formatter = NativeFormatter(self.service, body, arrival)
         if body.stream:
             return EventStream(self._events(formatter, group, rids, as_list), ticket.close)
@@ -235,11 +238,11 @@ class NativeGenerate:
         finally:
             ticket.close()
         shown = [formatter.format(result, rids[result.sequence.prompt_index]) for result in results]
-        return Response(msgspec.json.encode(shown if as_list else shown[0]), media_type="application/json")
+        return json_response(shown if as_list else shown[0])
 
     def _rids(self, body: GenerateBody, count: int, batch: bool) -> tuple[str | None, list[str]]:
         """The id of the batch, if it has one of its own, and one id per prompt."""
-        rids = _per_prompt(body.rid, count, batch, "rid", _rid)
+        rids = per_prompt(body.rid, count, batch, "rid", rid_value)
         if batch and isinstance(body.rid, str):
             return body.rid, [f"{body.rid}-{index}" for index in range(count)]
         return None, [rid or uuid.uuid4().hex for rid in rids]
@@ -248,36 +251,40 @@ class NativeGenerate:
         self, body: GenerateBody, prompts: list[Prompt], batch: bool, param: str
     ) -> list[TokenizedPrompt]:
         count = len(prompts)
-        params = _per_prompt(body.sampling_params, count, batch, "sampling_params", _sampling_params)
-        requested = _per_prompt(body.return_logprob, count, batch, "return_logprob", _boolean)
-        starts = _per_prompt(
+        params = per_prompt(body.sampling_params, count, batch, "sampling_params", _sampling_params)
+        requested = per_prompt(body.return_logprob, count, batch, "return_logprob", boolean)
+        starts = per_prompt(
             body.logprob_start_len,
             count,
             batch,
             "logprob_start_len",
-            _integer_in(-1, -1, self.service.settings.request_token_limit),
+            integer_in(-1, -1, self.service.settings.request_token_limit),
         )
-        top_counts = _per_prompt(
-            body.top_logprobs_num, count, batch, "top_logprobs_num", _integer_in(0, 0, MAX_TOP_LOGPROBS)
+        top_counts = per_prompt(
+            body.top_logprobs_num, count, batch, "top_logprobs_num", integer_in(0, 0, MAX_TOP_LOGPROBS)
         )
-        hidden_states = _per_prompt(body.return_hidden_states, count, batch, "return_hidden_states", _boolean)
+        hidden_states = per_prompt(body.return_hidden_states, count, batch, "return_hidden_states", boolean)
+        salts = per_prompt(body.cache_salt, count, batch, "cache_salt", salt_value)
+        keys = per_prompt(body.extra_key, count, batch, "extra_key", salt_value)
+        listed = listed_ids(body.token_ids_logprob, count, batch)
+        for ids in {id(each): each for each in listed}.values():
+            self.service.preprocessor.check_tokens(ids, "token_ids_logprob")
         self._check_hidden_states(hidden_states)
+        if body.return_text_in_logprobs and not self.service.text.has_tokenizer:
+            raise no_tokenizer("return_text_in_logprobs")
         self.service.preprocessor.check_count(1, sum(each.n for each in params), param)
-        tokenized = []
+        requests = []
         for index, prompt in enumerate(prompts):
-            sampling = _with_logprobs(params[index], requested[index], starts[index], top_counts[index])
-            sampling = msgspec.structs.replace(sampling, hidden_states=hidden_states[index])
-            parent = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
-            tokenized.append(
-                await self.service.preprocessor.prepare(
-                    prompt,
-                    sampling,
-                    param=f"{param}[{index}]" if batch else param,
-                    default_max_tokens=DEFAULT_NEW_TOKENS,
-                    field=partial(_spelled, parent),
-                )
+            sampling = with_logprobs(params[index], requested[index], starts[index], top_counts[index], listed[index])
+            sampling = msgspec.structs.replace(
+                sampling, hidden_states=hidden_states[index], custom_processor=body.custom_logit_processor or ""
             )
-            _check_start(starts[index], len(tokenized[-1].tokens))
+            parent = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
+            name = f"{param}[{index}]" if batch else param
+            namespace = namespace_of(salts[index], keys[index])
+            requests.append(PromptRequest(prompt, sampling, name, partial(_spelled, parent), namespace=namespace))
+        tokenized = await self.service.preprocessor.prepare_all(requests, default_max_tokens=DEFAULT_NEW_TOKENS)
+        check_positions(starts, tokenized)
         return tokenized
 
     def _check_hidden_states(self, requested: Sequence[bool]) -> None:
@@ -305,27 +312,3 @@ class NativeGenerate:
             yield event(error_body(SHUTDOWN_MESSAGE, 503, "shutting_down"))
             return
         yield DONE
-
-
-def _with_logprobs(sampling: Sampling, requested: bool, start: int, top: int) -> Sampling:
-    if not requested:
-        for value, param in ((start != -1, "logprob_start_len"), (top != 0, "top_logprobs_num")):
-            if value:
-                raise RequestError(
-                    f"{param} is refused: it needs return_logprob = true; send both or neither",
-                    code="invalid_value",
-                    param=param,
-                )
-        return sampling
-    return msgspec.structs.replace(
-        sampling, logprobs=top, prompt_logprobs=None if start < 0 else top, prompt_logprobs_start=max(0, start)
-    )
-
-
-def _check_start(start: int, prompt_tokens: int) -> None:
-    if start >= prompt_tokens:
-        raise RequestError(
-            f"logprob_start_len = {start} is refused: the prompt has {prompt_tokens} tokens; use a position in it",
-            code="invalid_value",
-            param="logprob_start_len",
-        )

@@ -10,14 +10,30 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from srv.server.fields import Refused, RequestBody
+from srv.server.grammar_fields import Ebnf, JsonSchema, Regex, StructuralTag
 from srv.server.protocols.openai_fields import ChatMessage, PromptInput
-from srv.server.sampling_fields import MAX_RID_LENGTH, SamplesTokens, Unsupported, sampling_body
+from srv.server.sampling_fields import (
+    MAX_RID_LENGTH,
+    MAX_SALT_LENGTH,
+    ProcessorName,
+    ProcessorParams,
+    SamplesTokens,
+    Unsupported,
+    sampling_body,
+)
 
 DEFAULT_NEW_TOKENS = 128
+MAX_LOGPROB_TOKEN_IDS = 128
 
 
 def _or_list(item: dict[str, Any]) -> Any:
     return WithJsonSchema({"anyOf": [item, {"type": "array", "items": item}]})
+
+
+_IDS = {"type": "array", "items": {"type": "integer"}}
+PromptTokenIds = Annotated[
+    object, WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": {"anyOf": [_IDS, {"type": "null"}]}}]})
+]
 
 
 @sampling_body("native")
@@ -26,14 +42,13 @@ class NativeSampling(SamplesTokens):
 
     RENAMED = {"max_completion_tokens": "max_new_tokens"}  # noqa: RUF012 - a ClassVar by its declaration in the base
 
-    spaces_between_special_tokens: Annotated[object, Refused("the tokenizer determines the text", (None, True))] = None
-    stop_regex: Annotated[object, Refused("use stop", (None, []))] = None
-    json_schema: Annotated[object, Refused("constrained output")] = None
-    regex: Annotated[object, Refused("constrained output")] = None
-    ebnf: Annotated[object, Refused("constrained output")] = None
-    structural_tag: Annotated[object, Refused("constrained output")] = None
-    custom_params: Unsupported = None
-    stream_interval: Annotated[object, Refused("every delta is sent", (None, 1))] = None
+    spaces_between_special_tokens: Annotated[object, Refused("the tokenizer determines the text")] = None
+    json_schema: JsonSchema = Field(None, description="A JSON schema that the output follows.")
+    regex: Regex = Field(None, description="A regular expression for the whole output.")
+    ebnf: Ebnf = Field(None, description="A grammar in EBNF or Lark that the output follows.")
+    structural_tag: StructuralTag = Field(None, description="Free text with constrained parts.")
+    custom_params: ProcessorParams = None
+    stream_interval: Annotated[object, Refused("every delta is sent")] = None
 
 
 class GenerateBody(RequestBody):
@@ -59,25 +74,35 @@ class GenerateBody(RequestBody):
     top_logprobs_num: Annotated[object, _or_list({"type": "integer"})] = Field(
         None, description="Return this many top log-probabilities per token; needs return_logprob."
     )
+    token_ids_logprob: PromptTokenIds = Field(
+        None,
+        description=f"Return the log-probabilities of these token ids, too (at most {MAX_LOGPROB_TOKEN_IDS}), at each"
+        " position; needs return_logprob. An array of arrays has the ids of each prompt.",
+    )
     return_text_in_logprobs: bool | None = Field(None, description="Return the text of each token, too.")
     return_hidden_states: Annotated[object, _or_list({"type": "boolean"})] = Field(
         None, description="Return the hidden states; the server must run with --enable-return-hidden-states."
     )
     stream: bool | None = Field(None, description="Send the output as server-sent events during generation.")
+    cache_salt: Annotated[object, _or_list({"type": "string", "maxLength": MAX_SALT_LENGTH})] = Field(
+        None, description="Share cached prompts only with requests of the same value."
+    )
+    extra_key: Annotated[object, _or_list({"type": "string", "maxLength": MAX_SALT_LENGTH})] = Field(
+        None, description="Like cache_salt."
+    )
 
     input_embeds: Annotated[object, Refused("prompts as embeddings")] = None
-    image_data: Annotated[object, Refused("images", (None, []))] = None
-    audio_data: Annotated[object, Refused("audio", (None, []))] = None
-    video_data: Annotated[object, Refused("video", (None, []))] = None
-    modalities: Annotated[object, Refused("input other than text", (None, []))] = None
-    token_ids_logprob: Annotated[object, Refused("log-probabilities of given ids; use top_logprobs_num")] = None
+    image_data: Annotated[object, Refused("images")] = None
+    audio_data: Annotated[object, Refused("audio")] = None
+    video_data: Annotated[object, Refused("video")] = None
+    modalities: Annotated[object, Refused("input other than text")] = None
     lora_path: Annotated[object, Refused("adapters")] = None
     session_params: Annotated[object, Refused("sessions; the prefix cache reuses shared prefixes automatically")] = None
-    custom_logit_processor: Unsupported = None
-    log_metrics: Annotated[object, Refused("metrics always count every request", (None, True))] = None
-    background: Annotated[object, Refused("background requests", (None, False))] = None
+    custom_logit_processor: ProcessorName = None
+    log_metrics: Annotated[object, Refused("metrics always count every request")] = None
+    background: Annotated[object, Refused("background requests")] = None
     conversation_id: Annotated[object, Refused("sessions")] = None
-    priority: Annotated[object, Refused("all requests have the same priority", (None, 0))] = None
+    priority: Annotated[object, Refused("all requests have the same priority")] = None
     bootstrap_host: Unsupported = None
     bootstrap_port: Unsupported = None
     bootstrap_room: Unsupported = None

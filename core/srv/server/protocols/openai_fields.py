@@ -11,7 +11,17 @@ from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from srv.server.fields import Refused, RequestBody, field_error, json_type, shorten
-from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_TOP_LOGPROBS, SamplingBody, Unsupported, User
+from srv.server.neutral import is_neutral
+from srv.server.protocols.tool_fields import CallBody, ToolBody, ToolChoice
+from srv.server.sampling_fields import (
+    MAX_RID_LENGTH,
+    MAX_TOP_LOGPROBS,
+    PooledTruncation,
+    Salt,
+    SamplingBody,
+    Unsupported,
+    User,
+)
 from srv.types import MAX_TOKENS
 
 PromptInput = Annotated[
@@ -31,8 +41,8 @@ PromptInput = Annotated[
 
 class StreamOptions(RequestBody):
     include_usage: bool | None = Field(None, description="Send the token counts in a last chunk.")
-    continuous_usage_stats: Annotated[object, Refused("usage is sent once, at the end", (None, False))] = None
-    include_obfuscation: Annotated[object, Refused("padding against traffic analysis", (None, False))] = None
+    continuous_usage_stats: bool | None = Field(None, description="Send the token counts so far in every chunk.")
+    include_obfuscation: Annotated[object, Refused("padding against traffic analysis")] = None
 
 
 class CompletionBody(SamplingBody):
@@ -43,8 +53,9 @@ class CompletionBody(SamplingBody):
     )
     add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens (default true).")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
-
-    suffix: Annotated[object, Refused("fill-in-the-middle", (None, ""))] = None
+    suffix: str | None = Field(
+        None, description="What follows the output, for models with tokens for it; prompt must be text."
+    )
 
 
 def _content(value: object) -> str | None:
@@ -60,17 +71,14 @@ def _content(value: object) -> str | None:
         if part["type"] != "text":
             kind = shorten(part["type"])
             raise PydanticCustomError("not_implemented", "content of type {kind}", {"kind": kind})
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        more = [name for name, given in part.items() if name not in ("type", "text") and not is_neutral(name, given)]
+        if more or not isinstance(part.get("text"), str):
             raise field_error("invalid_value", 'has a part of type text without "text", or with other fields')
         texts.append(part["text"])
     return "".join(texts)
 
 
-def _refused_unless_empty(feature: str) -> Refused:
-    return Refused(feature, (None, []))
-
-
-TOOLS = "tool calling"
+OLD_TOOLS = "the former fields of tool calling; use tools and tool_choice"
 Content = Annotated[
     str | None,
     PlainValidator(_content, json_schema_input_type=str | list[dict[str, str]] | None),
@@ -78,19 +86,21 @@ Content = Annotated[
 
 
 class ChatMessage(RequestBody):
-    role: Literal["system", "developer", "user", "assistant"] = Field(
-        description="developer is the newer name of system."
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="developer is the newer name of system; tool: the result of a call."
     )
     content: Content = Field(None, description="The text, or an array of text parts.")
     name: str | None = Field(None, max_length=256, description="Passed to the chat template.")
 
-    tool_calls: Annotated[object, _refused_unless_empty(TOOLS)] = None
-    tool_call_id: Annotated[object, _refused_unless_empty(TOOLS)] = None
-    function_call: Annotated[object, _refused_unless_empty(TOOLS)] = None
+    tool_calls: list[CallBody] | None = Field(None, description="The calls of an assistant.")
+    tool_call_id: str | None = Field(None, max_length=256, description="The call that a message of role tool answers.")
+    reasoning_content: str | None = Field(None, description="The reasoning of an assistant, for the chat template.")
+    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+
+    function_call: Annotated[object, Refused(OLD_TOOLS)] = None
     refusal: Annotated[object, Refused("refusals as content")] = None
     audio: Annotated[object, Refused("audio")] = None
-    reasoning_content: Annotated[object, Refused("reasoning as a separate field")] = None
-    annotations: Annotated[object, Refused("annotations", (None, []))] = None
+    annotations: Annotated[object, Refused("annotations")] = None
 
 
 class ChatBody(SamplingBody):
@@ -104,34 +114,46 @@ class ChatBody(SamplingBody):
     add_generation_prompt: bool | None = Field(
         None, description="End the prompt with the start of an assistant message (default true)."
     )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the output continues it."
+    )
     chat_template_kwargs: dict[str, object] | None = Field(None, description="Extra variables for the chat template.")
 
-    tools: Annotated[object, _refused_unless_empty(TOOLS)] = None
-    tool_choice: Annotated[object, Refused(TOOLS, (None, "none"))] = None
-    parallel_tool_calls: Annotated[object, Refused(TOOLS)] = None
-    functions: Annotated[object, _refused_unless_empty(TOOLS)] = None
-    function_call: Annotated[object, Refused(TOOLS, (None, "none"))] = None
-    modalities: Annotated[object, Refused("output other than text", (None, ["text"]))] = None
+    tools: list[ToolBody] | None = Field(None, description="The functions that it may call.")
+    tool_choice: ToolChoice = Field(
+        None, description="auto (default): the model decides; none; required; or an object that names a function."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="Allow several calls in one message (default true).")
+    separate_reasoning: bool | None = Field(
+        None, description="Separate the reasoning from the answer (default true), if the model's format is known."
+    )
+    stream_reasoning: bool | None = Field(
+        None, description="Stream the reasoning in pieces (default true); false: in one piece."
+    )
+
+    reasoning_effort: str | None = Field(
+        None, max_length=16, description="How long to think, for chat templates that read reasoning_effort."
+    )
+
+    functions: Annotated[object, Refused(OLD_TOOLS)] = None
+    function_call: Annotated[object, Refused(OLD_TOOLS)] = None
+    modalities: Annotated[object, Refused("output other than text")] = None
     audio: Annotated[object, Refused("audio")] = None
     prediction: Annotated[object, Refused("predicted output")] = None
-    reasoning_effort: Annotated[object, Refused("reasoning effort")] = None
-    separate_reasoning: Annotated[object, Refused("reasoning as a separate field", (None, False))] = None
-    stream_reasoning: Annotated[object, Refused("reasoning as a separate field")] = None
     verbosity: Annotated[object, Refused("verbosity")] = None
     web_search_options: Annotated[object, Refused("web search")] = None
     prompt_cache_retention: Annotated[object, Refused("the prefix cache evicts the least recently used pages")] = None
     prompt_cache_options: Annotated[object, Refused("the prefix cache has no options per request")] = None
     moderation: Annotated[object, Refused("moderation")] = None
     chat_template: Annotated[object, Refused("the template is set when the server starts")] = None
-    continue_final_message: Annotated[object, Refused("continuing an assistant message", (None, False))] = None
     documents: Annotated[object, Refused("documents for the template; use chat_template_kwargs")] = None
     mm_processor_kwargs: Annotated[object, Refused("images and audio")] = None
-    echo: Annotated[object, Refused("it belongs to /v1/completions", (None, False))] = None
+    echo: Annotated[object, Refused("it belongs to /v1/completions")] = None
 
     def field_of(self, name: str) -> str:
         """The field of this request with the field `name` of `Sampling`."""
         newer = name == "max_tokens" and self.max_completion_tokens is not None
-        return "max_completion_tokens" if newer else self.spelled[name]
+        return "max_completion_tokens" if newer else self.spelled.get(name, name)
 
 
 CHAT_INPUT = "conversations as input; send text"
@@ -155,32 +177,38 @@ class EmbeddingBody(RequestBody):
     dimensions: int | None = Field(
         None, ge=1, description="Keep this many leading elements, for models trained for it (default all)."
     )
-    normalize: bool | None = Field(None, description="Scale each embedding to length 1 (default true).")
+    normalize: bool | None = Field(
+        None, description="Scale each embedding to length 1 (default: as the model's files say, else true)."
+    )
+    prompt_name: str | None = Field(
+        None, max_length=256, description="The prompt of the model's files that precedes the inputs, such as query."
+    )
     add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens (default true).")
     rid: str | None = Field(
         None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
     )
+    truncate_prompt_tokens: PooledTruncation = None
+    cache_salt: Salt = None
+    extra_key: Salt = None
 
     user: User = None
 
-    messages: Annotated[object, _refused_unless_empty(CHAT_INPUT)] = None
-    add_generation_prompt: Annotated[object, Refused(CHAT_INPUT, (None, False))] = None
-    continue_final_message: Annotated[object, Refused(CHAT_INPUT, (None, False))] = None
+    messages: Annotated[object, Refused(CHAT_INPUT)] = None
+    add_generation_prompt: Annotated[object, Refused(CHAT_INPUT)] = None
+    continue_final_message: Annotated[object, Refused(CHAT_INPUT)] = None
     chat_template: Annotated[object, Refused(CHAT_INPUT)] = None
     chat_template_kwargs: Annotated[object, Refused(CHAT_INPUT)] = None
     mm_processor_kwargs: Annotated[object, Refused("images and audio")] = None
     media_io_kwargs: Annotated[object, Refused("images and audio")] = None
-    embed_dtype: Annotated[object, Refused("embeddings are float32", (None, "float32"))] = None
-    endianness: Annotated[object, Refused("embeddings are little-endian", (None, "little"))] = None
+    embed_dtype: Annotated[object, Refused("embeddings are float32")] = None
+    endianness: Annotated[object, Refused("embeddings are little-endian")] = None
     embed_overrides: Annotated[object, Refused("prompts as embeddings")] = None
     embed_override_token_id: Annotated[object, Refused("prompts as embeddings")] = None
     return_pooled_hidden_states: Annotated[
-        object, Refused("an embedding is the pooled hidden state; use normalize = false", (None, False))
+        object, Refused("an embedding is the pooled hidden state; use normalize = false")
     ] = None
-    truncate_prompt_tokens: Annotated[object, Refused("prompts are not truncated")] = None
-    truncation_side: Annotated[object, Refused("prompts are not truncated")] = None
-    cache_salt: Annotated[object, Refused("all requests share the prefix cache")] = None
-    priority: Annotated[object, Refused("all requests have the same priority", (None, 0))] = None
+    truncation_side: Annotated[object, Refused("prompts lose tokens at their start")] = None
+    priority: Annotated[object, Refused("all requests have the same priority")] = None
     lora_path: Annotated[object, Refused("adapters")] = None
     bootstrap_host: Unsupported = None
     bootstrap_port: Unsupported = None

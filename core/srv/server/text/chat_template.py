@@ -6,7 +6,8 @@ Owns the template language (that of transformers: trim_blocks, lstrip_blocks, lo
 A template comes with a model and is not trusted. Jinja's immutable sandbox hides attributes that begin with an
 underscore and prevents changes to the arguments. Also limited: loop iterations plus calls (`MAX_STEPS` per
 rendering), the length of a `range` (100,000, Jinja's own limit), recursion depth (Python's), and the length of the
-result (`MAX_CHARACTERS`). Not limited: the size of a single string that the template builds.
+result (`MAX_CHARACTERS`). What this cannot limit, the time and memory of a single operation, is limited by the process
+in which templates are rendered (`srv.server.text.template_process`).
 """
 
 from __future__ import annotations
@@ -153,6 +154,10 @@ class ChatTemplate:
                 reason = f"its chat template {name!r} is not valid Jinja: line {error.lineno}: {error.message}"
                 remedy = "Give a valid template with --chat-template FILE"
                 raise ModelError("bad_chat_template", origin, reason, remedy) from error
+            except Exception as error:  # of Python's own compiler: nested too deeply, or too large
+                reason = f"its chat template {name!r} cannot be compiled ({type(error).__name__}: {error})"
+                remedy = "Give a simpler template with --chat-template FILE"
+                raise ModelError("bad_chat_template", origin, reason, remedy) from error
 
     def render(
         self, messages: list[dict[str, object]], *, add_generation_prompt: bool, extra: Mapping[str, object]
@@ -166,10 +171,14 @@ class ChatTemplate:
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         token = _steps_left.set([MAX_STEPS])
         try:
-            return _join(template.generate(variables))
+            text = _join(template.generate(variables))
+            text.encode()  # a template could write a lone surrogate
+            return text
         except jinja2.TemplateError as error:
             raise self._template_error(error.message or type(error).__name__) from error
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        except MemoryError:
+            raise self._template_error("it needs more memory than a template may have") from None
+        except Exception as error:
             raise self._template_error(f"it fails on these messages ({type(error).__name__}: {error})") from error
         finally:
             _steps_left.reset(token)
@@ -215,6 +224,6 @@ def read_override(value: str) -> dict[str, str]:
         return {"default": text}
     try:
         return {"default": str(json.loads(text)["chat_template"])}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = "the file of --chat-template is not a JSON object with a field chat_template"
         raise ModelError("bad_chat_template", value, reason, "Give a Jinja file instead") from error

@@ -3,11 +3,12 @@
 Owns stop string matching and the number of tokens that the released text contains. Must not know how a token is
 decoded (`TokenStream`) or who reads the text.
 
-    tokens --stream--> complete characters --matcher--> released text
-         (incomplete UTF-8 waits)        (a possible stop string waits)
+    tokens --stream--> complete characters --matcher--> text without a stop string --regex--> released text
+         (incomplete UTF-8 waits)        (a possible stop string waits)        (a possible match waits)
 
-The match that starts first wins; of those that start together, the shortest. The result does not depend on how the
-tokens are split into calls of `push`, and equals a search for the stop strings in the complete text.
+The stop string that starts first wins; of those that start together, the shortest. The result does not depend on how
+the tokens are split into calls of `push`, and equals a search for the stop strings in the complete text, then for
+regular expressions (`srv.server.text.stop_regex`) in the text before the stop string.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 from srv.errors import RequestError
 from srv.server.text.processor import TextDelta
+from srv.server.text.stop_regex import RegexMatcher, StopRegex
 from srv.server.text.tokenizers.codec import TokenStream
 
 
@@ -78,8 +80,11 @@ class IncrementalDetokenizer:
     has none.
     """
 
-    def __init__(self, stream: TokenStream, stop: Sequence[str], include_stop: bool) -> None:
-        self._stream = stream
+    def __init__(
+        self, stream: TokenStream, stop: Sequence[str], include_stop: bool, regex: StopRegex | None = None
+    ) -> None:
+        self._stream, self._include_stop = stream, include_stop
+        self._regex = None if regex is None else RegexMatcher(regex, include_stop)
         self._matcher = StopMatcher(stop, include_stop) if stop else None
         self._starts: deque[int | None] = deque()  # start positions of tokens not yet counted as used
         self._produced = self._released = self._used = 0
@@ -106,9 +111,21 @@ class IncrementalDetokenizer:
         self._produced += len(text)
         if self._matcher is not None and (text or final):
             text, self._stop_string = self._matcher.feed(text, final)
+        if self._regex is not None:
+            text = self._search(self._regex, text, final or self._stop_string is not None)
         if text:
             self._released += len(text)
             parts.append(text)
+
+    def _search(self, regex: RegexMatcher, text: str, final: bool) -> str:
+        """What may be released of a text that is free of stop strings but for one at its end."""
+        stop = self._stop_string if self._include_stop else None
+        kept = stop or ""
+        text, found = regex.feed(text.removesuffix(kept), final)
+        if found is None:
+            return text + kept
+        self._stop_string = found
+        return text
 
     def _count_used(self) -> None:
         starts, released = self._starts, self._released

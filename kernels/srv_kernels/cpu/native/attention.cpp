@@ -75,7 +75,8 @@ struct KVBlocks {
 template <class T, class P>
 class Attention {
 public:
-    explicit Attention(const AttentionArgs& args) : a(args), tiles(args), group(args.heads / args.kv_heads) {
+    explicit Attention(const AttentionArgs& args)
+        : a(args), tiles(args), group(args.heads / args.kv_heads), score_scale(args.scale * args.key_scale) {
         first_split.resize(a.rows + 1);
         for (int64_t row = 0; row < a.rows; ++row) {
             const int64_t splits = tiles.kv_splits(row);
@@ -110,6 +111,7 @@ private:
     const AttentionArgs& a;
     const AttentionTiles tiles;
     const int64_t group;
+    const float score_scale;            // of products with stored keys
     std::vector<int64_t> first_split;   // per row
     std::vector<float> partial;         // per split and head: largest score, sum of weights, weighted values
 
@@ -140,8 +142,8 @@ private:
         const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.dim;
         P converted[MAX_HEAD_DIM];
         for (int64_t slot = begin % BLOCK_TOKENS; begin < end; ++begin, ++slot, k += a.k_stride, v += a.v_stride) {
-            store_key(keys, slot, to_pool_type(converted, scale_of(keys, slot), k, a.dim), a.dim);
-            store_value(values, slot, to_pool_type(converted, scale_of(values, slot), v, a.dim), a.dim);
+            store_key(keys, slot, to_pool_type(converted, scale_of(keys, slot), a.key_scale, k, a.dim), a.dim);
+            store_value(values, slot, to_pool_type(converted, scale_of(values, slot), a.value_scale, v, a.dim), a.dim);
         }
     }
 
@@ -334,7 +336,7 @@ private:
         const bool plain = first == 0 && last == KV_TILE && a.soft_cap == 0;
         Float32x16 maximum = broadcast(NEG_INF);
         for (int64_t i = 0; i < count; i += LANES) {
-            Float32x16 value = load(scores + i) * a.scale;
+            Float32x16 value = load(scores + i) * score_scale;
             if (!plain) {
                 const Int32x16 at = iota() + static_cast<int32_t>(i);
                 value = select((at >= first) & (at < last), apply_soft_cap(value), broadcast(NEG_INF));
@@ -475,7 +477,7 @@ private:
             }
             if (tile.shares_prefix() && tile.split > 0) continue;
             T* out = static_cast<T*>(a.out) + ((a.starts[row] + tiles.query_of(tile, r)) * a.heads + head) * a.dim;
-            const float factor = 1.0f / reduce_add(load(&space.row_sum[r * LANES]));
+            const float factor = a.value_scale / reduce_add(load(&space.row_sum[r * LANES]));
             for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * factor);
         }
     }
@@ -496,7 +498,7 @@ private:
                 }
             }
             T* out = static_cast<T*>(a.out) + (static_cast<int64_t>(a.starts[row]) * a.heads + head) * a.dim;
-            for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * (1.0f / total));
+            for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * (a.value_scale / total));
         }
     }
 };
@@ -512,6 +514,10 @@ void attention(Type type, const AttentionArgs& args) {
         case Type::bfloat16: return Attention<BFloat16, BFloat16>(args).run();
         case Type::float16: return widest ? Attention<float, Half>(args).run() : Attention<BFloat16, Half>(args).run();
         case Type::int8: return widest ? Attention<float, int8_t>(args).run() : Attention<BFloat16, int8_t>(args).run();
+        case Type::float8_e4m3:
+            return widest ? Attention<float, Float8E4M3>(args).run() : Attention<BFloat16, Float8E4M3>(args).run();
+        case Type::float8_e5m2:
+            return widest ? Attention<float, Float8E5M2>(args).run() : Attention<BFloat16, Float8E5M2>(args).run();
     }
 }
 

@@ -1,9 +1,10 @@
 // Splits the attention of a batch into work items (tiles).
 //
 // A tile has some queries of one row and all query heads of one KV head, so that a key is read once per group (GQA).
-// Rows with one query are also split along their keys, SPLIT_KEYS at a time, and merged afterwards (split-KV, as in
+// Rows with one query are also split along their keys, `split_keys` at a time, and merged afterwards (split-KV, as in
 // Flash-Decoding). Splits depend on the lengths of the row alone: its result depends neither on the batch nor on the
-// threads.
+// threads. Rows with several queries are not split, so that the last bits of a token's result may depend on how many
+// tokens of its row a step has, unless `split_keys` exceeds every length.
 //
 // Rows with one query whose page tables start with the same pages share a tile for this prefix, wherever they are in
 // the batch, so that its keys are read once for all of them (Hydragen, arXiv:2402.05099, separates the prefix
@@ -20,7 +21,6 @@
 namespace srv::SRV_ISA {
 
 constexpr int64_t KV_TILE = 64;  // keys per step of the online softmax
-constexpr int64_t SPLIT_KEYS = 1024;
 
 // Rows (queries times heads of a group) of a tile, unless a group alone has more. 24 for groups of 3, 6, 12 and 24, a
 // multiple of the register tiles of 8 and of 6 rows; otherwise 32, so that more rows share a prefix.
@@ -74,9 +74,9 @@ public:
         const int64_t prefix = a.kv_lens[row] - a.query_lens[row];
         AttentionTile tile{run, split, in_run % a.kv_heads, 0, 1, 0, 0};
         if (a.query_lens[row] == 1) {
-            const int64_t visible = first_visible(prefix), key_split = visible / SPLIT_KEYS + split;
-            tile.first_key = max_of(visible, key_split * SPLIT_KEYS);
-            tile.end_key = (key_split + 1) * SPLIT_KEYS;
+            const int64_t visible = first_visible(prefix), key_split = visible / a.split_keys + split;
+            tile.first_key = max_of(visible, key_split * a.split_keys);
+            tile.end_key = (key_split + 1) * a.split_keys;
         } else {
             tile.first_query = split * queries_of_tile();
             tile.end_query = min_of(a.query_lens[row], tile.first_query + queries_of_tile());
@@ -89,7 +89,7 @@ public:
     // Splits along the keys of a row with one query; 1 for other rows.
     int64_t kv_splits(int64_t row) const {
         if (a.query_lens[row] != 1) return 1;
-        return ceiling(a.kv_lens[row], SPLIT_KEYS) - first_visible(a.kv_lens[row] - 1) / SPLIT_KEYS;
+        return ceiling(a.kv_lens[row], a.split_keys) - first_visible(a.kv_lens[row] - 1) / a.split_keys;
     }
 
     int64_t first_visible(int64_t position) const {

@@ -1,8 +1,13 @@
-// Multiply-accumulate for float32, bfloat16 and int8 weights: adds the products of two inputs to float32 accumulators.
+// Multiply-accumulate for float32, bfloat16, int8 and FP8 weights: adds the products of two inputs to float32
+// accumulators.
 //
 // Pairs of inputs are interleaved because the processor's bfloat16 dot product takes pairs (VDPBF16PS, BFDOT). int8
-// weights, which are converted to bfloat16, use the same layout, so that one loop serves both. float32 is not
+// and FP8 weights, which are converted to bfloat16, use the same layout, so that one loop serves all. float32 is not
 // interleaved.
+//
+// FP8 weights become 1 / FP8_FACTOR of their values: with the sign, exponent and fraction at their places in a float16,
+// whose exponent has 8 more bias. Conversions of float16 are exact and as fast for subnormals, and so is the result in
+// bfloat16.
 #pragma once
 
 #include "kernels.h"
@@ -40,6 +45,33 @@ inline Float32x16 load_weights(const int8_t* from) {
     return convert<float>(INPUT == 0 ? (both << 24) >> 24 : both >> 8);
 }
 
+#if defined(__AVX2__)
+// Sixteen FP8 weights of the first or the second input of a pair, as the float16 of their bits.
+template <int INPUT>
+inline __m256i fp8_halves(const Fp8* from) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i upper = INPUT == 0 ? _mm256_slli_epi16(both, 8) : both;
+    return _mm256_and_si256(_mm256_srai_epi16(upper, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+}
+#endif
+
+template <int INPUT>
+inline Float32x16 load_weights(const Fp8* from) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Float32x16>(_mm512_cvtph_ps(fp8_halves<INPUT>(from)));
+#elif defined(__AVX2__)
+    using Lanes = decltype(Float32x16::low);
+    const __m256i halves = fp8_halves<INPUT>(from);
+    return {reinterpret_cast<Lanes>(_mm256_cvtph_ps(_mm256_castsi256_si128(halves))),
+            reinterpret_cast<Lanes>(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)))};
+#else
+    const UInt32x16 both = load_widened<uint16_t>(from);
+    const UInt32x16 magnitude = INPUT == 0 ? (both & 0x7fu) << 20 : (both & 0x7f00u) << 12;
+    const UInt32x16 sign = INPUT == 0 ? (both & 0x80u) << 24 : (both & 0x8000u) << 16;
+    return bits_as<float>(magnitude | sign) * 0x1p112f;
+#endif
+}
+
 template <int INPUT>
 inline Float32x16 load_weights(const float* from) {
     return load(from + INPUT * BLOCK_OUTPUTS);
@@ -59,6 +91,14 @@ inline BFloat16Pairs load_pairs(const int8_t* from) {
     return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
 }
 
+inline BFloat16Pairs load_pairs(const Fp8* from) {
+    const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    const __m512i halves =
+        _mm512_and_si512(_mm512_slli_epi16(words, 7), _mm512_set1_epi16(static_cast<int16_t>(0xbfff)));
+    return _mm512_cvtne2ps_pbh(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)),
+                               _mm512_cvtph_ps(_mm512_castsi512_si256(halves)));
+}
+
 inline Float32x16 dot(const Float32x16& sum, const BFloat16Pairs& weights, int32_t both) {
     return reinterpret_cast<Float32x16>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), weights,
                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(both))));
@@ -68,8 +108,10 @@ using BFloat16Pairs = Int32x16;
 
 inline BFloat16Pairs load_pairs(const BFloat16* from) { return load_dwords(from); }
 
-// int8 weights as bfloat16, which represents them exactly.
-inline BFloat16Pairs load_pairs(const int8_t* from) {
+// int8 and FP8 weights as bfloat16, which represents them exactly.
+template <class W>
+    requires(sizeof(W) == 1)
+inline BFloat16Pairs load_pairs(const W* from) {
     const Int32x16 first = bits_as<int32_t>(load_weights<0>(from)), second = bits_as<int32_t>(load_weights<1>(from));
     return bits_as<int32_t>(bits_as<uint32_t>(first) >> 16) | (second & static_cast<int32_t>(0xffff0000));
 }

@@ -2,6 +2,9 @@
 // a scale per group of 16 or 32 inputs, and either a zero point of the type or a minimum per group:
 //
 //     weight = scale * (quant - zero_point)        or        weight = scale * quant + min
+//
+// The 4 bits of some types are indices of a table of 16 unsigned integers, of 1 or 2 bytes each, which are the quants.
+// Their scales are float32, since powers of two (MXFP4) and scales of float32 (NF4) do not fit half precision.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +20,10 @@ struct PackedFormat {
     int bits, group;
     bool has_min;
     int zero_point;
+    int table_bytes = 0;  // of an entry of the table; 0: none
 };
 
-// The values of ggml_type.
+// The values of ggml_type; those from 1000 on are types of other checkpoints (see srv.models.formats.gguf_types).
 enum class GgmlType : int32_t {
     q4_0 = 2,
     q4_1 = 3,
@@ -31,6 +35,11 @@ enum class GgmlType : int32_t {
     q4_k = 12,
     q5_k = 13,
     q6_k = 14,
+    iq4_nl = 20,
+    iq4_xs = 23,
+    mxfp4 = 39,
+    nf4 = 1000,
+    fp4 = 1001,
 };
 
 constexpr PackedFormat packed_format_of(GgmlType type) {
@@ -45,12 +54,26 @@ constexpr PackedFormat packed_format_of(GgmlType type) {
         case GgmlType::q4_k: return {4, 32, true, 0};
         case GgmlType::q5_k: return {8, 32, true, 0};
         case GgmlType::q6_k: return {8, 16, false, 32};
+        case GgmlType::iq4_nl:
+        case GgmlType::iq4_xs: return {4, 32, false, 128, 1};
+        case GgmlType::mxfp4: return {4, 32, false, 12, 1};
+        case GgmlType::nf4: return {4, 32, false, 32768, 2};
+        case GgmlType::fp4: return {4, 32, false, 192, 2};
     }
     return {};
 }
 
-// Bytes of a K block of 32 outputs: scales and minimums, both in half precision, and the quantized weights.
-constexpr int64_t scale_bytes(PackedFormat format) { return K_BLOCK / format.group * 32 * 2; }
+// The table of a type, with the zero point added to its values: the low byte of each entry, then the high byte.
+struct QuantTable {
+    uint8_t bytes[2][16];
+
+    constexpr int quant(int index) const { return bytes[0][index] | bytes[1][index] << 8; }
+};
+const QuantTable* table_of(GgmlType type);  // null: none
+
+// Bytes of a K block of 32 outputs: scales and minimums, in half precision or float32, and the quantized weights.
+constexpr int64_t scale_size(PackedFormat format) { return format.table_bytes != 0 ? 4 : 2; }
+constexpr int64_t scale_bytes(PackedFormat format) { return K_BLOCK / format.group * 32 * scale_size(format); }
 constexpr int64_t k_block_bytes(PackedFormat format) {
     return scale_bytes(format) * (format.has_min ? 2 : 1) + K_BLOCK * 32 * format.bits / 8;
 }

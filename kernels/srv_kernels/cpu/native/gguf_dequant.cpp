@@ -2,8 +2,11 @@
 //
 // Sources: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and ggml's reference implementation,
 // ggml-quants.c. Q4_0 to Q8_0 have blocks of 32 weights. K-quants have super-blocks of 256 weights with quantized
-// scales; a byte holds bits of weights from several K blocks, and K block i is in half i / 4.
+// scales; a byte holds bits of weights from several K blocks, and K block i is in half i / 4. NF4 and FP4 are the types
+// of bitsandbytes, 64 weights with a scale in float32, whose nibbles are in the order of GGUF's (see `nf4_table`).
 #include "gguf.h"
+
+#include <array>
 
 namespace srv {
 namespace {
@@ -127,6 +130,61 @@ void read_q3_k(const uint8_t* block, int k_block, KBlock& to) {
     for (int g = 0; g < 2; ++g) to.scale[g] = scale * static_cast<float>(q3_k_scale(block + 96, k_block * 2 + g));
 }
 
+void read_iq4_xs(const uint8_t* block, int k_block, KBlock& to) {
+    uint16_t high;
+    std::memcpy(&high, block + 2, sizeof(high));
+    const int low = block[4 + k_block / 2] >> (4 * (k_block % 2)) & 15;
+    const int scale = low | (high >> (2 * k_block) & 3) << 4;
+    to.scale[0] = half_at(block) * static_cast<float>(scale - 32);
+    nibbles(block + 8 + k_block * 16, to);
+}
+
+// The scale is a power of two, 2^(byte - 128), of integers that are twice the values of E2M1.
+void read_mxfp4(const uint8_t* block, KBlock& to) {
+    const uint32_t bits = block[0] < 2 ? 0x00200000u << block[0] : static_cast<uint32_t>(block[0] - 1) << 23;
+    std::memcpy(&to.scale[0], &bits, sizeof(bits));
+    nibbles(block + 1, to);
+}
+
+// Blocks of 64 weights: a float32, of which one unit of the table is 1 / `units`, and the nibbles of two K blocks.
+void read_table4(const uint8_t* block, int k_block, float units, KBlock& to) {
+    float scale;
+    std::memcpy(&scale, block, sizeof(scale));
+    to.scale[0] = scale / units;
+    nibbles(block + 4 + k_block * 16, to);
+}
+
+constexpr QuantTable table(const std::array<int, 16>& values, int zero_point) {
+    QuantTable found{};
+    for (int i = 0; i < 16; ++i) {
+        const int quant = values[i] + zero_point;
+        found.bytes[0][i] = static_cast<uint8_t>(quant & 255);
+        found.bytes[1][i] = static_cast<uint8_t>(quant >> 8);
+    }
+    return found;
+}
+
+// Quantiles of the normal distribution (Dettmers et al. 2023, arXiv:2305.14314), as bitsandbytes has them.
+constexpr float NF4[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+constexpr float NF4_UNITS = 32767.0f, FP4_UNITS = 192.0f;
+
+// Rounded to 16 bits: an error of at most 2^-16 of the scale.
+constexpr QuantTable nf4_table() {
+    std::array<int, 16> values{};
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<int>(NF4[i] * NF4_UNITS + (NF4[i] < 0 ? -0.5f : 0.5f));
+    return table(values, packed_format_of(GgmlType::nf4).zero_point);
+}
+
+constexpr QuantTable IQ4_TABLE =
+    table({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}, 128);
+constexpr QuantTable MXFP4_TABLE = table({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}, 12);
+constexpr QuantTable NF4_TABLE = nf4_table();
+constexpr QuantTable FP4_TABLE =
+    table({0, 1, 128, 192, 64, 96, 32, 48, 0, -1, -128, -192, -64, -96, -32, -48}, 192);
+
 struct BlockLayout {
     int64_t weights, bytes;
 };
@@ -143,11 +201,27 @@ BlockLayout layout_of(GgmlType type) {
         case GgmlType::q4_k: return {256, 144};
         case GgmlType::q5_k: return {256, 176};
         case GgmlType::q6_k: return {256, 210};
+        case GgmlType::iq4_nl: return {32, 18};
+        case GgmlType::iq4_xs: return {256, 136};
+        case GgmlType::mxfp4: return {32, 17};
+        case GgmlType::nf4:
+        case GgmlType::fp4: return {64, 36};
     }
     return {1, 0};
 }
 
 }  // namespace
+
+const QuantTable* table_of(GgmlType type) {
+    switch (type) {
+        case GgmlType::iq4_nl:
+        case GgmlType::iq4_xs: return &IQ4_TABLE;
+        case GgmlType::mxfp4: return &MXFP4_TABLE;
+        case GgmlType::nf4: return &NF4_TABLE;
+        case GgmlType::fp4: return &FP4_TABLE;
+        default: return nullptr;
+    }
+}
 
 int64_t gguf_row_bytes(GgmlType type, int64_t inputs) {
     const BlockLayout layout = layout_of(type);
@@ -170,6 +244,11 @@ void read_k_block(GgmlType type, const uint8_t* row, int64_t index, KBlock& to) 
         case GgmlType::q4_k: return read_q4_k(block, within, to);
         case GgmlType::q5_k: return read_q5_k(block, within, to);
         case GgmlType::q6_k: return read_q6_k(block, within, to);
+        case GgmlType::iq4_nl: return read_q4_0(block, to);
+        case GgmlType::iq4_xs: return read_iq4_xs(block, within, to);
+        case GgmlType::mxfp4: return read_mxfp4(block, to);
+        case GgmlType::nf4: return read_table4(block, within, NF4_UNITS, to);
+        case GgmlType::fp4: return read_table4(block, within, FP4_UNITS, to);
     }
 }
 

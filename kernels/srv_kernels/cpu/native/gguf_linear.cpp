@@ -15,6 +15,9 @@
 // is applied by means of the sum of x_quant. For many rows, a block of 4-bit weights is first unpacked to bytes in
 // a thread-local buffer: unpacking it and widening its scales for every tile would take a sixth of the time.
 //
+// Types with a table have the indices of its entries packed. A byte shuffle replaces them when they are unpacked; with
+// entries of two bytes, x is multiplied by both.
+//
 // Groups are added in the order of the inputs for any number of rows and threads, so that a row's result does not
 // depend on its batch.
 #include "gguf.h"
@@ -48,17 +51,22 @@ constexpr int64_t PREFETCH_AHEAD = 4096;  // distance in bytes
 //     int16_sums   for weights up to 31 (4 bits, Q5_1, Q5_K): into int16 for half a K block; widened and multiplied by
 //                  sub_scale, and summed in int32 over a group
 //     int16        for larger weights: weights and inputs are int16, products are summed in int32 over a group
-enum class DotPath { int32, int16_sums, int16 };
+//     two_bytes    for weights of two bytes: as int32, with a sum for each byte
+enum class DotPath { int32, int16_sums, int16, two_bytes };
 
-constexpr DotPath dot_path_of([[maybe_unused]] int bits, [[maybe_unused]] bool has_min) {
+constexpr DotPath dot_path_of([[maybe_unused]] int bits, [[maybe_unused]] bool has_min, int table = 0) {
+    if (table == 2) return DotPath::two_bytes;
 #if defined(SRV_INT8_PAIRS)
-    if (bits == 4 || has_min) return DotPath::int16_sums;
+    if (table == 0 && (bits == 4 || has_min)) return DotPath::int16_sums;
 #endif
 #if defined(SRV_INT16_ACTIVATIONS)
-    if (bits == 8) return DotPath::int16;
+    if (table == 1 || bits == 8) return DotPath::int16;
 #endif
     return DotPath::int32;
 }
+
+// Whether sums are converted to float32, and the zero point compensated, per half K block.
+constexpr bool ends_per_half(DotPath path) { return path == DotPath::int32 || path == DotPath::two_bytes; }
 
 // Rows of a tile. On the int16 path, 16 rows take 5 % less time as four tiles of 4 than as 5, 5 and 6.
 constexpr int tile_rows(DotPath path) { return path == DotPath::int16 ? 5 : ROWS; }
@@ -68,18 +76,19 @@ constexpr int64_t max_input_quant(DotPath path) { return path == DotPath::int16 
 
 // The largest sub_scale. It fits 16 bits and, where a group is summed in int32, the sum cannot overflow (nor can the
 // term of the zero point, since no zero point exceeds the largest weight).
-constexpr int64_t max_sub_scale(int bits, int group, bool has_min) {
-    const DotPath path = dot_path_of(bits, has_min);
-    if (path == DotPath::int32) return INT16_MAX;
+constexpr int64_t max_sub_scale(int bits, int group, bool has_min, int table) {
+    const DotPath path = dot_path_of(bits, has_min, table);
+    if (ends_per_half(path)) return INT16_MAX;
     if (path == DotPath::int16) return 1;
     const int64_t quant = bits == 4 ? 15 : 31, fits = INT32_MAX / (group * quant * max_input_quant(path));
     return fits < INT16_MAX ? fits : INT16_MAX;
 }
 static_assert(K_BLOCK * 255 * max_input_quant(DotPath::int16) <= INT32_MAX);
 
-// The number of dot products for the four weights of an output: one for all, or one each for the even and odd ones.
+// The number of dot products for the four weights of an output: one for all, one each for the even and odd ones, or one
+// for each byte of all.
 template <DotPath PATH>
-constexpr int PARTS = PATH == DotPath::int16 ? 2 : 1;
+constexpr int PARTS = PATH == DotPath::int16 || PATH == DotPath::two_bytes ? 2 : 1;
 
 template <DotPath PATH>
 inline void split(const Int32x16& quants, Int32x16 (&parts)[PARTS<PATH>]) {
@@ -104,7 +113,7 @@ template <>
 class GroupSum<DotPath::int32> {
 public:
     void begin_half(int32_t offset) { half_ = Int32x16{} + offset; }
-    void add(const Int32x16& quants, const Int32x16& x, const SubScale&) { half_ = dot(half_, quants, x); }
+    void add(const Int32x16& quants, const Int32x16& x, int) { half_ = dot(half_, quants, x); }
     void end_half(const SubScale& sub_scale) { group_ += convert<float>(half_) * sub_scale.value; }
     Float32x16 end(int32_t) const { return group_; }
 
@@ -113,12 +122,28 @@ private:
     Float32x16 group_{};
 };
 
+template <>
+class GroupSum<DotPath::two_bytes> {
+public:
+    void begin_half(int32_t offset) { halves_[0] = Int32x16{} + offset, halves_[1] = Int32x16{}; }
+    void add(const Int32x16& quants, const Int32x16& x, int byte) { halves_[byte] = dot(halves_[byte], quants, x); }
+    void end_half(const SubScale& sub_scale) {
+        group_ += convert<float>(halves_[0] + (halves_[1] << 8)) * sub_scale.value;
+    }
+    Float32x16 end(int32_t) const { return group_; }
+
+private:
+    Int32x16 halves_[2]{};
+    Float32x16 group_{};
+};
+static_assert(LANES * int64_t{65535} * 127 + LANES * int64_t{32768} * 127 <= INT32_MAX);
+
 #if defined(SRV_INT8_PAIRS)
 template <>
 class GroupSum<DotPath::int16_sums> {
 public:
     void begin_half(int32_t) { half_ = Int32x16{}; }
-    void add(const Int32x16& quants, const Int32x16& x, const SubScale&) { half_ = dot_int16_sums(half_, quants, x); }
+    void add(const Int32x16& quants, const Int32x16& x, int) { half_ = dot_int16_sums(half_, quants, x); }
     void end_half(const SubScale& sub_scale) { group_ = dot_pairs(group_, half_, Int32x16{} + sub_scale.int16_pair); }
     Float32x16 end(int32_t offset) const { return convert<float>(group_ + offset); }
 
@@ -132,7 +157,7 @@ template <>
 class GroupSum<DotPath::int16> {
 public:
     void begin_half(int32_t) {}
-    void add(const Int32x16& quants, const Int32x16& x, const SubScale&) { group_ = dot_pairs(group_, quants, x); }
+    void add(const Int32x16& quants, const Int32x16& x, int) { group_ = dot_pairs(group_, quants, x); }
     void end_half(const SubScale&) {}
     Float32x16 end(int32_t offset) const { return convert<float>(group_ + offset); }
 
@@ -143,12 +168,12 @@ private:
 
 // How x is quantized for a format, and which sums of x it needs: values for the minimums, per group, or compensations
 // of the zero point, per half K block or group. With groups of 16, a half K block is a group.
-template <int BITS, int GROUP, bool WITH_MIN>
+template <int BITS, int GROUP, bool WITH_MIN, int TABLE>
 struct QuantScheme {
     static constexpr bool HAS_MIN = WITH_MIN;
-    static constexpr DotPath PATH = dot_path_of(BITS, HAS_MIN);
-    static constexpr bool PER_HALF = GROUP == LANES || (PATH == DotPath::int32 && !HAS_MIN);
-    static constexpr float MAX_SUB_SCALE = max_sub_scale(BITS, GROUP, HAS_MIN);
+    static constexpr DotPath PATH = dot_path_of(BITS, HAS_MIN, TABLE);
+    static constexpr bool PER_HALF = GROUP == LANES || (ends_per_half(PATH) && !HAS_MIN);
+    static constexpr float MAX_SUB_SCALE = max_sub_scale(BITS, GROUP, HAS_MIN, TABLE);
     static constexpr float ROW_LEVELS = MAX_SUB_SCALE * max_input_quant(PATH);  // row_scale: largest / ROW_LEVELS
     static constexpr int64_t sums(int64_t inputs) { return inputs / (PER_HALF ? LANES : K_BLOCK); }
 };
@@ -168,7 +193,7 @@ inline int32_t largest_magnitudes(const T* x, int64_t inputs, int32_t* to) {
 template <DotPath PATH>
 inline void store_sub_scales(SubScale* to, const Int32x4& sub_scales) {
     for (int h = 0; h < 2; ++h) {
-        if constexpr (PATH == DotPath::int32) {
+        if constexpr (ends_per_half(PATH)) {
             to[h].value = static_cast<float>(sub_scales[h]);
         } else {
             to[h].int16_pair = sub_scales[h] * 0x10001;
@@ -181,7 +206,7 @@ template <class Scheme>
 inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int32x4& sub_scales, int32_t zero_point) {
     const Float32x4 values = sums * __builtin_convertvector(sub_scales, Float32x4);
     Int32x4 offsets = __builtin_convertvector(sums, Int32x4) * -zero_point;
-    if constexpr (Scheme::PATH != DotPath::int32) offsets *= sub_scales;
+    if constexpr (!ends_per_half(Scheme::PATH)) offsets *= sub_scales;
     const auto store_sum = [to](int index, float value, int32_t offset) {
         if constexpr (Scheme::HAS_MIN) {
             to[index].value = value;
@@ -202,7 +227,7 @@ inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int
 template <class T, class Scheme>
     requires(Scheme::PATH == DotPath::int16)
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
-    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    const T* x = static_cast<const T*>(a.x) + x_row_of(a.grouping, row) * a.x_stride;
     int16_t* quantized_out = static_cast<int16_t*>(a.quantized) + row * a.inputs;
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
     const QuantScale scale = quant_scale_of(x, a.inputs, Scheme::ROW_LEVELS);
@@ -223,7 +248,7 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
 // inputs within 127.
 template <class T, class Scheme>
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
-    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    const T* x = static_cast<const T*>(a.x) + x_row_of(a.grouping, row) * a.x_stride;
     int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs;
     SubScale* sub_scales_out = a.sub_scales + row * (a.inputs / LANES);
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
@@ -249,28 +274,38 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
 
 // The layout of a block of outputs as tiles read it: packed, or unpacked for many rows, with a byte per weight, and
 // scales and minimums in float32.
-template <int BITS, int GROUP, bool HAS_MIN, bool UNPACKED>
+template <int BITS, int GROUP, bool HAS_MIN, int TABLE, bool UNPACKED>
 struct Layout {
-    using Scale = std::conditional_t<UNPACKED, float, Half>;
+    using Scale = std::conditional_t<UNPACKED || TABLE != 0, float, Half>;
     static constexpr int QUANT_BITS = UNPACKED ? 8 : BITS;
     static constexpr int64_t SCALES = K_BLOCK / GROUP * BLOCK_OUTPUTS * static_cast<int64_t>(sizeof(Scale));  // bytes
     static constexpr int64_t QUANTS_AT = SCALES * (HAS_MIN ? 2 : 1);
     static constexpr int64_t SIZE = QUANTS_AT + K_BLOCK * BLOCK_OUTPUTS * QUANT_BITS / 8;  // bytes of a K block
 
-    static_assert(UNPACKED || SIZE == k_block_bytes({BITS, GROUP, HAS_MIN, 0}));
+    static_assert(UNPACKED || SIZE == k_block_bytes({BITS, GROUP, HAS_MIN, 0, TABLE}));
 
     static Float32x16 scales(const uint8_t* at) { return load(reinterpret_cast<const Scale*>(at)); }
 };
+
+// The entries of a table in registers: the bytes `part` of all.
+inline Int32x16 table_part(const QuantTable* table, int part) {
+    return build<Int32x16>([=](auto& lanes, int) {
+        for (size_t at = 0; at < sizeof(lanes); at += 16) {
+            std::memcpy(reinterpret_cast<uint8_t*>(&lanes) + at, table->bytes[part], 16);
+        }
+    });
+}
 
 struct alignas(64) CacheLine {
     uint8_t bytes[64];
 };
 
-// Unpacks a block of 4-bit weights to memory of this thread, valid until the thread unpacks another block.
-template <int GROUP, bool HAS_MIN>
-const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs) {
-    using From = Layout<4, GROUP, HAS_MIN, false>;
-    using To = Layout<4, GROUP, HAS_MIN, true>;
+// Unpacks a block of 4-bit weights to memory of this thread, valid until the thread unpacks another block. Indices of
+// entries of two bytes stay indices.
+template <int GROUP, bool HAS_MIN, int TABLE>
+const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const QuantTable* table) {
+    using From = Layout<4, GROUP, HAS_MIN, TABLE, false>;
+    using To = Layout<4, GROUP, HAS_MIN, TABLE, true>;
     static_assert(To::SIZE % sizeof(CacheLine) == 0);
     thread_local std::vector<CacheLine> memory;
     const int64_t k_blocks = inputs / K_BLOCK;
@@ -278,17 +313,24 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs) {
     if (static_cast<int64_t>(memory.size()) < cache_lines) memory.resize(cache_lines);
     auto* const begin = reinterpret_cast<uint8_t*>(memory.data());
     uint8_t* to = begin;
+    Int32x16 entries{};
+    if constexpr (TABLE == 1) entries = table_part(table, 0);
+    const auto quants_of = [&](const Int32x16& fields) {
+        if constexpr (TABLE == 1) return byte_lookup(entries, fields);
+        return fields;
+    };
     for (int64_t s = 0; s < k_blocks; ++s, packed += From::SIZE, to += To::SIZE) {
         prefetch(packed, From::SIZE, PREFETCH_AHEAD);
         for (int64_t at = 0; at < To::QUANTS_AT; at += LANES * 4) {
-            store(reinterpret_cast<float*>(to + at), From::scales(packed + at / 2));
+            constexpr int64_t SCALE = sizeof(typename From::Scale);
+            store(reinterpret_cast<float*>(to + at), From::scales(packed + at / 4 * SCALE));
         }
         for (int64_t at = 0; at < K_BLOCK * BLOCK_OUTPUTS / 2; at += LANES * 4) {
             constexpr int64_t QUAD_STRIDE = BLOCK_OUTPUTS * 4;
             const Int32x16 both = load_dwords(packed + From::QUANTS_AT + at);
             auto* quad = reinterpret_cast<int32_t*>(to + To::QUANTS_AT + at + at / QUAD_STRIDE * QUAD_STRIDE);
-            store(quad, both & 0x0f0f0f0f);
-            store(quad + BLOCK_OUTPUTS, (both >> 4) & 0x0f0f0f0f);
+            store(quad, quants_of(both & 0x0f0f0f0f));
+            store(quad + BLOCK_OUTPUTS, quants_of((both >> 4) & 0x0f0f0f0f));
         }
     }
     return begin;
@@ -309,17 +351,23 @@ inline void load_quants(const uint8_t* group, int quad, Int32x16 (&quants)[COUNT
 }
 
 // Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block at `weight`. The rows are
-// interleaved quad by quad, so that their dependency chains overlap.
-template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, int COUNT, int VECTORS>
-inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, int64_t first, int64_t row) {
-    using Weight = Layout<BITS, GROUP, HAS_MIN, UNPACKED>;
+// interleaved quad by quad, so that their dependency chains overlap. `prefetches`: the block is not in the caches yet.
+template <class T, int BITS, int GROUP, bool HAS_MIN, int TABLE, bool UNPACKED, int COUNT, int VECTORS>
+inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, int64_t first, int64_t row,
+                 bool prefetches) {
+    using Weight = Layout<BITS, GROUP, HAS_MIN, TABLE, UNPACKED>;
     constexpr int SCALE = sizeof(typename Weight::Scale), QUANT_BITS = Weight::QUANT_BITS;
     constexpr int GROUPS = K_BLOCK / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a k_block is one vector");
-    using Scheme = QuantScheme<BITS, GROUP, HAS_MIN>;
+    using Scheme = QuantScheme<BITS, GROUP, HAS_MIN, TABLE>;
     constexpr DotPath PATH = Scheme::PATH;
-    constexpr bool INT32_PATH = PATH == DotPath::int32;
-    constexpr int QUANT_BYTES = PARTS<PATH>;  // bytes per quantized input
+    constexpr bool INT32_PATH = ends_per_half(PATH);
+    constexpr int QUANT_BYTES = PATH == DotPath::int16 ? 2 : 1;  // bytes per quantized input
+    Int32x16 entries[2]{};
+    if constexpr (TABLE != 0) {
+        const QuantTable* table = table_of(a.ggml_type);
+        for (int p = 0; p < TABLE; ++p) entries[p] = table_part(table, p);
+    }
     const int64_t halves = a.inputs / LANES, groups = halves / HALVES;
     const int8_t* quantized = static_cast<const int8_t*>(a.quantized) + row * a.inputs * QUANT_BYTES;
     const SubScale* sub_scales = a.sub_scales + row * halves;
@@ -331,7 +379,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
         const uint8_t* k_block = weight + group / GROUPS * Weight::SIZE;
         const uint8_t* scales_at = k_block + (g * BLOCK_OUTPUTS + first) * SCALE;
         const uint8_t* quants_at = k_block + Weight::QUANTS_AT + g * GROUP * 4 * QUANT_BITS + first * 4;
-        if (!UNPACKED && row == 0 && first == 0) {  // the first tile reads the block from memory
+        if (!UNPACKED && prefetches) {
             constexpr int64_t BYTES = Weight::SIZE / GROUPS;
             prefetch(k_block + g * BYTES, BYTES, PREFETCH_AHEAD);
         }
@@ -348,15 +396,21 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
                 Int32x16 quants[VECTORS];
                 load_quants<QUANT_BITS>(quants_at, h * (LANES / 4) + quad, quants);
                 Int32x16 parts[VECTORS][PARTS<PATH>];
-                for (int v = 0; v < VECTORS; ++v) split<PATH>(quants[v], parts[v]);
+                for (int v = 0; v < VECTORS; ++v) {
+                    if constexpr (TABLE == 2) {
+                        for (int p = 0; p < 2; ++p) parts[v][p] = byte_lookup(entries[p], quants[v]);
+                    } else {
+                        if constexpr (TABLE == 1 && !UNPACKED) quants[v] = byte_lookup(entries[0], quants[v]);
+                        split<PATH>(quants[v], parts[v]);
+                    }
+                }
 #pragma GCC unroll 2
                 for (int p = 0; p < PARTS<PATH>; ++p) {
 #pragma GCC unroll 8
                     for (int r = 0; r < COUNT; ++r) {
-                        const SubScale& sub_scale = sub_scales[r * halves + half];
-                        const int64_t at = (r * halves + half) * LANES + quad * 4;
-                        const Int32x16 input = broadcast_dword(quantized + at * QUANT_BYTES + p * 4);
-                        for (int v = 0; v < VECTORS; ++v) sums[r][v].add(parts[v][p], input, sub_scale);
+                        const int64_t at = ((r * halves + half) * LANES + quad * 4) * QUANT_BYTES;
+                        const Int32x16 input = broadcast_dword(quantized + at + p * 4 * (QUANT_BYTES - 1));
+                        for (int v = 0; v < VECTORS; ++v) sums[r][v].add(parts[v][p], input, p);
                     }
                 }
             }
@@ -384,42 +438,63 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
         const Float32x16 bias =
             a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
-            T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
             const Float32x16 value = totals[r][v] * a.row_scales[row + r] + bias;
-            lanes == LANES ? store(out, value) : store_partial(out, value, lanes);
+            store_results<T>(a.out, (row + r) * a.out_stride + column, value, lanes, a.float32_out != 0);
         }
     }
 }
 
-template <class T, int BITS, int GROUP, bool HAS_MIN, bool UNPACKED, class BlockWeight>
-void multiply_tiles(const GgufLinearArgs& a, const BlockWeight& block_weight) {
-    constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN));
+template <class T, int BITS, int GROUP, bool HAS_MIN, int TABLE, bool UNPACKED, class BlockWeight>
+void multiply_tiles(const GgufLinearArgs& a, const RowGroup& group, Range items, const BlockWeight& block_weight) {
+    constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN, TABLE));
     const auto compute_tile = [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
-            tile<T, BITS, GROUP, HAS_MIN, UNPACKED, COUNT, VECTORS>(a, weight, block, first, row);
+            const bool prefetches = row == group.begin && first == 0;  // the first tile reads the block from memory
+            tile<T, BITS, GROUP, HAS_MIN, TABLE, UNPACKED, COUNT, VECTORS>(a, weight, block, first, row, prefetches);
         }
     };
-    for_tiles<HIGHEST>(a.rows, a.inputs, a.outputs, block_weight, compute_tile);
+    run_tiles<HIGHEST>(items, group.begin, group.rows, block_weight, compute_tile);
 }
 
-template <class T, int BITS, int GROUP, bool HAS_MIN>
-void multiply(const GgufLinearArgs& a) {
-    for_rows(a.rows, a.inputs, [&](int64_t row) { quantize_row<T, QuantScheme<BITS, GROUP, HAS_MIN>>(a, row); });
-    const int64_t block_size = a.inputs / K_BLOCK * Layout<BITS, GROUP, HAS_MIN, false>::SIZE;
-    const auto packed = [&](int64_t block) { return a.weight + block * block_size; };
+// Runs the tiles [begin, end) of the rows of a group.
+template <class T, int BITS, int GROUP, bool HAS_MIN, int TABLE>
+void multiply_rows(const GgufLinearArgs& a, const RowGroup& group, Range items) {
+    const int64_t block_size = a.inputs / K_BLOCK * Layout<BITS, GROUP, HAS_MIN, TABLE, false>::SIZE;
+    const uint8_t* weight = a.weight + group.weight * blocks(a.outputs) * block_size;
+    const auto packed = [&](int64_t block) { return weight + block * block_size; };
     if constexpr (BITS == 4) {
-        if (a.rows >= UNPACK_FROM_ROWS) {
-            const auto unpack = [&](int64_t block) { return unpacked_block<GROUP, HAS_MIN>(packed(block), a.inputs); };
-            return multiply_tiles<T, BITS, GROUP, HAS_MIN, true>(a, unpack);
+        if (group.rows >= UNPACK_FROM_ROWS) {
+            const QuantTable* table = table_of(a.ggml_type);
+            const auto unpack = [&](int64_t block) {
+                return unpacked_block<GROUP, HAS_MIN, TABLE>(packed(block), a.inputs, table);
+            };
+            return multiply_tiles<T, BITS, GROUP, HAS_MIN, TABLE, true>(a, group, items, unpack);
         }
     }
-    multiply_tiles<T, BITS, GROUP, HAS_MIN, false>(a, packed);
+    multiply_tiles<T, BITS, GROUP, HAS_MIN, TABLE, false>(a, group, items, packed);
+}
+
+template <class T, int BITS, int GROUP, bool HAS_MIN, int TABLE = 0>
+void multiply(const GgufLinearArgs& a) {
+    for_rows(a.rows, a.inputs, [&](int64_t row) {
+        quantize_row<T, QuantScheme<BITS, GROUP, HAS_MIN, TABLE>>(a, row);
+    });
+    const OneGroup all(a.rows);
+    const Grouping& grouping = a.grouping == nullptr ? all.grouping : *a.grouping;
+    constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN, TABLE));
+    for_groups<HIGHEST>(grouping, a.rows, a.inputs, a.outputs, [&](const RowGroup& group, Range items) {
+        GgufLinearArgs mine = a;
+        if (a.bias != nullptr) mine.bias = static_cast<const T*>(a.bias) + group.weight * a.outputs;
+        multiply_rows<T, BITS, GROUP, HAS_MIN, TABLE>(mine, group, items);
+    });
 }
 
 template <class T>
 void multiply_impl(const GgufLinearArgs& a) {
     const PackedFormat format = packed_format_of(a.ggml_type);
+    if (format.table_bytes == 1) return multiply<T, 4, 32, false, 1>(a);
+    if (format.table_bytes == 2) return multiply<T, 4, 32, false, 2>(a);
     if (format.bits == 4 && format.group == 32) {
         return format.has_min ? multiply<T, 4, 32, true>(a) : multiply<T, 4, 32, false>(a);
     }
@@ -430,24 +505,45 @@ void multiply_impl(const GgufLinearArgs& a) {
     return multiply<T, 8, 16, false>(a);
 }
 
+// A packed scale or minimum.
+inline float read_scale(PackedFormat format, const uint8_t* from) {
+    if (scale_size(format) == sizeof(float)) {
+        float value;
+        std::memcpy(&value, from, sizeof(value));
+        return value;
+    }
+    uint16_t half;
+    std::memcpy(&half, from, sizeof(half));
+    return from_half(half);
+}
+
+inline void store_scale(PackedFormat format, uint8_t* to, float value) {
+    if (scale_size(format) == sizeof(float)) {
+        std::memcpy(to, &value, sizeof(value));
+        return;
+    }
+    const uint16_t half = to_half(value);
+    std::memcpy(to, &half, sizeof(half));
+}
+
 // Dequantizes a row of a packed weight to type T.
 template <class T>
 void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
     const PackedFormat format = packed_format_of(a.ggml_type);
+    const QuantTable* table = table_of(a.ggml_type);
     const int64_t output = row % BLOCK_OUTPUTS, k_blocks = a.inputs / K_BLOCK;
     const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * k_blocks * k_block_bytes(format);
     for (int64_t s = 0; s < k_blocks; ++s, packed += k_block_bytes(format)) {
         const uint8_t* quants = packed + scale_bytes(format) * (format.has_min ? 2 : 1);
         for (int64_t i = 0; i < K_BLOCK; ++i) {
-            uint16_t halves[2] = {};
-            const int64_t at = (i / format.group * BLOCK_OUTPUTS + output) * 2;
-            std::memcpy(halves, packed + at, 2);
-            if (format.has_min) std::memcpy(halves + 1, packed + scale_bytes(format) + at, 2);
+            const int64_t at = (i / format.group * BLOCK_OUTPUTS + output) * scale_size(format);
+            const float scale = read_scale(format, packed + at);
+            const float min = format.has_min ? read_scale(format, packed + scale_bytes(format) + at) : 0;
             const int64_t quad = i / 4, dword = format.bits == 8 ? quad : quad / 2;
             const uint8_t byte = quants[(dword * BLOCK_OUTPUTS + output) * 4 + i % 4];
-            const int quant = format.bits == 8 ? byte : (quad % 2 ? byte >> 4 : byte & 15);
-            store_scalar(to + s * K_BLOCK + i,
-                from_half(halves[0]) * static_cast<float>(quant - format.zero_point) + from_half(halves[1]));
+            const int field = format.bits == 8 ? byte : (quad % 2 ? byte >> 4 : byte & 15);
+            const int quant = table == nullptr ? field : table->quant(field);
+            store_scalar(to + s * K_BLOCK + i, scale * static_cast<float>(quant - format.zero_point) + min);
         }
     }
 }
@@ -486,11 +582,9 @@ void pack_gguf(const PackGgufArgs& a) {
                     read_k_block(a.ggml_type, row, s, k_block);
                     uint8_t* at = to + s * size;
                     for (int64_t g = 0; g < groups; ++g) {
-                        const uint16_t scale = to_half(k_block.scale[g]), min = to_half(k_block.min[g]);
-                        std::memcpy(at + (g * BLOCK_OUTPUTS + output) * 2, &scale, 2);
-                        if (format.has_min) {
-                            std::memcpy(at + scale_bytes(format) + (g * BLOCK_OUTPUTS + output) * 2, &min, 2);
-                        }
+                        uint8_t* const scale_at = at + (g * BLOCK_OUTPUTS + output) * scale_size(format);
+                        store_scale(format, scale_at, k_block.scale[g]);
+                        if (format.has_min) store_scale(format, scale_at + scale_bytes(format), k_block.min[g]);
                     }
                     at += scale_bytes(format) * (format.has_min ? 2 : 1);
                     for (int64_t i = 0; i < K_BLOCK; ++i) {

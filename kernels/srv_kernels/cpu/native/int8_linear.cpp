@@ -121,10 +121,9 @@ inline void tile(const W8a8LinearArgs& a, const int8_t* weight, int64_t block, i
         const Float32x16 bias =
             a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
-            T* out = static_cast<T*>(a.out) + (row + r) * a.outputs + column;
             const Float32x16 sum = convert<float>(sums[r][v] + compensation);
             const Float32x16 value = sum * a.row_scales[row + r] * scale + bias;
-            lanes == LANES ? store(out, value) : store_partial(out, value, lanes);
+            store_results<T>(a.out, (row + r) * a.outputs + column, value, lanes, a.float32_out != 0);
         }
     }
 }

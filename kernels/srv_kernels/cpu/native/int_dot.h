@@ -86,6 +86,32 @@ inline V signed_bytes_at(V weights, int odd) {
     return reinterpret_cast<V>(odd == 0 ? (pairs << 8) >> 8 : pairs >> 8);
 }
 
+// The bytes of a table of 16, repeated in every 16 bytes of `table`, at the indices in the bytes of `at`, each below 16.
+inline Int32x16 byte_lookup(const Int32x16& table, const Int32x16& at) {
+    return map_registers(
+        []<class V>(const V& entries, const V& indices) {
+#if defined(__AVX512BW__)
+            return reinterpret_cast<V>(
+                _mm512_shuffle_epi8(reinterpret_cast<__m512i>(entries), reinterpret_cast<__m512i>(indices)));
+#elif defined(__AVX2__)
+            return reinterpret_cast<V>(
+                _mm256_shuffle_epi8(reinterpret_cast<__m256i>(entries), reinterpret_cast<__m256i>(indices)));
+#elif defined(__aarch64__)
+            return reinterpret_cast<V>(
+                vqtbl1q_u8(reinterpret_cast<uint8x16_t>(entries), reinterpret_cast<uint8x16_t>(indices)));
+#else
+            uint8_t from[sizeof(V)], which[sizeof(V)], found[sizeof(V)];
+            std::memcpy(from, &entries, sizeof(V));
+            std::memcpy(which, &indices, sizeof(V));
+            for (size_t i = 0; i < sizeof(V); ++i) found[i] = from[which[i]];
+            V to;
+            std::memcpy(&to, found, sizeof(V));
+            return to;
+#endif
+        },
+        table, at);
+}
+
 // int32 sums plus the products of four bytes each; unsigned weights, signed x.
 inline Int32x16 dot(const Int32x16& sum, const Int32x16& weights, const Int32x16& x) {
     return map_registers(

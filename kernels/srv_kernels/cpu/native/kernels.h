@@ -2,7 +2,8 @@
 // table.
 //
 // Matrices are row-major; strides count elements; the elements of a row are contiguous. All tensors of a call have the
-// same type, float32 or bfloat16 (`Type`), unless a comment says otherwise. Accumulators are float32.
+// same type, float32 or bfloat16 (`Type`), unless a comment says otherwise. Accumulators are float32. With float32_out,
+// the results of a linear layer are the accumulators themselves, not rounded to that type.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace srv {
 
-// int8: packed weights and KV pools. float16: KV pools, and sums over ranks.
-enum class Type : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, float16 = 3 };
+// int8: packed weights and KV pools. float16: KV pools, and sums over ranks. float8: KV pools.
+enum class Type : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, float16 = 3, float8_e4m3 = 4, float8_e5m2 = 5 };
 
 struct RmsNormArgs {
     const void *x, *residual, *weight;  // residual: null, or added to x before the norm
@@ -42,13 +43,33 @@ struct SumArgs {
     int64_t members, elements, stride;
 };
 
-// y = x W^T + b with a packed weight: see linear.cpp. With `scales` the weight is int8, with one scale per output.
+// Consecutive rows of a product that have the same weight, by the index of the weight.
+struct RowGroup {
+    int64_t weight, begin, rows;
+};
+
+// A product with several weights of one shape and format, which follow each other in memory, as do their biases and
+// scales. Groups are in the order of their rows, which they cover, and none is empty.
+struct Grouping {
+    const RowGroup* groups;
+    int64_t count;
+    const int32_t* x_rows;  // [rows]: the row of x that a row is; null: row i is row i of x
+};
+
+// y = x W^T + b with a packed weight: see linear.cpp. With `scales` the weight is int8, with one scale per output; or it
+// is FP8, if `scale_inputs` is not 0, with scales [blocks(outputs), scale_columns, BLOCK_OUTPUTS] times FP8_FACTOR, each
+// for so many inputs. With `block_scales` they are the same for all outputs of a block: [blocks(outputs),
+// scale_columns].
 struct LinearArgs {
     const void *x, *weight, *bias;  // bias: null, or [outputs]
     void* out;
     int64_t rows, inputs, outputs, x_stride, out_stride;
     const float* scales = nullptr;  // null, or [outputs]
-    float* x_float32 = nullptr;     // scratch [rows, inputs] from library.cpp, for kernels that widen
+    void* x_operands = nullptr;     // scratch [rows, inputs] from library.cpp, for x that is widened or gathered
+    bool float32_out = false;
+    const Grouping* grouping = nullptr;  // null: all rows have the same weight
+    int64_t scale_inputs = 0;            // FP8: even, or at least `inputs`
+    bool block_scales = false;
 };
 
 struct PackArgs {
@@ -67,6 +88,13 @@ inline int64_t packed_elements(int64_t outputs, int64_t inputs) {
     return blocks(outputs) * BLOCK_OUTPUTS * padded_inputs(inputs);
 }
 
+constexpr float FP8_FACTOR = 256;  // what FP8 weights are divided by in registers: see float_dot.h
+inline int64_t scale_columns(const LinearArgs& args) { return (args.inputs + args.scale_inputs - 1) / args.scale_inputs; }
+// The scales of one FP8 weight.
+inline int64_t scale_count(const LinearArgs& args) {
+    return blocks(args.outputs) * scale_columns(args) * (args.block_scales ? 1 : BLOCK_OUTPUTS);
+}
+
 // y = x W^T + b with an int8 weight and x quantized to int8 at run time: see int8_linear.cpp.
 struct W8a8LinearArgs {
     const void* x;
@@ -79,6 +107,7 @@ struct W8a8LinearArgs {
     float* row_scales;            // scratch [rows]; both come from library.cpp
     int64_t rows, inputs, outputs, x_stride;
     float input_scale_inverse, input_offset;    // static: x * inverse + offset; inverse 0: dynamic, per row
+    int32_t float32_out;
 };
 
 struct PackW8a8Args {
@@ -116,6 +145,8 @@ struct GgufLinearArgs {
     int64_t rows, inputs, outputs, x_stride, out_stride;
     GgmlType ggml_type;
     int32_t zero_point;       // of the format; filled in by the kernel
+    int32_t float32_out;
+    const Grouping* grouping = nullptr;  // null: all rows have the same weight
 };
 
 // Dequantized rows of a packed weight: an embedding lookup.
@@ -132,6 +163,59 @@ struct PackGgufArgs {
     uint8_t* packed;
     int64_t outputs, inputs, stride;
     GgmlType ggml_type;
+};
+
+// The activation of an expert's gate, which is multiplied by up.
+//
+//     swiglu_clamped   gate * sigmoid(1.702 gate) * (up + 1), with gate at most 7 and up from -7 to 7
+enum class Activation : int32_t { silu = 0, gelu_tanh = 1, swiglu_clamped = 2 };
+
+// What experts' scores are: of all experts, or of the chosen ones.
+enum class Scoring : int32_t { softmax = 0, sigmoid = 1, softmax_of_top_k = 2 };
+
+// The experts of each token, and their weights: see expert_rows.cpp.
+struct RouteArgs {
+    const float* logits;  // [tokens, experts]
+    const float* bias;    // null, or [experts]: added to the scores that experts are chosen by
+    int64_t* ids;         // [tokens, top_k]
+    float* weights;       // [tokens, top_k]
+    int64_t tokens, experts, top_k, stride, groups, top_groups;
+    float scale;
+    Scoring scoring;
+    int32_t renormalize;
+};
+
+// out [rows, dim] = activation(first half of a row of gate_up) * second half; out is of the call's type.
+struct GateArgs {
+    const float* gate_up;  // [rows, 2 dim]
+    void* out;
+    int64_t rows, dim;
+    Activation activation;
+};
+
+// out [tokens, dim] = the sum over a token's experts of weight * part, in their order; out is of the call's type.
+struct CombineArgs {
+    const float* parts;     // [rows, dim]
+    const int32_t* rows;    // [tokens, top_k]: the row of parts; -1: none
+    const float* weights;   // [tokens, top_k]
+    void* out;
+    int64_t tokens, top_k, dim;
+};
+
+// A mixture of experts: see experts.cpp. Weights of all experts are packed, one after the other.
+struct ExpertsArgs {
+    const void* x;         // [tokens, hidden]
+    const int64_t* ids;    // [tokens, top_k]; those outside [0, experts) contribute nothing
+    const float* weights;  // [tokens, top_k]
+    const void *gate_up, *down;                  // packed [2 intermediate, hidden], [hidden, intermediate]
+    const void *gate_up_bias, *down_bias;        // null, or [experts, outputs] of x's type; see `down_type`
+    const float *gate_up_scales, *down_scales;   // null, or of int8 or FP8 weights: see LinearArgs
+    void* out;                                   // [tokens, hidden], contiguous
+    int64_t tokens, hidden, intermediate, experts, top_k, x_stride;
+    int32_t gate_up_type, down_type;  // GgmlType, whose down_bias is float32; 0: weights are not GGUF-quantized
+    Activation activation;
+    int32_t gate_up_block_scales, down_block_scales;  // of FP8 weights: see LinearArgs
+    int64_t gate_up_scale_inputs, down_scale_inputs;  // likewise; 0 for other weights
 };
 
 // The argmax of each row, the lowest token id among equals; see sampling.cpp.
@@ -157,7 +241,7 @@ struct DrawArgs {
 //
 // Row r has query_lens[r] tokens in this step, contiguous in the token axis from starts[r], and kv_lens[r] tokens in
 // total, including these. Its token at position p is in page table[r][p / page_size]. A page holds page_size / 16
-// blocks of 16 tokens per key head: see kv_layout.h. The pool's type is that of the call, float16 or int8.
+// blocks of 16 tokens per key head: see kv_layout.h. The pool's type is that of the call, float16, float8 or int8.
 struct AttentionArgs {
     const void *q, *k, *v;  // [tokens, heads or kv_heads, dim]; strides are those of the token axis
     void* out;              // [tokens, heads, dim], contiguous
@@ -168,7 +252,25 @@ struct AttentionArgs {
     int64_t q_stride, k_stride, v_stride;
     float scale, soft_cap;  // soft_cap: 0, or scores become soft_cap * tanh(scores / soft_cap)
     int64_t window;         // 0, or a token attends to itself and the window - 1 tokens before it
+    int64_t split_keys;     // the keys of a row with one query are divided at its multiples
     Type pool_type;
+    float key_scale, value_scale;  // of a float8 pool, whose vectors are divided by it; otherwise 1
+};
+
+// Multi-head latent attention over a paged pool, after writing this step's vectors to it: see latent_attention.cpp. Rows,
+// lengths and the page table are those of AttentionArgs. latent_dim and rope_dim: multiples of 16.
+struct LatentAttentionArgs {
+    const void* q;                   // [tokens, heads, key_dim + rope_dim], the last rope_dim rotated
+    const void *latent, *rope;       // [tokens, latent_dim], [tokens, rope_dim]
+    const void* up;                  // [heads, key_dim + value_dim, latent_dim], contiguous
+    void* out;                       // [tokens, heads, value_dim], contiguous
+    const void *latents, *ropes;     // [pages, page_size, latent_dim or rope_dim]; written as well
+    const int32_t* table;            // [rows, columns]
+    const int32_t *query_lens, *kv_lens, *starts;
+    int64_t rows, columns, page_size, heads, latent_dim, key_dim, rope_dim, value_dim;
+    int64_t q_stride, latent_stride, rope_stride;  // of the token axis
+    int64_t split_keys;              // the keys of a row with one query are divided at its multiples
+    float scale;
 };
 
 constexpr int64_t BLOCK_TOKENS = 16;
@@ -185,11 +287,15 @@ struct Kernels {
     void (*pack)(Type, const PackArgs&);
     void (*attention)(Type, const AttentionArgs&);
     int64_t (*attention_blocks)(const AttentionArgs&);  // KV blocks of one head that a call reads
+    void (*latent_attention)(Type, const LatentAttentionArgs&);
     void (*w8a8_linear)(Type, const W8a8LinearArgs&);
     void (*pack_w8a8)(const PackW8a8Args&);
     void (*gguf_linear)(Type, const GgufLinearArgs&);
     void (*gguf_rows)(Type, const GgufRowsArgs&);
     void (*pack_gguf)(const PackGgufArgs&);
+    void (*route)(const RouteArgs&);
+    void (*gate)(Type, const GateArgs&);
+    void (*combine)(Type, const CombineArgs&);
     void (*most_likely)(Type, const MostLikelyArgs&);
     void (*draw)(Type, const DrawArgs&);
 };

@@ -6,13 +6,17 @@
 //     pool type   n   multiplied as
 //     float32     1   float32
 //     float16     1   float32, widened as it is loaded
+//     float8      1   likewise
 //     bfloat16    2   bfloat16 if the processor has its dot product, otherwise float32
 //     int8        4   int16; queries, and the softmax weights of 64 tokens, are quantized to +-32,767; sums are exact
 //
 // int8 has a scale per token and head, 1/127 of the largest magnitude, stored after the block's bytes as float32
 // [BLOCK_TOKENS]. The scale of a key or value that is not finite is NaN.
+//
+// float8 has a scale for all keys and one for all values: blocks hold vectors divided by it.
 #pragma once
 
+#include "float8.h"
 #include "float_dot.h"
 #include "int_dot.h"
 #include "kernels.h"
@@ -60,15 +64,17 @@ inline float store_query(KVOperand<P>* out, const T* x, int64_t dim) {
 }
 
 // Converts a token's key or value to the pool's type: returns x itself, or `memory` with the result. For int8, stores
-// the scale.
+// the token's scale. all_scale: that of float8.
 template <class P, class T>
-inline const P* to_pool_type(P* memory, float* scale, const T* x, int64_t dim) {
+inline const P* to_pool_type(P* memory, float* scale, float all_scale, const T* x, int64_t dim) {
     if constexpr (std::is_same_v<P, T>) {
         return x;
     } else if constexpr (QUANTIZED<P>) {
         const QuantScale quant_scale = quant_scale_of(x, dim, MAX_INT8);
         for (int64_t d = 0; d < dim; d += LANES) store_bytes(memory + d, quant_scale.quantize(load(x + d)));
         *scale = quant_scale.value;
+    } else if constexpr (IS_FLOAT8<P>) {
+        for (int64_t d = 0; d < dim; d += LANES) store(memory + d, load(x + d) / all_scale);
     } else {
         for (int64_t d = 0; d < dim; d += LANES) store(memory + d, load(x + d));
     }

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "captured_graph.h"
+#include "experts.h"
 #include "kernels.h"
 #include "shared_reduce.h"
 #include "thread_pool.h"
@@ -127,8 +128,9 @@ thread_local Scratch scratch;
 
 void linear(Type type, const LinearArgs& given) {
     LinearArgs args = given;
-    if (type == Type::bfloat16 && chosen->widens_bfloat16) {
-        args.x_float32 = reinterpret_cast<float*>(scratch.get(args.rows * args.inputs * sizeof(float)));
+    const bool gathers = args.grouping != nullptr && args.grouping->x_rows != nullptr;
+    if (gathers || (type == Type::bfloat16 && chosen->widens_bfloat16)) {
+        args.x_operands = scratch.get(args.rows * args.inputs * sizeof(float));
     }
     chosen->linear(type, args);
 }
@@ -156,6 +158,12 @@ void w8a8_linear(Type type, const W8a8LinearArgs& given) {
     chosen->w8a8_linear(type, args);
 }
 
+void experts(Type type, const ExpertsArgs& args) {
+    run_experts({linear, gguf_linear, chosen->gate, chosen->combine}, type, args);
+}
+
+void route(Type, const RouteArgs& args) { chosen->route(args); }
+
 // Every kernel of a step goes through here: it runs, or is added to the graph that this thread is capturing.
 template <class Args>
 void dispatch(void (*kernel)(Type, const Args&), int32_t type, const Args& args) {
@@ -173,13 +181,14 @@ using srv::dispatch;
 extern "C" {
 
 // Callers must not use a library whose version differs from the one that they were written for.
-int32_t srv_abi_version() { return 12; }
+int32_t srv_abi_version() { return 17; }
 
-// Sizes of the structs that callers fill in: AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs; 0
-// past the last.
+// Sizes of the structs that callers fill in: AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs,
+// RouteArgs, ExpertsArgs, LatentAttentionArgs; 0 past the last.
 int64_t srv_sizeof_args(int32_t index) {
     constexpr int64_t SIZES[] = {sizeof(srv::AttentionArgs), sizeof(srv::W8a8LinearArgs), sizeof(srv::GgufLinearArgs),
-                                 sizeof(srv::GgufRowsArgs), sizeof(srv::DrawArgs)};
+                                 sizeof(srv::GgufRowsArgs), sizeof(srv::DrawArgs), sizeof(srv::RouteArgs),
+                                 sizeof(srv::ExpertsArgs), sizeof(srv::LatentAttentionArgs)};
     return index < 0 || index >= static_cast<int32_t>(std::size(SIZES)) ? 0 : SIZES[index];
 }
 
@@ -225,16 +234,28 @@ void srv_rotary(int32_t type, void* q_out, void* k_out, const void* q, const voi
 }
 
 void srv_linear(int32_t type, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
-                int64_t inputs, int64_t outputs, int64_t x_stride) {
+                int64_t inputs, int64_t outputs, int64_t x_stride, int32_t float32_out) {
     dispatch(srv::linear, type,
-             srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs});
+             srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs, nullptr, nullptr,
+                             float32_out != 0});
 }
 
 // With a packed int8 weight; scales: float32 [outputs].
 void srv_int8_weight_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales,
-                            const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride) {
+                            const void* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride,
+                            int32_t float32_out) {
     dispatch(srv::linear, type,
-             srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs, scales});
+             srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, outputs, scales, nullptr,
+                             float32_out != 0});
+}
+
+// With a packed float8_e4m3fn weight; scales: see LinearArgs.
+void srv_fp8_linear(int32_t type, void* out, const void* x, const void* weight, const float* scales, const void* bias,
+                    int64_t rows, int64_t inputs, int64_t outputs, int64_t x_stride, int64_t out_stride,
+                    int64_t scale_inputs, int32_t block_scales, int32_t float32_out) {
+    dispatch(srv::linear, type,
+             srv::LinearArgs{x, weight, bias, out, rows, inputs, outputs, x_stride, out_stride, scales, nullptr,
+                             float32_out != 0, nullptr, scale_inputs, block_scales != 0});
 }
 
 void srv_pack(int32_t type, void* packed, const void* weight, int64_t outputs, int64_t inputs, int64_t stride) {
@@ -245,6 +266,10 @@ void srv_attention(int32_t type, const srv::AttentionArgs* args) { dispatch(srv:
 
 // The number of KV blocks of one head that attention reads, repeated reads included: fewer if rows share a prefix.
 int64_t srv_attention_blocks(const srv::AttentionArgs* args) { return srv::chosen->attention_blocks(*args); }
+
+void srv_latent_attention(int32_t type, const srv::LatentAttentionArgs* args) {
+    dispatch(srv::chosen->latent_attention, type, *args);
+}
 
 void srv_w8a8_linear(int32_t type, const srv::W8a8LinearArgs* args) { dispatch(srv::w8a8_linear, type, *args); }
 
@@ -267,6 +292,11 @@ void srv_most_likely(int32_t type, int64_t* tokens, uint8_t* finite, const void*
 }
 
 void srv_draw(int32_t type, const srv::DrawArgs* args) { dispatch(srv::chosen->draw, type, *args); }
+
+// All of it is float32, as is `type`.
+void srv_route(int32_t type, const srv::RouteArgs* args) { dispatch(srv::route, type, *args); }
+
+void srv_experts(int32_t type, const srv::ExpertsArgs* args) { dispatch(srv::experts, type, *args); }
 
 // 0 for an unknown type.
 int64_t srv_packed_gguf_bytes(int32_t ggml_type, int64_t outputs, int64_t inputs) {

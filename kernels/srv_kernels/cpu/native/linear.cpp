@@ -8,8 +8,9 @@
 //         for each tile of ROWS rows       accumulators [ROWS][vectors] stay in registers
 //             for each pair of inputs      load vectors of weights, broadcast one input pair per row
 //
-// int8 weights have the layout of bfloat16. They are converted, exactly, to the inputs' type in registers; the scale of
-// an output is applied to its sum at the end. Without a bfloat16 dot product, inputs are first converted to float32.
+// int8 and FP8 weights have the layout of bfloat16. They are converted, exactly, to the inputs' type in registers; the
+// scale of an output is applied to its sum at the end, or after each block of inputs that has a scale of its own. Without
+// a bfloat16 dot product, inputs are first converted to float32.
 //
 // Sums are accumulated in the order of the inputs for any number of rows and threads, so that a row's result does not
 // depend on its batch.
@@ -37,6 +38,44 @@ constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
     for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
+// sums += the products of the inputs [begin, end) with weights that start at `weight`; returns those of the next input.
+template <int COUNT, int VECTORS, class W, class X>
+inline const W* add_inputs(Float32x16 (&sums)[COUNT][VECTORS], const W* weight, const X* x, int64_t stride,
+                           int64_t begin, int64_t end) {
+    const int64_t paired = begin + (end - begin) / INTERLEAVE * INTERLEAVE;
+    for (int64_t i = begin; i < paired; i += INTERLEAVE, weight += BLOCK_OUTPUTS * INTERLEAVE) {
+        add_products(sums, weight, x + i, stride);
+    }
+    if (paired < end) {
+        X last[COUNT * INTERLEAVE] = {};
+        for (int r = 0; r < COUNT; ++r) last[r * INTERLEAVE] = x[r * stride + paired];
+        add_products(sums, weight, last, INTERLEAVE);
+    }
+    return weight;
+}
+
+// sums += the products of all inputs with FP8 weights, each block of inputs times its scale.
+template <int COUNT, int VECTORS, class X>
+inline void add_scaled_inputs(Float32x16 (&sums)[COUNT][VECTORS], const LinearArgs& a, const Fp8* weight, const X* x,
+                              int64_t block, int64_t first) {
+    const int64_t columns = scale_columns(a);
+    const float* scales = a.scales + block * columns * (a.block_scales ? 1 : BLOCK_OUTPUTS);
+    for (int64_t column = 0; column < columns; ++column) {
+        const int64_t begin = column * a.scale_inputs;
+        const int64_t end = a.inputs - begin < a.scale_inputs ? a.inputs : begin + a.scale_inputs;
+        Float32x16 parts[COUNT][VECTORS];
+#pragma GCC unroll 32
+        for (int i = 0; i < COUNT * VECTORS; ++i) parts[i / VECTORS][i % VECTORS] = Float32x16{};
+        weight = add_inputs(parts, weight, x, a.x_stride, begin, end);
+        for (int v = 0; v < VECTORS; ++v) {
+            const Float32x16 scale = a.block_scales ? broadcast(scales[column])
+                                                    : load(scales + column * BLOCK_OUTPUTS + first + v * LANES);
+#pragma GCC unroll 16
+            for (int r = 0; r < COUNT; ++r) sums[r][v] += parts[r][v] * scale;
+        }
+    }
+}
+
 // Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block, whose weights start at `weight`.
 // Operand<T> is the type of the inputs after that conversion: T, or float.
 template <class T, class W, int COUNT, int VECTORS>
@@ -45,40 +84,48 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t fi
     Float32x16 sums[COUNT][VECTORS];
 #pragma GCC unroll 32
     for (int i = 0; i < COUNT * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = Float32x16{};
-    const int64_t pairs = a.inputs / INTERLEAVE;
-    for (int64_t i = 0; i < pairs; ++i, weight += BLOCK_OUTPUTS * INTERLEAVE) {
-        add_products(sums, weight, x + i * INTERLEAVE, a.x_stride);
-    }
-    if (a.inputs % INTERLEAVE != 0) {
-        Operand<T> last[COUNT * INTERLEAVE] = {};
-        for (int r = 0; r < COUNT; ++r) last[r * INTERLEAVE] = x[r * a.x_stride + a.inputs - 1];
-        add_products(sums, weight, last, INTERLEAVE);
+    constexpr bool SCALED = std::is_same_v<W, Fp8>;
+    if constexpr (SCALED) {
+        add_scaled_inputs(sums, a, weight, x, block, first);
+    } else {
+        add_inputs(sums, weight, x, a.x_stride, 0, a.inputs);
     }
     for (int v = 0; v < VECTORS; ++v) {
         const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
         const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
         if (lanes <= 0) break;
-        const Float32x16 scale = a.scales == nullptr ? broadcast(1.0f) : load_partial(a.scales + column, lanes);
+        const Float32x16 scale =
+            SCALED || a.scales == nullptr ? broadcast(1.0f) : load_partial(a.scales + column, lanes);
         const Float32x16 bias =
             a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
-            T* out = static_cast<T*>(a.out) + (row + r) * a.out_stride + column;
             const Float32x16 value = sums[r][v] * scale + bias;
-            lanes == LANES ? store(out, value) : store_partial(out, value, lanes);
+            store_results<T>(a.out, (row + r) * a.out_stride + column, value, lanes, a.float32_out);
         }
     }
 }
 
+// Copies rows of x, widened if the kernels multiply float32, to where they are read from.
+template <class T>
+void prepare_rows(const LinearArgs& given, LinearArgs& a) {
+    constexpr bool WIDENS = !std::is_same_v<T, Operand<T>>;
+    if (!WIDENS && (a.grouping == nullptr || a.grouping->x_rows == nullptr)) return;
+    for_rows(a.rows, a.inputs, [&](int64_t row) {
+        const T* from = static_cast<const T*>(given.x) + x_row_of(a.grouping, row) * given.x_stride;
+        auto* to = static_cast<Operand<T>*>(a.x_operands) + row * a.inputs;
+        if constexpr (WIDENS) {
+            widen(from, to, a.inputs);
+        } else {
+            std::memcpy(to, from, a.inputs * sizeof(T));
+        }
+    });
+    a.x = a.x_operands;
+    a.x_stride = a.inputs;
+}
+
+// Runs the tiles [begin, end) of the rows that share the weight of `a`.
 template <class T, class W>
-void linear_impl(const LinearArgs& given) {
-    LinearArgs a = given;
-    if constexpr (!std::is_same_v<T, Operand<T>>) {
-        for_rows(a.rows, a.inputs, [&](int64_t row) {
-            widen(static_cast<const T*>(given.x) + row * given.x_stride, given.x_float32 + row * a.inputs, a.inputs);
-        });
-        a.x = a.x_float32;
-        a.x_stride = a.inputs;
-    }
+void multiply_rows(const LinearArgs& a, int64_t first_row, int64_t rows, Range items) {
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
     const W* packed = static_cast<const W*>(a.weight);
     const auto block_weight = [&](int64_t block) { return packed + block * block_size; };
@@ -88,7 +135,22 @@ void linear_impl(const LinearArgs& given) {
             tile<T, W, COUNT, VECTORS>(a, weight + first * INTERLEAVE_OF<W>, block, first, row);
         }
     };
-    for_tiles<ROWS>(a.rows, a.inputs, a.outputs, block_weight, compute_tile);
+    run_tiles<ROWS>(items, first_row, rows, block_weight, compute_tile);
+}
+
+template <class T, class W>
+void linear_impl(const LinearArgs& given) {
+    LinearArgs a = given;
+    prepare_rows<T>(given, a);
+    const OneGroup all(a.rows);
+    const Grouping& grouping = a.grouping == nullptr ? all.grouping : *a.grouping;
+    for_groups<ROWS>(grouping, a.rows, a.inputs, a.outputs, [&](const RowGroup& group, Range items) {
+        LinearArgs mine = a;
+        mine.weight = static_cast<const W*>(a.weight) + group.weight * packed_elements(a.outputs, a.inputs);
+        mine.scales = part_of(a.scales, group.weight, std::is_same_v<W, Fp8> ? scale_count(a) : a.outputs);
+        if (a.bias != nullptr) mine.bias = static_cast<const T*>(a.bias) + group.weight * a.outputs;
+        multiply_rows<T, W>(mine, group.begin, group.rows, items);
+    });
 }
 
 template <class T>
@@ -113,8 +175,10 @@ void pack_impl(const PackArgs& a) {
 }  // namespace
 
 void linear(Type type, const LinearArgs& args) {
-    const bool integers = args.scales != nullptr;
-    if (type == Type::float32) {
+    const bool fp8 = args.scale_inputs != 0, integers = args.scales != nullptr;
+    if (fp8) {
+        type == Type::float32 ? linear_impl<float, Fp8>(args) : linear_impl<BFloat16, Fp8>(args);
+    } else if (type == Type::float32) {
         integers ? linear_impl<float, int8_t>(args) : linear_impl<float, float>(args);
     } else {
         integers ? linear_impl<BFloat16, int8_t>(args) : linear_impl<BFloat16, BFloat16>(args);
@@ -126,7 +190,9 @@ void pack(Type type, const PackArgs& args) {
         case Type::float32: return pack_impl<float>(args);
         case Type::bfloat16: return pack_impl<BFloat16>(args);
         case Type::int8: return pack_impl<int8_t>(args);
-        case Type::float16: return;  // weights are never float16
+        case Type::float16:
+        case Type::float8_e4m3:
+        case Type::float8_e5m2: return;  // weights are of no such type
     }
 }
 

@@ -37,6 +37,11 @@ struct Half {
     uint16_t bits;
 };
 
+// float8_e4m3fn, of which kernels read finite values only.
+struct Fp8 {
+    uint8_t bits;
+};
+
 inline float to_float(float value) { return value; }
 
 inline float to_float(BFloat16 value) {

@@ -17,6 +17,7 @@ import uvicorn
 from server_support import eventually, listening
 from starlette.types import Message, Receive, Scope, Send
 
+from srv.server.access import Access
 from srv.server.http.connection import LINGER_BYTES, MAX_PIPELINED, LimitedHttpProtocol
 from srv.server.http.framing import MAX_SECTION_BYTES
 
@@ -223,7 +224,7 @@ async def test_endless_sections_are_refused_after_a_bounded_number_of_bytes() ->
 
 
 async def test_others_are_served_meanwhile_and_the_refusal_is_counted() -> None:
-    async with listening(api_key="secret") as server:
+    async with listening(access=Access(key="secret")) as server:
         port = server.http.base_url.port
         assert port is not None
         async with connected(port, b"GET / HTTP/1.1\r\nA: ", b"a" * 60_000) as client:

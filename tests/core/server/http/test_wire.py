@@ -12,6 +12,7 @@ import pytest
 from server_support import MODEL, Serving, eventually, listening
 
 from srv.io.messages import Abort
+from srv.server.access import Access
 from srv.testing.fake_engine import EOS, FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -101,7 +102,7 @@ async def test_invalid_utf8_over_the_wire() -> None:
 
 async def test_the_openai_client_chats_streams_and_reads_errors() -> None:
     engine = FakeEngine(script=lambda message: [*b"Hello there", EOS])
-    async with listening(engine, api_key="k") as server:
+    async with listening(engine, access=Access(key="k")) as server:
         client = openai.AsyncOpenAI(base_url=f"{server.http.base_url}/v1", api_key="k", max_retries=0)
         async with client:
             assert [model.id async for model in client.models.list()] == [MODEL]
@@ -123,7 +124,7 @@ async def test_the_openai_client_chats_streams_and_reads_errors() -> None:
                 model=MODEL, prompt=["a", "b"], max_tokens=5, echo=True, logprobs=0
             )
             assert [choice.text for choice in completion.choices] == ["aHello", "bHello"]
-            with pytest.raises(openai.BadRequestError, match="tools is not implemented"):
+            with pytest.raises(openai.BadRequestError, match="tools is refused"):
                 await client.chat.completions.create(
                     model=MODEL, messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]
                 )

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from server_support import CONTEXT, MODEL, events_of, eventually, listening, serving, settings
 
+from srv.commands import Answer, ReadExpertCounts, StartExpertCounts, StopExpertCounts
+from srv.io.messages import Control, Controlled, ToEngine
+from srv.server.access import OPEN_PATHS, Access
 from srv.server.sampling_fields import Sampling
 from srv.testing.fake_engine import HIDDEN, FakeEngine
 from srv.types import FinishReason, RequestSpec
+from srv.worker.expert_counts import ExpertRecorder
+from srv.worker.rank import NO_RECORDER
 
 pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "hi"}]
@@ -55,6 +62,43 @@ async def test_tokenize_and_detokenize() -> None:
         assert (await server.post("/detokenize", tokens=[])).json() == {"text": ""}
 
 
+class RecordingEngine(FakeEngine):
+    """Its recorder of the usage of experts is the worker's, for one layer of two experts that computes nothing."""
+
+    recorder: ExpertRecorder | None = None
+
+    async def send(self, message: ToEngine) -> None:
+        match message:
+            case Control(call, StartExpertCounts() | StopExpertCounts() | ReadExpertCounts() as command):
+                answer = Answer(error=NO_RECORDER) if self.recorder is None else self.recorder.run(command)
+                self._outbox.put_nowait(Controlled(call, [answer]))
+            case _:
+                await super().send(message)
+
+
+async def test_each_refusal_of_the_record_of_experts_says_what_was_not_done() -> None:
+    engine = RecordingEngine()
+
+    async def message(action: str) -> tuple[int, str]:
+        response = await server.post(f"/{action}_expert_distribution_record")
+        return response.status_code, response.json().get("error", {}).get("message", "")
+
+    async with serving(engine) as server:
+        status, why = await message("dump")
+        assert (status, why.startswith(f"the record of the usage of experts was not read: {NO_RECORDER}")) == (
+            400,
+            True,
+        )
+        layer: Any = SimpleNamespace(experts=SimpleNamespace(sizes=SimpleNamespace(experts=2)))
+        engine.recorder = ExpertRecorder({0: layer}, "stat", None, torch.device("cpu"))
+        status, why = await message("stop")
+        assert why.startswith("the record of the usage of experts was not stopped: no record is being made")
+        assert await message("start") == (200, "")
+        status, why = await message("start")
+        assert why.startswith("the record of the usage of experts was not started: a record is being made already;")
+        assert await message("dump") == (200, "")
+
+
 async def test_information() -> None:
     async with serving() as server:
         assert (await server.http.get("/get_model_info")).json() == {
@@ -63,16 +107,31 @@ async def test_information() -> None:
             "hidden_size": HIDDEN,
             "is_embedding": True,
             "pooling": "last",
+            "generates": True,
+            "labels": [],
         }
         info = (await server.http.get("/get_server_info")).json()
         assert info["args"]["page_size"]["story"] == "because generic default"
         assert info["engine"]["pages_total"] == 1000
         assert info["draining"] is False
+        assert (info["memory"], info["startup"]) == ([], [])
         document = (await server.http.get("/openapi.json")).json()
         schemas = document["components"]["schemas"]
         assert "temperature" in schemas["ChatBody"]["properties"]
         body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
         assert body["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatBody"}
+
+
+async def test_an_inert_feature_shows_in_health_information_and_metrics() -> None:
+    """Once the engine reports it, `/health` has its name and `/get_server_info` the reason."""
+    reason = "none of 900 prompt tokens was found in it. Let prompts begin with what they share."
+    async with serving() as server:
+        before = (await server.http.get("/metrics")).text
+        assert 'srv_feature_inert{feature="prefix_cache"}' not in before
+        server.engine.inert = {"prefix_cache": reason}
+        assert (await server.http.get("/get_server_info")).json()["engine"]["inert"] == {"prefix_cache": reason}
+        assert (await server.http.get("/health")).json() == {"status": "ok", "inert_features": ["prefix_cache"]}
+        assert sample((await server.http.get("/metrics")).text, 'srv_feature_inert{feature="prefix_cache"}') == 1
 
 
 async def test_health_generate_generates_a_token() -> None:
@@ -87,8 +146,8 @@ async def test_health_generate_generates_a_token() -> None:
         assert (await server.http.get("/health")).status_code == 200
 
 
-async def test_api_key_is_required_except_at_two_paths() -> None:
-    async with serving(api_key="sécret") as server:
+async def test_api_key_is_required_except_at_open_paths() -> None:
+    async with serving(access=Access(key="sécret")) as server:
         for path in ("/v1/models", "/get_server_info", "/health_generate", "/openapi.json", "/nothing"):
             response = await server.http.get(path)
             assert response.status_code == 401, path
@@ -97,21 +156,21 @@ async def test_api_key_is_required_except_at_two_paths() -> None:
         for wrong in ("Bearer other", "Bearer", "Basic x", "sécret", "Bearer sécre", "Bearer sécrett", "Bearer sècret"):
             response = await server.http.get("/v1/models", headers={"authorization": wrong.encode()})
             assert response.status_code == 401, wrong
-        for path in ("/health", "/metrics"):
+        for path in sorted(OPEN_PATHS):
             assert (await server.http.get(path)).status_code == 200
         headers = {"authorization": "Bearer sécret".encode()}
         assert (await server.http.get("/v1/models", headers=headers)).status_code == 200
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_flush_cache_is_refused_while_requests_run(method: str) -> None:
+async def test_flush_cache_is_refused_while_requests_run() -> None:
     async with serving() as server:
-        assert (await server.http.request(method, "/flush_cache")).json() == {"flushed": True}
+        assert (await server.http.post("/flush_cache")).json() == {"flushed": True}
         server.engine.hold = True
         task = asyncio.create_task(server.post("/generate", text="a", rid="x"))
         await eventually(lambda: server.engine.running)
-        response = await server.http.request(method, "/flush_cache")
+        response = await server.http.post("/flush_cache")
         assert response.status_code == 400
+        assert (await server.http.get("/flush_cache")).status_code == 405  # a web page can make a browser send a GET
         assert "requests are running" in response.json()["error"]["message"]
         await server.post("/abort_request", rid="x")
         await task
@@ -138,6 +197,9 @@ async def test_metrics_count_what_happened() -> None:
         assert sample(text, "srv_kv_pages_free") + sample(text, "srv_kv_pages_held") == 1000
         assert sample(text, "srv_prompt_tokens_total") == 9
         assert sample(text, "srv_generated_tokens_total") == 10
+        assert sample(text, 'srv_step_tokens_bucket{le="1.0"}') == sample(text, "srv_step_tokens_sum") == 10
+        labels = 'model_name="tiny",engine="0",le="+Inf"'
+        assert sample(text, f"vllm:iteration_tokens_total_bucket{{{labels}}}") == 10
         assert sample(text, "srv_cache_hit_ratio") == 0
         assert sample(text, 'srv_sequences_total{finish_reason="length"}') == 2
         assert sample(text, 'srv_sequences_total{finish_reason="abort"}') == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from every import every
@@ -113,6 +114,30 @@ async def test_logprobs_of_prompt_and_output() -> None:
         plain = (await server.post("/generate", **body)).json()["meta_info"]
         assert plain["output_token_logprobs"] == [[pytest.approx(-0.084), 84, None]]
         assert "input_token_logprobs" not in plain
+
+
+async def test_log_probabilities_of_given_tokens_at_every_position() -> None:
+    async with serving() as server:
+        body: dict[str, Any] = {"text": ["ab", "c"], "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
+        given = {"logprob_start_len": [0, -1], "token_ids_logprob": [[7, 5], None], "return_text_in_logprobs": True}
+        first, second = (meta["meta_info"] for meta in (await server.post("/generate", **body, **given)).json())
+        entry = [[pytest.approx(-0.007), 7, "\x07"], [pytest.approx(-0.005), 5, "\x05"]]
+        assert first["input_token_ids_logprobs"] == [None, entry]
+        assert first["output_token_ids_logprobs"] == [entry, entry]
+        assert not [name for name in second if "token_ids" in name]
+        assert [spec.params.logprob_token_ids for spec in server.engine.received] == [(7, 5), ()]
+
+
+async def test_one_array_of_given_tokens_is_for_all_prompts_and_streams() -> None:
+    async with serving() as server:
+        body: dict[str, Any] = {"text": ["ab", "c"], "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
+        *events, _ = await server.stream("/generate", **body, token_ids_logprob=[5])
+        for event in events:
+            entry = [[pytest.approx(-0.005), 5, None]]
+            assert event["meta_info"]["output_token_ids_logprobs"] == [entry] * len(event["output_ids"])
+            assert "input_token_ids_logprobs" not in event["meta_info"]
+        refused = await server.post("/generate", **body, token_ids_logprob=[[5], 5])
+        assert refused.json()["error"]["param"] == "token_ids_logprob[1]"
 
 
 def states(text: str) -> list[list[float]]:
@@ -273,6 +298,28 @@ async def test_a_request_id_is_refused_while_it_is_in_use() -> None:
         ({"text": "a", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len", "1 tokens"),
         ({"text": "a", "return_logprob": 1}, "return_logprob", "true or false"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 99}, "top_logprobs_num", "0 to 20"),
+        ({"text": "a", "token_ids_logprob": [5]}, "token_ids_logprob", "return_logprob"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": 5}, "token_ids_logprob", "array of token ids"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [5, True]}, "token_ids_logprob", "array of token"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [260]}, "token_ids_logprob", "0 to 259"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [-1]}, "token_ids_logprob", "0 to 259"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [1] * 129}, "token_ids_logprob", "limit is 128"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [[1]]}, "token_ids_logprob", "one prompt"),
+        (
+            {"text": ["a"], "return_logprob": True, "token_ids_logprob": [[1], [2]]},
+            "token_ids_logprob",
+            "for 1 prompts",
+        ),
+        (
+            {
+                "text": ["a"] * 100,
+                "return_logprob": True,
+                "token_ids_logprob": [1] * 128,
+                "sampling_params": {"max_new_tokens": 100},
+            },
+            "token_ids_logprob",
+            "up to 1280000 log-probabilities",
+        ),
         ({"text": "a", "return_hidden_states": 1}, "return_hidden_states", "true or false"),
         ({"text": "a", "rid": ""}, "rid", "256"),
         ({"text": "a", "image_data": "x"}, "image_data", "images"),

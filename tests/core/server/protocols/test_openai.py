@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 from every import every
-from server_support import MODEL, serving
+from server_support import MODEL, generating, serving
 
 from srv.io.messages import Finish
-from srv.server.preprocessor import seeds_for
+from srv.server.seeds import seeds_for
 from srv.testing.fake_engine import BOS, EOS, ByteTokenizer, FakeEngine
 from srv.types import RequestSpec
 
@@ -20,11 +20,6 @@ HELLO = [{"role": "user", "content": "hi"}]
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def generating(text: str | bytes, *after: int) -> FakeEngine:
-    data = text.encode() if isinstance(text, str) else text
-    return FakeEngine(script=lambda message: [*data, *after])
 
 
 def generated(engine: FakeEngine) -> list[RequestSpec]:
@@ -188,6 +183,25 @@ async def test_n_sequences_have_derived_seeds_and_one_prompt_in_usage() -> None:
         assert [choice["text"] for choice in answer["choices"]] == [str(seed % 10) for seed in seeds]
         assert answer["usage"]["prompt_tokens"] == 4
         assert answer["usage"]["completion_tokens"] == 3
+
+
+async def test_sequences_name_their_request_and_the_key_that_sent_it() -> None:
+    """The scheduler shares its slots among requests, and among keys."""
+    async with serving() as server:
+        body = {"prompt": "a", "max_tokens": 1}
+        await server.post("/v1/completions", prompt="a", n=2, max_tokens=1)
+        await server.post("/v1/completions", prompt="a", max_tokens=1)
+        for key in ("one", "two", "one"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert (await server.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+        groups = [spec.group for spec in generated(server.engine)]
+        owners = [spec.owner for spec in generated(server.engine)]
+        assert groups[0] == groups[1]
+        assert len(set(groups[1:])) == 5
+        assert owners[:3] == [""] * 3
+        assert owners[3] == owners[5]
+        assert len({*owners[2:5]}) == 3
+        assert "one" not in owners[3]
 
 
 async def test_requests_without_a_seed_get_different_ones() -> None:

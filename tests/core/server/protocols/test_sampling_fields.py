@@ -10,11 +10,17 @@ from typing import Any
 import added_parameter
 import msgspec
 import pytest
+from args_world import model, user
 from every import every
 from server_support import serving
 
+from srv.args.resolve import resolve
+from srv.errors import Refusal
+from srv.sample.third_party import ProcessorFacts
+from srv.server.custom_processors import MAX_PARAMS_BYTES
 from srv.server.protocols.native_fields import NativeSampling
 from srv.server.protocols.openai_fields import ChatBody, CompletionBody
+from srv.server.sampling_defaults import sampling_defaults
 from srv.types import SamplingOptions, SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -31,13 +37,16 @@ VALUES: dict[str, Any] = {
     "presence_penalty": 0.75,
     "logit_bias": {"5": 2.0},
     "stop_token_ids": [9, 8],
+    "allowed_token_ids": [5, 9],
     "ignore_eos": True,
     "max_tokens": 20,
     "seed": 11,
 }
-AT_THE_ENGINE: dict[str, Any] = {"logit_bias": ((5, 2.0),), "stop_token_ids": (9, 8)}
+AT_THE_ENGINE: dict[str, Any] = {"logit_bias": ((5, 2.0),), "stop_token_ids": (9, 8), "allowed_token_ids": (5, 9)}
 # Each protocol requests these in its own way; the endpoints' own tests cover them.
-REQUESTED_OTHERWISE = {"logprobs", "prompt_logprobs", "prompt_logprobs_start", "hidden_states"}
+CUSTOM = {"custom_processor", "custom_params"}
+SCORES = {"logprobs", "prompt_logprobs", "prompt_logprobs_start", "logprob_token_ids"}
+REQUESTED_OTHERWISE = {*SCORES, "hidden_states", "banned", *CUSTOM}
 
 
 @pytest.fixture
@@ -96,3 +105,37 @@ def test_a_new_parameter_needs_its_declaration_only() -> None:
 
 def test_parameters_of_the_engine_are_those_of_the_client_and_two_resolved_ones() -> None:
     assert set(SamplingParams.__struct_fields__) - set(SamplingOptions.__struct_fields__) == {"max_tokens", "seed"}
+
+
+@every(
+    "field",
+    [
+        {"n": 2},
+        {"json_schema": '{"type": "object"}'},
+        {"regex": "a"},
+        {"ebnf": 'root ::= "a"'},
+        {"structural_tag": "{}"},
+        {"custom_params": {"a": 1}},
+    ],
+)
+def test_defaults_of_the_operator_have_nothing_that_only_a_request_can_ask_for(field: dict[str, Any]) -> None:
+    given = json.dumps({"temperature": 0.5, **field})
+    resolved = resolve(user(preferred_sampling_params=given, sampling_defaults="openai"))
+    with pytest.raises(Refusal) as caught:
+        sampling_defaults(resolved, model())
+    (name,) = field
+    assert f"{name} is refused" in str(caught.value)
+    fine = resolve(user(preferred_sampling_params='{"temperature": 0.5}', sampling_defaults="openai"))
+    assert sampling_defaults(fine, model()) == {"temperature": 0.5}
+
+
+async def test_the_parameters_of_a_processor_have_a_limit() -> None:
+    processor = ProcessorFacts("any", "nowhere:Any", lambda params: None)
+    async with serving(custom_processors={"any": processor}) as server:
+        for size, status in ((MAX_PARAMS_BYTES // 2, 200), (MAX_PARAMS_BYTES, 400)):
+            body = {"prompt": "a", "custom_logit_processor": "any", "custom_params": {"a": "x" * size}, "max_tokens": 1}
+            response = await server.post("/v1/completions", **body)
+            assert response.status_code == status
+        error = response.json()["error"]
+        assert error["param"] == "custom_params"
+        assert f"the limit is {MAX_PARAMS_BYTES}" in error["message"]

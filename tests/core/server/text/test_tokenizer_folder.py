@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every import every
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer
 
 from srv.errors import ModelError, RequestError
 from srv.server.text.tokenizer import ModelTextProcessor, load_text_processor
@@ -21,6 +23,7 @@ FACTS = ModelFacts(
     quantization=None, vocab_size=300, hidden_size=1, layers=1, heads=1, kv_heads=1, head_dim=1, context_length=1,
     parameters=1, weight_bytes=1, cache_groups=(),
 )  # fmt: skip
+DEEP = '{"a":' * 30_000 + "1" + "}" * 30_000
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -108,21 +111,33 @@ def test_added_tokens_decode_to_their_text_and_special_ones_can_be_skipped(tmp_p
     assert text.decode(ids, skip_special_tokens=False) == "<s>he<é tool></s>"
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
+EOS_TEMPLATE = processors.TemplateProcessing(
+    single="$A </s>", pair="$A </s> $B:1 </s>:1", special_tokens=[("</s>", 258)]
+)
+
+
+@every(
+    ("processor", "expected"),
     [
-        ({}, [257, 256]),  # the post-processor of tokenizer.json
-        ({"add_bos_token": False, "bos_token": "<s>"}, [256]),
-        ({"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>", "eos_token": {"content": "</s>"}},
-         [257, 256, 258]),
+        (EOS_TEMPLATE, [256, 258]),
+        (processors.ByteLevel(), [256]),
+        (processors.Sequence([processors.ByteLevel(), EOS_TEMPLATE]), [256, 258]),
     ],
-)  # fmt: skip
-def test_tokenizer_config_overrides_the_bos_and_eos_tokens(
-    tmp_path: Path, config: Mapping[str, Any], expected: list[int]
+)
+def test_special_tokens_are_those_of_the_post_processor_as_in_transformers(
+    processor: processors.PostProcessor, expected: list[int], tmp_path: Path
 ) -> None:
-    text = load(folder(tmp_path, byte_level(), tokenizer_config=config))
-    assert text.encode("he") == expected
-    assert text.encode("he", add_special_tokens=False) == [256]
+    """Whatever add_bos_token and add_eos_token say."""
+    tokenizer = byte_level()
+    tokenizer.post_processor = processor
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "TokenizersBackend"}
+    cases: list[dict[str, Any]] = [{}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}]
+    for added in cases:
+        path = folder(tmp_path, tokenizer, tokenizer_config={**roles, **added})
+        theirs, ours = AutoTokenizer.from_pretrained(str(path)), load(path)
+        assert ours.encode("he") == theirs("he").input_ids == expected, added
+        assert ours.encode("he", add_special_tokens=False) == [256]
+        assert ours.encode_pairs([("he", "h")])[0].tokens == theirs("he", "h").input_ids, added
 
 
 def test_truncation_and_padding_of_a_saved_tokenizer_are_disabled(tmp_path: Path) -> None:
@@ -155,7 +170,7 @@ def test_requests_with_tools_use_the_tool_use_template(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools | length }}"}]
     text = load(folder(tmp_path, byte_level(), tokenizer_config={"chat_template": named}))
     assert text.apply_chat_template(HELLO) == "plain"
-    assert text.apply_chat_template(HELLO, tools=[{}]) == "with 1"
+    assert text.apply_chat_template(HELLO, variables={"tools": [{}]}) == "with 1"
 
 
 def test_chat_template_argument_overrides_the_folder(tmp_path: Path) -> None:
@@ -187,6 +202,8 @@ def test_error_for_a_folder_without_a_tokenizer_lists_the_supported_files(tmp_pa
     [
         ("tokenizer.json", "{", "damaged"),
         ("tokenizer_config.json", "[1]", "damaged"),
+        ("tokenizer_config.json", DEEP, "damaged"),
+        ("special_tokens_map.json", DEEP, "damaged"),
         ("chat_template.jinja", "{% for x %}", "bad_chat_template"),
     ],
 )
@@ -195,6 +212,13 @@ def test_damaged_files_are_refused(tmp_path: Path, name: str, content: str, code
     with pytest.raises(ModelError) as caught:
         load(tmp_path)
     assert caught.value.code == code
+
+
+def test_a_chat_template_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text(DEEP)
+    with pytest.raises(ModelError) as caught:
+        load(folder(tmp_path, byte_level()), chat_template=str(tmp_path / "deep.json"))
+    assert caught.value.code == "bad_chat_template"
 
 
 @pytest.mark.parametrize("argument", ["tokenizer_path", "chat_template"])

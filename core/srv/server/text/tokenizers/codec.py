@@ -15,6 +15,8 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from srv.types import Vocabulary
+
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 METASPACE = "\u2581"  # SentencePiece's symbol for a space
 REPLACEMENT = "\ufffd"
@@ -44,9 +46,22 @@ class Codec(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
-    def stream(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> TokenStream: ...
+    def stream(
+        self, prompt_ids: Sequence[int], skip_special_tokens: bool, keep: frozenset[int] = frozenset()
+    ) -> TokenStream:
+        """`keep`: special tokens that have text although the others are skipped."""
+        ...
 
     def token_bytes(self, token: int) -> bytes: ...
+
+    @property
+    def special(self) -> frozenset[int]:
+        """The ids that `skip_special_tokens` skips."""
+        ...
+
+    def vocabulary(self) -> Vocabulary | None:
+        """The bytes of all tokens; None if the text of a token depends on its neighbours."""
+        ...
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -88,6 +103,10 @@ class ByteCodec:
         self._to_bytes, self._special, self._strip_space = to_bytes, special, strip_space
         self._table: list[bytes | None] = [None] * vocab_size
 
+    @property
+    def special(self) -> frozenset[int]:
+        return self._special
+
     def token_bytes(self, token: int) -> bytes:
         if not 0 <= token < len(self._table):
             return b""
@@ -96,6 +115,10 @@ class ByteCodec:
             cached = self._table[token] = self._to_bytes(token)
         return cached
 
+    def vocabulary(self) -> Vocabulary:
+        tokens = [self.token_bytes(token) for token in range(len(self._table))]
+        return Vocabulary(b"".join(tokens), list(map(len, tokens)), sorted(self._special))
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         hidden = self._special if skip_special_tokens else frozenset()
         data = b"".join([self.token_bytes(token) for token in ids if token not in hidden])
@@ -103,8 +126,10 @@ class ByteCodec:
             data = data[1:]
         return data.decode("utf-8", "replace")
 
-    def stream(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> ByteStream:
-        hidden = self._special if skip_special_tokens else frozenset()
+    def stream(
+        self, prompt_ids: Sequence[int], skip_special_tokens: bool, keep: frozenset[int] = frozenset()
+    ) -> ByteStream:
+        hidden = self._special - keep if skip_special_tokens else frozenset()
         starts_text = self._strip_space and not any(
             self.token_bytes(token) for token in prompt_ids if token not in hidden
         )
@@ -165,16 +190,25 @@ class WindowCodec:
     def __init__(self, decode_ids: Callable[[list[int], bool], str], vocab_size: int, special: frozenset[int]) -> None:
         self._decode_ids, self._vocab_size, self._special = decode_ids, vocab_size, special
 
+    @property
+    def special(self) -> frozenset[int]:
+        return self._special
+
     def token_bytes(self, token: int) -> bytes:
         return self.decode([token], skip_special_tokens=False).encode("utf-8", "replace")
+
+    def vocabulary(self) -> None:
+        return None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return self._decode_ids([token for token in ids if 0 <= token < self._vocab_size], skip_special_tokens)
 
-    def stream(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> WindowStream:
-        hidden = self._special if skip_special_tokens else frozenset()
-        context = list(prompt_ids[-WINDOW_CONTEXT:])
-        return WindowStream(lambda ids: self.decode(ids, skip_special_tokens), hidden, context)
+    def stream(
+        self, prompt_ids: Sequence[int], skip_special_tokens: bool, keep: frozenset[int] = frozenset()
+    ) -> WindowStream:
+        hidden = self._special - keep if skip_special_tokens else frozenset()
+        context = [token for token in prompt_ids[-WINDOW_CONTEXT:] if token not in hidden]
+        return WindowStream(lambda ids: self.decode(ids, False), hidden, context)  # the hidden ones are never decoded
 
 
 class WindowStream:

@@ -7,6 +7,7 @@ only for a folder without one (a bare SentencePiece or tiktoken model).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from srv.errors import ModelError
+from srv.models.remote_code import files_of, tokenizer_classes
 from srv.server.text.tokenizers.codec import (
     METASPACE,
     ByteCodec,
@@ -22,23 +24,27 @@ from srv.server.text.tokenizers.codec import (
     byte_level_bytes,
     sentencepiece_bytes,
 )
-from srv.server.text.tokenizers.source import TOKEN_ROLES, SpecialTokenAffixes, TextSource
+from srv.server.text.tokenizers.source import TOKEN_ROLES, TextSource
+
+log = logging.getLogger(__name__)
 
 OTHER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 REMEDY = "Set --tokenizer-path to a folder that has one, a tokenizer.json or a GGUF file"
 
 
-def read_folder(folder: Path, tokenizer_file: Path | None = None) -> TextSource:
+def read_folder(folder: Path, tokenizer_file: Path | None = None, remote_code: bool = False) -> TextSource:
     """Read the tokenizer and chat templates of a folder; `tokenizer_file`: its tokenizer.json, if it has another name.
 
-    Raises ModelError with code no_tokenizer (its message lists the file names) or damaged.
+    `remote_code`: whether Python code of the folder may be run, for a tokenizer that only it implements.
+
+    Raises ModelError with code no_tokenizer (its message lists the file names), damaged or remote_code.
     """
     config = _read_json(folder / "tokenizer_config.json")
     path = tokenizer_file or folder / "tokenizer.json"
     if path.is_file():
         tokenizer = _load_tokenizer_json(path)
     elif any((folder / name).is_file() for name in OTHER_FILES) or list(folder.glob("*.tiktoken")):
-        tokenizer = _load_with_transformers(folder)
+        tokenizer = _load_with_transformers(folder, remote_code)
     else:
         reason = f"the folder has no tokenizer: neither tokenizer.json nor {', '.join(OTHER_FILES)} exists"
         raise ModelError("no_tokenizer", str(folder), reason, REMEDY)
@@ -46,8 +52,9 @@ def read_folder(folder: Path, tokenizer_file: Path | None = None) -> TextSource:
     tokenizer.no_padding()
     size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     special_tokens = _special_tokens(folder, config)
-    affixes = _affixes(tokenizer, config, special_tokens)
-    return TextSource(tokenizer, _codec(tokenizer, size), size, affixes, special_tokens, read_folder_templates(folder))
+    # Special tokens are those of the post-processor: as in transformers 5, add_bos_token and add_eos_token of
+    # tokenizer_config.json do not replace that.
+    return TextSource(tokenizer, _codec(tokenizer, size), size, None, special_tokens, read_folder_templates(folder))
 
 
 def read_folder_templates(folder: Path) -> dict[str, str]:
@@ -82,7 +89,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError("damaged", str(path), f"it is not JSON ({error})", "Download the file again") from error
     if not isinstance(value, dict):
         raise ModelError("damaged", str(path), "it is not a JSON object", "Download the file again")
@@ -97,12 +104,14 @@ def _load_tokenizer_json(path: Path) -> Tokenizer:
         raise ModelError("damaged", str(path), reason, "Download the file again") from error
 
 
-def _load_with_transformers(folder: Path) -> Tokenizer:
+def _load_with_transformers(folder: Path, remote_code: bool) -> Tokenizer:
     """transformers converts older formats to that of the `tokenizers` library where possible."""
+    if remote_code and (classes := tokenizer_classes(folder)):
+        log.warning("Python code of the tokenizer is run: %s in %s", files_of(classes), folder)
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote_code)
     except Exception as error:  # the library raises bare Exception
         reason = f"it has no tokenizer.json, and transformers cannot convert its tokenizer ({error})"
         raise ModelError("no_tokenizer", str(folder), reason, REMEDY) from error
@@ -123,21 +132,6 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(text, str):
                 special_tokens[role] = text
     return special_tokens
-
-
-def _affixes(
-    tokenizer: Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> SpecialTokenAffixes | None:
-    """If tokenizer_config.json has add_bos_token or add_eos_token, they replace the post-processor of tokenizer.json
-    (as in transformers 5)."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return None
-    ids = [
-        (tokenizer.token_to_id(special_tokens[role]),) if config.get(f"add_{role}") and role in special_tokens else ()
-        for role in ("bos_token", "eos_token")
-    ]
-    prefix, suffix = (tuple(token for token in part if token is not None) for part in ids)
-    return SpecialTokenAffixes(prefix, suffix)
 
 
 def _codec(tokenizer: Tokenizer, vocab_size: int) -> Codec:

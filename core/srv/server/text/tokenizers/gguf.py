@@ -17,9 +17,10 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_header import read_header
+from srv.server.text.processor import SpecialTokenAffixes
 from srv.server.text.tokenizers.codec import METASPACE, ByteCodec, byte_level_bytes, sentencepiece_bytes
 from srv.server.text.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer
-from srv.server.text.tokenizers.source import SpecialTokenAffixes, TextSource
+from srv.server.text.tokenizers.source import TextSource
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type; 1 is normal
 ARRAYS = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges", "scores"))

@@ -7,18 +7,11 @@ from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
+from srv.server.text.processor import SpecialTokenAffixes
 from srv.server.text.tokenizers.codec import Codec
 
 # The special tokens that chat templates may use, by their names in tokenizer_config.json.
 TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-@dataclass(frozen=True)
-class SpecialTokenAffixes:
-    """Ids that are added before and after a text that is encoded with special tokens."""
-
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,130 @@
+"""The stages of a run, in order of value, each with its command and its time limit. Standard library only.
+
+Owns what is run; `proof` runs it. A stage's command prints its figure as its last line, and ends with 0 (passed), 3
+(passed over, for the reason that it prints), or another status (failed).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+SIMULATOR = "SRV_GPU_SIMULATOR"
+KERNEL_TESTS = ("attention", "ops", "quantized", "sampling", "numerics")
+EVIDENCE_TESTS = ("tests/e2e/test_e2e_openai.py", "tests/e2e/test_e2e_arguments.py")
+EVIDENCE = Path("support_matrix") / "evidence"
+SIMULATED_CHECKS = ("op.rms_norm", "op.silu_and_mul")  # checks that run in seconds on a simulated device
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage. seconds: its time limit. environment: in addition to the caller's variables."""
+
+    name: str
+    what: str
+    seconds: float
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """device: "cuda", "rocm" or "xpu". out: the folder of results. smallest: one case per stage, for tests.
+
+    can_commit: whether the tree is a clean checkout on a real device, so that evidence of it may be committed.
+    """
+
+    device: str
+    out: Path
+    simulated: bool = False
+    smallest: bool = False
+    can_commit: bool = False
+    workers: int = 1
+
+
+def stages(options: Options) -> list[Stage]:
+    """All stages. What a late one does cannot lose what an early one has found."""
+    return [
+        _environment(options),
+        _conformance(options),
+        _kernels(options),
+        _tokens(options),
+        _speed(options),
+        _sweep(options),
+        _evidence(options),
+    ]
+
+
+def _environment(options: Options) -> Stage:
+    command = [*_python("environment.py"), "--device", options.device, "--out", str(options.out)]
+    return Stage("environment", "device, driver, versions, `srv doctor`", 60, command + _flag(options))
+
+
+def _conformance(options: Options) -> Stage:
+    command = [*_srv("conformance", "run"), "--device", options.device, "--level", "L3"]
+    only = ["--only", *SIMULATED_CHECKS] if options.simulated else []
+    report = ["--report", str(options.out / "conformance.jsonl")]
+    return Stage("conformance", "conformance kit, L0 to L3", 150, [*command, *report, *only])
+
+
+def _kernels(options: Options) -> Stage:
+    """On the device; a simulated one runs the kernels in Triton's interpreter."""
+    files = [f"tests/kernels/triton/test_triton_{name}.py" for name in KERNEL_TESTS]
+    if options.simulated:
+        few = ["-k", "TestCopyPages or norm_rounds"] if options.smallest else []
+        files = ["tests/kernels/triton/test_triton_ops.py", *few]
+    environment = {"SRV_KERNEL_DEVICE": options.device}
+    workers = ["-n", str(options.workers)] if options.workers > 1 else []
+    command = [*_pytest(*files), *workers]
+    return Stage("kernels", "Triton's kernels compared with float64", 110, command, environment)
+
+
+def _tokens(options: Options) -> Stage:
+    command = [*_python("tokens.py"), "--device", options.device]
+    few = ["--prompts", "1", "--tokens", "2", "--eager"] if options.simulated else []
+    return Stage("tokens", "SmolLM2 in float32, compared with the CPU", 300 if few else 75, command + few)
+
+
+def _speed(options: Options) -> Stage:
+    """The caller appends `--seconds`, because only it knows how much time is left."""
+    command = [*_python("speed.py"), "--device", options.device, "--out", str(options.out)]
+    only = ["--only", "torch_native"] if options.smallest else []
+    return Stage(
+        "speed", "Llama-3-8B's shape in bfloat16", 300 if options.simulated else 170, command + _flag(options) + only
+    )
+
+
+def _sweep(options: Options) -> Stage:
+    command = [*_srv("conformance", "run"), "--device", options.device, "--level", "L4"]
+    only = ["arguments.refused"] if options.simulated else ["server", "arguments"]
+    report = ["--report", str(options.out / "conformance-L4.jsonl")]
+    return Stage("sweep", "conformance kit, L4: arguments on a server", 90, [*command, *report, "--only", *only])
+
+
+def _evidence(options: Options) -> Stage:
+    """Into the support matrix if it may be committed; else into the folder of results, marked as changed."""
+    own = [str(options.out / "evidence.jsonl"), "--srv-evidence-any-tree"]
+    target = [str(EVIDENCE)] if options.can_commit else own
+    tests = [EVIDENCE_TESTS[1], "-k", "test_host"] if options.simulated else list(EVIDENCE_TESTS)
+    command = [*_pytest(*tests), "-m", "covers", "--srv-evidence-device", options.device, "--srv-evidence", *target]
+    return Stage("evidence", "tests with evidence for the support matrix", 300 if options.simulated else 90, command)
+
+
+def _flag(options: Options) -> list[str]:
+    return ["--simulated"] if options.simulated else []
+
+
+def _python(script: str) -> list[str]:
+    return [sys.executable, str(HERE / script)]
+
+
+def _srv(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "srv", *arguments]
+
+
+def _pytest(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *arguments]

@@ -1,0 +1,113 @@
+"""The protocol of grammar backends, and the facts of one that the registry knows.
+
+Masks have one bit per token id, the lowest first, 1 if the token may be sampled, padded to whole 32-bit words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from srv.errors import GrammarError
+from srv.grammar.source import GrammarSource
+from srv.types import Vocabulary
+
+MAX_ERROR_LENGTH = 500
+
+Masks = npt.NDArray[np.int32]  # [rows, words]
+
+
+class JsonSpacing(NamedTuple):
+    """White space between JSON tokens. `pattern`: a regular expression; None: the backend's. `none`: there is none."""
+
+    pattern: str | None = None
+    none: bool = False
+
+
+class GrammarContext(NamedTuple):
+    """What a backend is made with. `vocab_size`: the width of the logits. `end_tokens`: they end an output."""
+
+    vocabulary: Vocabulary
+    vocab_size: int
+    end_tokens: tuple[int, ...]
+
+
+class Matcher(Protocol):
+    """The state of one output. It does not raise: once it has failed, it accepts nothing."""
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Go on by these tokens. False if the grammar does not allow one of them."""
+        ...
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the output may end here."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why the matcher cannot go on: it has exceeded a limit, or got a token that the grammar forbids; else ""."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """Compiles grammars and makes masks, for one vocabulary. Thread-safe."""
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a mask."""
+        ...
+
+    def translate(self, source: GrammarSource, spacing: JsonSpacing) -> str:
+        """The text that `compile` takes. Raises GrammarError."""
+        ...
+
+    def compile(self, text: str) -> Callable[[], Any]:
+        """A function that makes a `Matcher` in its first state. Raises GrammarError, also if it allows no text."""
+        ...
+
+    def fill(self, matchers: Sequence[Any], masks: Masks) -> None:
+        """Write the mask of each matcher into its row. End tokens are allowed where the output may end."""
+        ...
+
+
+def token_bytes(vocabulary: Vocabulary, vocab_size: int) -> list[bytes]:
+    """The bytes of the token ids below `vocab_size`; none for those that the vocabulary lacks."""
+    found: list[bytes] = []
+    begin = 0
+    for length in vocabulary.lengths[:vocab_size]:
+        found.append(vocabulary.data[begin : begin + length])
+        begin += length
+    return found + [b""] * (vocab_size - len(found))
+
+
+def end_bits(end_tokens: Sequence[int], words: int) -> npt.NDArray[np.int32]:
+    """The mask [words] that allows only the end of an output."""
+    bits = np.zeros(words * 32, dtype=np.uint8)
+    bits[list(end_tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def parsed_schema(text: str) -> dict[str, Any]:
+    """A JSON schema from its text; {} for true. Raises GrammarError."""
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise GrammarError(f"it is not JSON: {error}") from None
+    except RecursionError:
+        raise GrammarError("it is nested too deeply") from None
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("it is not an object")
+    if schema is False:
+        raise GrammarError("it allows no text")
+    return {} if schema is True else schema
+
+
+def error_clause(error: str) -> str:
+    """A library's message on one line, without the text that it quotes at length."""
+    line = " ".join(error.split()) or "no text can follow it"
+    return line if len(line) <= MAX_ERROR_LENGTH else f"{line[:MAX_ERROR_LENGTH]}..."

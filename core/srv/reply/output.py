@@ -1,0 +1,114 @@
+"""Collects the events of one reply: what is white space between its parts, the ids of calls, how many may be made."""
+
+from __future__ import annotations
+
+import secrets
+import string
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from srv.reply.events import CallArguments, CallEnd, CallStart, Reasoning, ReplyEvent, Text
+from srv.reply.reader import SPACE
+from srv.reply.tools import ToolUse
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+NO_SCHEMA: Mapping[str, Any] = {}
+
+
+class Output:
+    """White space next to a marker is dropped; a reply without markers keeps all of its own.
+
+    `use`: the tools of the request. `ids`: as in `ToolFormat`. `calls_before`: the number of calls in the conversation.
+    `stream_reasoning`: reasoning is one event, at its end, if this is False. `separate`: reasoning is text otherwise.
+    `spans`: where the reasoning was in the text of the reply; `span_begin`: where reasoning that goes on began.
+    """
+
+    def __init__(self, use: ToolUse, ids: str, calls_before: int, *, stream_reasoning: bool, separate: bool) -> None:
+        self.schemas = {tool.name: tool.parameters or NO_SCHEMA for tool in use.tools}
+        self._ids, self._calls_before = ids, calls_before
+        self._limit = None if use.parallel else 1
+        self._stream_reasoning, self.separate = stream_reasoning, separate
+        self._events: list[ReplyEvent] = []
+        self._space = self._thought = ""
+        self._trims_start = self._thinks = False
+        self.calls = 0
+        self.spans: list[tuple[int, int]] = []
+        self.span_begin: int | None = None
+
+    def begin_span(self, position: int) -> None:
+        """The text of the reply is reasoning from this position on, markers included."""
+        self.span_begin = position
+
+    def end_span(self, position: int) -> None:
+        assert self.span_begin is not None
+        self.spans.append((self.span_begin, position))
+        self.span_begin = None
+
+    def take(self) -> list[ReplyEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def text(self, text: str) -> None:
+        if self._trims_start:
+            text = text.lstrip(SPACE)
+        if not text:
+            return
+        self._trims_start = False
+        text = self._space + text
+        kept = text.rstrip(SPACE)
+        self._space = text[len(kept) :]
+        if kept:
+            self._add(Text(kept))
+
+    def reasoning(self, text: str) -> None:
+        if not self._thinks:
+            text = text.lstrip(SPACE)
+            if not text:
+                return
+            self._thinks, self._space = True, ""
+        text = self._space + text
+        kept = text.rstrip(SPACE)
+        self._space = text[len(kept) :]
+        if not self._stream_reasoning:
+            self._thought += kept
+        elif kept:
+            self._add(Reasoning(kept))
+
+    def end_reasoning(self) -> None:
+        if self._thought:
+            self._add(Reasoning(self._thought))
+        self._space = self._thought = ""
+        self._thinks, self._trims_start = False, True
+
+    def start(self, name: str, call_id: str | None = None) -> None:
+        self._space = ""
+        if self._limit is None or self.calls < self._limit:
+            self._add(CallStart(self.calls, call_id or self._new_id(name), name))
+
+    def arguments(self, fragment: str) -> None:
+        if fragment and (self._limit is None or self.calls < self._limit):
+            self._add(CallArguments(self.calls, fragment))
+
+    def end(self) -> None:
+        if self._limit is None or self.calls < self._limit:
+            self._add(CallEnd(self.calls))
+        self.calls += 1
+        self._trims_start = True
+
+    def finish(self) -> None:
+        """The reply is over. White space at its end stays if there was nothing but text."""
+        if self._thinks:
+            self.end_reasoning()
+        elif self._space and not self.calls:
+            self._add(Text(self._space))
+
+    def _add(self, event: ReplyEvent) -> None:
+        self._events.append(event)
+
+    def _new_id(self, name: str) -> str:
+        if self._ids == "short":
+            return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+        if self._ids == "call":
+            return f"call_{uuid.uuid4().hex[:24]}"
+        return self._ids.format(name=name, index=self._calls_before + self.calls)

@@ -1,0 +1,107 @@
+"""Gives text the type that a JSON Schema asks for: arguments in formats without types.
+
+    "5" ─► 5 if the schema allows an integer, "5" if it allows only strings
+
+Must not know any format. A value that has none of the types stays text: what a model wrote is not lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from srv.reply.json_text import json_of
+from srv.reply.python_values import NOT_READABLE, expression, literal
+
+_MAX_DEPTH = 20
+_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+
+
+def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """The JSON types that a schema allows; empty if it does not say. `root`: where `$ref` points into."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return set()
+    stated = schema.get("type")
+    if isinstance(stated, str):
+        return {stated}
+    if isinstance(stated, list):
+        return {each for each in stated if isinstance(each, str)}
+    if isinstance(reference := schema.get("$ref"), str):
+        return types_of(_resolve(reference, root), root, depth + 1)
+    found: set[str] = set()
+    for key in ("anyOf", "oneOf", "allOf"):
+        members = schema.get(key)
+        for member in members if isinstance(members, list) else ():
+            found |= types_of(member, root, depth + 1)
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else []
+    values = [*values, schema["const"]] if "const" in schema else values
+    return found | {"null" if value is None else _NAMES.get(type(value), "string") for value in values}
+
+
+def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    found: Any = root if reference.startswith("#/") else None
+    for part in reference[2:].split("/"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def property_types(schema: Mapping[str, Any], name: str) -> set[str]:
+    """The types of a parameter of a tool. One that the tool does not declare is a string."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or name not in properties:
+        return {"string"}
+    return types_of(properties[name], schema)
+
+
+def as_json(text: str, types: set[str]) -> str:
+    """The JSON text of a value. `types`: those allowed; empty: any."""
+    stripped = text.strip()
+    if types == {"string"}:
+        return json_of(text)
+    for value in _candidates(stripped):
+        if not types or _matches(value, types):
+            shown = stripped if _is_json(stripped) and not isinstance(value, str) else None
+            return shown or json_of(value)
+    return json_of(text)
+
+
+def _matches(value: Any, types: set[str]) -> bool:
+    if value is None:
+        return "null" in types
+    kind = _NAMES[type(value)]
+    if kind == "string":
+        return False  # text is taken as it is, with its quotes
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def _candidates(text: str) -> Iterator[Any]:
+    """The values that a text may stand for, without the text itself."""
+    if text.lower() in ("true", "false"):
+        yield text.lower() == "true"
+    if text in ("null", "None"):
+        yield None
+    for read in (_from_json, _from_python):
+        try:
+            value = read(text)
+            if type(value) in (int, float, list, dict, str):
+                json.dumps(value, allow_nan=False)
+                yield value
+        except NOT_READABLE:
+            continue
+
+
+def _from_json(text: str) -> Any:
+    return json.loads(text)
+
+
+def _from_python(text: str) -> Any:
+    return literal(expression(text)) if text.startswith(("[", "{")) else None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+        return True
+    except (ValueError, RecursionError):
+        return False

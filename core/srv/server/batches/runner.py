@@ -1,0 +1,275 @@
+"""Runs batches: checks their files, serves their lines a few at a time, and writes what they return.
+
+    validating ─► in_progress ─► finalizing ─► completed
+        └► failed      └► expired, or cancelling ─► cancelled; all of them keep what has been returned so far
+
+Batches are in memory and end with the server; their files remain. Must not know HTTP or a protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from srv.errors import EngineDead, RequestError
+from srv.server.batches.files import FileStore, FileWriter, StoredFile
+from srv.server.batches.lines import Line, LineError, check_lines, read_line
+from srv.server.batches.sender import Answer, LineSender
+from srv.server.fields import shorten
+from srv.server.settings import BodyLimits
+
+MAX_LINES_AT_ONCE = 16  # of all batches
+MAX_OPEN = 64  # batches that have not ended
+MAX_KEPT = 1024  # batches, of which the oldest that ended are forgotten
+WINDOW_SECONDS = 24 * 3600
+FULL = frozenset({429, 503})  # statuses of a line that is sent again
+RETRY_SECONDS = 1.0
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One batch. `times`: when it entered a state (Unix time), by the name of the state."""
+
+    owner: str
+    file: StoredFile
+    endpoint: str
+    metadata: Mapping[str, str]
+    id: str = field(default_factory=lambda: f"batch_{uuid.uuid4().hex}")
+    status: str = "validating"
+    created_at: int = field(default_factory=lambda: int(time.time()))
+    times: dict[str, int] = field(default_factory=dict)
+    errors: list[LineError] = field(default_factory=list)
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    files: dict[str, StoredFile] = field(default_factory=dict)  # "output" and "error"
+    workers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def enter(self, status: str) -> None:
+        self.status = status
+        self.times[status] = int(time.time())
+
+    @property
+    def expires_at(self) -> int:
+        return self.created_at + WINDOW_SECONDS
+
+    def shown(self) -> dict[str, object]:
+        """OpenAI's batch object."""
+        output, error = (self.files.get(kind) for kind in ("output", "error"))
+        states = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": {"object": "list", "data": [each.shown() for each in self.errors]} if self.errors else None,
+            "input_file_id": self.file.id,
+            "completion_window": "24h",
+            "status": self.status,
+            "output_file_id": None if output is None else output.id,
+            "error_file_id": None if error is None else error.id,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **{f"{state}_at": self.times.get(state) for state in states},
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "metadata": dict(self.metadata) or None,
+        }
+
+
+class BatchRunner:
+    """The batches of one server. All methods must be called on its event loop."""
+
+    def __init__(
+        self, store: FileStore, sender: LineSender, limits: BodyLimits, check_accepting: Callable[[], None]
+    ) -> None:
+        """`check_accepting` raises if the server serves no more requests, which fails batches instead of each line."""
+        self._store, self._sender, self._limits = store, sender, limits
+        self._check_accepting = check_accepting
+        self._batches: dict[str, Batch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(MAX_LINES_AT_ONCE)
+
+    def create(self, owner: str, file: StoredFile, endpoint: str, metadata: Mapping[str, str]) -> Batch:
+        """Begin a batch. Raises RequestError (429) if too many have not ended."""
+        if sum(batch.status not in ENDED for batch in self._batches.values()) >= MAX_OPEN:
+            raise RequestError(
+                f"{MAX_OPEN} batches have not ended, which is the limit; retry when one has",
+                code="too_many_batches",
+                status=429,
+            )
+        batch = Batch(owner, file, endpoint, metadata)
+        self._store.hold(file, 1)
+        self._batches[batch.id] = batch
+        self._forget()
+        # Not in the context of the request that creates it, which has its own records and traces.
+        task = asyncio.create_task(self._run(batch), context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return batch
+
+    def _forget(self) -> None:
+        ended = [name for name, batch in self._batches.items() if batch.status in ENDED]
+        for name in ended[: max(0, len(self._batches) - MAX_KEPT)]:
+            del self._batches[name]
+
+    def get(self, owner: str, name: str) -> Batch:
+        """Raises RequestError (404) if this owner has no such batch."""
+        batch = self._batches.get(name)
+        if batch is None or batch.owner != owner:
+            raise RequestError(
+                f"there is no batch {shorten(name)}; batches are forgotten when the server ends",
+                code="batch_not_found",
+                status=404,
+            )
+        return batch
+
+    def all(self, owner: str) -> list[Batch]:
+        """Those of an owner, the newest first."""
+        return [batch for batch in reversed(self._batches.values()) if batch.owner == owner]
+
+    def cancel(self, batch: Batch) -> None:
+        """Begin no more lines and abort those that run. Raises RequestError (409) if it has ended."""
+        if batch.status in ENDED or batch.status == "finalizing":
+            raise RequestError(
+                f"batch {batch.id} is {batch.status}; only one that has not ended can be cancelled",
+                code="batch_ended",
+                status=409,
+            )
+        if batch.status != "cancelling":
+            batch.enter("cancelling")
+            for worker in batch.workers:
+                worker.cancel()
+
+    # ---- one batch
+
+    async def _run(self, batch: Batch) -> None:
+        results = _Results(self._store, batch)
+        try:
+            offsets = await self._check(batch)
+            if batch.status == "validating":
+                batch.enter("in_progress")
+                await self._serve(batch, offsets, results)
+            if batch.status == "in_progress":
+                batch.enter("finalizing")
+            await results.finish()
+            ends = {"finalizing": "completed", "cancelling": "cancelled"}
+            batch.enter(ends.get(batch.status, batch.status))
+        except (RequestError, EngineDead) as error:
+            code = error.code if isinstance(error, RequestError) else "engine_dead"
+            await self._fail(batch, results, LineError(str(error), code=code))
+        except Exception:
+            logger.exception("%s failed", batch.id)
+            message = "the server failed on this batch; see its log"
+            await self._fail(batch, results, LineError(message, code="internal_error"))
+        finally:
+            batch.workers.clear()
+            self._store.hold(batch.file, -1)
+
+    async def _fail(self, batch: Batch, results: _Results, why: LineError) -> None:
+        batch.errors.append(why)
+        try:
+            await results.finish()
+        except RequestError as error:
+            logger.error("the results of %s are lost: %s", batch.id, error)
+        batch.enter("failed")
+
+    async def _check(self, batch: Batch) -> Iterator[int]:
+        """The offsets of the lines; ends the batch if there are none that can be served."""
+        path = self._store.path(batch.file)
+        read = await asyncio.to_thread(self._store.guarded, partial(check_lines, path, batch.endpoint, self._limits))
+        if read.errors:
+            batch.errors += read.errors
+            batch.enter("failed")
+        batch.total = len(read.offsets)
+        return iter(read.offsets)
+
+    async def _serve(self, batch: Batch, offsets: Iterator[int], results: _Results) -> None:
+        """Serve all lines. Raises the first failure, after all workers have ended."""
+        count = min(MAX_LINES_AT_ONCE, batch.total)
+        batch.workers = [asyncio.create_task(self._work(batch, offsets, results)) for _ in range(count)]
+        _, pending = await asyncio.wait(batch.workers, return_when=asyncio.FIRST_EXCEPTION)
+        for worker in pending if batch.status != "cancelling" else ():
+            worker.cancel()  # one has failed
+        await asyncio.gather(*batch.workers, return_exceptions=True)
+        for worker in batch.workers:
+            if not worker.cancelled() and (error := worker.exception()) is not None:
+                raise error
+
+    async def _work(self, batch: Batch, offsets: Iterator[int], results: _Results) -> None:
+        path = self._store.path(batch.file)
+        for offset in offsets:
+            if not self._goes_on(batch):
+                return
+            async with self._slots:
+                line = await asyncio.to_thread(self._store.guarded, partial(read_line, path, offset))
+                answer = await self._answer(batch, line)
+            await asyncio.shield(results.add(line, answer))  # a file that is being written has no other writer
+            if results.failure is not None:
+                raise results.failure
+
+    async def _answer(self, batch: Batch, line: Line) -> Answer:
+        """Serve a line, again and again while the server is full."""
+        while True:
+            self._check_accepting()
+            answer = await self._sender.send(batch.endpoint, bytes(line.body))
+            if answer.status not in FULL or not self._goes_on(batch):
+                return answer
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Whether more lines are served."""
+        if batch.status == "in_progress" and time.time() >= batch.expires_at:
+            batch.enter("expired")
+        return batch.status == "in_progress"
+
+
+class _Results:
+    """The files with what the lines of a batch return, which are made for the first result.
+
+    `failure`: why no more results can be kept.
+    """
+
+    def __init__(self, store: FileStore, batch: Batch) -> None:
+        self._store, self._batch = store, batch
+        self._writers: dict[str, FileWriter] = {}
+        self.failure: RequestError | None = None
+        self._lock = asyncio.Lock()
+
+    async def add(self, line: Line, answer: Answer) -> None:
+        succeeded = answer.status < 300
+        name = f"batch_req_{uuid.uuid4().hex}"
+        response = {"status_code": answer.status, "request_id": name, "body": msgspec.Raw(answer.body)}
+        entry = {"id": name, "custom_id": line.custom_id, "response": response, "error": None}
+        data = msgspec.json.encode(entry) + b"\n"
+        async with self._lock:
+            if self.failure is not None:
+                return
+            try:
+                await asyncio.to_thread(self._append, "output" if succeeded else "error", data)
+            except RequestError as error:
+                self.failure = error
+                return
+        self._batch.completed += succeeded
+        self._batch.failed += not succeeded
+
+    def _append(self, kind: str, data: bytes) -> None:
+        if (writer := self._writers.get(kind)) is None:
+            name = f"{self._batch.id}_{kind}.jsonl"
+            writer = self._writers[kind] = self._store.writer(self._batch.owner, name, "batch_output")
+        writer.append(data)
+
+    async def finish(self) -> None:
+        """Let the owner see the files."""
+        async with self._lock:
+            while self._writers:
+                kind, writer = self._writers.popitem()
+                self._batch.files[kind] = await asyncio.to_thread(writer.finish)

@@ -1,0 +1,71 @@
+"""Serves a line of a batch like a request that a client sends to the line's endpoint.
+
+Must not know batches or the fields of a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Scope
+
+from srv.server.http.body import HeldBodies
+from srv.server.http.failures import describe
+
+Handler = Callable[[Request], Awaitable[Response]]
+# All lines have one owner, so that the scheduler lets every other owner have its share at once (docs/adr/0038).
+OWNER = b"lines of batches"
+logger = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    """`body`: JSON."""
+
+    status: int
+    body: bytes
+
+
+class LineSender:
+    """Calls handlers in this process. `bodies`: what requests hold together, lines included."""
+
+    def __init__(self, handlers: Mapping[str, Handler], bodies: HeldBodies) -> None:
+        self._handlers, self._bodies = handlers, bodies
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return tuple(self._handlers)
+
+    async def send(self, endpoint: str, body: bytes) -> Answer:
+        """The answer, an error included. Cancellation aborts the request."""
+        share = self._bodies.share()
+        scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": endpoint,
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json"), (b"x-api-key", OWNER)],
+            "srv.body": share,
+        }
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if not messages:
+                await asyncio.get_running_loop().create_future()  # the client never leaves
+            return messages.pop()
+
+        try:
+            response = await self._handlers[endpoint](Request(scope, receive))
+            return Answer(response.status_code, bytes(response.body))
+        except Exception as error:
+            status, described = describe(error)
+            if status == 500:
+                logger.error("a line of a batch failed", exc_info=error)
+            return Answer(status, msgspec.json.encode(described))
+        finally:
+            share.release()

@@ -1,0 +1,49 @@
+"""What cannot be combined with a grammar, because some output could then not follow both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from srv.errors import RequestError
+from srv.grammar.source import GrammarSource
+from srv.server.grammars import CheckedGrammar, Grammars
+from srv.server.sampling_fields import Sampling
+
+# By field: the only value that can be combined, and why others cannot.
+_CONTRADICTIONS: Mapping[str, tuple[object, str]] = MappingProxyType(
+    {
+        "ignore_eos": (False, "the output ends where the grammar does, and nothing may follow"),
+        "min_tokens": (0, "the output ends where the grammar does, which may be earlier"),
+        "allowed_token_ids": ((), "it may leave none of the tokens that the grammar allows"),
+        "bad_words": ((), "it may leave none of the tokens that the grammar allows"),
+    }
+)
+
+
+async def checked_grammar(grammars: Grammars, sampling: Sampling, field: Callable[[str], str]) -> CheckedGrammar | None:
+    """The grammar of a request, if it has one. Raises RequestError. field: as in `PromptRequest`."""
+    if sampling.grammar is None:
+        return None
+    _check_combination(sampling.grammar, sampling, field)
+    return await grammars.check(sampling.grammar)
+
+
+def _check_combination(source: GrammarSource, sampling: Sampling, field: Callable[[str], str]) -> None:
+    """Raises RequestError for parameters that contradict a grammar.
+
+    Stop strings and stop token ids may cut an output short, which then counts as invalid; biases may not be infinite.
+    """
+    for name, (only, why) in _CONTRADICTIONS.items():
+        if getattr(sampling, name) != only:
+            _refuse(field(name), source, why)
+    if sampling.max_tokens == 0:
+        _refuse(f"{field('max_tokens')} = 0", source, "nothing is generated that could follow it")
+
+
+def _refuse(what: str, source: GrammarSource, why: str) -> None:
+    raise RequestError(
+        f"{what} is refused with {source.param}: {why}; send one of them",
+        code="invalid_value",
+        param=what.partition(" ")[0],
+    )

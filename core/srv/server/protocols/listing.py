@@ -1,0 +1,40 @@
+"""Pages of a list, as OpenAI's endpoints return them. Must not know what is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from starlette.datastructures import QueryParams
+
+from srv.errors import RequestError
+from srv.server.fields import shorten
+
+T = TypeVar("T")
+
+
+def page(
+    items: Sequence[T], query: QueryParams, show: Callable[[T], dict[str, object]], default: int, maximum: int
+) -> dict[str, object]:
+    """At most `limit` of the items after the one with the id `after`. Raises RequestError."""
+    given = query.get("limit", str(default))
+    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= maximum):
+        raise RequestError(
+            f"limit = {shorten(given)} is refused: it must be an integer from 1 to {maximum}",
+            code="invalid_value",
+            param="limit",
+        )
+    shown = [show(item) for item in items]
+    ids = [each["id"] for each in shown]
+    after = query.get("after")
+    if after is not None and after not in ids:
+        raise RequestError(f"after = {shorten(after)} is not in the list", code="invalid_value", param="after")
+    begin = 0 if after is None else ids.index(after) + 1
+    data = shown[begin : begin + int(given)]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": begin + len(data) < len(shown),
+    }

@@ -1,0 +1,85 @@
+"""The responses of `/v1/responses` that clients may continue or read again, in memory.
+
+Bounded by number and by size; the least recently used are dropped first, and all of them when the server ends. Each
+belongs to the API key that made it. Must not know the content of a response.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+MAX_RESPONSES = 4096
+MAX_BYTES = 64 * 1024 * 1024
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A complete response. `items`: the whole conversation up to its request, without its output."""
+
+    response: Mapping[str, Any]
+    items: Sequence[Item]
+
+    @property
+    def conversation(self) -> list[Item]:
+        """All items, those of the output last."""
+        output: list[Item] = self.response["output"]
+        return [*self.items, *output]
+
+
+class ResponseStore:
+    """Stored responses by owner and id. `owner`: as in `RequestSpec`."""
+
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
+        # The items by owner and id, each by the responses whose conversations have it, the one stored last at the end.
+        self._items: dict[tuple[str, str], dict[str, Item]] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def put(self, owner: str, stored: StoredResponse) -> None:
+        """Store a response, unless it alone is larger than the store."""
+        size = len(msgspec.json.encode((stored.response, stored.items)))
+        if size > self._max_bytes:
+            return
+        response = stored.response["id"]
+        self._stored[owner, response] = (stored, size)
+        for item in stored.conversation:
+            if (name := item.get("id")) is not None:
+                self._items.setdefault((owner, name), {})[response] = item
+        self.bytes += size
+        while len(self._stored) > self._max_responses or self.bytes > self._max_bytes:
+            self.delete(*next(iter(self._stored)))
+
+    def get(self, owner: str, name: str) -> StoredResponse | None:
+        if (owner, name) not in self._stored:
+            return None
+        self._stored.move_to_end((owner, name))
+        return self._stored[owner, name][0]
+
+    def delete(self, owner: str, name: str) -> bool:
+        """Whether there was one."""
+        found = self._stored.pop((owner, name), None)
+        if found is None:
+            return False
+        stored, size = found
+        self.bytes -= size
+        for item in stored.conversation:
+            place = (owner, item.get("id", ""))
+            holders = self._items.get(place, {})
+            if holders.pop(name, None) is not None and not holders:
+                del self._items[place]
+        return True
+
+    def item(self, owner: str, name: str) -> Item | None:
+        """The item with this id in the response of this owner that was stored last of those that have it."""
+        holders = self._items.get((owner, name))
+        return None if holders is None else next(reversed(holders.values()))

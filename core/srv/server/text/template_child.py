@@ -1,0 +1,79 @@
+"""The process that renders chat templates: `python -m srv.server.text.template_child`.
+
+Owns the content of the frames between the two processes: Setup, then Conversation after Conversation, each answered by
+a Reply, in JSON. Must not know who started it or what becomes of a text. The child ends when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from srv.errors import ModelError, RequestError
+from srv.io.bounded_child import ignore_signals, limit_memory, limit_time, read_frame, write_frame
+from srv.server.text.chat_template import ChatTemplate
+
+
+class Setup(msgspec.Struct):
+    """The first frame: what `ChatTemplate` is made of, and the limits: processor time per frame in seconds, and bytes
+    of memory beyond what the process has at its start."""
+
+    sources: dict[str, str]
+    special_tokens: dict[str, str]
+    origin: str
+    processor_seconds: float
+    memory_bytes: int
+
+
+class Conversation(msgspec.Struct):
+    """What one call of `ChatTemplate.render` gets."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    variables: dict[str, Any]
+
+
+class Reply(msgspec.Struct):
+    """The text, or why there is none. `code` and `param` are those of a RequestError."""
+
+    text: str | None = None
+    refused: str = ""
+    code: str = ""
+    param: str | None = None
+
+
+def main() -> int:
+    ignore_signals()
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    if not (content := read_frame(source)):
+        return 0
+    setup = msgspec.json.decode(content, type=Setup)
+    limit_memory(setup.memory_bytes)
+    limit_time(setup.processor_seconds)
+    try:
+        template = ChatTemplate(setup.sources, setup.special_tokens, setup.origin)
+    except ModelError as error:
+        write_frame(sink, msgspec.json.encode(Reply(refused=error.reason)))
+        return 0
+    write_frame(sink, msgspec.json.encode(Reply(text="")))
+    while True:
+        limit_time(0)
+        if not (content := read_frame(source)):
+            return 0
+        limit_time(setup.processor_seconds)
+        write_frame(sink, msgspec.json.encode(_render(template, content)))
+
+
+def _render(template: ChatTemplate, content: bytes) -> Reply:
+    asked = msgspec.json.decode(content, type=Conversation)
+    try:
+        text = template.render(asked.messages, add_generation_prompt=asked.add_generation_prompt, extra=asked.variables)
+    except RequestError as error:
+        return Reply(refused=error.message, code=error.code, param=error.param)
+    return Reply(text=text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Test cases for the ops of recurrent layers: rows of mixed lengths, in slots of mixed order, and edge cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from srv_kernels.cases import Case, random_tensor, row_slices
+
+_ROWS = ((1,), (1, 1, 1), (5,), (64,), (65, 1, 3), (1, 130, 2, 1), (1, 1, 66))  # tokens of each row
+_SLOTS = 7
+
+
+def _slots(generator: torch.Generator, lens: Sequence[int]) -> Tensor:
+    return torch.randperm(_SLOTS, generator=generator)[: len(lens)]
+
+
+def causal_conv1d_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 11)
+    for number, lens in enumerate(_ROWS):
+        for channels, width in ((6, 4), (40, 2), (33, 5)):
+            x = row_slices(generator, sum(lens), channels, dtype)
+            weight = random_tensor(generator, channels, width, dtype=dtype)
+            bias = random_tensor(generator, channels, dtype=dtype) if number % 2 else None
+            states = random_tensor(generator, _SLOTS, channels, width, dtype=dtype)
+            label = f"rows of {', '.join(map(str, lens))} tokens, {channels} channels, width {width}"
+            yield Case(label, (x, weight, bias, states, _slots(generator, lens), lens))
+    lens = (2, 1)
+    states = torch.full((_SLOTS, 4, 4), torch.inf, dtype=dtype)
+    states[2:4] = 0
+    x, weight = torch.zeros(3, 4, dtype=dtype), random_tensor(generator, 4, 4, dtype=dtype)
+    yield Case("zeros, and other slots that are not finite", (x, weight, None, states, torch.tensor([3, 2]), lens))
+
+
+def gated_delta_rule_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 12)
+    for lens in _ROWS:
+        for heads, value_heads, key_dim, value_dim in ((1, 1, 8, 8), (2, 4, 16, 12), (2, 2, 32, 64)):
+            sizes = (heads * key_dim, heads * key_dim, value_heads * value_dim)
+            tokens = sum(lens)
+            q, k, v = random_tensor(generator, tokens, sum(sizes), dtype=dtype).split(sizes, -1)
+            states = random_tensor(generator, _SLOTS, value_heads, key_dim, value_dim, dtype=torch.float32)
+            label = f"rows of {', '.join(map(str, lens))} tokens, {heads}/{value_heads} heads of {key_dim}, {value_dim}"
+            yield Case(
+                label,
+                (
+                    q.view(tokens, heads, key_dim),
+                    k.view(tokens, heads, key_dim),
+                    v.view(tokens, value_heads, value_dim),
+                    -random_tensor(generator, tokens, value_heads, dtype=torch.float32).abs(),
+                    torch.rand(tokens, value_heads, generator=generator),
+                    states,
+                    _slots(generator, lens),
+                    lens,
+                ),
+            )
+    lens, zeros = (70,), torch.zeros(70, 2, 8, dtype=dtype)
+    states = torch.full((_SLOTS, 2, 8, 8), torch.inf)
+    states[4] = 1
+    decay = torch.zeros(70, 2)
+    decay[1::2] = -80.0  # forgets everything
+    args = (zeros, zeros, zeros, decay, torch.ones(70, 2), states, torch.tensor([4]), lens)
+    yield Case("zero vectors, extreme decays, and other slots that are not finite", args)

@@ -1,0 +1,60 @@
+"""The mathematics of the ops of recurrent layers in float64: see `srv_kernels.oracles`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from srv_kernels.oracles import float64
+
+
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor, lens: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """silu of each channel's convolution over time with its own weights, after the inputs that its state has kept."""
+    begin, out, kept = 0, [], []
+    taps = float64(weight)
+    width = taps.shape[1]
+    for slot, length in zip(slots.tolist(), lens, strict=True):
+        history = torch.cat((float64(states)[slot], float64(x)[begin : begin + length].T), 1)
+        total = (history[:, 1:].unfold(1, width, 1) * taps[:, None]).sum(-1)
+        total = total if bias is None else total + float64(bias)[:, None]
+        out.append((total / (1 + (-total).exp())).T)
+        kept.append(history[:, -width:])
+        begin += length
+    return torch.cat(out), torch.stack(kept)
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    slots: Tensor,
+    lens: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule (Yang et al. 2024, arXiv:2412.06464), one token after the other.
+
+    S is exp(decay) S; then S + k (beta (v - kᵀ S)); the result is Sᵀ q. q and k are normalised, q is also scaled.
+    """
+    group = v.shape[1] // k.shape[1]
+    query, key = (
+        (wide / (wide.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(group, 1)
+        for wide in (float64(q), float64(k))
+    )
+    query, value, factor, rate = query * q.shape[-1] ** -0.5, float64(v), float64(decay).exp(), float64(beta)
+    begin, out, kept = 0, [], []
+    for slot, length in zip(slots.tolist(), lens, strict=True):
+        state = float64(states)[slot]
+        for token in range(begin, begin + length):
+            state = state * factor[token, :, None, None]
+            missing = rate[token, :, None] * (value[token] - torch.einsum("hkv,hk->hv", state, key[token]))
+            state = state + key[token, :, :, None] * missing[:, None]
+            out.append(torch.einsum("hkv,hk->hv", state, query[token]))
+        kept.append(state)
+        begin += length
+    return torch.stack(out), torch.stack(kept)

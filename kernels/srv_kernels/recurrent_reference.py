@@ -1,0 +1,112 @@
+"""Plain-torch implementations of the ops of recurrent layers: see `srv_kernels.reference`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor, lens: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """x [T, C], weight [C, W], bias [C] or None, states [S, C, W], slots int64 [R] -> ([T, C], new states)."""
+    width, wide = weight.shape[1], weight.float()
+    kept = states.index_select(0, slots)
+    single = _leading_rows_of_one(lens)
+    new = [torch.cat((kept[:single, :, 1:], x[:single].to(kept.dtype).unsqueeze(2)), 2)]
+    total, begin = [(new[0].float() * wide).sum(-1)], single
+    for row in range(single, len(lens)):
+        end = begin + lens[row]
+        history = torch.cat((kept[row], x[begin:end].T.to(kept.dtype)), 1)
+        taps = history[:, 1:].float().unfold(1, width, 1)
+        total.append((taps * wide.unsqueeze(1)).sum(-1).T)
+        new.append(history[None, :, -width:])
+        begin = end
+    sums = _joined(total)
+    return F.silu(sums if bias is None else sums + bias.float()).to(x.dtype), _joined(new)
+
+
+def gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    slots: Tensor,
+    lens: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """q, k [T, H, K], v [T, HV, V], decay, beta float32 [T, HV], states [S, HV, K, V], slots int64 [R] -> (float32
+    [T, HV, V], new states float32 [R, HV, K, V]).
+
+    The leading rows of one token are computed together, by the recurrence; the others one by one, in chunks.
+    """
+    group = v.shape[1] // k.shape[1]
+    query, key = _unit_vectors(q) * q.shape[-1] ** -0.5, _unit_vectors(k)
+    if group > 1:
+        query, key = query.repeat_interleave(group, 1), key.repeat_interleave(group, 1)
+    value, kept = v.float(), states.index_select(0, slots).float()
+    single = _leading_rows_of_one(lens)
+    stepped, states_after = _delta_step(*(each[:single] for each in (query, key, value, decay, beta, kept)))
+    out, new, begin = [stepped], [states_after], single
+    for row in range(single, len(lens)):
+        part = slice(begin, begin + lens[row])
+        chunks, state = _delta_chunks(query[part], key[part], value[part], decay[part], beta[part], kept[row])
+        out.append(chunks)
+        new.append(state.unsqueeze(0))
+        begin = part.stop
+    return _joined(out), _joined(new)
+
+
+def _leading_rows_of_one(lens: Sequence[int]) -> int:
+    """How many rows of one token come first: steps list rows that decode before prompts."""
+    return next((row for row, length in enumerate(lens) if length != 1), len(lens))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+def _unit_vectors(x: Tensor) -> Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def _delta_step(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of each row: query, key [R, HV, K], value [R, HV, V], decay, beta [R, HV], state [R, HV, K, V]."""
+    state = state * decay.exp()[..., None, None]
+    missing = (value - (state * key.unsqueeze(-1)).sum(-2)) * beta.unsqueeze(-1)
+    state = state + key.unsqueeze(-1) * missing.unsqueeze(-2)
+    return (state * query.unsqueeze(-1)).sum(-2), state
+
+
+_CHUNK = 64  # tokens
+
+
+def _delta_chunks(
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The tokens of one row: query, key [T, HV, K], value [T, HV, V], decay, beta [T, HV], state [HV, K, V].
+
+    Within a chunk, what each token writes follows from a triangular system of the products of keys (the UT transform of
+    Yang et al. 2024, arXiv:2406.06484), so that only chunks are computed one after the other.
+    """
+    out = []
+    for begin in range(0, len(query), _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        q, k, v = (each[part].transpose(0, 1) for each in (query, key, value))
+        rate, total = beta[part].T.unsqueeze(-1), decay[part].T.cumsum(-1)
+        between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()  # of what token j wrote, at token i
+        since_begin = total.exp().unsqueeze(-1)
+        system = (k * rate) @ k.transpose(-1, -2) * between
+        given = rate * (v - since_begin * (k @ state))
+        written = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
+        out.append(since_begin * (q @ state) + (q @ k.transpose(-1, -2) * between) @ written)
+        to_end = (total[:, -1:] - total).exp().unsqueeze(-1)
+        state = state * since_begin[:, -1:] + (k * to_end).transpose(-1, -2) @ written
+    return torch.cat(out, 1).transpose(0, 1), state

@@ -1,0 +1,126 @@
+"""Evidence from conformance reports: which cells a check of the kit shows, for the pages of a plugin's own vendor.
+
+A report is what `srv conformance run --report FILE` writes. Needs no checkout of srv, no device and no torch. This
+module must not know how a page is made.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from srv.testing.conformance.model import Outcome, Report, read_report
+from srv_matrix.inventory import Inventory
+from srv_matrix.records import Evidence, Key, Level
+from srv_matrix.repository import MatrixError
+
+# What a check shows if it passes: it compares the output with a reference, or sees the feature's effect.
+COVERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "engine.prefix_cache": ("disable_radix_cache=false",),
+        "engine.no_prefix_cache": ("disable_radix_cache=true",),
+        "engine.no_overlap": ("disable_overlap_schedule=true",),
+        "engine.graphs": ("disable_graphs=false",),
+        "engine.compiled": ("enable_torch_compile=true",),
+        "engine.drafts": ("speculative_algorithm=NGRAM",),
+        "engine.embeddings": ("is_embedding=true",),
+        "engine.w8a8": ("quantization=modelslim",),
+        "engine.float32": ("dtype=float32",),
+        "engine.bfloat16": ("dtype=bfloat16",),
+        "engine.float16": ("dtype=float16",),
+        "server.serves": ("endpoint:POST /generate", "endpoint:GET /get_server_info"),
+    }
+)
+_NAMED_DTYPES = re.compile(r"\bin (float32|bfloat16|float16)\b")  # in the message of a check
+_RAN = ("passed", "failed")
+
+
+def read_reports(paths: Iterable[Path], platform: str) -> tuple[Report, ...]:
+    """The reports of one platform; MatrixError for a file that is none, of another platform, or without a device."""
+    return tuple(_read(path, platform) for path in paths)
+
+
+def _read(path: Path, platform: str) -> Report:
+    remedy = f"Pass what `srv conformance run --device {platform} --report FILE` has written"
+    try:
+        report = read_report(path)
+        found = report.device.get("platform")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise MatrixError(f"--evidence {path} is not a conformance report: {error}. {remedy}") from error
+    if found != platform:
+        raise MatrixError(f"--evidence {path} is a report of platform {found}, not of {platform}. {remedy}")
+    if not report.device.get("available"):
+        raise MatrixError(f"--evidence {path}: no device was available in that run, so it shows nothing. {remedy}")
+    return report
+
+
+def evidence_of(report: Report) -> Iterator[Evidence]:
+    """One line per check that ran and shows a cell. A run on a simulated device has the level E3, another one E4."""
+    device, versions = report.device, [f"{name} {version}" for name, version in report.versions.items()]
+    shown = Evidence(
+        covers=(),
+        platform=device["platform"],
+        variant=device["variant"],
+        level=Level.E3 if device.get("simulated") else Level.E4,
+        test="",
+        outcome="passed",
+        commit="",
+        plugin_version=", ".join(versions),
+        driver="",
+        device=device.get("name", ""),
+        date=report.date[:10],
+        machine=device["variant"],
+    )
+    for outcome in report.outcomes:
+        if outcome.status in _RAN and (cells := _cells(outcome)):
+            yield replace(shown, covers=cells, test=f"srv conformance: {outcome.check}", outcome=outcome.status)
+
+
+def _cells(outcome: Outcome) -> tuple[str, ...]:
+    group, _, name = outcome.check.partition(".")
+    dtypes = _dtypes(outcome)
+    if group == "op":
+        return tuple(f"op:{name}/{dtype}" for dtype in dtypes)
+    if outcome.check == "engine.greedy":
+        return tuple(f"dtype={dtype}" for dtype in dtypes)
+    return COVERS.get(outcome.check, ())
+
+
+def on_known_cells(evidence: Iterable[Evidence], cells: Iterable[Key]) -> tuple[Evidence, ...]:
+    """The evidence without cells that the matrix does not have, such as an endpoint of a newer version."""
+    known = set(cells)
+    kept = (
+        replace(each, covers=tuple(cell for cell in each.covers if (cell, each.platform, each.variant) in known))
+        for each in evidence
+    )
+    return tuple(each for each in kept if each.covers)
+
+
+def with_reported_ops(inventory: Inventory, reports: Sequence[Report]) -> Inventory:
+    """The inventory with the ops that the reports' checks have run; without ops if no report got as far as these."""
+    implemented: dict[str, dict[str, tuple[str, ...]]] = {}
+    for report in reports:
+        of_ops = [each for each in report.outcomes if each.check.startswith("op.") and each.status in _RAN]
+        if of_ops:
+            ops = implemented.setdefault(f"{report.device['platform']}:{report.device['variant']}", {})
+            ops.update({each.check.partition(".")[2]: _dtypes(each) for each in of_ops})
+    return replace(inventory, ops=inventory.ops if implemented else (), implemented=implemented, unbuilt={})
+
+
+def _dtypes(outcome: Outcome) -> tuple[str, ...]:
+    """The dtypes that a check ran in, by its message."""
+    return tuple(dict.fromkeys(_NAMED_DTYPES.findall(outcome.message)))
+
+
+def summary_of(report: Report) -> str:
+    """What ran where, how to repeat it, and what failed, as one line of Markdown."""
+    counts = Counter(each.status for each in report.outcomes)
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items())
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    where = f"{report.device['variant']}, {report.device.get('name') or 'unnamed'}"
+    failed = "".join(f"; failed: {each.check}: {each.message}" for each in report.failures)
+    return f"`{report.command}` on {where} ({versions}; {report.date[:10]}): {counted}{failed}"

@@ -1,0 +1,195 @@
+"""What each way to store weights costs: perplexity and greedy choices of the demo model, its speed and its bytes.
+
+    PYTHONPATH=tests/helpers python tests/bench/weight_methods.py [--windows 16] [--tokens 64] [--only nf4 ...]
+
+Every checkpoint is made here, by plain rounding, from the demo model in bfloat16, which is the reference. Programs that
+calibrate (AWQ, GPTQ) lose less; what is measured is that the server computes what is stored, and how fast. Each method
+is beside the GGUF type with as many bits; for those of 4 bits, the aim is a ratio of at most 1.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import bitsandbytes_weights
+import fp8_weights
+import packed_weights
+import torch
+from gguf import GGMLQuantizationType as Kind
+from models_small import edit_config, write_gguf
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from srv.models.locate import demo_model
+from srv.models.read import read_facts
+from srv.server.text.tokenizer import load_text_processor
+from srv.testing.engine import CheckedEngine
+from srv.types import RequestSpec, SamplingParams
+
+TEXT = Path(__file__).parent / "peers" / "perplexity.txt"
+WINDOW = 512
+Quantize: TypeAlias = Callable[[str, Tensor], dict[str, Tensor]]
+
+
+class Method(NamedTuple):
+    """quantize: the tensors of a projection, from its name and weights; None: those of the plain checkpoint.
+
+    peer: the method that it is compared with.
+    """
+
+    peer: str
+    quantize: Quantize | None = None
+    config: dict[str, Any] | None = None
+    flags: tuple[str, ...] = ()
+    kind: Kind | None = None
+
+
+def _packed(form: packed_weights.Form, peer: str) -> Method:
+    return Method(peer, lambda name, weight: packed_weights.packed(name, weight, form)[0], form.config)
+
+
+def _nf4() -> Method:
+    form = bitsandbytes_weights.Form()
+    return Method("Q4_0", lambda name, weight: bitsandbytes_weights.packed(name, weight, form)[0], form.config)
+
+
+def _fp8_blocks() -> Method:
+    form = fp8_weights.FORMS["fp8, blocks with the other name"]
+
+    def quantize(name: str, weight: Tensor) -> dict[str, Tensor]:
+        stored, scale, _ = fp8_weights.quantized(weight, form)
+        return {f"{name}.weight": stored, f"{name}.{form.suffix}": scale}
+
+    return Method("Q8_0", quantize, form.config)
+
+
+AWQ = packed_weights.AWQ._replace(group=64, config={**packed_weights.AWQ.config, "group_size": 64})
+METHODS = {
+    "bfloat16": Method("bfloat16"),
+    "Q8_0": Method("Q8_0", kind=Kind.Q8_0),
+    "--quantization fp8": Method("Q8_0", flags=("--quantization", "fp8")),
+    "fp8, blocks of 128 x 128": _fp8_blocks(),
+    "--torchao-config int8wo": Method("Q8_0", flags=("--torchao-config", "int8wo")),
+    "--torchao-config int8dq": Method("Q8_0", flags=("--torchao-config", "int8dq")),
+    "gptq, 8 bits, groups of 64": _packed(packed_weights.gptq(8, 64), "Q8_0"),
+    "Q4_0": Method("Q4_0", kind=Kind.Q4_0),
+    "Q4_1": Method("Q4_1", kind=Kind.Q4_1),
+    "awq, groups of 64": _packed(AWQ, "Q4_1"),
+    "gptq, groups of 32": _packed(packed_weights.gptq(4, 32), "Q4_0"),
+    "compressed-tensors, groups of 64": _packed(packed_weights.compressed(4, 64), "Q4_0"),
+    "bitsandbytes nf4": _nf4(),
+}
+
+
+class Scores(NamedTuple):
+    """Of every token but the first of a window, and of the run: seconds of the windows, and of a decode step."""
+
+    logprobs: list[float]
+    best: list[int]
+    prefill: float
+    decode: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-math.fsum(self.logprobs) / len(self.logprobs))
+
+
+def write(folder: Path, plain: Path, method: Method) -> Path:
+    """The checkpoint of a method, beside the files of the plain one."""
+    if method.kind is not None:
+        from transformers import AutoModelForCausalLM
+
+        model, kind = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32), method.kind
+        write_gguf(folder / "model.gguf", model, "llama", kinds=lambda name: Kind.BF16 if "embed" in name else kind)
+        return folder / "model.gguf"
+    if method.quantize is None:
+        return plain
+    stored: dict[str, Tensor] = {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            stored |= method.quantize(name.removesuffix(".weight"), tensor.float())
+        else:
+            stored[name] = tensor
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
+    shutil.copy(plain / "config.json", folder)
+    edit_config(folder, quantization_config=method.config)
+    return folder
+
+
+def read(windows: Sequence[list[int]], path: Path, flags: Sequence[str], tokens: int) -> Scores:
+    scoring = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
+    logprobs: list[float] = []
+    best: list[int] = []
+    with CheckedEngine.launch(["--device", "cpu", "--model-path", str(path), "--dtype", "bfloat16", *flags]) as engine:
+        begin = time.perf_counter()
+        for number, window in enumerate(windows):
+            (result,) = engine.generate([RequestSpec(id=str(number), tokens=tuple(window), params=scoring)])
+            logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
+            best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
+        prefill = time.perf_counter() - begin
+        least = math.inf
+        for turn in range(3):
+            params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            begin = time.perf_counter()
+            engine.generate([RequestSpec(id=f"decode{turn}", tokens=tuple(windows[0][:16]), params=params)])
+            least = min(least, (time.perf_counter() - begin) / tokens)
+    return Scores(logprobs, best, prefill, least)
+
+
+def plain_checkpoint(folder: Path) -> Path:
+    """The demo model as a folder with unquantized bfloat16 weights, without a tokenizer."""
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    path = demo_model()
+    quantization = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=torch.bfloat16, quantization_config=quantization
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--windows", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=64, help="of a request whose decode steps are timed")
+    parser.add_argument("--only", nargs="+", default=[], help="beside bfloat16 and the peers")
+    given = parser.parse_args()
+    ids = load_text_processor(read_facts(demo_model())).encode(TEXT.read_text())
+    windows = [ids[start : start + WINDOW] for start in range(0, given.windows * WINDOW, WINDOW)]
+    chosen = {name: each for name, each in METHODS.items() if not given.only or name in given.only}
+    names = dict.fromkeys(["bfloat16", *(each.peer for each in chosen.values()), *chosen])
+    found: dict[str, Scores] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        plain = plain_checkpoint(Path(temporary) / "plain")
+        for place, name in enumerate(names):
+            method, folder = METHODS[name], Path(temporary) / str(place)
+            folder.mkdir()
+            path = write(folder, plain, method)
+            found[name] = scores = read(windows, path, method.flags, given.tokens)
+            exact, peer = found["bfloat16"], found[method.peer]
+            lost = scores.perplexity / exact.perplexity - 1
+            same = sum(a == b for a, b in zip(exact.best, scores.best, strict=True)) / len(exact.best)
+            row = {
+                "method": name,
+                "perplexity": round(scores.perplexity, 3),
+                "lost": f"{lost:+.2%}",
+                "equal choices": round(same, 4),
+                "peer": method.peer,
+                "prefill / peer": round(scores.prefill / peer.prefill, 3),
+                "decode / peer": round(scores.decode / peer.decode, 3),
+                "decode ms": round(scores.decode * 1e3, 2),
+            }
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

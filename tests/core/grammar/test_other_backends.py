@@ -1,0 +1,172 @@
+"""The backends on XGrammar and outlines-core: they allow what llguidance allows, or refuse a source with a reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from every import every
+
+from srv.errors import GrammarError
+from srv.grammar.backend import GrammarBackend, GrammarContext, JsonSpacing
+from srv.grammar.registry import make
+from srv.grammar.source import GrammarSource, Kind, from_choice, from_json_schema, from_structural_tag
+from srv.types import Vocabulary
+
+TOKENS = [*(bytes([byte]) for byte in range(256)), b"<end>", b"<tool>", b"</s>", b"hello", b"hel", b"lo!"]
+END, TOOL, OTHER_END, HELLO, HEL = 256, 257, 258, 259, 260
+VOCABULARY = Vocabulary(b"".join(TOKENS), list(map(len, TOKENS)), [END, TOOL, OTHER_END])
+WIDTH = 320  # of the logits
+NAMES = ("xgrammar", "outlines")
+CONTEXT = GrammarContext(VOCABULARY, WIDTH, (END, OTHER_END))
+OBJECT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"enum": ["a", "b"]}},
+    "required": ["x", "y"],
+    "additionalProperties": False,
+}
+TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "abc"}}
+_BACKENDS: dict[str, GrammarBackend] = {}
+
+
+def backend(name: str) -> GrammarBackend:
+    return _BACKENDS.get(name) or _BACKENDS.setdefault(name, make(name, CONTEXT))
+
+
+def of(kind: Kind, text: str) -> GrammarSource:
+    return GrammarSource(kind=kind, text=text, param="test")
+
+
+def schema(value: Any, **options: Any) -> GrammarSource:
+    return from_json_schema(value, param="test", **options)
+
+
+def matcher_of(name: str, source: GrammarSource, spacing: JsonSpacing = JsonSpacing()) -> Any:  # noqa: B008 - immutable
+    return backend(name).compile(backend(name).translate(source, spacing))()
+
+
+def allowed_next(name: str, matcher: Any) -> set[int]:
+    masks = np.full((1, backend(name).words), -1, dtype=np.int32)
+    backend(name).fill([matcher], masks)
+    return set(np.flatnonzero(np.unpackbits(masks.view(np.uint8)[0], bitorder="little")).tolist())
+
+
+@every("name", NAMES)
+@every(
+    ("source", "complete", "wrong"),
+    [
+        (schema(OBJECT), '{"x": 1, "y": "b"}', '{"x": 1, "y": "c"}'),
+        (schema({"type": "array", "items": {"type": "boolean"}, "maxItems": 2}), "[true,false]", "[1]"),
+        (schema({"type": "string", "pattern": "^a+$"}), '"aaa"', '"b'),
+        (schema({"type": "string", "pattern": "^(a|bc)$"}), '"bc"', '"b"'),
+        (schema({"type": "string", "format": "date"}), '"2026-11-26"', '"2026-13'),
+        (schema({"anyOf": [{"type": "integer"}, {"type": "null"}]}), "null", "true"),
+        (schema({"$ref": "#/$defs/t", "$defs": {"t": {"enum": ["a", 1]}}}), "1", "2"),
+        (of("regex", r"[a-z]+@x\.com"), "ab@x.com", "ab@xy"),
+        (of("regex", r"(a+)+b"), "aaab", "c"),
+        (from_choice(["yes", 'a|b"\n', "y"], param="test"), 'a|b"\n', "n"),
+    ],
+)
+def test_a_complete_text_is_accepted_and_a_wrong_one_is_not(
+    name: str, source: GrammarSource, complete: str, wrong: str
+) -> None:
+    matcher = matcher_of(name, source)
+    assert (matcher.accept(list(complete.encode())), matcher.accepting) == (True, True)
+    assert matcher.accept([END])
+    assert allowed_next(name, matcher) == {END, OTHER_END}
+    other = matcher_of(name, source)
+    assert (other.accept(list(wrong.encode())), other.accepting) == (False, False)
+    assert "does not allow token" in other.failure
+    assert allowed_next(name, other) == {END, OTHER_END}
+
+
+@every(
+    ("source", "complete", "wrong"),
+    [
+        (of("grammar", 'root ::= "a" | "b" root'), "bba", "c"),
+        (of("grammar", 'start: "a" | "b" start'), "bba", "c"),
+        (from_structural_tag(TAG, param="test"), "abc", "abd"),
+        (schema({"type": "object", "minProperties": 1}), '{"any": [1]}', "{}"),
+        (schema(True), "[1, null]", "x"),
+    ],
+)
+def test_xgrammar_has_grammars_and_tags_too(source: GrammarSource, complete: str, wrong: str) -> None:
+    matcher = matcher_of("xgrammar", source)
+    assert (matcher.accept(list(complete.encode())), matcher.accepting) == (True, True)
+    assert not matcher_of("xgrammar", source).accept(list(wrong.encode()))
+
+
+@every(
+    ("name", "source", "part"),
+    [
+        *((name, schema({"type": "array", "uniqueItems": True}), "keyword 'uniqueItems'") for name in NAMES),
+        *((name, schema({"type": "number", "multipleOf": 2}), "keyword 'multipleOf'") for name in NAMES),
+        *((name, schema({"type": "array", "items": {"oneOf": []}}), "keyword 'oneOf' at /items") for name in NAMES),
+        *((name, schema({"type": "string", "format": "nope"}), "format 'nope'") for name in NAMES),
+        *((name, schema({"type": "string", "pattern": "a", "minLength": 2}), "together with") for name in NAMES),
+        *((name, schema({"anyOf": [{}], "properties": {}}), "beside other keywords") for name in NAMES),
+        *((name, schema({"type": "object", "required": ["z"]}), "'z' is required") for name in NAMES),
+        *((name, schema({"type": "strin"}), "strin") for name in NAMES),
+        *((name, schema({"type": "integer", "enum": ["a", 1]}), "have the stated type") for name in NAMES),
+        *((name, schema({"enum": ["abcdef"], "minItems": 3}), "without the type array") for name in NAMES),
+        *((name, schema({"type": "string", "const": "abc", "maxLength": 2}), "beside 'maxLength'") for name in NAMES),
+        *((name, schema({"maxLength": 2}), "without the type string") for name in NAMES),
+        ("xgrammar", schema({"minimum": 5}), "without the type integer or number"),
+        ("xgrammar", schema({"type": "object", "properties": {}, "patternProperties": {}}), "together with"),
+        ("outlines", schema({"type": "string", "pattern": "^a|b$"}), "alternatives"),
+        ("outlines", schema({"type": "string", "pattern": "a$b"}), "anchors within"),
+        *((name, schema(False), "allows no text") for name in NAMES),
+        *((name, schema("{"), "not JSON") for name in NAMES),
+        *((name, schema('{"items":' * 10_000 + "{}" + "}" * 10_000), "deep") for name in NAMES),
+        *((name, of("regex", r"(a)\1"), "") for name in NAMES),
+        *((name, of("regex", "(?=a)b"), "") for name in NAMES),
+        ("xgrammar", of("grammar", 'root ::= "a" missing'), "missing"),
+        ("xgrammar", schema(OBJECT, whitespace_pattern=" "), "no pattern for white space"),
+        ("xgrammar", of("structural_tag", "{}"), ""),
+        (
+            "xgrammar",
+            of(
+                "structural_tag",
+                json.dumps({"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"not": {}}}}),
+            ),
+            "keyword 'not'",
+        ),
+        ("outlines", schema({"type": "number", "minimum": 3}), "keyword 'minimum'"),
+        ("outlines", of("grammar", 'root ::= "a"'), "regular languages only"),
+        ("outlines", of("structural_tag", json.dumps(TAG)), "regular languages only"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(name: str, source: GrammarSource, part: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        backend(name).compile(backend(name).translate(source, JsonSpacing()))
+    assert part in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+@every("name", NAMES)
+def test_white_space_is_bounded_and_can_be_disabled(name: str) -> None:
+    one = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
+    assert matcher_of(name, schema(one)).accept(list(b'{"x":    1}'))
+    assert not matcher_of(name, schema(one)).accept(list(b'{"x":' + b" " * 65))
+    assert not matcher_of(name, schema(one), JsonSpacing(none=True)).accept(list(b'{"x": '))
+    assert matcher_of(name, schema(one), JsonSpacing(none=True)).accept(list(b'{"x":1}'))
+
+
+def test_outlines_takes_a_pattern_for_white_space() -> None:
+    one = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    assert matcher_of("outlines", schema(one), JsonSpacing("_*")).accept(list(b'{"x":_1}'))
+    assert not matcher_of("outlines", schema(one, whitespace_pattern="-*"), JsonSpacing("_*")).accept(list(b'{"x":_'))
+
+
+@every("name", NAMES)
+def test_end_tokens_are_allowed_where_the_output_may_end_and_only_there(name: str) -> None:
+    """Tokens of several bytes are allowed, and logits beyond the vocabulary never are."""
+    matcher = matcher_of(name, of("regex", "hello|helps?"))
+    assert allowed_next(name, matcher) == {ord("h"), HELLO, HEL}
+    assert matcher.accept([HEL])
+    assert allowed_next(name, matcher) == {ord("l"), ord("p")}
+    assert matcher.accept([ord("p")])
+    assert allowed_next(name, matcher) == {ord("s"), END, OTHER_END}
+    assert not matcher_of(name, of("regex", "hello|helps?")).accept([HEL, END])

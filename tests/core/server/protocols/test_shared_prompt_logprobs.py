@@ -1,0 +1,60 @@
+"""Several outputs of one prompt with its log-probabilities: these are computed once, and each output reports them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from server_support import events_of, eventually, serving
+
+from srv.testing.fake_engine import FakeEngine
+from srv.types import PoolingParams, RequestSpec, SamplingParams
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def scored(engine: FakeEngine) -> list[bool]:
+    """Of each sequence sent to the engine, whether it computes the log-probabilities of its prompt."""
+    params = [message.params for message in engine.received if isinstance(message, RequestSpec)]
+    assert not any(isinstance(each, PoolingParams) for each in params)
+    return [isinstance(each, SamplingParams) and each.prompt_logprobs is not None for each in params]
+
+
+async def test_each_prompt_is_scored_once_and_each_choice_reports_it() -> None:
+    async with serving() as server:
+        body = {"prompt": ["ab", "cde"], "n": 16, "max_tokens": 3, "prompt_logprobs": 1, "seed": 1}
+        choices = (await server.post("/v1/completions", **body)).json()["choices"]
+        assert (len(choices), len(scored(server.engine)), sum(scored(server.engine))) == (32, 32, 2)
+        for index, choice in enumerate(choices):
+            first = choices[index - index % 16]
+            assert choice["prompt_logprobs"] == first["prompt_logprobs"]
+            assert len(choice["prompt_logprobs"]) == (2 if index < 16 else 3)
+            assert choice["prompt_logprobs"][1]
+
+
+async def test_in_streams_and_without_output() -> None:
+    async with serving() as server:
+        events = await server.stream("/v1/completions", prompt="ab", n=3, max_tokens=2, prompt_logprobs=0)
+        sent = [choice["index"] for event in events[:-1] for choice in event["choices"] if "prompt_logprobs" in choice]
+        assert sorted(sent) == [0, 1, 2]
+        only = await server.post("/v1/completions", prompt="ab", n=3, max_tokens=0, echo=True, logprobs=0)
+        assert [len(choice["logprobs"]["tokens"]) for choice in only.json()["choices"]] == [2, 2, 2]
+        assert sum(scored(server.engine)) == 2
+
+
+async def test_an_abort_ends_the_outputs_that_wait_for_the_first() -> None:
+    async with serving(FakeEngine(hold=True)) as server:
+        body = {"prompt": "ab", "n": 4, "max_tokens": 3, "prompt_logprobs": 0, "rid": "r", "stream": True}
+        streaming = asyncio.create_task(server.http.post("/v1/completions", json=body))
+        await eventually(lambda: server.engine.running)
+        assert len(server.engine.running) == 1
+        await server.post("/abort_request", rid="r")
+        response = await streaming
+        finishes = [c["finish_reason"] for e in events_of(response.text)[:-1] for c in e["choices"]]
+        assert finishes.count("abort") == 4
+        assert server.app.state.lifecycle.active == 0

@@ -1,0 +1,107 @@
+"""Crash dumps: which requests they contain, which of these had no complete response, and what no body can break."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from srv.args.groups.observe import ObserveArgs
+from srv.cli.replay import replay
+from srv.errors import EngineDead
+from srv.server.crash_dump import CrashRecorder, read_dump
+from srv.server.http.events import EventStream
+from srv.server.http.observing import add_observing
+
+
+async def _dying() -> AsyncGenerator[bytes, None]:
+    yield b"data: 1\n\n"
+    raise EngineDead("it was killed")
+
+
+def application(recorder: CrashRecorder) -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/{name}")
+    async def answer(name: str, request: Request) -> Response:
+        await request.body()
+        if name == "stream":
+            return EventStream(_dying(), on_close=lambda: None)
+        return Response(status_code=int(name))
+
+    add_observing(app, ObserveArgs(), None, recorder)
+    return app
+
+
+def test_what_was_open_when_the_engine_was_lost_is_incomplete(tmp_path: Path) -> None:
+    recorder = CrashRecorder(tmp_path, {})
+
+    async def post_all() -> None:
+        transport = httpx.ASGITransport(application(recorder))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            for path in ("/200", "/400", "/503", "/stream"):
+                await client.post(path, content=b'{"prompt": "a"}')
+
+    asyncio.run(post_all())
+    file = recorder.dump("a test")
+    assert file is not None
+    _, requests = read_dump(file)
+    assert [(each["path"], each["complete"]) for each in requests] == [
+        ("/200", True),
+        ("/400", True),
+        ("/503", False),
+        ("/stream", False),
+    ]
+    assert requests[0]["body"] == {"prompt": "a"}
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"\xff", b"{"])
+def test_any_body_is_dumped(tmp_path: Path, body: bytes) -> None:
+    recorder = CrashRecorder(tmp_path, {})
+    recorded = recorder.begin("POST", "/generate")
+    assert recorded is not None
+    recorder.add(recorded, body)
+    file = recorder.dump("a test")
+    assert file is not None
+    (line,) = (json.loads(line) for line in file.read_text().splitlines()[1:])
+    assert "base64" in line
+
+
+def test_the_oldest_bodies_are_dropped_beyond_the_limit(tmp_path: Path) -> None:
+    recorder = CrashRecorder(tmp_path, {}, most_bytes=10)
+    first, second = recorder.begin("POST", "/1"), recorder.begin("POST", "/2")
+    assert first is not None
+    assert second is not None
+    recorder.add(first, b"123456")
+    recorder.add(second, b"123456")
+    recorder.add(first, b"more of a request that is not kept")
+    file = recorder.dump("a test")
+    assert file is not None
+    assert [each["path"] for each in read_dump(file)[1]] == ["/2"]
+
+
+def test_a_server_that_dies_while_it_answers_is_no_answer() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def cut_off() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab")
+
+        thread = threading.Thread(target=cut_off, daemon=True)
+        thread.start()
+        request = {"at": 0.0, "method": "POST", "path": "/generate", "body": {}}
+        assert [answer.status for answer in replay([request], url, speed=0)] == [0]
+        thread.join(10)
+    assert [answer.status for answer in replay([request], "nowhere", speed=0)] == [0]

@@ -1,0 +1,50 @@
+"""Faults of reading weight files, and of weights in host memory."""
+
+from fault import Fault
+
+_DAMAGED = "tests/core/models/formats/test_damaged.py"
+_READING = "tests/core/models/formats/test_reading.py"
+_OFFLOAD = "tests/core/worker/test_offload.py"
+
+FAULTS = (
+    Fault(
+        name="layers-are-computed-before-their-weights-are-copied",
+        file="core/srv/worker/offload.py",
+        text="self._streams.compute.wait(copied)",
+        planted="copied.synchronize",
+        effect="On a device with streams, layers in host memory compute with the weights of others: nonsense.",
+        tests=(_OFFLOAD,),
+    ),
+    Fault(
+        name="weights-are-copied-over-those-in-use",
+        file="core/srv/worker/offload.py",
+        text="copies.wait(read)",
+        planted="pass",
+        effect="On a device with streams, the weights of a layer are overwritten while it computes: nonsense.",
+        tests=(_OFFLOAD,),
+    ),
+    Fault(
+        name="overlapping-tensors-of-a-gguf-file",
+        file="core/srv/models/formats/gguf_header.py",
+        text="if offset != end:",
+        planted="if offset > self.size:",
+        effect="A damaged GGUF file is served, with the weights of one layer in another.",
+        tests=(_DAMAGED,),
+    ),
+    Fault(
+        name="an-index-may-name-tensors-that-are-nowhere",
+        file="core/srv/models/formats/safetensors_header.py",
+        text="        if name not in stored:",
+        planted="        if not stored:",
+        effect="A checkpoint of which a part was never uploaded is planned as if it were whole.",
+        tests=(_DAMAGED,),
+    ),
+    Fault(
+        name="parts-are-read-from-the-first-row",
+        file="core/srv/models/formats/stored_file.py",
+        text="begin, size = begin + part.begin * row,",
+        planted="begin, size = begin,",
+        effect="With several ranks and --weight-loader-disable-mmap, ranks hold the rows of the first: nonsense.",
+        tests=(_READING,),
+    ),
+)
