@@ -18,17 +18,19 @@ import triton.language as tl
 from srv_kernels.triton import registration
 
 INTERPRETED = tl.constexpr(registration.INTERPRETED)
+IEEE = tl.constexpr("ieee")  # wrapped, because Triton 3.6 does not wrap the default value of an argument if it is a string
 
 
 @triton.jit
-def dot(a, b, acc, precision: tl.constexpr = "ieee"):
+def dot(a, b, acc, precision: tl.constexpr = IEEE):
     """acc + a @ b. a [M, K], b [K, N]: floats or int8 of one dtype; acc [M, N]: float32, or int32 for int8.
 
     precision: that of float32 operands, "ieee" or "tf32".
     """
     if INTERPRETED:
-        return tl.dot(widen(a), widen(b), acc, input_precision=precision)
-    return tl.dot(a, b, acc, input_precision=precision)
+        return tl.dot(widen(a), widen(b), acc, input_precision=precision, out_dtype=acc.dtype)
+    # Triton 3.6 takes float32 for the dtype of results unless told.
+    return tl.dot(a, b, acc, input_precision=precision, out_dtype=acc.dtype)
 
 
 @triton.jit
