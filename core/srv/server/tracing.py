@@ -134,9 +134,9 @@ def make_tracer(model: str, endpoint: str, who: str) -> Tracer:
     try:
         return Tracer(model, _exporter(protocol, endpoint))
     except ImportError as error:
-        reason = f"the packages of OpenTelemetry are not installed ({error})"
+        reason = f"the packages of OpenTelemetry cannot be imported ({error})"
         remedy = "Install them with pip install 'srv[trace]', or leave --enable-trace out."
-        raise Refusal([Rejection("package_missing", "enable_trace", "true", who, reason, remedy)]) from error
+        raise Refusal([Rejection("not_installed", "enable_trace", "true", who, reason, remedy)]) from error
 
 
 def _exporter(protocol: str, endpoint: str) -> SpanExporter:

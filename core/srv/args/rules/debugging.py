@@ -5,11 +5,20 @@ Must not know how tensors are dumped or hooks are called.
 
 from __future__ import annotations
 
+import functools
+
 from srv.args.config import ARGUMENTS
 from srv.platform.facts import Constraint, ResolutionContext
 from srv.platform.forward_hooks import read_hooks
+from srv.platform.host import versions
 
 _EAGER = ("debug_tensor_dump_output_folder", "forward_hooks")
+# Of the extra "trace"; an environment variable chooses the exporter.
+TRACE_DISTRIBUTIONS = (
+    "opentelemetry-sdk",
+    "opentelemetry-exporter-otlp-proto-grpc",
+    "opentelemetry-exporter-otlp-proto-http",
+)
 _OF_DUMPS = ("debug_tensor_dump_input_file", "debug_tensor_dump_prefill_only")
 _OF_METRICS = (
     "bucket_time_to_first_token",
@@ -57,6 +66,18 @@ def _needs_metrics(name: str) -> Constraint:
     return Constraint(name, "inert", check, "Leave one of the two out.", reads=("enable_metrics",))
 
 
+def _exports_traces(context: ResolutionContext) -> str | None:
+    if not context["enable_trace"]:
+        return None
+    missing = [name for name in TRACE_DISTRIBUTIONS if name not in _installed(*TRACE_DISTRIBUTIONS)]
+    return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed" if missing else None
+
+
+@functools.cache  # it reads folders, and every resolution asks
+def _installed(*distributions: str) -> frozenset[str]:
+    return frozenset(versions(*distributions))
+
+
 def _hooks_exist(context: ResolutionContext) -> str | None:
     if context["forward_hooks"] is None:
         return None
@@ -68,6 +89,9 @@ def _hooks_exist(context: ResolutionContext) -> str | None:
 
 
 CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint(
+        "enable_trace", "not_installed", _exports_traces, "Install them with pip install 'srv[trace]', or leave it out."
+    ),
     Constraint(
         "forward_hooks",
         "invalid_hooks",
