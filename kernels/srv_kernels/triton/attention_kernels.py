@@ -138,7 +138,9 @@ def _finish(acc, total, value_scales, VALUE_SCALES: tl.constexpr):
     return acc * factor[:, None]
 
 
-@triton.jit(do_not_specialize=["rows", "min_queries", "window"])
+@triton.jit(
+    do_not_specialize=["rows", "min_queries", "window", "table_row"], do_not_specialize_on_alignment=["lengths"]
+)
 def extend_kernel(
     q,
     keys,
@@ -264,7 +266,9 @@ def extend_kernel(
     store(where, result, mask=inside[:, None] & (value_dims[None, :] < VALUE_DIM))
 
 
-@triton.jit(do_not_specialize=["least_blocks", "max_queries", "window"])
+@triton.jit(
+    do_not_specialize=["least_blocks", "max_queries", "window", "table_row"], do_not_specialize_on_alignment=["lengths"]
+)
 def decode_kernel(
     q,
     keys,

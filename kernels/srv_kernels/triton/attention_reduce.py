@@ -24,7 +24,9 @@ def divide(queries, length, window, splits, least_blocks, BLOCK_KEYS: tl.constex
     return low, share, tl.maximum(tl.cdiv(blocks, share), 1)
 
 
-@triton.jit(do_not_specialize=["splits", "least_blocks", "max_queries", "window"])
+@triton.jit(
+    do_not_specialize=["splits", "least_blocks", "max_queries", "window"], do_not_specialize_on_alignment=["lengths"]
+)
 def reduce_kernel(
     partial,
     logs,

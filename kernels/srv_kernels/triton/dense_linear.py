@@ -27,7 +27,7 @@ from srv_kernels.triton.rows import matrix
 from srv_kernels.triton.variants import FLOATS, Variant, pointers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def dense_gemm_kernel(
     x,
     weight,

@@ -35,7 +35,7 @@ from srv_kernels.triton.rows import matrix
 from srv_kernels.triton.variants import Variant, pointers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def fp8_gemm_kernel(
     x,
     weight,

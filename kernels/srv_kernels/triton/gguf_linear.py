@@ -43,7 +43,7 @@ from srv_kernels.triton.rows import matrix
 from srv_kernels.triton.variants import Variant, pointers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def gguf_gemv_kernel(
     x,
     weight,
@@ -80,7 +80,7 @@ def gguf_gemv_kernel(
     store(out + row.to(tl.int64) * N + outputs[None, :], result, mask=(row < T) & (outputs < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def gguf_gemm_kernel(
     x,
     weight,
@@ -120,7 +120,7 @@ def gguf_gemm_kernel(
     store(places, total, mask=(rows < T)[:, None] & (outputs < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def gguf_rows_kernel(
     weight,
     indices,

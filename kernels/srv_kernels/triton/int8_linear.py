@@ -39,7 +39,7 @@ from srv_kernels.triton.variants import FLOATS, Variant, pointers
 _LARGEST = tl.constexpr(127.0)  # the largest magnitude of a quantized row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def quantize_rows_kernel(x, quantized, scales, T, K, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Each row divided by its scale, largest magnitude / 127, and rounded to int8. With NaN or inf, that is NaN."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -64,7 +64,7 @@ def quantize_rows_kernel(x, quantized, scales, T, K, x_stride, ROWS: tl.constexp
     store(scales + rows, tl.where(invalid > 0, float("nan"), scale), mask=rows < T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def quantize_static_kernel(
     x, quantized, input_scale, input_offset, T, K, x_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -78,7 +78,7 @@ def quantize_static_kernel(
     store(places, round_to(shifted, tl.int8), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def int8_gemm_kernel(
     x,
     weight,

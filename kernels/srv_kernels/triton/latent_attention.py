@@ -76,7 +76,9 @@ def _load_vectors(pool, where, exists, SIZE: tl.constexpr, BLOCK: tl.constexpr, 
     return round_to(widen(found), dtype)
 
 
-@triton.jit(do_not_specialize=["splits", "least_blocks", "max_queries"])
+@triton.jit(
+    do_not_specialize=["splits", "least_blocks", "max_queries", "table_row"], do_not_specialize_on_alignment=["lengths"]
+)
 def latent_kernel(
     q_latent,
     q_rope,

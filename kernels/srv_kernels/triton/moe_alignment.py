@@ -35,7 +35,7 @@ class Alignment(NamedTuple):
     rows: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
     """counts int32 [E]: how often each id occurs."""
     expert = tl.program_id(0)
@@ -46,7 +46,7 @@ def count_kernel(ids, counts, pairs, BLOCK: tl.constexpr):
     store(counts + expert, tl.sum(total, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "blocks"])
 def place_kernel(
     ids,
     counts,

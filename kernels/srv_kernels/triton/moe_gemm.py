@@ -72,7 +72,7 @@ def scaled(total, scale, bias, first, outputs, has_output):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def gate_up_kernel(
     x,
     weight,
@@ -117,7 +117,7 @@ def gate_up_kernel(
     store(places, activated(gate, up, ACTIVATION), mask=has_row & (outputs < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def down_kernel(
     x,
     weight,

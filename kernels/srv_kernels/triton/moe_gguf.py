@@ -22,7 +22,7 @@ from srv_kernels.triton.quantized_tuning import MOE_GGUF, GemmBlocks, all_tiles,
 from srv_kernels.triton.variants import Variant, pointers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def moe_gguf_kernel(
     x,
     weight,

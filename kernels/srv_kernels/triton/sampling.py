@@ -67,7 +67,7 @@ def _largest(logits, rows, has_row, vocab, stride, BLOCK: tl.constexpr):
     return largest, at, valid
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def most_likely_kernel(logits, tokens, valid, T, vocab, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """The largest logit's first place, int64, and whether the row is valid, bool; 0 for a row that is not."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -179,7 +179,7 @@ def _first_reaching(
     return tl.minimum(token, vocab - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def draw_kernel(
     logits,
     temperatures,
