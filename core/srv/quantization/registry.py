@@ -91,14 +91,18 @@ def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, d
 def detect(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The name of the method of a Hugging Face checkpoint, or the one that its configuration states if none fits.
 
-    None if it is not quantized. Methods of other distributions are asked only if the configuration states a method.
+    None if it is not quantized. A method whose own file describes a form that its layers do not support fits, too: the
+    checkpoint is refused. Methods of other distributions are asked only if the configuration states a method.
     """
+    unsupported: str | None = None
     for method in _built_in_checkpoints():
-        if method.detect(folder, config) is True:
+        answer = method.detect(folder, config)
+        if answer is True:
             return method.name
+        unsupported = method.name if isinstance(answer, str) and unsupported is None else unsupported
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping):
-        return None
+        return unsupported
     name = str(stated.get("quant_method", "unknown"))
     if not further_names():
         return name
