@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.storage import StorageFormat
+from srv.models.formats.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
@@ -97,7 +97,7 @@ class PackedStorageFormat(StorageFormat):
     def __init__(self, model: StoredModel) -> None:
         self._path = model.facts.path
         self._scheme = scheme_of(self._path, model.facts.config)
-        self._waiting: dict[str, dict[str, Tensor]] = {}
+        self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
         layer, suffix = self._split(name)
@@ -123,11 +123,8 @@ class PackedStorageFormat(StorageFormat):
         layer, suffix = self._split(name)
         if not suffix:
             return {name: stored}
-        waiting = self._waiting.setdefault(layer, {})
-        waiting[suffix] = stored
-        if not set(self._scheme.suffixes) <= waiting.keys():
-            return {}
-        return self._rows(layer, self._waiting.pop(layer))
+        tensors = self._groups.add(layer, suffix, stored, len(self._scheme.suffixes))
+        return {} if tensors is None else self._rows(layer, tensors)
 
     def _split(self, name: str) -> tuple[str, str]:
         """The layer and the suffix of a tensor of packed integers; a suffix of "" for all other tensors."""

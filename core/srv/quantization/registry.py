@@ -84,8 +84,20 @@ def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, d
     """
     method = find(online or quantization or model.quantization)
     if method is not None and method.at_load is not None and model.quantization is None:
-        method = find(method.at_load(model) or method.name)
+        method = _at_load(method, model)
     return None if method is not None and method.dequantizable and dequantize else of_form(method, model)
+
+
+def _at_load(method: QuantMethod, model: ModelFacts) -> QuantMethod | None:
+    """The method that a name means for a checkpoint whose configuration names none."""
+    name = None if method.at_load is None else method.at_load(model)
+    found = method if name is None else find(name)
+    if found is None:
+        from srv.quantization.third_party import METHODS
+
+        reason = f"returned {name!r}, which is the name of no method"
+        raise METHODS.error_in(METHODS.provider(method.name), f"{method.name}.at_load", reason)
+    return found
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> str | None:
