@@ -70,7 +70,7 @@ def choose_layers(
         if may_run(facts):
             check_layer_code(facts)
     if ranks > 1 and (config is None or (method is not None and method.sharding is not None)):
-        obstacle = (method and method.sharding) or "only native layers without int8 weights can"
+        obstacle = (method and method.sharding) or "only native layers can"
         reason = f"it cannot be sharded over {ranks} ranks: {obstacle}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     if config is None and method is not None and not method.dequantizable:

@@ -78,17 +78,16 @@ class PackedLayerFactory(LayerFactory):
         return OrderedLinear(self.context, linear) if self._scheme.ordered else linear
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some projections are quantized and others not, or with biases."""
+        """Raises ModelError for experts of which some projections are quantized and others not."""
         named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
         packed = [are_packed(self._model, self._scheme, names, inputs) for names, inputs in named]
         if not any(packed):
             return super().experts(prefix, sizes, bias)
-        if bias or not all(packed):
-            state = "quantized with biases" if all(packed) else "quantized in part"
-            reason = f"the experts {prefix} are {state}, which no layers support"
+        if not all(packed):
+            reason = f"the experts {prefix} are quantized in part, which no layers support"
             raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
         block_type = self._scheme.block_type
-        return GGUFExperts(self.context, prefix, self.local_experts(sizes), block_type, block_type)
+        return GGUFExperts(self.context, prefix, self.local_experts(sizes), block_type, block_type, bias)
 
 
 class PackedStorageFormat(StorageFormat):
