@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 ITEM_SIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
+# The dtypes in which weights are stored that are not quantized, the widest first.
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
 # 8-bit floats of KV pools: the value of `kv_cache_dtype`, and torch's name.
 FLOAT8: Mapping[str, str] = MappingProxyType({"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"})
 

@@ -90,6 +90,10 @@ class ModelError(SrvError):
         self.code, self.what, self.reason, self.remedy = code, what, reason, remedy
         super().__init__(f"model {what}: {reason}. {remedy} [{code}]")
 
+    def renamed(self, path: str, name: str) -> ModelError:
+        """The same error with the name that the user gave to what lies at `path`."""
+        return ModelError(self.code, self.what.replace(path, name), self.reason.replace(path, name), self.remedy)
+
     def rejection(self, path: str | None, who: str) -> Rejection:
         """The refusal of --model-path; `who` has set it."""
         return Rejection(self.code, "model_path", path, who, f"{self.what}: {self.reason}", as_sentence(self.remedy))

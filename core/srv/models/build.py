@@ -28,6 +28,7 @@ from srv.models.formats.filling import Progress
 from srv.models.formats.fused_experts import FusedExperts
 from srv.models.formats.gguf_loader import load_gguf
 from srv.models.formats.reading import MAPPED, Reading
+from srv.models.formats.safetensors_header import forget_headers
 from srv.models.formats.safetensors_loader import load_safetensors
 from srv.models.formats.source_loader import load_from_sources
 from srv.models.formats.storage import StorageFormat
@@ -103,6 +104,7 @@ def build(
     check_layers(model.attention_layers)
     with torch.no_grad():
         _load(facts, choice.load_format, model, seed, progress, storage, reading, loaders)
+        forget_headers()
         unsupported = model.validate_loaded()
         model.prepare_loaded()
     if unsupported is not None:

@@ -14,6 +14,7 @@ from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.expert_layers import mixture_of
 from srv.models.architectures.registry import find, native_config, native_names
+from srv.models.formats.safetensors_header import PACKED_BITS
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.remote_code import check_layer_code, may_run
@@ -57,6 +58,8 @@ def choose_layers(
     unsupported_config or unsupported_sharding.
     """
     resolved_format = _load_format(facts, load_format, loaders)
+    if resolved_format == "safetensors":
+        _check_types(facts)
     dequantize = dequantize or resolved_format == "dummy"
     method = _method(facts, quantization, online_quantization, dequantize=dequantize)
     config, fallback = _native_config(facts, model_impl)
@@ -67,7 +70,7 @@ def choose_layers(
         if may_run(facts):
             check_layer_code(facts)
     if ranks > 1 and (config is None or (method is not None and method.sharding is not None)):
-        obstacle = (method and method.sharding) or "only native layers without int8 weights can"
+        obstacle = (method and method.sharding) or "only native layers can"
         reason = f"it cannot be sharded over {ranks} ranks: {obstacle}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     if config is None and method is not None and not method.dequantizable:
@@ -127,7 +130,7 @@ def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, 
         reason = f"its weights are quantized already ({stored or 'int8'}), but {online} needs unquantized ones"
         remedy = "Leave out --torchao-config, or use the checkpoint in full precision"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-    floats = sorted(dtype for dtype in facts.stored_types if dtype.startswith("float8") or dtype.startswith("F8_"))
+    floats = sorted(dtype for dtype in facts.stored_types if dtype.startswith("float8"))
     if stored is None and floats:
         reason = f"some of its weights are stored as {floats[0]}, but config.json names no quantization method"
         remedy = "Name it with --quantization, or use the checkpoint in full precision"
@@ -146,6 +149,16 @@ def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, 
         remedy = f"Use the checkpoint in full precision, a GGUF, or one of {methods}"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     return quantization_methods.chosen(facts, quantization, online, dequantize=dequantize)
+
+
+def _check_types(facts: ModelFacts) -> None:
+    """Refuse weights of a type of which several share bytes: no method stores them so in safetensors files."""
+    found = sorted(PACKED_BITS.keys() & facts.stored_types.keys())
+    if found:
+        reason = f"some of its weights are stored as {found[0]} (floats of {PACKED_BITS[found[0]]} bits)"
+        reason += ", which srv does not load"
+        remedy = "Use the checkpoint in full precision, or one whose weights of 4 bits are in MXFP4 or packed integers"
+        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
 
 
 def _is_readable(facts: ModelFacts, method: QuantMethod | None) -> bool:

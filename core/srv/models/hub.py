@@ -35,7 +35,7 @@ _FACT_FILES = (
     "sentence_*_config.json",
     "*/config.json",  # of the modules of sentence-transformers
     INDEX,
-    "quant_model_description*.json",
+    *("quant_model_description*.json", "hf_quant_config.json"),  # of ModelSlim and ModelOpt
 )
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _MAX_SMALL_FILE = 64 << 20
@@ -134,8 +134,7 @@ def read_headers(model: HubModel, listing: Listing) -> Iterator[Path]:
             _copy_folder(remote, folder)
         yield path
     except ModelError as error:
-        what, reason = (text.replace(str(path), model.name) for text in (error.what, error.reason))
-        raise ModelError(error.code, what, reason, error.remedy) from error
+        raise error.renamed(str(path), model.name) from error
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -20,8 +20,8 @@ from srv.args.config import Config
 from srv.dtypes import FLOAT8, KVScales
 from srv.errors import ModelError
 from srv.models.config.stored_names import model_names
-from srv.models.formats.kv_scale_tensors import read_scales, stored_scale
-from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.formats.kv_scale_tensors import StoredScale, read_scales
+from srv.models.formats.safetensors_header import KVScaleTensor, read_checkpoint
 from srv.planning.pools import kv_dtype
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.specs import ModelFacts, attention_specs
@@ -147,14 +147,14 @@ def _of_checkpoint(model: ModelFacts) -> ScaleSource:
     folder = Path(model.path)
     checkpoint = read_checkpoint(folder)
     rename = model_names(model.architecture, model.text_part_of)
-    files: dict[Path, list[str]] = {}
-    for name, path in {} if checkpoint is None else checkpoint.kv_scales.items():
+    files: dict[Path, dict[str, KVScaleTensor]] = {}
+    for name, each in () if checkpoint is None else checkpoint.kv_scales.items():
         if rename(name) is not None:
-            files.setdefault(path, []).append(name)
+            files.setdefault(each.path, {})[name] = each
     found: dict[int, dict[str, float]] = {}
-    for path, names in files.items():
-        for name, value in read_scales(path, names).items():
-            _add(path, found, name, value)
+    for path, stored in files.items():
+        for name, value in read_scales(path, {name: each.tensor for name, each in stored.items()}).items():
+            _add(path, found, name, stored[name].scale, value)
     if not found:
         return NO_SCALES
     stated = model.config.get("quantization_config")
@@ -171,10 +171,9 @@ def _of_checkpoint(model: ModelFacts) -> ScaleSource:
     return ScaleSource(scales)
 
 
-def _add(path: Path, found: dict[int, dict[str, float]], name: str, value: float) -> None:
+def _add(path: Path, found: dict[int, dict[str, float]], name: str, scale: StoredScale, value: float) -> None:
     """Add a scale to those of its layer."""
-    scale = stored_scale(name)
-    if scale is None or scale.part == "neither":
+    if scale.part == "neither":
         return
     if not _is_scale(value):
         reason = f"tensor {name} is {value}; it must be a finite number above 0, in the range of float32"

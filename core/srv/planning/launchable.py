@@ -73,10 +73,11 @@ def check_launch(
         kernels = plan_kernels(target, None, resolved, None)
         return LaunchCheck((*refusals, refused), (), has_pools=False, kernels=kernels)
     try:
-        choice = _chosen_layers(model, resolved)
-        stored = model if files is None else replace(model, path=str(files))
+        stored = model if files is None else replace(model, path=str(files))  # methods read their own files
+        choice = _chosen_layers(stored, resolved)
         kernels = plan_kernels(target, stored, resolved, choice)
-    except ModelError as error:
+    except ModelError as raised:
+        error = raised if files is None else raised.renamed(str(files), model.path)
         kernels = plan_kernels(target, None, resolved, None)
         told = error.code in ("no_weights", "wrong_format") and any(
             each.code == "format_not_there" for each in resolved.refusals

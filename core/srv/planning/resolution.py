@@ -20,6 +20,7 @@ from srv.args.statement import Resolved, UserInput
 from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejection, as_sentence
 from srv.models import hub
 from srv.models.examined import Examined, examine
+from srv.models.formats.safetensors_header import forget_headers
 from srv.models.formats.third_party import described
 from srv.models.locate import locate, located, on_hub
 from srv.models.options import ReadOptions
@@ -72,6 +73,13 @@ class LaunchContext(NamedTuple):
 
 def resolve_launch(user: UserInput) -> LaunchContext:
     """Resolve for this machine, then download the model. Refusal with everything that conflicts with a launch."""
+    try:
+        return _resolve_launch(user)
+    finally:
+        forget_headers()  # this process is going to serve, and ranks have their own
+
+
+def _resolve_launch(user: UserInput) -> LaunchContext:
     plan = resolve_plan(user, this_machine, examine_local=False)
     target, model, resolved, check = plan.target, plan.model, plan.resolved, plan.check
     _raise_refusals(check)

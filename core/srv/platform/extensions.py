@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from srv.errors import PluginError
@@ -77,6 +78,10 @@ class Extensions(Generic[T]):
 
         `built_in`: the object belongs to `srv`, so what its import raises is passed on.
         """
+        with _forgotten_if_refused(target):
+            return self._import_class(name, member, target, base, built_in=built_in)
+
+    def _import_class(self, name: str, member: str, target: str, base: type[Base], *, built_in: bool) -> type[Base]:
         module, _, attribute = target.partition(":")
         try:
             found: object = getattr(importlib.import_module(module), attribute)
@@ -113,9 +118,30 @@ def contested(what: str, owners: list[str], claimed: str = "this name") -> Plugi
     return PluginError(both, what, f"both claim {claimed}", f"Uninstall {others}", "contested")
 
 
+@contextmanager
+def _forgotten_if_refused(target: str) -> Iterator[None]:
+    """Forget the modules of the package of "module:attribute" that are imported in the context if it raises an error.
+
+    They would hide those of a package that is updated while the process runs. Modules that were there before stay.
+    """
+    package, before = target.partition(":")[0].partition(".")[0], set(sys.modules)
+    try:
+        yield
+    except Exception:
+        for name in sys.modules.keys() - before:
+            if name == package or name.startswith(f"{package}."):
+                del sys.modules[name]
+        raise
+
+
 @functools.lru_cache
 def _load(extensions: Extensions[T], entry: Entry, import_path: tuple[str, ...]) -> T:
-    """Import and check one object, cached per import path. Faulty ones are not cached."""
+    """Import and check one object, cached per import path. Faulty ones are not cached, and leave no modules."""
+    with _forgotten_if_refused(entry.value):
+        return _loaded(extensions, entry)
+
+
+def _loaded(extensions: Extensions[T], entry: Entry) -> T:
     from srv.platform.found_by_stevedore import load_all  # slow to import; most installations have no such entry point
 
     ((_, loaded),) = load_all(extensions.group, [entry])

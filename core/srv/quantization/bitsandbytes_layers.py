@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.safetensors_header import DOWNLOAD_AGAIN, read_checkpoint
-from srv.models.formats.storage import StorageFormat
+from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.formats.storage import StorageFormat, TensorGroups
+from srv.models.formats.stored_file import open_file
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
@@ -117,7 +117,7 @@ class BitsAndBytesStorageFormat(StorageFormat):
     def __init__(self, model: StoredModel) -> None:
         self._path = model.facts.path
         self._states = self._read_states(model)
-        self._waiting: dict[str, dict[str, Tensor]] = {}
+        self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
         owner, suffix = self._split(name)
@@ -155,11 +155,8 @@ class BitsAndBytesStorageFormat(StorageFormat):
             return {}
         if suffix.startswith(STATE):
             return {}
-        waiting = self._waiting.setdefault(owner, {})
-        waiting[suffix] = stored
-        if len(waiting) <= len(self._states[owner].expected()):
-            return {}
-        return {owner: self._rows(owner, self._waiting.pop(owner))}
+        tensors = self._groups.add(owner, suffix, stored, 1 + len(self._states[owner].expected()))
+        return {} if tensors is None else {owner: self._rows(owner, tensors)}
 
     def _split(self, name: str) -> tuple[str, str]:
         """What a tensor belongs to, and its suffix; "codes" for those of a weight, "" for all other tensors.
@@ -185,14 +182,12 @@ class BitsAndBytesStorageFormat(StorageFormat):
         renamed = {stored: name for name, stored in model.stored_names.items()}
         for path, names in checkpoint.files.items():
             wanted = [name for name in names if f".{STATE}" in name]
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for name in wanted:
-                        weight, _, _ = renamed.get(name, name).partition(f".{STATE}")
-                        states[weight] = self._state(name, file.get_tensor(name))
-            except SafetensorError as error:
-                reason = f"its weights cannot be read ({error})"
-                raise ModelError("damaged", str(path), reason, DOWNLOAD_AGAIN) from error
+            if not wanted:
+                continue
+            with open_file(path, checkpoint.tensors, mapped=False) as file:  # a few bytes of each
+                for name in wanted:
+                    weight, _, _ = renamed.get(name, name).partition(f".{STATE}")
+                    states[weight] = self._state(name, file.get(name, None))
         return states
 
     def _state(self, name: str, stored: Tensor) -> _State:

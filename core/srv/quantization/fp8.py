@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
 from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
@@ -32,8 +33,7 @@ SCALE = "weight_scale"  # the suffix that layers have
 INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub", "activation_scale_ub")
 REMEDY = "Use another checkpoint of the model"
 DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
-_FLOATS = ("float32", "bfloat16", "float16")
-_SCALE_DTYPES = (*_FLOATS, "float8_e8m0fnu")
+_SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
 _SCALE_BYTES = 4
 _FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 _FUSED_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.\w+$")
@@ -97,7 +97,7 @@ def _refuse_fused_experts(model: StoredModel, name: str) -> None:
 def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
     stored = f"{name}.{scheme.weight}"
     dtype = model.types.get(stored)
-    if dtype is None or dtype in (*_FLOATS, "float64"):
+    if dtype is None or dtype in FLOATS:
         return False  # if it is missing, the loader says so
     path = model.facts.path
     if dtype != DTYPE:

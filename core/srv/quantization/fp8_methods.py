@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from srv.dtypes import FLOATS
 from srv.quantization import fp8, fp8_configs, int8_online
-from srv.quantization.method import FLOATS, QuantMethod
+from srv.quantization.method import QuantMethod
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -25,8 +26,8 @@ def _at_load(model: ModelFacts) -> str | None:
     return None if fp8.DTYPE in model.stored_types else ONLINE
 
 
-def _experts(bias: bool) -> tuple[str, str] | None:
-    return ("experts with biases cannot be FP8", "Leave the weights unquantized") if bias else None
+def _experts(remedy: str, bias: bool) -> tuple[str, str] | None:
+    return ("experts with biases cannot be FP8", remedy) if bias else None
 
 
 METHOD = QuantMethod(
@@ -39,7 +40,7 @@ METHOD = QuantMethod(
     weight_bytes=fp8.weight_bytes,
     sharding=_SHARDING,
     layer_ops=fp8.layer_ops,
-    experts=_experts,
+    experts=partial(_experts, "Use the checkpoint in full precision"),
     at_load=_at_load,
     note="its FP8 weights are multiplied by activations in the model's dtype: they are not quantized to FP8, which is "
     "more exact than the static or dynamic scales for them",
@@ -58,7 +59,7 @@ FP8WO = QuantMethod(
     online=True,
     layer_ops=lambda model: _online_op,
     matrix_bytes=int8_online.matrix_bytes,
-    experts=_experts,
+    experts=partial(_experts, int8_online.LEAVE_UNQUANTIZED),
 )
 
 

@@ -17,10 +17,11 @@ from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 
+REMEDY = "Use the checkpoint in full precision, or a GGUF file"
 
-def unsupported_experts(prefix: str, reason: str) -> ModelError:
-    """The refusal of experts that a method of int8 does not cover."""
-    remedy = "Use --torchao-config int8dq, a w8a8 checkpoint or a GGUF file, or leave the weights unquantized"
+
+def unsupported_experts(prefix: str, reason: str, remedy: str = REMEDY) -> ModelError:
+    """The refusal of experts that a method of int8 does not cover; by default, of those of a checkpoint."""
     return ModelError("unsupported_quantization", prefix, reason, remedy)
 
 

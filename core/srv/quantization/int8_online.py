@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 BIASES = "experts with biases cannot be int8"
 WEIGHT_ONLY = "kernels of int8 experts may quantize their inputs, which int8wo excludes"
+LEAVE_UNQUANTIZED = "Leave the weights unquantized"
+QUANTIZE_INPUTS = "Use --torchao-config int8dq, or leave it out"
 _SCALE_BYTES = 4
 # Of latent attention: the up-projection of compressed vectors is no linear layer here, and `q_a_proj` is fused with
 # `kv_a_proj_with_mqa`, whose outputs are cached.
@@ -41,11 +43,11 @@ def matrix_bytes(outputs: int, inputs: int) -> int:
 
 
 def _dynamic_experts(bias: bool) -> tuple[str, str] | None:
-    return (BIASES, "Leave the weights unquantized") if bias else None
+    return (BIASES, LEAVE_UNQUANTIZED) if bias else None
 
 
 def _weight_only_experts(bias: bool) -> tuple[str, str] | None:
-    return _dynamic_experts(bias) or (WEIGHT_ONLY, "Use --torchao-config int8dq, or leave it out")
+    return _dynamic_experts(bias) or (WEIGHT_ONLY, QUANTIZE_INPUTS)
 
 
 def _layer_ops(op: str, model: StoredModel) -> LayerOps:

@@ -15,7 +15,7 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Linear, Projection, Split
 from srv.quantization.int8_experts import Int8Experts, unsupported_experts
 from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, WeightOnlyInt8Linear
-from srv.quantization.int8_online import BIASES, WEIGHT_ONLY, is_quantized
+from srv.quantization.int8_online import BIASES, LEAVE_UNQUANTIZED, QUANTIZE_INPUTS, WEIGHT_ONLY, is_quantized
 from srv.quantization.method import StoredModel
 
 _SCALE = ".weight_scale"
@@ -44,7 +44,7 @@ class DynamicLayerFactory(OnlineInt8LayerFactory):
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
         if bias:
-            raise unsupported_experts(prefix, BIASES)
+            raise unsupported_experts(prefix, BIASES, LEAVE_UNQUANTIZED)
         return Int8Experts(self.context, prefix, sizes)
 
 
@@ -54,7 +54,7 @@ class WeightOnlyLayerFactory(OnlineInt8LayerFactory):
     layer_class = WeightOnlyInt8Linear
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        raise unsupported_experts(prefix, WEIGHT_ONLY)
+        raise unsupported_experts(prefix, WEIGHT_ONLY, QUANTIZE_INPUTS)
 
 
 class OnlineInt8StorageFormat(StorageFormat):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from srv.errors import SrvError
 from srv.models.formats.storage import StorageFormat
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.registry import BUILT_IN
 from srv.quantization.third_party import METHODS
+from srv.quantization.third_party_storage import GuardedStorage
 
 
 def make_factory(method: QuantMethod, context: BuildContext, model: StoredModel) -> LayerFactory:
@@ -18,7 +20,9 @@ def make_factory(method: QuantMethod, context: BuildContext, model: StoredModel)
     make: Callable[..., LayerFactory] = METHODS.import_class(
         method.name, "layers", method.layers, LayerFactory, built_in=built_in
     )
-    return make(context, model)
+    if built_in:
+        return make(context, model)
+    return METHODS.call(method.name, "layers", make, context, model, expected=(SrvError,))
 
 
 def make_storage(method: QuantMethod, model: StoredModel) -> StorageFormat:
@@ -29,4 +33,7 @@ def make_storage(method: QuantMethod, model: StoredModel) -> StorageFormat:
     make: Callable[..., StorageFormat] = METHODS.import_class(
         method.name, "storage", method.storage, StorageFormat, built_in=built_in
     )
-    return make(model)
+    if built_in:
+        return make(model)
+    inner = METHODS.call(method.name, "storage", make, model, expected=(SrvError,))
+    return GuardedStorage(method.name, inner)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
 
 GROUP = "srv.quantization"  # the entry points of other distributions
-FLOATS = frozenset(("float64", "float32", "float16", "bfloat16"))  # stored dtypes of unquantized weights
 
 _KEPT_BYTES: Mapping[str, int] = {"int8": 1}  # stored dtypes that layers keep; all others become the model's dtype
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.storage import StorageFormat
+from srv.models.formats.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
@@ -67,7 +67,7 @@ class MXFP4StorageFormat(StorageFormat):
     def __init__(self, model: StoredModel) -> None:
         self._path = model.facts.path
         self._shapes: dict[str, tuple[int, ...]] = {}  # [experts], outputs, inputs; by the name without a suffix
-        self._waiting: dict[str, dict[str, Tensor]] = {}
+        self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
         owner, part, _ = self._split(name)
@@ -101,12 +101,8 @@ class MXFP4StorageFormat(StorageFormat):
         owner, part, suffix = self._split(name)
         if not part:
             return {name: stored}
-        waiting = self._waiting.setdefault(f"{owner}.{part}", {})
-        waiting[suffix] = stored
-        if len(waiting) < len(_PAIRS[part]):
-            return {}
-        del self._waiting[f"{owner}.{part}"]
-        return self._rows(owner, part, *(waiting[each] for each in _PAIRS[part]))
+        pair = self._groups.add(f"{owner}.{part}", suffix, stored, len(_PAIRS[part]))
+        return {} if pair is None else self._rows(owner, part, *(pair[each] for each in _PAIRS[part]))
 
     def _split(self, name: str) -> tuple[str, str, str]:
         """The owner of a tensor, which of its weights it belongs to, and its suffix; "" for all other tensors."""

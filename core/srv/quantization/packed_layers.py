@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.storage import StorageFormat
+from srv.models.formats.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
@@ -78,17 +78,16 @@ class PackedLayerFactory(LayerFactory):
         return OrderedLinear(self.context, linear) if self._scheme.ordered else linear
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some projections are quantized and others not, or with biases."""
+        """Raises ModelError for experts of which some projections are quantized and others not."""
         named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
         packed = [are_packed(self._model, self._scheme, names, inputs) for names, inputs in named]
         if not any(packed):
             return super().experts(prefix, sizes, bias)
-        if bias or not all(packed):
-            state = "quantized with biases" if all(packed) else "quantized in part"
-            reason = f"the experts {prefix} are {state}, which no layers support"
+        if not all(packed):
+            reason = f"the experts {prefix} are quantized in part, which no layers support"
             raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
         block_type = self._scheme.block_type
-        return GGUFExperts(self.context, prefix, self.local_experts(sizes), block_type, block_type)
+        return GGUFExperts(self.context, prefix, self.local_experts(sizes), block_type, block_type, bias)
 
 
 class PackedStorageFormat(StorageFormat):
@@ -97,7 +96,7 @@ class PackedStorageFormat(StorageFormat):
     def __init__(self, model: StoredModel) -> None:
         self._path = model.facts.path
         self._scheme = scheme_of(self._path, model.facts.config)
-        self._waiting: dict[str, dict[str, Tensor]] = {}
+        self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
         layer, suffix = self._split(name)
@@ -123,11 +122,8 @@ class PackedStorageFormat(StorageFormat):
         layer, suffix = self._split(name)
         if not suffix:
             return {name: stored}
-        waiting = self._waiting.setdefault(layer, {})
-        waiting[suffix] = stored
-        if not set(self._scheme.suffixes) <= waiting.keys():
-            return {}
-        return self._rows(layer, self._waiting.pop(layer))
+        tensors = self._groups.add(layer, suffix, stored, len(self._scheme.suffixes))
+        return {} if tensors is None else self._rows(layer, tensors)
 
     def _split(self, name: str) -> tuple[str, str]:
         """The layer and the suffix of a tensor of packed integers; a suffix of "" for all other tensors."""

@@ -84,21 +84,37 @@ def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, d
     """
     method = find(online or quantization or model.quantization)
     if method is not None and method.at_load is not None and model.quantization is None:
-        method = find(method.at_load(model) or method.name)
+        method = _at_load(method, model)
     return None if method is not None and method.dequantizable and dequantize else of_form(method, model)
+
+
+def _at_load(method: QuantMethod, model: ModelFacts) -> QuantMethod | None:
+    """The method that a name means for a checkpoint whose configuration names none."""
+    name = None if method.at_load is None else method.at_load(model)
+    found = method if name is None else find(name)
+    if found is None:
+        from srv.quantization.third_party import METHODS
+
+        reason = f"returned {name!r}, which is the name of no method"
+        raise METHODS.error_in(METHODS.provider(method.name), f"{method.name}.at_load", reason)
+    return found
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The name of the method of a Hugging Face checkpoint, or the one that its configuration states if none fits.
 
-    None if it is not quantized. Methods of other distributions are asked only if the configuration states a method.
+    None if it is not quantized. A method whose own file describes a form that its layers do not support fits, too: the
+    checkpoint is refused. Methods of other distributions are asked only if the configuration states a method.
     """
+    unsupported: str | None = None
     for method in _built_in_checkpoints():
-        if method.detect(folder, config) is True:
+        answer = method.detect(folder, config)
+        if answer is True:
             return method.name
+        unsupported = method.name if isinstance(answer, str) and unsupported is None else unsupported
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping):
-        return None
+        return unsupported
     name = str(stated.get("quant_method", "unknown"))
     if not further_names():
         return name

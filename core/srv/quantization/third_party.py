@@ -48,7 +48,7 @@ def find(name: str, *, taken: bool = False) -> QuantMethod | None:
 def _guarded(name: str, method: QuantMethod) -> QuantMethod:
     form = method.of_form
     sizes, layer_ops = method.loaded_bytes, method.layer_ops
-    matrix, experts = method.matrix_bytes, method.experts
+    matrix, experts, at_load = method.matrix_bytes, method.experts, method.at_load
 
     def ops(model: StoredModel) -> LayerOps:
         assert layer_ops is not None
@@ -70,6 +70,7 @@ def _guarded(name: str, method: QuantMethod) -> QuantMethod:
         layer_ops=None if layer_ops is None else ops,
         matrix_bytes=None if matrix is None else partial(METHODS.call, name, "matrix_bytes", matrix),
         experts=None if experts is None else partial(METHODS.call, name, "experts", experts),
+        at_load=None if at_load is None else partial(METHODS.call, name, "at_load", at_load),
         of_form=None if form is None else of_form,
     )
 

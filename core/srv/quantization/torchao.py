@@ -23,6 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
 
+from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.safetensors_header import read_checkpoint
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 NAME = "torchao"
 DATA, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 BLOCK_TYPE = "Q4_1"  # as which layers hold weights of 4 bits
-REMEDY = "Use the checkpoint in full precision; --torchao-config int8wo quantizes it at load"
+REMEDY = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
 DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
 Weights: TypeAlias = Literal["int8", "int4", "fp8"]
 # The weights of each configuration and the op of its layers, by its class or, in older files, its name.
@@ -56,7 +57,6 @@ _KINDS: Mapping[str, tuple[Weights, str]] = {
 _GROUP = 128  # of Int4WeightOnlyConfig, if it states none
 BLOCK, BLOCK_BYTES = TYPES_BY_NAME[BLOCK_TYPE].elements, TYPES_BY_NAME[BLOCK_TYPE].size
 _FACTOR = "_weight_act_pre_scale"  # what inputs are multiplied by
-_FLOATS = ("float32", "bfloat16", "float16")
 _STORED_AS: Mapping[Weights, tuple[str, ...]] = {"int8": ("int8",), "int4": ("uint8", "int8")}
 _SCALE_BYTES = 4
 _FP8_NOTE = (
@@ -255,7 +255,7 @@ def _check(model: StoredModel, form: Form, name: str, stored: Sequence[str]) -> 
     if missing:
         raise ModelError("missing_tensors", path, f"it lacks {name}.{missing[0]}", DOWNLOAD_REMEDY)
     integers = _STORED_AS[form.weights]
-    allowed = {DATA: integers, SCALE: _FLOATS, ZERO: _FLOATS if form.weights == "int4" else ("int8", "int32", "int64")}
+    allowed = {DATA: integers, SCALE: FLOATS, ZERO: FLOATS if form.weights == "int4" else ("int8", "int32", "int64")}
     for suffix in stored:
         dtype = model.types[f"{name}.{suffix}"]
         if dtype not in allowed[suffix]:

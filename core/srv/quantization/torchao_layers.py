@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.storage import StorageFormat
+from srv.models.formats.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
@@ -139,7 +139,7 @@ class Int4Format(StorageFormat):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._waiting: dict[str, dict[str, Tensor]] = {}
+        self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
         layer, _, suffix = name.rpartition(".")
@@ -163,12 +163,8 @@ class Int4Format(StorageFormat):
             _check_scale(self._path, name, stored)
         elif suffix == ZERO:
             _check_finite(self._path, name, stored)
-        waiting = self._waiting.setdefault(layer, {})
-        waiting[suffix] = stored
-        if len(waiting) < len((DATA, SCALE, ZERO)):
-            return {}
-        del self._waiting[layer]
-        return {f"{layer}.weight": self._rows(layer, waiting)}
+        tensors = self._groups.add(layer, suffix, stored, len((DATA, SCALE, ZERO)))
+        return {} if tensors is None else {f"{layer}.weight": self._rows(layer, tensors)}
 
     def _rows(self, layer: str, tensors: Mapping[str, Tensor]) -> Tensor:
         scale, zero = (tensors[suffix].t().float() for suffix in (SCALE, ZERO))

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from srv.dtypes import FLOATS
 from srv.quantization.description import UNQUANTIZED, QuantDescription
 from srv.quantization.int8_online import INT8DQ
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import FLOATS, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import LayerOps, QuantMethod, StoredModel
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -85,7 +86,7 @@ def _at_load(model: ModelFacts) -> str | None:
 def unsupported_reason(config: Mapping[str, Any]) -> str | None:
     """The first reason why a `quantization_config` of compressed-tensors is not of this method, or None."""
     if config.get("format") != "int-quantized":
-        return f"its format is {config.get('format')}, not int-quantized"
+        return f"its format is {config.get('format')}, not {', '.join(OTHER_FORMATS)} or int-quantized"
     if (refused := unsupported_kv_scheme(config)) is not None:
         return refused
     if config.get("transform_config"):

@@ -288,6 +288,8 @@ def test_quantization_to_fp8(small: Small, tmp_path: Path) -> None:
     assert 0.001 < max(distances) < 1.0
     assert refusal(small, model_path=tmp_path / "fp8", torchao_config="fp8wo") == "quantized_already"
     assert refusal(small, quantization="fp8", torchao_config="int8wo") == "excluded"
+    for method in ("fp8", "w8a8_int8"):
+        assert refusal(small, quantization=method, model_impl="transformers") == "native_layers_only"
 
 
 @covers("quantization=mxfp4", "quantization=bitsandbytes", platform="cpu")

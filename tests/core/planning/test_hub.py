@@ -25,6 +25,12 @@ LLAMA = {**CONFIG, **SIZES, "num_attention_heads": 16, "num_key_value_heads": 4}
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 SCALE = {"model.layers.0.self_attn.k_scale": (1,)}
 MIB = 1 << 20
+# Of methods that describe the weights in a file of their own, with its name: forms that layers support or not.
+QUANTIZED = {
+    "llama-nvfp4": ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}),
+    "llama-w4a8": ("quant_model_description.json", {"model.layers.0.weight": "W4A8"}),
+    "llama-w8a8": ("quant_model_description.json", {"model.layers.0.weight": "W8A8"}),
+}
 
 
 def write_checkpoint(folder: Path, **fields: Any) -> None:
@@ -46,6 +52,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHub]:
     write_checkpoint(root / "org" / "llama-scales")
     write_shard(root / "org" / "llama-scales" / SHARDS[1], SCALE | {"model.layers.1.weight": (16384, 16384)})
     write_checkpoint(root / "org" / "llama-quark", quantization_config={"quant_method": "quark"})
+    for name, (file, described) in QUANTIZED.items():
+        write_checkpoint(root / "org" / name)
+        (root / "org" / name / file).write_text(json.dumps(described))
     (root / "org" / "demo").mkdir()
     (root / "org" / "demo" / "model.gguf").symlink_to(demo_model())
     (root / "org" / "demo" / "damaged.gguf").write_bytes(b"GGUF" + bytes(100))
@@ -124,6 +133,35 @@ def test_a_launch_refuses_before_it_downloads(hub: LocalHub, environment: dict[s
     assert "[unsupported_quantization]" in done.stderr
     assert sum(hub.sent.values()) < MIB
     assert downloaded(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "llama-nvfp4",
+            "org/llama-nvfp4: its weights are quantized with modelopt, which srv does not load yet in this "
+            "form: its quant_algo is NVFP4",
+        ),
+        ("llama-w4a8", "quant_model_description.json: it contains weights of type W4A8"),
+    ],
+)
+def test_a_launch_refuses_what_a_file_beside_the_config_describes(
+    hub: LocalHub, environment: dict[str, str], tmp_path: Path, name: str, reason: str
+) -> None:
+    done = srv(environment, "launch", "--device", "cpu", "--model-path", f"org/{name}")
+    assert (done.returncode, reason in done.stderr) == (2, True), done.stderr
+    assert "srv-headers-" not in done.stderr
+    assert "[unsupported_quantization]" in done.stderr
+    assert sum(hub.sent.values()) < MIB
+    assert downloaded(tmp_path) == []
+
+
+def test_a_plan_recognises_what_a_file_beside_the_config_describes(environment: dict[str, str]) -> None:
+    done = srv(environment, "plan", "--json", "--device", "npu:a2", "--model-path", "org/llama-w8a8")
+    plan = json.loads(done.stdout)
+    assert plan["arguments"]["quantization"]["value"] == "modelslim"
+    assert plan["accepted"], done.stderr + done.stdout[:2000]
 
 
 def test_a_server_without_ranges_sends_no_weights(hub: LocalHub, environment: dict[str, str]) -> None:

@@ -113,7 +113,7 @@ def test_dtypes_of_stored_scales(tmp_path: Path) -> None:
         ),
         (scales_of("k_scale", "kv_scale"), "layer 0 has more than one scale of keys, the last of them"),
         ({ATTENTION.format(0) + "k_scale": floats(1.0, 2.0)}, "has the shape [2], but keys and values have one scale"),
-        ({ATTENTION.format(0) + "k_scale": ("I32", [1], b"\1\0\0\0")}, "is stored as I32, but the scale"),
+        ({ATTENTION.format(0) + "k_scale": ("I32", [1], b"\1\0\0\0")}, "is stored as int32, but the scale"),
     ],
 )
 def test_stored_scales_that_are_refused(tmp_path: Path, tensors: dict[str, Any], reason: str) -> None:

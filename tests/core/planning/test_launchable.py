@@ -46,6 +46,7 @@ def test_a_model_with_native_layers_is_launched_and_its_files_are_not_checked() 
     ("facts", "values", "code"),
     [
         (model(config=CONFIG, quantization="quark"), {}, "unsupported_quantization"),
+        (model(config=CONFIG, stored_types={"bfloat16": 9, "F4": 9}), {}, "unsupported_quantization"),
         (FOREIGN, {"model_impl": "srv"}, "unsupported_config"),
         (FOREIGN, {"torchao_config": "int8wo"}, "unsupported_quantization"),
         (model(config={"hidden_size": "x"}), {}, "unsupported_config"),

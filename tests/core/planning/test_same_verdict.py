@@ -127,6 +127,7 @@ LINES = [
     ("cuda:sm90", "llama-3.1-8b", "--disable-hybrid-swa-memory", "inert"),
     ("cuda:sm90", "gemma-3-4b", "--swa-full-tokens-ratio 0.5", None),
     ("cuda:sm90", "qwen3-4b", "--model-impl transformers --torchao-config int8wo", "native_layers_only"),
+    ("cuda:sm90", "qwen3-4b", "--model-impl transformers --quantization fp8", "native_layers_only"),
     ("cuda:sm90", "qwen3-4b", "--model-impl srv", ACCEPTED),
     ("cuda:sm90", "gemma-2-9b", "--model-impl srv", ACCEPTED),
     ("cuda:sm90,count=2", "mixtral-8x7b", "--tp-size 2", ACCEPTED),

@@ -99,7 +99,7 @@ def test_a_form_that_layers_do_not_support_is_refused_by_name(
     facts(tmp_path, "Qwen3-32B", quantization_config={"quant_method": "compressed-tensors", "ignore": [], **scheme})
     assert main(["plan", "--device", "cuda:sm90", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
     shown = capsys.readouterr()
-    assert "in this form: its format is nvfp4-pack-quantized, not int-quantized" in shown.err
+    assert "in this form: its format is nvfp4-pack-quantized, not pack-quantized, float-quantized" in shown.err
     assert "[memory budget]" in shown.out
 
 

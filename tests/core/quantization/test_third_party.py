@@ -25,7 +25,7 @@ from srv.models.architectures.sharding import divisions
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.quantization.method import QuantMethod, StoredModel
-from srv.quantization.registry import detect, find
+from srv.quantization.registry import chosen, detect, find
 from srv.specs import ModelFacts
 
 NAME = "acme4"
@@ -288,6 +288,16 @@ def test_a_faulty_method_is_refused_by_name(source: str, fault: str, install: In
         (FACTS.replace("stated = ", "stated = missing or "), LAYERS, "acme4.detect: raised NameError"),
         (FACTS, "raise RuntimeError('no kernels')", "importing plugin_acme.layers:AcmeLayerFactory raised Runtime"),
         (FACTS.replace(":AcmeStorageFormat", ":AcmeLinear"), LAYERS, "is not a subclass of srv.models.formats.storage"),
+        (FACTS, LAYERS.replace("self._types = model.types", "missing", 1), "acme4.layers: raised NameError"),
+        (FACTS, LAYERS.replace(") - 8}", ") - missing}"), "proj.weight): raised NameError: name 'missing'"),
+        (
+            FACTS,
+            LAYERS.replace(") - 8}", ")[:1]}"),
+            "down_proj.weight of the shape [1, 80], but `shapes` announced [48, 80]",
+        ),
+        (FACTS, LAYERS.replace("return {name: torch.cat", "return {name + 's': torch.cat"), "announced no such tensor"),
+        (FACTS, LAYERS.replace("- 8}", "- 8}.items()"), "returned dict_items, not tensors by their names"),
+        (FACTS, LAYERS.replace("self._types[name] ==", "missing =="), "acme4.storage.shapes: raised NameError"),
     ],
 )
 def test_faults_in_its_functions_and_layers_are_attributed_to_it(
@@ -308,6 +318,7 @@ def test_faults_in_its_functions_and_layers_are_attributed_to_it(
     [
         ("loaded_bytes", "lambda model, item_size: missing"),
         ("of_form", "lambda model: missing"),
+        ("at_load", "lambda model: missing"),
         ("layer_ops", "lambda model: missing"),
         ("layer_ops", "lambda model: lambda names, inputs, rows: missing"),
     ],
@@ -327,8 +338,16 @@ def asked(method: QuantMethod, facts: ModelFacts) -> None:
         method.of_form(facts)
     if method.loaded_bytes is not None:
         method.loaded_bytes(facts, 2)
+    if method.at_load is not None:
+        method.at_load(facts)
     if method.layer_ops is not None:
         method.layer_ops(StoredModel(facts, {}))(("q_proj",), 64, False)
+
+
+def test_a_name_that_it_does_not_have_is_refused(install: Install) -> None:
+    install(FACTS.replace("    detect=", "    at_load=lambda model: 'acme9',\n    detect="))
+    with pytest.raises(PluginError, match=r"acme4\.at_load: returned 'acme9', which is the name of no method"):
+        chosen(model(), NAME, None, dequantize=False)
 
 
 def test_a_method_that_fits_is_used_although_another_one_is_faulty(install: Install, tmp_path: Path) -> None:

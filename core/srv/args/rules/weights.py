@@ -76,20 +76,36 @@ def _not_quantized_yet(context: ResolutionContext) -> str | None:
     )
 
 
-def _quantized_at_load(context: ResolutionContext) -> str | None:
-    """Whether --quantization quantizes the weights while they are loaded, as another method would do as well."""
+def _method_at_load(context: ResolutionContext) -> QuantMethod | None:
+    """The method that the user sets with --quantization if that quantizes the weights while they are loaded."""
     model, method = context.model, find(context["quantization"])
-    if model is None or context["torchao_config"] is None or method is None or method.at_load is None:
+    if model is None or method is None or method.at_load is None:
         return None
     if _method(model) is not None or model.quantization is not None or method.at_load(model) is None:
         return None
-    return f"--quantization {method.name} quantizes the weights while they are loaded"
+    return method
+
+
+def _quantized_at_load(context: ResolutionContext) -> str | None:
+    """Whether --quantization quantizes the weights while they are loaded, as another method would do as well."""
+    method = None if context["torchao_config"] is None else _method_at_load(context)
+    return None if method is None else f"--quantization {method.name} quantizes the weights while they are loaded"
 
 
 def _native_layers(context: ResolutionContext) -> str | None:
     if context["torchao_config"] is None or context["model_impl"] != "transformers":
         return None
     return "the layers of transformers support unquantized weights only"
+
+
+def _native_layers_at_load(context: ResolutionContext) -> str | None:
+    method = None if context["model_impl"] != "transformers" else _method_at_load(context)
+    if method is None:
+        return None
+    return (
+        f"{method.name} quantizes the weights of this checkpoint while they are loaded, and the layers of transformers "
+        "support unquantized weights only"
+    )
 
 
 def _ops_supported(argument: str, context: ResolutionContext) -> str | None:
@@ -119,6 +135,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "no_integers",
         _weights_fit,
         "Leave it out, or use the unquantized checkpoint of the model.",
+    ),
+    Constraint(
+        "quantization",
+        "native_layers_only",
+        _native_layers_at_load,
+        "Leave it out, or leave --model-impl at auto.",
+        reads=("model_impl",),
     ),
     Constraint("torchao_config", OTHER_METHOD, _quantizes_online, "Leave it out."),
     Constraint(

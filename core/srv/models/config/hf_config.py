@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig, PooledConfig
 from srv.models.architectures.registry import known_name, name_of_type, native_config, native_names, with_defaults
@@ -199,7 +200,7 @@ def _unused_positions(config: Mapping[str, Any]) -> int:
 
 def _dtype(config: Mapping[str, Any], stored_types: Mapping[str, int]) -> str:
     """The dtype of most of the stored parameters; without weights, that of the configuration."""
-    counts = {dtype: stored_types.get(dtype, 0) for dtype in ("float64", "float32", "float16", "bfloat16")}
+    counts = {dtype: stored_types.get(dtype, 0) for dtype in FLOATS}
     if any(counts.values()):
         return max(counts, key=lambda name: counts[name])
     text = _text_config(config)

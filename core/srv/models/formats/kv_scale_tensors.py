@@ -10,20 +10,23 @@ Owns their names, which differ by the program that made a checkpoint, and readin
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 
 from srv.errors import ModelError
+
+if TYPE_CHECKING:
+    from srv.models.formats.safetensors_header import StoredTensor
 
 Part: TypeAlias = Literal["keys", "values", "both", "neither"]
 
 _NAME = re.compile(r"(?:^|\.)(\d+)\.(?:.*\.)?(?:([kv]|kv|q)_scale|([kvq])_proj\.output_scale|(prob)_output_scale)$")
 _PARTS: dict[str, Part] = {"k": "keys", "v": "values", "kv": "both"}
-_FORMATS = {"F32": "<f", "F16": "<e", "F64": "<d", "BF16": "<f"}
+_FORMATS = {"float32": "<f", "float16": "<e", "float64": "<d", "bfloat16": "<f"}
 
 
 class StoredScale(NamedTuple):
@@ -41,33 +44,26 @@ def stored_scale(name: str) -> StoredScale | None:
     return StoredScale(int(found[1]), _PARTS.get(found[2] or found[3] or found[4], "neither"))
 
 
-def is_kv_scale(name: str) -> bool:
-    return stored_scale(name) is not None
-
-
-def read_scales(path: Path, names: Collection[str]) -> dict[str, float]:
-    """The values of tensors of one element. The file's header has been checked before.
+def read_scales(path: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, float]:
+    """The values of tensors of one element, which the header of a file describes, by their names.
 
     Raises ModelError: dtype_mismatch for a dtype that is no float, and shape_mismatch for another number of elements.
     """
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        return {name: _value(path, name, header[name], file, 8 + length) for name in names}
+        return {name: _value(path, name, tensor, file) for name, tensor in tensors.items()}
 
 
-def _value(path: Path, name: str, entry: Mapping[str, Any], file: BinaryIO, data: int) -> float:
-    """`data`: where the tensors begin in the file."""
-    begin, end = entry["data_offsets"]
-    file.seek(data + begin)
-    raw = file.read(end - begin)
+def _value(path: Path, name: str, tensor: StoredTensor, file: BinaryIO) -> float:
     remedy = "Use a checkpoint with one scale per layer, or set --quantization-param-path to a file with scales"
-    if entry["dtype"] not in _FORMATS:
-        reason = f"tensor {name} is stored as {entry['dtype']}, but the scale of keys or values is a float"
+    if tensor.dtype not in _FORMATS:
+        reason = f"tensor {name} is stored as {tensor.dtype}, but the scale of keys or values is a float"
         raise ModelError("dtype_mismatch", str(path), reason, remedy)
-    raw = b"\0\0" + raw if entry["dtype"] == "BF16" and len(raw) == 2 else raw
-    if len(raw) != struct.calcsize(_FORMATS[entry["dtype"]]):
-        reason = f"tensor {name} has the shape {entry['shape']}, but keys and values have one scale per layer"
+    if math.prod(tensor.shape) != 1:
+        reason = f"tensor {name} has the shape {list(tensor.shape)}, but keys and values have one scale per layer"
         raise ModelError("shape_mismatch", str(path), reason, remedy)
-    value: float = struct.unpack(_FORMATS[entry["dtype"]], raw)[0]
+    file.seek(tensor.begin)
+    raw = file.read(tensor.size)
+    if tensor.dtype == "bfloat16":
+        raw = b"\0\0" + raw  # the upper half of a float32
+    value: float = struct.unpack(_FORMATS[tensor.dtype], raw)[0]
     return value

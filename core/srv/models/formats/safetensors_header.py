@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.errors import ModelError
-from srv.models.formats.kv_scale_tensors import is_kv_scale
+from srv.models.formats.kv_scale_tensors import StoredScale, stored_scale
 from srv.models.formats.stored_weights import prediction_layers
+
+Stamps: TypeAlias = tuple[tuple[int, ...], ...]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -44,8 +48,9 @@ DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
+_SETTLED_NS = 2_000_000_000  # a file that is older than this has another time of change once it is written again
 # Of the types of which several elements share bytes: torch has none for one element. A type of neither table is damage.
-_PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +66,63 @@ class StoredTensor:
     begin: int = 0
 
 
+class KVScaleTensor(NamedTuple):
+    """A tensor with the scale of keys or values. `path`: of its file."""
+
+    path: Path
+    tensor: StoredTensor
+    scale: StoredScale
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The tensors of a folder, by name, without those of layers that predict further tokens.
 
-    `files`: the names in each file, by the path of the file. `kv_scales`: the names of scales of keys and values, which
-    are no weights and not among `tensors`, with their files.
+    `files`: the names in each file, by the path of the file. `kv_scales`: the scales of keys and values by name, which
+    are no weights and not among `tensors`.
     """
 
     tensors: Mapping[str, StoredTensor]
     files: Mapping[Path, tuple[str, ...]]
-    kv_scales: Mapping[str, Path] = field(default_factory=dict)
+    kv_scales: Mapping[str, KVScaleTensor] = field(default_factory=dict)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
     """Read the headers of a folder's safetensors files. None if it has no such file.
 
-    Raises ModelError with code not_found (a file is missing or cannot be read), truncated or damaged.
+    Headers are read once until `forget_headers`, unless a file changes. Raises ModelError with code not_found (a file
+    is missing or cannot be read), truncated or damaged.
     """
     paths = _files(folder)
     if not paths:
         return None
+    stamps = _stamps((*paths, folder / INDEX))
+    return _read(folder, paths, stamps) if stamps else _read.__wrapped__(folder, paths, stamps)
+
+
+def forget_headers() -> None:
+    """Free the headers that `read_checkpoint` keeps: those of large models take tens of MiB."""
+    _read.cache_clear()
+    _weight_map.cache_clear()
+
+
+def _stamps(paths: Iterable[Path]) -> Stamps:
+    """What shows whether one of these files has changed; () if one has just been written, so that it would not show."""
+    found: list[tuple[int, ...]] = []
+    for path in paths:
+        try:
+            each = path.stat()
+        except OSError:
+            found.append(())
+            continue
+        if time.time_ns() - each.st_mtime_ns < _SETTLED_NS:
+            return ()
+        found.append((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns))
+    return tuple(found)
+
+
+@lru_cache(maxsize=2)  # of a model and its draft model
+def _read(folder: Path, paths: tuple[Path, ...], stamps: Stamps) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     files: dict[Path, tuple[str, ...]] = {}
     for path in paths:
@@ -93,22 +134,25 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         files[path] = tuple(found)
     _check_index(folder, files)
     further = prediction_layers(tensors)
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(further) and not is_kv_scale(name)}
-    return Checkpoint(
-        kept,
-        {path: tuple(name for name in names if name in kept) for path, names in files.items()},
-        {name: path for path, names in files.items() for name in names if is_kv_scale(name)},
-    )
+    scales = {
+        name: KVScaleTensor(path, tensors[name], scale)
+        for path, names in files.items()
+        for name in names
+        if (scale := stored_scale(name)) is not None
+    }
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(further) and name not in scales}
+    of_files = {path: tuple(name for name in names if name in kept) for path, names in files.items()}
+    return Checkpoint(kept, of_files, scales)
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> tuple[Path, ...]:
     """The weight files: those that the index names; else `model.safetensors`; else every *.safetensors file."""
     names = weight_files(folder, [path.name for path in folder.glob("*.safetensors")])
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         reason = f"{len(missing)} of {len(names)} weight files are missing, first {missing[0]}"
         raise ModelError("not_found", str(folder), reason, "Download the missing files")
-    return [folder / name for name in names]
+    return tuple(folder / name for name in names)
 
 
 def weight_files(folder: Path, offered: Collection[str]) -> list[str]:
@@ -119,10 +163,17 @@ def weight_files(folder: Path, offered: Collection[str]) -> list[str]:
     index = folder / INDEX
     if not index.is_file():
         return [SINGLE] if SINGLE in offered else sorted(offered)
-    return sorted(set(_weight_map(index).values()))
+    return sorted(set(_index(index).values()))
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _index(path: Path) -> Mapping[str, str]:
+    """As `_weight_map`; of a file that has not changed, it is read once."""
+    stamps = _stamps((path,))
+    return _weight_map(path, stamps) if stamps else _weight_map.__wrapped__(path, stamps)
+
+
+@lru_cache(maxsize=2)
+def _weight_map(index: Path, stamps: Stamps) -> Mapping[str, str]:
     """The file of each tensor, as an index says. Raises ModelError: damaged for an index that is none, or not_found."""
     try:
         files = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"].items())
@@ -153,7 +204,7 @@ def _check_index(folder: Path, files: Mapping[Path, tuple[str, ...]]) -> None:
     if not index.is_file():
         return
     stored = {name for names in files.values() for name in names}
-    for name, file in _weight_map(index).items():
+    for name, file in _index(index).items():
         if name not in stored:
             _damaged(folder / file, f"{INDEX} says that it has tensor {name}, and no weight file of the folder does")
 
@@ -216,7 +267,7 @@ def _tensor(path: Path, name: str, entry: Any, start: int, file_bytes: int) -> S
     try:
         dtype, shape = entry["dtype"], tuple(_integer(axis) for axis in entry["shape"])
         begin, end = (_integer(offset) for offset in entry["data_offsets"])
-        bits = _PACKED_BITS[dtype] if dtype in _PACKED_BITS else 8 * _width(dtype)
+        bits = PACKED_BITS[dtype] if dtype in PACKED_BITS else 8 * _width(dtype)
     except (KeyError, TypeError, ValueError) as error:
         _damaged(path, f"the entry of tensor {name} cannot be read ({error!r})")
     if begin < 0 or end < begin or any(axis < 0 for axis in shape):

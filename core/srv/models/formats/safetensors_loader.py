@@ -5,7 +5,6 @@ Owns the loop over a checkpoint's files. Must not know architectures.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,9 +34,9 @@ def load_safetensors(
 
     `storage` converts tensors that are quantized, fused or in another order. `slices`: the parts of the model's tensors
     that belong to this rank; only they are read, unless `storage` needs whole tensors. It must not change the shape of
-    sliced tensors otherwise. `rename(stored)`: the model's name of a stored tensor, or None to skip it. `storage`
-    converts one tensor at a time, also with several threads. Raises ModelError: no_weights, missing_tensors,
-    unexpected_tensors, shape_mismatch, dtype_mismatch, truncated, damaged.
+    sliced tensors otherwise. `rename(stored)`: the model's name of a stored tensor, or None to skip it. The threads of
+    `reading` convert tensors as well. Raises ModelError: no_weights, missing_tensors, unexpected_tensors,
+    shape_mismatch, dtype_mismatch, truncated, damaged.
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint is None:
@@ -48,7 +47,6 @@ def load_safetensors(
     needed = needed_tensors(str(folder), shapes, weight_views, stored_as, slices, rename)
     meter = Meter(sum(checkpoint.tensors[stored].size for stored in needed), progress)
     paths = {stored: path for path, names in checkpoint.files.items() for stored in names if stored in needed}
-    converting = threading.Lock()
     with ExitStack() as stack:
         stack.enter_context(own_threads(reading.threads))
         opened = {
@@ -60,9 +58,7 @@ def load_safetensors(
             name, path = needed[stored], paths[stored]
             whole = stored_as.is_read_whole(name)
             read = opened[path].get(stored, None if whole else slices.get(name))
-            with converting:
-                converted = stored_as.convert(name, read)
-            for target, tensor in converted.items():
+            for target, tensor in stored_as.convert(name, read).items():
                 part = slices.get(target) if whole else None
                 fill(str(path), target, weight_views[target], cut(tensor, part))
             meter.add(checkpoint.tensors[stored].size, stored)

@@ -6,6 +6,7 @@ Must not know files or layers. Quantization methods specialise it (`srv.quantiza
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping
 
 from torch import Tensor
@@ -31,5 +32,20 @@ class StorageFormat:
         return dict(stored)
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
-        """The model's tensors that one stored tensor becomes, by name."""
+        """The model's tensors that one stored tensor becomes, by name. Several threads may call this at a time."""
         return {name: stored}
+
+
+class TensorGroups:
+    """Stored tensors that are converted together, until all of an owner are there. Any thread may add one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[str, dict[str, Tensor]] = {}
+
+    def add(self, owner: str, suffix: str, stored: Tensor, count: int) -> dict[str, Tensor] | None:
+        """The tensors of `owner` by their suffixes if this is the last one of `count`; else None."""
+        with self._lock:
+            group = self._waiting.setdefault(owner, {})
+            group[suffix] = stored
+            return self._waiting.pop(owner) if len(group) == count else None

@@ -7,15 +7,16 @@ method, or a form of it, that is not listed is UnknownSizes. This module must no
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from srv.dtypes import ITEM_SIZES
+from srv.errors import ModelError
 from srv.models.sizes.parts import Part, UnknownSizes, Weight
 from srv.quantization.kv_scheme import unsupported_kv_scheme
+from srv.quantization.layer_patterns import check_pattern, names_layer
 
 # Elements of one weight ``[outputs, inputs]`` and of what is stored with it, by dtype.
 Layout: TypeAlias = Callable[[int, int], Mapping[str, int]]
@@ -86,20 +87,17 @@ def _names(config: Mapping[str, Any], *fields: str) -> list[str]:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a module or one around it is named: as a regular expression ("re:..."), with "*", or by path segments."""
+    """Whether a module or one around it is named by a pattern, as methods match them."""
     return any(_named(name, pattern) for pattern in patterns)
 
 
 def _named(name: str, pattern: str) -> bool:
-    if pattern.startswith("re:"):
-        try:
-            return re.match(pattern.removeprefix("re:"), name) is not None
-        except re.error as error:
-            reason = f"its quantization_config has an invalid pattern ({pattern!r}: {error}): no size is claimed"
-            raise UnknownSizes(reason) from error
-    if "*" in pattern:
-        return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
-    return f".{pattern}." in f".{name}."
+    try:
+        check_pattern("its quantization_config", pattern)
+        return names_layer(pattern, name)
+    except (ValueError, ModelError) as error:
+        reason = error.reason if isinstance(error, ModelError) else str(error)
+        raise UnknownSizes(f"{reason}: no size is claimed") from error
 
 
 def _ceil(total: int, size: int) -> int:

@@ -165,6 +165,19 @@ def test_a_header_that_contradicts_its_file_is_refused_by_name(
     assert re.search(reason, error.reason)
 
 
+@every(("dtype", "bits"), [("F4", 4), ("F6_E2M3", 6), ("F6_E3M2", 6)])
+def test_types_of_which_several_share_bytes_are_refused(safetensors: Whole, dtype: str, bits: int) -> None:
+    """A valid file, in whose types no layer computes."""
+    data = rewritten(safetensors, lambda header: header[NORM].update(dtype=dtype, shape=[192 * 8 // bits]))
+    safetensors.path.write_bytes(data)
+    try:
+        with pytest.raises(ModelError, match=rf"stored as {dtype} \(floats of {bits} bits\)") as caught:
+            built(safetensors.folder)
+    finally:
+        safetensors.path.write_bytes(safetensors.data)
+    assert caught.value.code == "unsupported_quantization"
+
+
 def test_bytes_after_the_last_tensor_are_refused(safetensors: Whole) -> None:
     assert safetensors.check(safetensors.data + b"\0" * 64) == "damaged"
 

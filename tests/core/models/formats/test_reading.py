@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from bitsandbytes_weights import Form as NF4Form
+from bitsandbytes_weights import write as write_nf4
 from every import every
 from fp8_weights import FORMS, write_fp8
 from gguf import GGMLQuantizationType as Kind
 from models_small import built, edit_config, small_model, write_gguf
+from mxfp4_weights import write_compressed
 from packed_weights import AWQ, write_packed
+from safetensors.torch import save_file
 
 from srv.dist.group import RankGroup
 from srv.errors import ModelError
@@ -21,6 +25,8 @@ from srv.models.base import NativeModel
 from srv.models.formats.deletion import delete_weights
 from srv.models.formats.reading import FileBytes, Reading, for_each
 from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.formats.safetensors_loader import load_safetensors
+from srv.models.formats.storage import StorageFormat
 
 READINGS = (Reading(mapped=False), Reading(threads=4), Reading(mapped=False, threads=4))
 
@@ -60,9 +66,32 @@ def test_sharded_and_single_files(tmp_path: Path) -> None:
 
 
 def test_tensors_that_become_one_by_conversion(tmp_path: Path) -> None:
-    """Each layer of AWQ is made of three tensors, which several threads read."""
-    write_packed(tmp_path, AWQ)
-    check(tmp_path)
+    """Each layer is made of several tensors, which several threads read."""
+    write_packed(tmp_path / "awq", AWQ)
+    check(tmp_path / "awq")
+    for name, write in (("mxfp4", write_compressed), ("nf4", lambda folder: write_nf4(folder, NF4Form()))):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name)
+        check(tmp_path / name)
+
+
+class Meeting(StorageFormat):
+    """Each conversion waits for another one that is under way."""
+
+    def __init__(self, threads: int) -> None:
+        self._barrier = threading.Barrier(threads, timeout=20)
+
+    def convert(self, name: str, stored: torch.Tensor) -> dict[str, torch.Tensor]:
+        self._barrier.wait()
+        return {name: stored}
+
+
+def test_threads_convert_at_a_time(tmp_path: Path) -> None:
+    weights = {str(number): torch.full((3,), float(number)) for number in range(8)}
+    save_file(weights, tmp_path / "model.safetensors")
+    views = {name: torch.zeros(3) for name in weights}
+    load_safetensors(tmp_path, views, storage=Meeting(2), reading=Reading(threads=2))
+    assert all(torch.equal(views[name], weight) for name, weight in weights.items())
 
 
 def test_scales_that_are_powers_of_two(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -219,6 +220,26 @@ def test_a_faulty_loader_is_refused_by_name(
     with pytest.raises(kind, match=part) as caught:
         built(vault, loaders=("vault",))
     assert "srv-acme" in str(caught.value)
+
+
+def test_a_refused_loader_leaves_no_modules(install: Install, tmp_path: Path) -> None:
+    """They would hide those of an updated package. Of a package that is in use, the others stay."""
+    stored(tmp_path / "vault", num_hidden_layers=1)
+    facts = FACTS.replace('"vault",', '"cave",', 1)
+    folder = install(changed("class Vault(WeightSource)", "class Vault"), facts) / "plugin_acme"
+    with pytest.raises(PluginError, match="has a weight loader called 'cave'"):
+        built(tmp_path / "vault", loaders=("vault",))
+    assert not [name for name in sys.modules if name.startswith("plugin_acme")]
+    (module,) = (path for path in folder.glob("*.py") if "LOADER" in path.read_text())
+    module.write_text(module.read_text().replace('"cave",', '"vault",'))
+    importlib.invalidate_caches()
+    with pytest.raises(PluginError, match="is not a subclass of"):
+        built(tmp_path / "vault", loaders=("vault",))
+    assert "plugin_acme" in sys.modules
+    assert "plugin_acme.source" not in sys.modules
+    (folder / "source.py").write_text(SOURCE)
+    importlib.invalidate_caches()
+    assert built(tmp_path / "vault", loaders=("vault",)) is not None
 
 
 def test_names_are_those_of_installed_packages(install: Install, tmp_path: Path) -> None:
