@@ -99,7 +99,10 @@ class BatchRunner:
         self._slots = asyncio.Semaphore(MAX_LINES_AT_ONCE)
 
     def create(self, owner: str, file: StoredFile, endpoint: str, metadata: Mapping[str, str]) -> Batch:
-        """Begin a batch. Raises RequestError (429) if too many have not ended."""
+        """Begin a batch of a file that is held, and released at its end.
+
+        Raises RequestError (429) if too many have not ended; the file is then still held.
+        """
         if sum(batch.status not in ENDED for batch in self._batches.values()) >= MAX_OPEN:
             raise RequestError(
                 f"{MAX_OPEN} batches have not ended, which is the limit; retry when one has",
@@ -107,7 +110,6 @@ class BatchRunner:
                 status=429,
             )
         batch = Batch(owner, file, endpoint, metadata)
-        self._store.hold(file, 1)
         self._batches[batch.id] = batch
         self._forget()
         # Not in the context of the request that creates it, which has its own records and traces.
@@ -172,7 +174,7 @@ class BatchRunner:
             await self._fail(batch, results, LineError(message, code="internal_error"))
         finally:
             batch.workers.clear()
-            self._store.hold(batch.file, -1)
+            self._store.release(batch.file)
 
     async def _fail(self, batch: Batch, results: _Results, why: LineError) -> None:
         batch.errors.append(why)
@@ -268,8 +270,15 @@ class _Results:
         writer.append(data)
 
     async def finish(self) -> None:
-        """Let the owner see the files."""
+        """Let the owner see the files. Raises RequestError if one cannot be finished; it is then discarded."""
+        failure: RequestError | None = None
         async with self._lock:
             while self._writers:
                 kind, writer = self._writers.popitem()
-                self._batch.files[kind] = await asyncio.to_thread(writer.finish)
+                try:
+                    self._batch.files[kind] = await asyncio.to_thread(writer.finish)
+                except RequestError as error:
+                    failure = error
+                    await asyncio.to_thread(writer.discard)
+        if failure is not None:
+            raise failure

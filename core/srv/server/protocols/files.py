@@ -9,6 +9,7 @@ import asyncio
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from srv.errors import RequestError
 from srv.server.batches.files import FileStore, StoredFile
@@ -58,8 +59,7 @@ class Files:
         return json_response((await self._file(request)).shown())
 
     async def content(self, request: Request) -> Response:
-        path = self._store.path(await self._file(request))
-        return FileResponse(path, media_type="application/octet-stream")
+        return await asyncio.to_thread(Download, self._store, owner_of(request), request.path_params["file"])
 
     async def delete(self, request: Request) -> Response:
         name = request.path_params["file"]
@@ -68,6 +68,29 @@ class Files:
 
     async def _file(self, request: Request) -> StoredFile:
         return await asyncio.to_thread(self._store.get, owner_of(request), request.path_params["file"])
+
+
+class Download(FileResponse):
+    """The content of a file, which cannot be deleted before the response has ended. Call the constructor in a thread.
+
+    Raises RequestError if the owner has no such file, or if it cannot be read.
+    """
+
+    def __init__(self, store: FileStore, owner: str, name: str) -> None:
+        self._store, self._file = store, store.hold(owner, name)
+        path = store.path(self._file)
+        try:
+            stat = store.guarded(path.stat)
+        except BaseException:
+            store.release(self._file)
+            raise
+        super().__init__(path, media_type="application/octet-stream", stat_result=stat)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._store.release(self._file)
 
 
 def _check(form: dict[str, Part]) -> None:
