@@ -39,9 +39,8 @@ class Files:
         form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
         _check(form)
         file = form["file"]
-        stored = await asyncio.to_thread(
-            self._store.put, owner_of(request), file.filename or "file.jsonl", PURPOSE, file.data
-        )
+        name = file.filename or "file.jsonl"
+        stored = await asyncio.to_thread(self._store.put, owner_of(request), name, PURPOSE, file.data)
         return json_response(stored.shown())
 
     async def list(self, request: Request) -> Response:
@@ -105,6 +104,12 @@ def _check(form: dict[str, Part]) -> None:
     for name in _FIELDS:
         if name not in form:
             raise RequestError(f"{name} is required", code="missing_field", param=name)
+    if form["file"].filename is None:
+        raise RequestError(
+            "file is refused: it is a text and no file, without a filename; send it as curl -F file=@NAME does",
+            code="invalid_value",
+            param="file",
+        )
     purpose = form["purpose"].data.decode("utf-8", "replace")
     if purpose != PURPOSE:
         raise RequestError(

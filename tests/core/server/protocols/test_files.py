@@ -28,6 +28,13 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+def field(disposition: bytes, more: bytes = b"") -> dict[str, Any]:
+    """A form with a purpose and a field whose header is hostile."""
+    sent = form(purpose=b"batch")
+    odd = b"--x\r\nContent-Disposition: form-data; " + disposition + b"\r\n\r\na\r\n"
+    return {**sent, "content": odd + more + sent["content"]}
+
+
 @every(
     ("sent", "param", "message"),
     [
@@ -47,6 +54,19 @@ def anyio_backend() -> str:
         (form(purpose=b"batch"), "file", "file is required"),
         (form(purpose=b"fine-tune", file=b"a"), "purpose", "for batches only"),
         (form(purpose=b"batch", file=b"a", expires_after=b"9"), "expires_after", "unknown field"),
+        (form(purpose=b"\xff\xfe", file=b"a"), "purpose", "for batches only"),
+        (field(b'name="file"'), "file", "it is a text and no file"),
+        (field(b'name="file"; filename="a"', FORM % (b"file", b'; filename="b"', b"")), None, "file occurs twice"),
+        (field(b'name="' + b"n" * 3000 + b'"'), "n" * 80 + "... (3000 characters)", "unknown field"),
+        (field(b'name="' + b"n" * 5000 + b'"'), None, "a very long one"),
+        (field(b"name*=utf-7''%2b2AA-"), "?", "unknown field ?"),
+        (field(b"name=file; filename*=\"u\0tf''a\""), None, "the header of a field is not valid"),
+        (field(b"name=file; filename*1=a; filename*=a"), None, "the header of a field is not valid"),
+        (
+            {**form(), "headers": {"content-type": "multipart/form-data; boundary*=idna'a'%2b"}},
+            None,
+            "its Content-Type",
+        ),
     ],
 )
 async def test_an_upload_that_is_refused_says_why(
