@@ -8,6 +8,7 @@ from typing import Any
 
 from server_support import Serving
 
+from srv.server.batches.files import FileStore
 from srv.server.batches.runner import ENDED
 from srv.testing.fake_engine import FakeEngine
 
@@ -83,3 +84,9 @@ async def counted(server: Serving, batch: dict[str, Any], **counts: int) -> None
             if all(shown[name] == count for name, count in counts.items()):
                 return
             await asyncio.sleep(0.01)
+
+
+def used(store: FileStore) -> int:
+    """The bytes that a store counts."""
+    store.load()
+    return store._used

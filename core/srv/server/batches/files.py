@@ -71,13 +71,6 @@ class FileStore:
         self._used = 0  # bytes of all files, unfinished ones included
         self._readers: dict[str, int] = {}  # who reads a file, by its id
 
-    @property
-    def used(self) -> int:
-        """The bytes of all files, those that are being written included."""
-        with self._lock:
-            self._index()
-            return self._used
-
     def load(self) -> None:
         """Read the folder, and remove what a crash has left in it. Later calls do so otherwise."""
         with suppress(RequestError), self._lock:  # it has been logged, and the first request gets it again

@@ -24,6 +24,7 @@ from batch_support import (
     results,
     start,
     upload,
+    used,
 )
 from every import every
 from httpx import Response
@@ -218,7 +219,7 @@ async def test_a_batch_whose_results_do_not_fit_fails_and_ends(tmp_path: Path, m
         assert 0 < batch["request_counts"]["completed"] < 40
         assert len(await results(server, batch["output_file_id"])) == batch["request_counts"]["completed"]
         assert server.app.state.lifecycle.active == 0
-        assert store.used == sum(path.stat().st_size for path in tmp_path.glob("*.data"))
+        assert used(store) == sum(path.stat().st_size for path in tmp_path.glob("*.data"))
 
 
 async def test_more_batches_than_the_limit_are_refused(tmp_path: Path) -> None:
