@@ -6,6 +6,7 @@ import asyncio
 import errno
 import resource
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from server_support import eventually, serving
 from starlette.types import Message
 
 from srv.errors import RequestError
-from srv.server.batches.files import FileStore
+from srv.server.batches.files import FileStore, StoredFile
 from srv.server.batches.multipart import read_form
 from srv.server.protocols.files import Download
 
@@ -140,6 +141,24 @@ async def test_lists_have_pages(tmp_path: Path) -> None:
             refused = await server.http.get(f"/v1/files?{query}")
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
         assert (await server.http.get("/v1/batches?limit=101")).json()["error"]["param"] == "limit"
+
+
+async def test_many_files_are_listed_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    shown = StoredFile.shown
+
+    def recorded(file: StoredFile) -> dict[str, object]:
+        threads.add(threading.get_ident())
+        return shown(file)
+
+    monkeypatch.setattr(StoredFile, "shown", recorded)
+    for index in range(300):
+        FileStore(tmp_path).writer("", f"{index}", "batch").finish()
+    async with serving(file_storage_path=tmp_path) as server:
+        listed = (await server.http.get("/v1/files?limit=2&order=asc")).json()
+        assert (len(listed["data"]), listed["has_more"]) == (2, True)
+        assert len((await server.http.get("/v1/files")).json()["data"]) == 300
+    assert threading.get_ident() not in threads
 
 
 def test_storage_is_bounded_in_files_and_bytes(tmp_path: Path) -> None:
