@@ -6,14 +6,17 @@ import asyncio
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
 from batch_support import LONG, begin, counted, ended, jsonl, line, long_and_short, results, start, upload, used
 from server_support import eventually, serving
 
+from srv.errors import RequestError
 from srv.server.batches import runner as runner_module
 from srv.server.batches.files import FileStore, FileWriter, StoredFile
+from srv.server.batches.runner import Batch, BatchRunner
 from srv.server.graceful import GracefulServer
 from srv.testing.fake_engine import FakeEngine
 
@@ -172,3 +175,21 @@ async def test_results_count_towards_the_storage_as_long_as_they_are_kept(
             assert (await server.http.delete(f"/v1/files/{each['id']}")).status_code == 200
         assert used(store) == 0
         assert batch["status"] == "completed"
+
+
+async def test_a_file_is_kept_from_the_moment_at_which_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, create = FileStore(tmp_path), BatchRunner.create
+    monkeypatch.setattr("srv.server.app.FileStore", lambda folder: store)
+
+    def while_it_is_deleted(runner: BatchRunner, owner: str, file: StoredFile, *rest: Any) -> Batch:
+        with pytest.raises(RequestError, match="a batch or a download reads it"):
+            store.delete(owner, file.id)
+        return create(runner, owner, file, *rest)
+
+    monkeypatch.setattr(BatchRunner, "create", while_it_is_deleted)
+    async with serving(file_storage_path=tmp_path) as server:
+        batch = await ended(server, await start(server, line("a")))
+        assert batch["status"] == "completed"
+        store.delete("", batch["input_file_id"])
