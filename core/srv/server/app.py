@@ -6,6 +6,8 @@ awaits `app.state.lifecycle.drain(seconds)` before it stops the HTTP server.
 
 from __future__ import annotations
 
+import threading
+
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -191,7 +193,8 @@ def _endpoints(service: Service) -> list[Endpoint]:
 
 def _batch_endpoints(service: Service, sender: LineSender) -> list[Endpoint]:
     store = FileStore(service.settings.file_storage_path)
-    runner = BatchRunner(store, sender, service.settings.body_limits, service.lifecycle.check_accepting)
+    threading.Thread(target=store.load, name="srv-files", daemon=True).start()  # thousands of files take a while
+    runner = BatchRunner(store, sender, service.settings.body_limits, service.lifecycle)
     files, batches = Files(service, store), Batches(service, store, runner)
     return [
         Endpoint("POST", "/v1/files", files.upload, "Upload a file for a batch, as a form (OpenAI)."),

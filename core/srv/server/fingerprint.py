@@ -13,6 +13,7 @@ from pathlib import Path
 
 from srv import __version__
 from srv.args.statement import Resolved
+from srv.quantization.registry import chosen
 from srv.specs import ModelFacts
 
 SAMPLES, SAMPLE_BYTES = 16, 4096  # of each weight file, evenly spaced
@@ -23,6 +24,8 @@ def system_fingerprint(model: ModelFacts, resolved: Resolved) -> str:
     """For example "fp_0f1e2d3c4b5a6978"."""
     digest = hashlib.blake2b(digest_size=8)
     config = resolved.config
+    weights = config.weights
+    method = chosen(model, weights.quantization, weights.torchao_config, dequantize=weights.dequantize_weights)
     facts = [
         __version__,
         model.architecture,
@@ -31,12 +34,13 @@ def system_fingerprint(model: ModelFacts, resolved: Resolved) -> str:
         str(config.model.dtype),
         str(config.model.load_format),
         str(config.platform.kv_cache_dtype),
-        config.weights.dequantize_weights,
-        config.weights.custom_weight_loader,
+        weights.dequantize_weights,
+        None if method is None else method.name,
+        weights.custom_weight_loader,
         {slot: str(choice) for slot, choice in resolved.backends.items()},
     ]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    if (scales := config.weights.quantization_param_path) is not None:
+    if (scales := weights.quantization_param_path) is not None:
         digest.update(scales.expanduser().read_bytes())
     for sample in _samples(Path(model.path)):
         digest.update(sample)

@@ -41,6 +41,7 @@ class GracefulServer(uvicorn.Server):
             signal.signal(signal.SIGHUP, self.handle_exit)
         try:
             await super().serve(sockets)  # type: ignore[arg-type]
+            await self._lifecycle.settle()
         finally:
             signal.signal(signal.SIGHUP, hang_up)
 

@@ -54,6 +54,7 @@ class Lifecycle:
         self._idle.set()
         self.draining = False
         self.hung = False  # the engine is; see `srv.server.watchdog`
+        self.kept: set[asyncio.Task[None]] = set()  # work that outlives the request that began it
         self.aborted: set[str] = set()  # sequences of active requests that were aborted
 
     @property
@@ -157,3 +158,13 @@ class Lifecycle:
                 await self._idle.wait()
         except TimeoutError:
             return  # a client that does not read its response must not delay the shutdown
+
+    def keep(self, task: asyncio.Task[None]) -> None:
+        """Let the end of the server wait for a task that outlives its request, and ends soon after a drain."""
+        self.kept.add(task)
+        task.add_done_callback(self.kept.discard)
+
+    async def settle(self) -> None:
+        """Wait until the tasks have ended that were kept. Call it when no more requests arrive."""
+        if self.kept:
+            await asyncio.wait(self.kept, timeout=RESPONSE_FLUSH_SECONDS)

@@ -3,20 +3,25 @@
 Owns the names in the folder, which never contain anything that a client has sent, and the bounds on number and size.
 Must not know what a file contains. Its methods access the disk: call them in a thread.
 
-    FOLDER/file-<32 digits>.json   owner, name and purpose     FOLDER/file-<32 digits>.data   the content
+    FOLDER/file-<32 digits>.json   owner, name and purpose, written last     .tmp   while it is written
+    FOLDER/file-<32 digits>.data   the content; its writer holds a lock on it (flock)
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -62,8 +67,14 @@ class FileStore:
         self._folder, self._max_files, self._max_bytes = folder, max_files, max_bytes
         self._lock = threading.Lock()
         self._files: dict[str, StoredFile] | None = None  # None: the folder has not been read
-        self._used = 0
-        self._readers: dict[str, int] = {}  # batches that read a file, by its id
+        self._unfinished = 0  # files that are being written
+        self._used = 0  # bytes of all files, unfinished ones included
+        self._readers: dict[str, int] = {}  # who reads a file, by its id
+
+    def load(self) -> None:
+        """Read the folder, and remove what a crash has left in it. Later calls do so otherwise."""
+        with suppress(RequestError), self._lock:  # it has been logged, and the first request gets it again
+            self._index()
 
     def put(self, owner: str, filename: str, purpose: str, data: bytes) -> StoredFile:
         """Raises RequestError if the storage is full, or cannot be written."""
@@ -78,16 +89,24 @@ class FileStore:
     def writer(self, owner: str, filename: str, purpose: str) -> FileWriter:
         """Begin a file that nobody sees before it is finished. Raises RequestError."""
         with self._lock:
-            if len(self._index()) >= self._max_files:
+            if len(self._index()) + self._unfinished >= self._max_files:
                 raise _full(f"{self._max_files} files")
+            self._unfinished += 1
         name = f"file-{uuid.uuid4().hex}"
         file = StoredFile(name, owner, filename[:MAX_NAME], purpose, int(time.time()), 0)
-        return FileWriter(self, file, self.guarded(lambda: self._open_new(name)))
+        try:
+            return FileWriter(self, file, self.guarded(partial(_create, self.path(file))))
+        except BaseException:
+            self.drop_unfinished(0)
+            raise
 
     def get(self, owner: str, name: str, param: str | None = None) -> StoredFile:
         """Raises RequestError (404) if this owner has no such file. `param`: the field with its id."""
         with self._lock:
-            found = self._index().get(name)
+            return self._get(owner, name, param)
+
+    def _get(self, owner: str, name: str, param: str | None) -> StoredFile:
+        found = self._index().get(name)
         if found is None or found.owner != owner:
             raise RequestError(
                 f"there is no file {shorten(name)}; GET /v1/files lists yours",
@@ -108,52 +127,73 @@ class FileStore:
         return self._folder / f"{file.id}.data"
 
     def delete(self, owner: str, name: str) -> None:
-        """Raises RequestError if there is no such file, or a batch reads it."""
-        file = self.get(owner, name)
+        """Raises RequestError if there is no such file, or somebody reads it."""
         with self._lock:
+            file = self._get(owner, name, None)
             if self._readers.get(name):
                 raise RequestError(
-                    f"file {name} is refused: a batch reads it; cancel the batch, or wait for its end",
+                    f"file {name} is refused: a batch or a download reads it; cancel the batch, or wait for the end",
                     code="file_in_use",
                     status=409,
                 )
-            if self._index().pop(name, None) is None:
-                return
-            self._used -= file.bytes
-        for suffix in (".json", ".data"):
-            self.guarded(partial((self._folder / f"{name}{suffix}").unlink, missing_ok=True))
-
-    def hold(self, file: StoredFile, change: int) -> None:
-        """Count readers, for which a file is kept: `change` is 1 or -1."""
+            del self._index()[name]
+        try:
+            for suffix in (".json", ".data"):  # a crash in between leaves what the next start removes
+                self.guarded(partial((self._folder / f"{name}{suffix}").unlink, missing_ok=True))
+        except BaseException:
+            with self._lock:
+                self._index()[name] = file
+            raise
         with self._lock:
-            count = self._readers.pop(file.id, 0) + change
-            if count:
+            self._used -= file.bytes
+
+    def hold(self, owner: str, name: str, param: str | None = None) -> StoredFile:
+        """Like `get`; the file is not deleted before `release`."""
+        with self._lock:
+            file = self._get(owner, name, param)
+            self._readers[name] = self._readers.get(name, 0) + 1
+        return file
+
+    def release(self, file: StoredFile) -> None:
+        with self._lock:
+            if count := self._readers.pop(file.id) - 1:
                 self._readers[file.id] = count
 
     # ---- for writers
 
     def reserve(self, size: int) -> None:
-        """Count bytes that are about to be written; negative ones were not. Raises RequestError if there is no room."""
+        """Count bytes that are about to be written. Raises RequestError if there is no room."""
         with self._lock:
             self._index()
             if self._used + size > self._max_bytes:
                 raise _full(f"{self._max_bytes} bytes")
             self._used += size
 
+    def unreserve(self, size: int) -> None:
+        """Count bytes no more, which were not written."""
+        with self._lock:
+            self._used -= size
+
     def add(self, file: StoredFile) -> None:
-        data = msgspec.json.encode(file)
-        self.guarded(lambda: (self._folder / f"{file.id}.json").write_bytes(data))
+        """An unfinished file is finished."""
+        data, path = msgspec.json.encode(file), self._folder / f"{file.id}.json"
+
+        def write() -> None:
+            path.with_suffix(".tmp").write_bytes(data)
+            path.with_suffix(".tmp").replace(path)
+
+        self.guarded(write)
         with self._lock:
             self._index()[file.id] = file
+            self._unfinished -= 1
 
-    def remove_data(self, file: StoredFile) -> None:
-        self.guarded(partial(self.path(file).unlink, missing_ok=True))
+    def drop_unfinished(self, size: int) -> None:
+        """An unfinished file, of so many bytes, has been removed."""
+        with self._lock:
+            self._used -= size
+            self._unfinished -= 1
 
     # ---- internals
-
-    def _open_new(self, name: str) -> BinaryIO:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return (self._folder / f"{name}.data").open("xb")
 
     def _index(self) -> dict[str, StoredFile]:
         if self._files is None:
@@ -162,18 +202,15 @@ class FileStore:
 
     def _read_folder(self) -> dict[str, StoredFile]:
         found: dict[str, StoredFile] = {}
-        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
-            size = path.lstat().st_size
-            self._used += size if path.suffix == ".data" else 0  # also of files that an end in the middle left behind
-            if path.suffix != ".json" or not _ID.fullmatch(path.stem):
-                continue
-            try:
-                file = msgspec.json.decode(path.read_bytes(), type=StoredFile)
-                content = path.with_suffix(".data").lstat().st_size
-            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-                logger.warning("%s is not a stored file and is left alone: %s", path, error)
-                continue
-            found[path.stem] = msgspec.structs.replace(file, id=path.stem, bytes=content)
+        used = 0
+        paths = self._folder.iterdir() if self._folder.is_dir() else ()
+        for name in sorted({path.stem for path in paths if _ID.fullmatch(path.stem)}):
+            base = self._folder / name
+            if not _remove_remains(base) and (file := _read(base)) is not None:
+                found[name] = file
+            with suppress(FileNotFoundError):
+                used += base.with_suffix(".data").lstat().st_size  # also of those that another server is writing
+        self._used = used
         return found
 
     def guarded(self, work: Callable[[], T]) -> T:
@@ -192,25 +229,95 @@ class FileStore:
 class FileWriter:
     """One file that is being written. Finish or discard it."""
 
-    def __init__(self, store: FileStore, file: StoredFile, stream: BinaryIO) -> None:
+    def __init__(self, store: FileStore, file: StoredFile, stream: FileIO) -> None:
         self._store, self._file, self._stream = store, file, stream
+        self._lock = threading.Lock()  # a thread goes on when the task that waits for it is cancelled
 
     def append(self, data: bytes) -> None:
-        """Raises RequestError if the storage is full, or cannot be written."""
-        self._store.reserve(len(data))
-        self._file = msgspec.structs.replace(self._file, bytes=self._file.bytes + len(data))
-        self._store.guarded(lambda: self._stream.write(data))
+        """Raises RequestError if the storage is full, or cannot be written; the file is then as it was before."""
+        with self._lock:
+            self._store.reserve(len(data))
+            try:
+                self._store.guarded(partial(self._write, data))
+            except BaseException:
+                self._store.unreserve(len(data))
+                raise
+            self._file = msgspec.structs.replace(self._file, bytes=self._file.bytes + len(data))
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._stream.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                self._stream.truncate(self._file.bytes)
+                self._stream.seek(self._file.bytes)
+            raise
 
     def finish(self) -> StoredFile:
-        self._store.guarded(self._stream.close)
-        self._store.add(self._file)
-        return self._file
+        """Raises RequestError if the storage cannot be written."""
+        with self._lock:
+            self._store.add(self._file)
+            self._stream.close()
+            return self._file
 
     def discard(self) -> None:
         """Forget what was written."""
-        self._store.reserve(-self._file.bytes)
-        self._store.guarded(self._stream.close)
-        self._store.remove_data(self._file)
+        with self._lock:
+            path, size = self._store.path(self._file), self._file.bytes
+            for each in (path.with_suffix(".tmp"), path):
+                try:
+                    each.unlink(missing_ok=True)
+                except OSError as error:
+                    logger.error("%s cannot be removed: %s", each, error)
+                    size = 0  # it still counts
+            self._stream.close()
+            self._store.drop_unfinished(size)
+
+
+def _create(path: Path) -> FileIO:
+    """A new file, locked until it is closed, so that no server that starts takes it for a remainder."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    while True:
+        stream = FileIO(path, "x")
+        with suppress(OSError):  # a file system without locks: nothing is removed from it
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        if os.fstat(stream.fileno()).st_nlink:  # else it was removed before it was locked
+            return stream
+        stream.close()
+
+
+def _read(base: Path) -> StoredFile | None:
+    path = base.with_suffix(".json")
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=StoredFile)
+        size = base.with_suffix(".data").lstat().st_size
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        logger.warning("%s is not a stored file and is left alone: %s", path, error)
+        return None
+    return msgspec.structs.replace(file, id=base.name, bytes=size)
+
+
+def _remove_remains(base: Path) -> bool:
+    """Remove a file that is not complete, unless another server is writing it. Returns whether it is not complete."""
+    data, metadata = base.with_suffix(".data"), base.with_suffix(".json")
+    if data.exists() and metadata.exists():
+        return False
+    try:
+        if data.exists():
+            with data.open("rb") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if metadata.exists():  # it has been finished meanwhile
+                    return False
+                data.unlink()
+        for path in (metadata, base.with_suffix(".tmp")):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("%s is not complete and is left alone: %s", base, error)
+    else:
+        logger.warning("%s was not complete and has been removed", base)
+    return True
 
 
 def _full(limit: str) -> RequestError:

@@ -5,16 +5,19 @@ Must not know which fields a form has.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
 from email.utils import collapse_rfc2231_value
+from typing import TypeVar
 
 from srv.errors import RequestError
 
 MAX_PARTS = 16
 MAX_HEADER_BYTES = 4096
 MAX_BOUNDARY = 70  # RFC 2046
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ def read_form(body: bytes, content_type: str) -> dict[str, Part]:
 def _boundary(content_type: str) -> bytes:
     message = Message()
     message["content-type"] = content_type
-    boundary = message.get_boundary() if message.get_content_type() == "multipart/form-data" else None
-    if not boundary or len(boundary) > MAX_BOUNDARY:
+    kind, boundary = _parsed(lambda: (message.get_content_type(), message.get_boundary()), "its Content-Type")
+    if kind != "multipart/form-data" or not boundary or len(boundary) > MAX_BOUNDARY:
         raise _invalid("Content-Type must be multipart/form-data, with a boundary")
     return boundary.encode("latin-1", "replace")
 
@@ -56,10 +59,28 @@ def _part(part: bytes) -> tuple[str, Part]:
     if end < 0 or not part.startswith(b"\r\n"):
         raise _invalid("a field has no header, or a very long one")
     header = HeaderParser().parsestr(part[2:end].decode("utf-8", "replace"))
-    name = header.get_param("name", header="content-disposition")
+    name, filename = _parsed(lambda: (_name(header), header.get_filename()), "the header of a field")
     if not name:
         raise _invalid("a field has no name")
-    return collapse_rfc2231_value(name), Part(part[end + 4 :], header.get_filename())
+    return _plain(name), Part(part[end + 4 :], None if filename is None else _plain(filename))
+
+
+def _name(header: Message) -> str:
+    name = header.get_param("name", "", header="content-disposition")
+    return collapse_rfc2231_value(name)
+
+
+def _parsed(parse: Callable[[], T], what: str) -> T:
+    """The result of the standard library's parser, which is not made for hostile input. Raises RequestError."""
+    try:
+        return parse()
+    except (ValueError, TypeError, LookupError, AttributeError):  # a codec for no text, a part without number, NUL, ...
+        raise _invalid(f"{what} is not valid") from None
+
+
+def _plain(text: str) -> str:
+    """Without lone surrogates, which some codecs return and JSON cannot represent."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _invalid(problem: str) -> RequestError:

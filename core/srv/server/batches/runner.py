@@ -1,8 +1,10 @@
 """Runs batches: checks their files, serves their lines a few at a time, and writes what they return.
 
     validating ─► in_progress ─► finalizing ─► completed
-        └► failed      └► expired, or cancelling ─► cancelled; all of them keep what has been returned so far
+        └► failed      ├► failed       └► expired: lines had not begun in time
+                       └► cancelling ─► cancelled
 
+A batch enters its last state when no line runs any more; its files are then complete, with what has been returned.
 Batches are in memory and end with the server; their files remain. Must not know HTTP or a protocol.
 """
 
@@ -13,7 +15,7 @@ import contextvars
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,13 +26,14 @@ from srv.server.batches.files import FileStore, FileWriter, StoredFile
 from srv.server.batches.lines import Line, LineError, check_lines, read_line
 from srv.server.batches.sender import Answer, LineSender
 from srv.server.fields import shorten
+from srv.server.lifecycle import Lifecycle
 from srv.server.settings import BodyLimits
 
 MAX_LINES_AT_ONCE = 16  # of all batches
-MAX_OPEN = 64  # batches that have not ended
+MAX_OPEN, MAX_OPEN_PER_OWNER = 64, 16  # batches that have not ended
 MAX_KEPT = 1024  # batches, of which the oldest that ended are forgotten
 WINDOW_SECONDS = 24 * 3600
-FULL = frozenset({429, 503})  # statuses of a line that is sent again
+FULL = "queue_full"  # the error code of a line that is sent again; another error is its result
 RETRY_SECONDS = 1.0
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 logger = logging.getLogger(__name__)
@@ -38,7 +41,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One batch. `times`: when it entered a state (Unix time), by the name of the state."""
+    """One batch. `times`: when it entered a state (Unix time), by the name of the state.
+
+    `late`: lines had not begun in time. `stopped`: why the server served no more lines. Both end the batch once the
+    lines that run have ended.
+    """
 
     owner: str
     file: StoredFile
@@ -54,6 +61,8 @@ class Batch:
     failed: int = 0
     files: dict[str, StoredFile] = field(default_factory=dict)  # "output" and "error"
     workers: list[asyncio.Task[None]] = field(default_factory=list)
+    late: bool = False
+    stopped: RequestError | EngineDead | None = None
 
     def enter(self, status: str) -> None:
         self.status = status
@@ -88,33 +97,39 @@ class Batch:
 class BatchRunner:
     """The batches of one server. All methods must be called on its event loop."""
 
-    def __init__(
-        self, store: FileStore, sender: LineSender, limits: BodyLimits, check_accepting: Callable[[], None]
-    ) -> None:
-        """`check_accepting` raises if the server serves no more requests, which fails batches instead of each line."""
+    def __init__(self, store: FileStore, sender: LineSender, limits: BodyLimits, lifecycle: Lifecycle) -> None:
+        """`lifecycle` says whether the server serves requests; if not, batches fail instead of each line."""
         self._store, self._sender, self._limits = store, sender, limits
-        self._check_accepting = check_accepting
+        self._lifecycle = lifecycle
         self._batches: dict[str, Batch] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(MAX_LINES_AT_ONCE)
 
     def create(self, owner: str, file: StoredFile, endpoint: str, metadata: Mapping[str, str]) -> Batch:
-        """Begin a batch. Raises RequestError (429) if too many have not ended."""
-        if sum(batch.status not in ENDED for batch in self._batches.values()) >= MAX_OPEN:
-            raise RequestError(
-                f"{MAX_OPEN} batches have not ended, which is the limit; retry when one has",
-                code="too_many_batches",
-                status=429,
-            )
+        """Begin a batch of a file that is held, and released at its end.
+
+        Raises RequestError (429) if too many have not ended; the file is then still held.
+        """
+        self._check_open(owner)
         batch = Batch(owner, file, endpoint, metadata)
-        self._store.hold(file, 1)
         self._batches[batch.id] = batch
         self._forget()
         # Not in the context of the request that creates it, which has its own records and traces.
         task = asyncio.create_task(self._run(batch), context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._lifecycle.keep(task)
         return batch
+
+    def _check_open(self, owner: str) -> None:
+        owners = [batch.owner for batch in self._batches.values() if batch.status not in ENDED]
+        for count, limit, whose in (
+            (owners.count(owner), MAX_OPEN_PER_OWNER, "one API key"),
+            (len(owners), MAX_OPEN, "all clients together"),
+        ):
+            if count >= limit:
+                raise RequestError(
+                    f"{count} batches have not ended, and {limit} is the limit of {whose}; retry when one has ended",
+                    code="too_many_batches",
+                    status=429,
+                )
 
     def _forget(self) -> None:
         ended = [name for name, batch in self._batches.items() if batch.status in ENDED]
@@ -155,24 +170,31 @@ class BatchRunner:
         results = _Results(self._store, batch)
         try:
             offsets = await self._check(batch)
+            if batch.errors:
+                batch.enter("failed")
+                return
             if batch.status == "validating":
                 batch.enter("in_progress")
                 await self._serve(batch, offsets, results)
             if batch.status == "in_progress":
                 batch.enter("finalizing")
             await results.finish()
-            ends = {"finalizing": "completed", "cancelling": "cancelled"}
-            batch.enter(ends.get(batch.status, batch.status))
+            batch.enter("cancelled" if batch.status == "cancelling" else "expired" if batch.late else "completed")
         except (RequestError, EngineDead) as error:
             code = error.code if isinstance(error, RequestError) else "engine_dead"
             await self._fail(batch, results, LineError(str(error), code=code))
+        except asyncio.CancelledError:  # the event loop ends
+            for worker in batch.workers:
+                worker.cancel()
+            await self._fail(batch, results, LineError("the server was stopped", code="shutting_down"))
+            raise
         except Exception:
             logger.exception("%s failed", batch.id)
             message = "the server failed on this batch; see its log"
             await self._fail(batch, results, LineError(message, code="internal_error"))
         finally:
             batch.workers.clear()
-            self._store.hold(batch.file, -1)
+            self._store.release(batch.file)
 
     async def _fail(self, batch: Batch, results: _Results, why: LineError) -> None:
         batch.errors.append(why)
@@ -183,17 +205,15 @@ class BatchRunner:
         batch.enter("failed")
 
     async def _check(self, batch: Batch) -> Iterator[int]:
-        """The offsets of the lines; ends the batch if there are none that can be served."""
+        """The offsets of the lines. What is wrong with them becomes the batch's errors."""
         path = self._store.path(batch.file)
         read = await asyncio.to_thread(self._store.guarded, partial(check_lines, path, batch.endpoint, self._limits))
-        if read.errors:
-            batch.errors += read.errors
-            batch.enter("failed")
+        batch.errors += read.errors
         batch.total = len(read.offsets)
         return iter(read.offsets)
 
     async def _serve(self, batch: Batch, offsets: Iterator[int], results: _Results) -> None:
-        """Serve all lines. Raises the first failure, after all workers have ended."""
+        """Serve all lines. Raises why the server stopped, or the first failure, after all workers have ended."""
         count = min(MAX_LINES_AT_ONCE, batch.total)
         batch.workers = [asyncio.create_task(self._work(batch, offsets, results)) for _ in range(count)]
         _, pending = await asyncio.wait(batch.workers, return_when=asyncio.FIRST_EXCEPTION)
@@ -203,33 +223,47 @@ class BatchRunner:
         for worker in batch.workers:
             if not worker.cancelled() and (error := worker.exception()) is not None:
                 raise error
+        if batch.stopped is not None:
+            raise batch.stopped
 
     async def _work(self, batch: Batch, offsets: Iterator[int], results: _Results) -> None:
         path = self._store.path(batch.file)
         for offset in offsets:
-            if not self._goes_on(batch):
-                return
             async with self._slots:
                 line = await asyncio.to_thread(self._store.guarded, partial(read_line, path, offset))
                 answer = await self._answer(batch, line)
+            if answer is None:
+                return
             await asyncio.shield(results.add(line, answer))  # a file that is being written has no other writer
             if results.failure is not None:
                 raise results.failure
 
-    async def _answer(self, batch: Batch, line: Line) -> Answer:
-        """Serve a line, again and again while the server is full."""
-        while True:
-            self._check_accepting()
+    async def _answer(self, batch: Batch, line: Line) -> Answer | None:
+        """Serve a line, again and again while the queue is full. None: the batch ends before it is served."""
+        while self._goes_on(batch):
             answer = await self._sender.send(batch.endpoint, bytes(line.body))
-            if answer.status not in FULL or not self._goes_on(batch):
+            if answer.status == 503 and self._stopped(batch):
+                return None
+            if answer.code != FULL:
                 return answer
             await asyncio.sleep(RETRY_SECONDS)
+        return None
 
     def _goes_on(self, batch: Batch) -> bool:
-        """Whether more lines are served."""
-        if batch.status == "in_progress" and time.time() >= batch.expires_at:
-            batch.enter("expired")
-        return batch.status == "in_progress"
+        """Whether one more line is served. Call it only if there is one: it is then late, or stopped."""
+        if batch.status != "in_progress" or self._stopped(batch):
+            return False
+        batch.late = batch.late or time.time() >= batch.expires_at
+        return not batch.late
+
+    def _stopped(self, batch: Batch) -> bool:
+        """Whether the server serves no more requests, which ends the batch."""
+        if batch.stopped is None:
+            try:
+                self._lifecycle.check_accepting()
+            except (RequestError, EngineDead) as error:
+                batch.stopped = error
+        return batch.stopped is not None
 
 
 class _Results:
@@ -268,8 +302,15 @@ class _Results:
         writer.append(data)
 
     async def finish(self) -> None:
-        """Let the owner see the files."""
+        """Let the owner see the files. Raises RequestError if one cannot be finished; it is then discarded."""
+        failure: RequestError | None = None
         async with self._lock:
             while self._writers:
                 kind, writer = self._writers.popitem()
-                self._batch.files[kind] = await asyncio.to_thread(writer.finish)
+                try:
+                    self._batch.files[kind] = await asyncio.to_thread(writer.finish)
+                except RequestError as error:
+                    failure = error
+                    await asyncio.to_thread(writer.discard)
+        if failure is not None:
+            raise failure

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Scope
 
+from srv.errors import RequestError
 from srv.server.http.body import HeldBodies
 from srv.server.http.failures import describe
 
@@ -25,10 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """`body`: JSON."""
+    """`body`: JSON. `code`: of an error."""
 
     status: int
     body: bytes
+    code: str | None = None
 
 
 class LineSender:
@@ -36,10 +38,6 @@ class LineSender:
 
     def __init__(self, handlers: Mapping[str, Handler], bodies: HeldBodies) -> None:
         self._handlers, self._bodies = handlers, bodies
-
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        return tuple(self._handlers)
 
     async def send(self, endpoint: str, body: bytes) -> Answer:
         """The answer, an error included. Cancellation aborts the request."""
@@ -66,6 +64,7 @@ class LineSender:
             status, described = describe(error)
             if status == 500:
                 logger.error("a line of a batch failed", exc_info=error)
-            return Answer(status, msgspec.json.encode(described))
+            code = error.code if isinstance(error, RequestError) else None
+            return Answer(status, msgspec.json.encode(described), code)
         finally:
             share.release()

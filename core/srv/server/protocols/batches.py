@@ -56,8 +56,13 @@ class Batches:
                 code="invalid_value",
                 param="metadata",
             )
-        file = await asyncio.to_thread(self._store.get, owner, body.input_file_id, "input_file_id")
-        return json_response(self._runner.create(owner, file, body.endpoint, labels).shown())
+        file = await asyncio.to_thread(self._store.hold, owner, body.input_file_id, "input_file_id")
+        try:
+            batch = self._runner.create(owner, file, body.endpoint, labels)
+        except BaseException:
+            self._store.release(file)
+            raise
+        return json_response(batch.shown())
 
     async def list(self, request: Request) -> Response:
         batches = self._runner.all(owner_of(request))

@@ -9,6 +9,7 @@ import asyncio
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from srv.errors import RequestError
 from srv.server.batches.files import FileStore, StoredFile
@@ -38,9 +39,8 @@ class Files:
         form = await asyncio.to_thread(read_form, body, request.headers.get("content-type", ""))
         _check(form)
         file = form["file"]
-        stored = await asyncio.to_thread(
-            self._store.put, owner_of(request), file.filename or "file.jsonl", PURPOSE, file.data
-        )
+        name = file.filename or "file.jsonl"
+        stored = await asyncio.to_thread(self._store.put, owner_of(request), name, PURPOSE, file.data)
         return json_response(stored.shown())
 
     async def list(self, request: Request) -> Response:
@@ -49,17 +49,20 @@ class Files:
             raise RequestError(
                 f"order = {shorten(order)} is refused: it must be asc or desc", code="invalid_value", param="order"
             )
-        files = await asyncio.to_thread(self._store.all, owner_of(request))
-        chosen = [file for file in files if query.get("purpose", file.purpose) == file.purpose]
-        ordered = chosen if order == "asc" else chosen[::-1]
-        return json_response(page(ordered, query, StoredFile.shown, MAX_LISTED, MAX_LISTED))
+        owner = owner_of(request)
+
+        def show() -> Response:  # of thousands of files
+            files = [file for file in self._store.all(owner) if query.get("purpose", file.purpose) == file.purpose]
+            ordered = files if order == "asc" else files[::-1]
+            return json_response(page(ordered, query, StoredFile.shown, MAX_LISTED, MAX_LISTED))
+
+        return await asyncio.to_thread(show)
 
     async def read(self, request: Request) -> Response:
         return json_response((await self._file(request)).shown())
 
     async def content(self, request: Request) -> Response:
-        path = self._store.path(await self._file(request))
-        return FileResponse(path, media_type="application/octet-stream")
+        return await asyncio.to_thread(Download, self._store, owner_of(request), request.path_params["file"])
 
     async def delete(self, request: Request) -> Response:
         name = request.path_params["file"]
@@ -68,6 +71,29 @@ class Files:
 
     async def _file(self, request: Request) -> StoredFile:
         return await asyncio.to_thread(self._store.get, owner_of(request), request.path_params["file"])
+
+
+class Download(FileResponse):
+    """The content of a file, which cannot be deleted before the response has ended. Call the constructor in a thread.
+
+    Raises RequestError if the owner has no such file, or if it cannot be read.
+    """
+
+    def __init__(self, store: FileStore, owner: str, name: str) -> None:
+        self._store, self._file = store, store.hold(owner, name)
+        path = store.path(self._file)
+        try:
+            stat = store.guarded(path.stat)
+        except BaseException:
+            store.release(self._file)
+            raise
+        super().__init__(path, media_type="application/octet-stream", stat_result=stat)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._store.release(self._file)
 
 
 def _check(form: dict[str, Part]) -> None:
@@ -82,6 +108,12 @@ def _check(form: dict[str, Part]) -> None:
     for name in _FIELDS:
         if name not in form:
             raise RequestError(f"{name} is required", code="missing_field", param=name)
+    if form["file"].filename is None:
+        raise RequestError(
+            "file is refused: it is a text and no file, without a filename; send it as curl -F file=@NAME does",
+            code="invalid_value",
+            param="file",
+        )
     purpose = form["purpose"].data.decode("utf-8", "replace")
     if purpose != PURPOSE:
         raise RequestError(

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.datastructures import QueryParams
 
 from srv.errors import RequestError
 from srv.server.fields import shorten
 
-T = TypeVar("T")
+
+class Listed(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+T = TypeVar("T", bound=Listed)
 
 
 def page(
@@ -24,17 +30,16 @@ def page(
             code="invalid_value",
             param="limit",
         )
-    shown = [show(item) for item in items]
-    ids = [each["id"] for each in shown]
+    ids = [item.id for item in items]
     after = query.get("after")
     if after is not None and after not in ids:
         raise RequestError(f"after = {shorten(after)} is not in the list", code="invalid_value", param="after")
     begin = 0 if after is None else ids.index(after) + 1
-    data = shown[begin : begin + int(given)]
+    data = [show(item) for item in items[begin : begin + int(given)]]
     return {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "has_more": begin + len(data) < len(shown),
+        "has_more": begin + len(data) < len(items),
     }

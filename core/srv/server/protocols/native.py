@@ -28,6 +28,7 @@ from srv.server.http.json_response import json_response
 from srv.server.lifecycle import SHUTDOWN_MESSAGE
 from srv.server.prompt_request import PromptRequest, TokenizedPrompt
 from srv.server.prompts import Prompt, read_prompts
+from srv.server.protocols.building import build
 from srv.server.protocols.logprobs import (
     NativeEntry,
     native_entry,
@@ -237,8 +238,12 @@ class NativeGenerate:
             results = await while_connected(request.receive, group.gather())
         finally:
             ticket.close()
-        shown = [formatter.format(result, rids[result.sequence.prompt_index]) for result in results]
-        return json_response(shown if as_list else shown[0])
+
+        def show() -> Response:
+            shown = [formatter.format(result, rids[result.sequence.prompt_index]) for result in results]
+            return json_response(shown if as_list else shown[0])
+
+        return await build(results, show)
 
     def _rids(self, body: GenerateBody, count: int, batch: bool) -> tuple[str | None, list[str]]:
         """The id of the batch, if it has one of its own, and one id per prompt."""

@@ -26,6 +26,7 @@ from srv.server.http.failures import error_body
 from srv.server.http.json_response import json_response
 from srv.server.lifecycle import SHUTDOWN_MESSAGE
 from srv.server.prompt_request import TokenizedPrompt
+from srv.server.protocols.building import build
 from srv.server.protocols.openai_fields import StreamOptions
 from srv.server.sampling_fields import SamplingBody
 from srv.server.service import Service
@@ -126,10 +127,14 @@ class OpenAIEndpoint(ABC):
             self.service.lifecycle.check_not_aborted(result.finish for result in results)
         finally:
             ticket.close()
-        choices = [with_validity(parsed.formatter.choice(result), result.sequence) for result in results]
-        shared = parsed.formatter.shared(results[0].sequence, results[0].prompt_logprobs)
-        response = self._envelope(rid, self.object_type, fields).wrap(choices, usage=group.usage().openai(), **shared)
-        return json_response(response)
+        envelope = self._envelope(rid, self.object_type, fields)
+
+        def show() -> Response:
+            choices = [with_validity(parsed.formatter.choice(result), result.sequence) for result in results]
+            shared = parsed.formatter.shared(results[0].sequence, results[0].prompt_logprobs)
+            return json_response(envelope.wrap(choices, usage=group.usage().openai(), **shared))
+
+        return await build(results, show)
 
     def _envelope(self, rid: str, object_type: str, fields: SamplingBody) -> ResponseEnvelope:
         settings = self.service.settings

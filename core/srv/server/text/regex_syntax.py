@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from srv.errors import RequestError
 
@@ -84,15 +85,23 @@ class Repeat:
 Node = Characters | Sequence | Choice | Repeat
 
 
-def size(node: Node) -> int:
-    """The number of nodes of a tree in which repetitions are written out."""
+class Size(NamedTuple):
+    """Of a tree in which repetitions are written out."""
+
+    characters: int
+    nodes: int
+
+
+def size(node: Node) -> Size:
     match node:
         case Characters():
-            return 1
+            return Size(1, 1)
         case Sequence(nodes) | Choice(nodes):
-            return 1 + sum(map(size, nodes))
+            sizes = [size(each) for each in nodes]
+            return Size(sum(each.characters for each in sizes), 1 + sum(each.nodes for each in sizes))
         case Repeat(part, least, most):
-            return 1 + size(part) * (max(1, least) if most is None else most)
+            count, each = max(1, least) if most is None else most, size(part)
+            return Size(each.characters * count, 1 + each.nodes * count)
 
 
 def parse(pattern: str) -> Node:

@@ -18,7 +18,7 @@ from srv.server.text.regex_syntax import Characters, Choice, Node, Repeat, parse
 from srv.server.text.regex_syntax import Sequence as Parts
 
 MAX_STATES = 128  # of all expressions of a request; a bound on the time per character
-MAX_SIZE = 8 * MAX_STATES  # of the written out tree; a bound on the time to build the automaton
+MAX_NODES = 8 * MAX_STATES  # of their trees, written out; a bound on the time to build the automaton
 MAX_CACHED = 1024  # entries of each cache of an automaton
 
 
@@ -49,7 +49,7 @@ class StopRegex:
     def __init__(self, patterns: Sequence[str]) -> None:
         self._follow: list[int] = []  # the states that may follow each state
         self._accepts: dict[Characters, int] = {}  # the states that take a character of this set
-        self.first = self.final = 0
+        self.first = self.final = self._nodes = 0
         self._finals: list[tuple[int, str]] = []
         for pattern in patterns:
             self._add(pattern)
@@ -58,20 +58,20 @@ class StopRegex:
 
     def _add(self, pattern: str) -> None:
         tree = parse(pattern)
-        if size(tree) <= MAX_SIZE:
-            fragment = self._build(tree)
-            if fragment.empty:
-                raise RequestError("it matches the empty text, which would stop every output", code="invalid_value")
-            if len(self._follow) <= MAX_STATES:
-                self.first |= fragment.first
-                self.final |= fragment.last
-                self._finals.append((fragment.last, pattern))
-                return
-        raise RequestError(
-            f"it is too large: with repetitions written out, the expressions of a request may have {MAX_STATES}"
-            " characters in all",
-            code="invalid_value",
-        )
+        needed = size(tree)
+        self._nodes += needed.nodes
+        if self._nodes > MAX_NODES or len(self._follow) + needed.characters > MAX_STATES:
+            raise RequestError(
+                f"it is too large: with repetitions written out, the expressions of a request may have {MAX_STATES}"
+                " characters in all",
+                code="invalid_value",
+            )
+        fragment = self._build(tree)
+        if fragment.empty:
+            raise RequestError("it matches the empty text, which would stop every output", code="invalid_value")
+        self.first |= fragment.first
+        self.final |= fragment.last
+        self._finals.append((fragment.last, pattern))
 
     def _build(self, node: Node) -> _Fragment:
         match node:

@@ -6,14 +6,28 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from batch_support import CHAT, COMPLETIONS, EMBEDDINGS, jsonl, line, upload
+from batch_support import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    LONG,
+    counted,
+    ended,
+    jsonl,
+    line,
+    long_and_short,
+    results,
+    start,
+    upload,
+    used,
+)
 from every import every
+from httpx import Response
 from server_support import Serving, eventually, listening, serving
 
 from srv.server.batches import runner as runner_module
@@ -27,29 +41,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-async def start(server: Serving, *lines: object, endpoint: str = COMPLETIONS, **more: Any) -> dict[str, Any]:
-    file = await upload(server, jsonl(*lines))
-    body = {"input_file_id": file, "endpoint": endpoint, "completion_window": "24h", **more}
-    response = await server.post("/v1/batches", **body)
-    assert response.status_code == 200, response.text
-    return dict(response.json())
-
-
-async def ended(server: Serving, batch: dict[str, Any], seconds: float = 20) -> dict[str, Any]:
-    async with asyncio.timeout(seconds):
-        while True:
-            shown = (await server.http.get(f"/v1/batches/{batch['id']}")).json()
-            if shown["status"] in runner_module.ENDED:
-                return dict(shown)
-            await asyncio.sleep(0.01)
-
-
-async def results(server: Serving, file: str | None) -> dict[str, Any]:
-    """The entries of a file with results, by custom_id."""
-    text = (await server.http.get(f"/v1/files/{file}/content")).text
-    return {entry["custom_id"]: entry for entry in map(json.loads, text.splitlines())}
 
 
 @asynccontextmanager
@@ -140,12 +131,10 @@ async def test_few_lines_run_at_once_and_belong_to_one_owner_of_their_own(tmp_pa
         assert (await urgent).status_code == 200
 
 
-async def test_a_cancelled_batch_frees_everything_and_keeps_its_results(tmp_path: Path) -> None:
-    engine = FakeEngine(script=lambda spec: b"ab" if bytes(spec.tokens) == b"short" else [97] * 10**6)
-    async with serving(engine, file_storage_path=tmp_path) as server:
-        lines = [line("done", prompt="short"), *(line(f"{each}", prompt="x", max_tokens=200) for each in range(50))]
-        engine.hold = True
-        batch = await start(server, *lines)
+async def test_a_cancelled_batch_frees_everything(tmp_path: Path) -> None:
+    async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
+        engine = server.engine
+        batch = await start(server, *(line(f"{each}") for each in range(50)))
         await eventually(lambda: len(engine.running) == runner_module.MAX_LINES_AT_ONCE)
         refused = await server.http.delete(f"/v1/files/{batch['input_file_id']}")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "file_in_use")
@@ -153,7 +142,7 @@ async def test_a_cancelled_batch_frees_everything_and_keeps_its_results(tmp_path
         assert cancelling["status"] == "cancelling"
         assert cancelling["cancelling_at"]
         batch = await ended(server, batch)
-        assert (batch["status"], batch["request_counts"]["total"]) == ("cancelled", 51)
+        assert (batch["status"], batch["request_counts"]["total"]) == ("cancelled", 50)
         await eventually(lambda: not engine.running)
         assert server.app.state.lifecycle.active == 0
         assert server.app.state.service.bodies.held == 0
@@ -164,14 +153,17 @@ async def test_a_cancelled_batch_frees_everything_and_keeps_its_results(tmp_path
 
 
 async def test_results_before_the_cancellation_are_kept(tmp_path: Path) -> None:
-    async with serving(file_storage_path=tmp_path) as server:
-        server.engine.hold = True
-        batch = await start(server, *(line(f"{each}", **({"prompt": "a"} if each else {"n": 0})) for each in range(20)))
-        await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
+    async with serving(long_and_short(), file_storage_path=tmp_path) as server:
+        lines = [line("good", prompt="short"), line("bad", n=0), *(line(f"{each}", **LONG) for each in range(20))]
+        batch = await start(server, *lines)
+        await counted(server, batch, completed=1, failed=1)
         await server.http.post(f"/v1/batches/{batch['id']}/cancel")
         batch = await ended(server, batch)
-        assert (batch["status"], batch["output_file_id"]) == ("cancelled", None)
-        assert list(await results(server, batch["error_file_id"])) == ["0"]
+        assert batch["status"] == "cancelled"
+        assert batch["request_counts"] == {"total": 22, "completed": 1, "failed": 1}
+        (entry,) = (await results(server, batch["output_file_id"])).values()
+        assert (entry["custom_id"], entry["response"]["body"]["choices"][0]["text"]) == ("good", "ab")
+        assert list(await results(server, batch["error_file_id"])) == ["bad"]
 
 
 @every(
@@ -218,7 +210,8 @@ async def test_the_first_hundred_problems_are_named(tmp_path: Path) -> None:
 
 
 async def test_a_batch_whose_results_do_not_fit_fails_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("srv.server.app.FileStore", partial(FileStore, max_bytes=8000))
+    store = FileStore(tmp_path, max_bytes=8000)
+    monkeypatch.setattr("srv.server.app.FileStore", lambda folder: store)
     async with serving(file_storage_path=tmp_path) as server:
         batch = await ended(server, await start(server, *(line(f"{each}", prompt="a") for each in range(40))))
         assert batch["status"] == "failed"
@@ -226,52 +219,33 @@ async def test_a_batch_whose_results_do_not_fit_fails_and_ends(tmp_path: Path, m
         assert 0 < batch["request_counts"]["completed"] < 40
         assert len(await results(server, batch["output_file_id"])) == batch["request_counts"]["completed"]
         assert server.app.state.lifecycle.active == 0
+        assert used(store) == sum(path.stat().st_size for path in tmp_path.glob("*.data"))
 
 
 async def test_more_batches_than_the_limit_are_refused(tmp_path: Path) -> None:
     async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
-        open_batches = [await start(server, line("a")) for _ in range(runner_module.MAX_OPEN)]
-        body = {"input_file_id": open_batches[0]["input_file_id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
-        refused = await server.post("/v1/batches", **body)
+        share, whole = runner_module.MAX_OPEN_PER_OWNER, runner_module.MAX_OPEN
+        body = {"endpoint": COMPLETIONS, "completion_window": "24h"}
+
+        async def create(key: str) -> Response:
+            file = await upload(server, jsonl(line("a")), key=key)
+            return await server.http.post(
+                "/v1/batches", json={"input_file_id": file, **body}, headers={"x-api-key": key}
+            )
+
+        created: list[tuple[str, str]] = []
+        for owner in range(whole // share):
+            created += [(f"{owner}", (await create(f"{owner}")).json()["id"]) for _ in range(share)]
+            if owner == 0:
+                refused = await create("0")  # others have their share still
+                assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_batches")
+                assert f"{share} is the limit of one API key" in refused.json()["error"]["message"]
+        refused = await create("last")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_batches")
-        for batch in open_batches:
-            await server.http.post(f"/v1/batches/{batch['id']}/cancel")
-        assert (await ended(server, open_batches[-1]))["status"] == "cancelled"
-        assert (await server.post("/v1/batches", **body)).status_code == 200
-
-
-async def test_a_shutdown_or_a_dead_engine_fails_the_batch_once(tmp_path: Path) -> None:
-    async with serving(file_storage_path=tmp_path) as server:
-        server.engine.hold = True
-        batch = await start(server, *(line(f"{each}", prompt="a") for each in range(100)))
-        await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
-        server.app.state.lifecycle.begin_drain()
-        server.engine.hold = False
-        batch = await ended(server, batch)
-        assert batch["status"] == "failed"
-        assert [each["code"] for each in batch["errors"]["data"]] == ["shutting_down"]
-        counts = batch["request_counts"]
-        assert counts["completed"] + counts["failed"] <= runner_module.MAX_LINES_AT_ONCE
-
-
-async def test_lines_that_have_not_begun_in_time_are_not_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner_module, "WINDOW_SECONDS", -1)
-    async with serving(file_storage_path=tmp_path) as server:
-        batch = await ended(server, await start(server, line("a"), line("b")))
-        assert (batch["status"], batch["output_file_id"]) == ("expired", None)
-        assert batch["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
-        assert batch["expired_at"]
-        assert not server.engine.received
-
-
-async def test_a_line_waits_while_the_queue_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "RETRY_SECONDS", 0.01)
-    async with serving(file_storage_path=tmp_path) as server:
-        server.engine.request_error = ("queue_full", "the queue is full")
-        batch = await start(server, line("a"), line("b"))
-        await eventually(lambda: len(server.engine.received) > 4)
-        server.engine.request_error = None
-        batch = await ended(server, batch)
-        assert (batch["status"], batch["request_counts"]["completed"], batch["error_file_id"]) == ("completed", 2, None)
+        assert f"{whole} is the limit of all clients together" in refused.json()["error"]["message"]
+        file = (await server.http.get("/v1/files", headers={"x-api-key": "last"})).json()["data"][0]["id"]
+        assert (await server.http.delete(f"/v1/files/{file}", headers={"x-api-key": "last"})).status_code == 200
+        for key, batch in created:
+            await server.http.post(f"/v1/batches/{batch}/cancel", headers={"x-api-key": key})
+        await eventually(lambda: not server.engine.running)
+        assert (await create("last")).status_code == 200

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from server_support import events_of, eventually, serving
 
+from srv.server.protocols import logprobs
 from srv.testing.fake_engine import FakeEngine
 from srv.types import PoolingParams, RequestSpec, SamplingParams
 
@@ -58,3 +60,27 @@ async def test_an_abort_ends_the_outputs_that_wait_for_the_first() -> None:
         finishes = [c["finish_reason"] for e in events_of(response.text)[:-1] for c in e["choices"]]
         assert finishes.count("abort") == 4
         assert server.app.state.lifecycle.active == 0
+
+
+async def test_many_logprobs_are_formatted_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+
+    def recorded(logprob: float) -> float:
+        threads.add(threading.get_ident())
+        return logprob
+
+    monkeypatch.setattr(logprobs, "finite", recorded)
+    few = {"logprobs": True, "top_logprobs": 1, "max_tokens": 1}
+    many = {"logprobs": True, "top_logprobs": 20, "max_tokens": 40, "n": 4}
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    native = {"return_logprob": True, "top_logprobs_num": 20, "return_text_in_logprobs": True, "text": "a"}
+    async with serving() as server:
+        for here, path, body in (
+            (True, "/v1/chat/completions", {**chat, **few}),
+            (False, "/v1/chat/completions", {**chat, **many}),
+            (False, "/generate", {**native, "sampling_params": {"max_new_tokens": 150}}),
+        ):
+            threads.clear()
+            response = await server.post(path, **body)
+            assert response.status_code == 200, response.text
+            assert (threading.get_ident() in threads) is here

@@ -9,6 +9,11 @@ import pytest
 from every import every
 from server_support import serving
 
+from srv.errors import RequestError
+from srv.server.sampling_fields import Sampling
+from srv.server.stop_rules import check_stop_counts, compile_stops
+from srv.server.text.regex_syntax import Characters
+from srv.server.text.stop_regex import StopRegex
 from srv.server.text.token_ids import TokenIdsOnly
 from srv.testing.fake_engine import FakeEngine
 
@@ -91,6 +96,40 @@ async def test_a_refused_expression_is_a_400_that_names_the_field(value: object,
             assert reason in error["message"]
             assert param in error["message"]
         assert not server.engine.received
+
+
+@every(
+    "expressions",
+    [
+        ["a{,1000}"],
+        ["((a|b){1000}){1000}"],
+        [r"\w{500}" * 10],
+        [r"\w{500}"] * 10,
+        ["(){1000}" * 100],
+        ["((){500}|a)b"] * 16,
+        ["a"] * 50,
+    ],
+)
+def test_expressions_that_are_too_large_are_refused_before_an_automaton_is_built(
+    expressions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[object] = []
+    build = StopRegex._build
+
+    def counted(regex: StopRegex, node: Any) -> Any:
+        built.append(node)
+        return build(regex, node)
+
+    def compiled() -> None:
+        check_stop_counts(sampling, 16, str)
+        compile_stops(sampling.stop_regex, "stop_regex")
+
+    monkeypatch.setattr(StopRegex, "_build", counted)
+    sampling = Sampling(stop_regex=tuple(expressions))
+    with pytest.raises(RequestError, match=r"too large|has 50 regular expressions"):
+        compiled()
+    assert len(built) <= 1024  # of all expressions together
+    assert sum(isinstance(node, Characters) for node in built) <= 128
 
 
 async def test_expressions_that_make_backtracking_engines_stall_are_served() -> None:

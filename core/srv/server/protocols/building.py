@@ -1,0 +1,27 @@
+"""Builds a complete response: on the event loop if it is small, else in a thread, so that no stream waits for it.
+
+Must not know protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from srv.server.generation import CompletedSequence
+from srv.types import TokenLogprob
+
+INLINE_ENTRIES = 512  # log-probabilities, which take about two milliseconds; text takes much less
+
+T = TypeVar("T")
+
+
+async def build(results: Iterable[CompletedSequence], work: Callable[[], T]) -> T:
+    """The result of `work`, which shows these results."""
+    count = sum(_entries(each.logprobs) + _entries(each.prompt_logprobs or ()) for each in results)
+    return work() if count <= INLINE_ENTRIES else await asyncio.to_thread(work)
+
+
+def _entries(logprobs: Iterable[TokenLogprob]) -> int:
+    return sum(1 + len(each.top) + len(each.listed) for each in logprobs)

@@ -1,0 +1,195 @@
+"""How batches end: at the deadline, with the server or its engine, and what of their results remains."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from batch_support import LONG, begin, counted, ended, jsonl, line, long_and_short, results, start, upload, used
+from server_support import eventually, serving
+
+from srv.errors import RequestError
+from srv.server.batches import runner as runner_module
+from srv.server.batches.files import FileStore, FileWriter, StoredFile
+from srv.server.batches.runner import Batch, BatchRunner
+from srv.server.graceful import GracefulServer
+from srv.testing.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_a_shutdown_fails_the_batch_once(tmp_path: Path) -> None:
+    async with serving(file_storage_path=tmp_path) as server:
+        server.engine.hold = True
+        batch = await start(server, *(line(f"{each}", prompt="a") for each in range(100)))
+        await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
+        server.app.state.lifecycle.begin_drain()
+        server.engine.hold = False
+        batch = await ended(server, batch)
+        assert batch["status"] == "failed"
+        assert [each["code"] for each in batch["errors"]["data"]] == ["shutting_down"]
+        # Those that ran have ended; the others can be sent again.
+        served = runner_module.MAX_LINES_AT_ONCE
+        assert batch["request_counts"] == {"total": 100, "completed": served, "failed": 0}
+        assert len(await results(server, batch["output_file_id"])) == served
+
+
+async def test_a_shutdown_waits_for_the_files_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish = FileWriter.finish
+
+    def on_a_slow_disk(writer: FileWriter) -> StoredFile:
+        time.sleep(0.5)
+        return finish(writer)
+
+    monkeypatch.setattr(FileWriter, "finish", on_a_slow_disk)
+    async with serving(long_and_short(), file_storage_path=tmp_path) as server:
+        batch = await start(server, line("good", prompt="short"), *(line(f"{each}", **LONG) for each in range(100)))
+        await counted(server, batch, completed=1)
+        app = server.app
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", port=0)
+        stopping = GracefulServer(config, app.state.lifecycle, 0.05, app.state.service.preprocessor.close)
+        serve = asyncio.create_task(stopping.serve())
+        await eventually(lambda: stopping.started)
+        stopping.handle_exit(signal.SIGTERM, None)  # the lines that run are aborted after 0.05 s
+        await serve
+        assert [file.filename for file in FileStore(tmp_path).all("")].count(f"{batch['id']}_output.jsonl") == 1
+        shown = (await server.http.get(f"/v1/batches/{batch['id']}")).json()
+        assert (shown["status"], shown["error_file_id"]) == ("failed", None)
+        assert shown["request_counts"] == {"total": 101, "completed": 1, "failed": 0}
+        assert list(await results(server, shown["output_file_id"])) == ["good"]
+
+
+async def test_the_end_of_the_event_loop_keeps_results(tmp_path: Path) -> None:
+    async with serving(long_and_short(), file_storage_path=tmp_path) as server:
+        batch = await start(server, line("good", prompt="short"), *(line(f"{each}", **LONG) for each in range(100)))
+        await counted(server, batch, completed=1)
+        for task in server.app.state.lifecycle.kept:
+            task.cancel()
+        await server.app.state.lifecycle.settle()
+        shown = (await server.http.get(f"/v1/batches/{batch['id']}")).json()
+        assert (shown["status"], shown["errors"]["data"][0]["code"]) == ("failed", "shutting_down")
+        assert list(await results(server, shown["output_file_id"])) == ["good"]
+
+
+async def test_a_dead_engine_fails_the_batch_once(tmp_path: Path) -> None:
+    async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
+        batch = await start(server, *(line(f"{each}", prompt="a") for each in range(100)))
+        await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
+        server.engine.die()
+        batch = await ended(server, batch)
+        assert batch["status"] == "failed"
+        assert [each["code"] for each in batch["errors"]["data"]] == ["engine_dead"]
+        assert batch["request_counts"] == {"total": 100, "completed": 0, "failed": 0}
+        assert batch["output_file_id"] is batch["error_file_id"] is None
+
+
+async def test_lines_that_have_not_begun_in_time_are_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "WINDOW_SECONDS", -1)
+    async with serving(file_storage_path=tmp_path) as server:
+        batch = await ended(server, await start(server, line("a"), line("b")))
+        assert (batch["status"], batch["output_file_id"]) == ("expired", None)
+        assert batch["request_counts"] == {"total": 2, "completed": 0, "failed": 0}
+        assert batch["expired_at"]
+        assert not server.engine.received
+
+
+async def test_a_line_waits_while_the_queue_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "RETRY_SECONDS", 0.01)
+    async with serving(file_storage_path=tmp_path) as server:
+        server.engine.request_error = ("queue_full", "the queue is full")
+        batch = await start(server, line("a"), line("b"))
+        await eventually(lambda: len(server.engine.received) > 4)
+        server.engine.request_error = None
+        batch = await ended(server, batch)
+        assert (batch["status"], batch["request_counts"]["completed"], batch["error_file_id"]) == ("completed", 2, None)
+
+
+async def test_only_a_full_queue_makes_a_line_wait(tmp_path: Path) -> None:
+    async with serving(file_storage_path=tmp_path) as server:
+        file = await upload(server, jsonl(line("a", prompt="a" * 20_000), line("b")))
+        server.app.state.service.bodies.take(server.app.state.service.settings.max_held_request_bytes - 10_000)
+        batch = await ended(server, await begin(server, file))
+        assert (batch["status"], batch["request_counts"]["completed"]) == ("completed", 1)
+        (entry,) = (await results(server, batch["error_file_id"])).values()
+        assert (entry["custom_id"], entry["response"]["status_code"]) == ("a", 503)
+        assert entry["response"]["body"]["error"]["code"] == "too_many_bytes_held"
+
+
+async def test_lines_that_run_at_the_deadline_are_served_and_end_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = runner_module.MAX_LINES_AT_ONCE
+    for lines, status in ((at_once, "completed"), (at_once + 4, "expired")):
+        async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
+            monkeypatch.setattr(runner_module, "WINDOW_SECONDS", 3600)
+            batch = await start(server, *(line(f"{each}") for each in range(lines)))
+            await eventually(lambda server=server: len(server.engine.running) == at_once)
+            monkeypatch.setattr(runner_module, "WINDOW_SECONDS", -1)
+            ending = next(iter(server.engine.running))
+            await server.post("/abort_request", rid=ending.split(".")[0])
+            await counted(server, batch, completed=1)
+            shown = (await server.http.get(f"/v1/batches/{batch['id']}")).json()
+            assert (shown["status"], shown["expired_at"]) == ("in_progress", None)  # others still run
+            server.engine.hold = False
+            batch = await ended(server, batch)
+            assert batch["status"] == status
+            assert batch["request_counts"] == {"total": lines, "completed": at_once, "failed": 0}
+            assert len(await results(server, batch["output_file_id"])) == at_once
+
+
+async def test_a_file_that_vanishes_fails_the_batch_with_the_reason(tmp_path: Path) -> None:
+    async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
+        batch = await start(server, *(line(f"{each}") for each in range(40)))
+        await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
+        (tmp_path / f"{batch['input_file_id']}.data").unlink()  # by somebody else
+        server.engine.hold = False
+        batch = await ended(server, batch)
+        assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "file_storage_failed")
+        assert "No such file" in batch["errors"]["data"][0]["message"]
+        assert (await server.http.delete(f"/v1/files/{batch['input_file_id']}")).status_code == 200
+
+
+async def test_results_count_towards_the_storage_as_long_as_they_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path)
+    monkeypatch.setattr("srv.server.app.FileStore", lambda folder: store)
+    async with serving(file_storage_path=tmp_path) as server:
+        batch = await ended(server, await start(server, line("a"), line("b", n=0)))
+        listed = (await server.http.get("/v1/files")).json()["data"]
+        assert len(listed) == 3
+        assert used(store) == used(FileStore(tmp_path)) == sum(each["bytes"] for each in listed)
+        for each in listed:
+            assert (await server.http.delete(f"/v1/files/{each['id']}")).status_code == 200
+        assert used(store) == 0
+        assert batch["status"] == "completed"
+
+
+async def test_a_file_is_kept_from_the_moment_at_which_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, create = FileStore(tmp_path), BatchRunner.create
+    monkeypatch.setattr("srv.server.app.FileStore", lambda folder: store)
+
+    def while_it_is_deleted(runner: BatchRunner, owner: str, file: StoredFile, *rest: Any) -> Batch:
+        with pytest.raises(RequestError, match="a batch or a download reads it"):
+            store.delete(owner, file.id)
+        return create(runner, owner, file, *rest)
+
+    monkeypatch.setattr(BatchRunner, "create", while_it_is_deleted)
+    async with serving(file_storage_path=tmp_path) as server:
+        batch = await ended(server, await start(server, line("a")))
+        assert batch["status"] == "completed"
+        store.delete("", batch["input_file_id"])
