@@ -121,3 +121,15 @@ def test_what_does_not_fit_is_refused() -> None:
         Fp8Weight(weight, one, 32, 33)
     with pytest.raises(ValueError, match="63 columns"):
         Fp8Weight(weight, one, 32, 32).linear(torch.zeros(1, 63))
+
+
+def test_out_of_a_wrong_shape_or_dtype_is_refused() -> None:
+    weight = Fp8Weight(torch.zeros(40, 64, dtype=torch.float8_e4m3fn), torch.ones(2, 2), 32, 32)
+    wide, x = torch.ones(3, 80), torch.ones(3, 64)
+    assert weight.linear(x, out=wide[:, 40:]).data_ptr() == wide[:, 40:].data_ptr()
+    assert torch.equal(wide, torch.ones(3, 80).masked_fill(torch.arange(80) >= 40, 0))
+    for out in (wide[:2, :40], wide[:, :41], wide[:, ::2], wide[:, :40].bfloat16()):
+        with pytest.raises(ValueError, match=r"it must be \[3, 40\], torch.float32"):
+            weight.linear(x, out=out)
+    with pytest.raises(ValueError, match=r"it must be \[3, 40\], torch.float32"):
+        weight.linear(x.bfloat16(), out=wide[:, :40].bfloat16(), float32_out=True)
