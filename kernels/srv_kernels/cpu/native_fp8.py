@@ -40,11 +40,6 @@ class Fp8Weight:
         self._scales, self._by_block = pack_scales(scale, self.outputs, block_outputs)
         self._block_inputs = min(block_inputs, max(1, self.inputs))
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of weights and scales that a call reads."""
-        return self._packed.nbytes + self._scales.nbytes
-
     def linear(
         self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None, float32_out: bool = False
     ) -> Tensor:

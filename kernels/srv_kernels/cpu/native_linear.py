@@ -242,11 +242,6 @@ class GGUFWeight:
             self._ggml_type, self._packed.data_ptr(), rows.data_ptr(), self.outputs, inputs, rows.stride(0)
         )
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of weights that a call reads."""
-        return self._packed.nbytes
-
     def linear(
         self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None, float32_out: bool = False
     ) -> Tensor:

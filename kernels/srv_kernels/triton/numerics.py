@@ -18,7 +18,9 @@ import triton.language as tl
 from srv_kernels.triton import registration
 
 INTERPRETED = tl.constexpr(registration.INTERPRETED)
-IEEE = tl.constexpr("ieee")  # wrapped, because Triton 3.6 does not wrap the default value of an argument if it is a string
+IEEE = tl.constexpr(
+    "ieee"
+)  # wrapped, because Triton 3.6 does not wrap the default value of an argument if it is a string
 
 
 @triton.jit
