@@ -296,7 +296,7 @@ class PackedWeight(Protocol):
     ) -> Tensor: ...
 
 
-class FusedGGUFLinear:
+class FusedPackedLinear:
     """One linear layer for several weights, outputs concatenated: x [T, inputs] -> [T, all outputs]."""
 
     def __init__(self, weights: Sequence[PackedWeight], bias: Tensor | None = None, float32_out: bool = False) -> None:

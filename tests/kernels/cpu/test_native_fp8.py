@@ -93,11 +93,11 @@ def test_results_in_float32_are_the_sums_and_parts_are_written_side_by_side(isa:
     scales = [torch.rand(2, 2, generator=generator), torch.rand(1, 2, generator=generator)]
     x, bias = _normal(4, 3, 64).bfloat16(), _normal(5, 65).bfloat16()
     weights = [Fp8Weight(weight, scale, 32, 32) for weight, scale in zip((first, second), scales, strict=True)]
-    sums = native_linear.FusedGGUFLinear(weights, bias, float32_out=True)(x)
+    sums = native_linear.FusedPackedLinear(weights, bias, float32_out=True)(x)
     pairs = zip((first, second), scales, strict=True)
     wide = torch.cat([dequantize_fp8(weight, scale, 32, 32) for weight, scale in pairs])
     torch.testing.assert_close(sums.double(), x.double() @ wide.T + bias.double(), rtol=1e-4, atol=1e-2)
-    assert torch.equal(native_linear.FusedGGUFLinear(weights, bias)(x), sums.bfloat16())
+    assert torch.equal(native_linear.FusedPackedLinear(weights, bias)(x), sums.bfloat16())
 
 
 def test_a_captured_step_is_replayed_with_new_inputs() -> None:

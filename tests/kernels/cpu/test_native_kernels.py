@@ -229,7 +229,7 @@ def test_gguf_linear_equals_a_product_with_dequantized_weights(
     dequantized = weight.rows(torch.arange(70), torch.float32).double()
     stated = oracles.dequantize_rows(case.args[1], stored)
     assert bool(((dequantized - stated).abs() <= 2.0**-11 * stated.abs().amax()).all())
-    assert_linear(native_linear.FusedGGUFLinear([weight], bias)(x), x, dequantized, bias)
+    assert_linear(native_linear.FusedPackedLinear([weight], bias)(x), x, dequantized, bias)
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
     assert torch.equal(weight.linear(x[:12]), weight.linear(x)[:12])
 
@@ -449,7 +449,7 @@ def _layers(
         native_linear.linear(_matrix(1, outputs, inputs, torch.bfloat16), bias),
         native_linear.Int8WeightLinear(int8_weight, scales, bias),
         native_linear.W8A8Linear(int8_weight, scales, bias),
-        native_linear.FusedGGUFLinear([blocks], bias),
+        native_linear.FusedPackedLinear([blocks], bias),
     ]
 
 

@@ -171,7 +171,7 @@ def test_gguf_linear(
     x = _view(_integers(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
     x[:, ::16] = largest
     offset = _integers(seed + 2, -9, 9, outputs).to(dtype) if bias else None
-    assert_linear(native_linear.FusedGGUFLinear([weight], offset)(x), x, dequantized, offset)
+    assert_linear(native_linear.FusedPackedLinear([weight], offset)(x), x, dequantized, offset)
 
 
 def test_gguf_linear_with_inputs_of_three_dimensions() -> None:
@@ -179,6 +179,6 @@ def test_gguf_linear_with_inputs_of_three_dimensions() -> None:
     rows = torch.arange(40 * 68).reshape(40, 68).remainder(97).to(torch.uint8)
     weights = [native_linear.GGUFWeight(rows, "Q8_0", 64) for _ in range(2)]
     x = _normal(1, 2, 3, 64)
-    one = native_linear.FusedGGUFLinear(weights[:1])(x)
+    one = native_linear.FusedPackedLinear(weights[:1])(x)
     assert one.shape == (6, 40)
-    assert torch.equal(native_linear.FusedGGUFLinear(weights)(x), torch.cat((one, one), 1))
+    assert torch.equal(native_linear.FusedPackedLinear(weights)(x), torch.cat((one, one), 1))
