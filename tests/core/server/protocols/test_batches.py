@@ -24,11 +24,6 @@ from srv.types import RequestSpec
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def start(server: Serving, *lines: object, endpoint: str = COMPLETIONS, **more: Any) -> dict[str, Any]:
     file = await upload(server, jsonl(*lines))
     body = {"input_file_id": file, "endpoint": endpoint, "completion_window": "24h", **more}

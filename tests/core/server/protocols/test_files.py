@@ -17,11 +17,6 @@ from srv.server.batches.multipart import read_form
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @every(
     ("sent", "param", "message"),
     [
