@@ -122,8 +122,15 @@ class _Recorder:
         if report.when == "teardown":  # without its teardown a test is incomplete
             evidence = self.running.pop(item.nodeid, None)
             if evidence is not None and (self.skips or not evidence.skipped):
-                self.found.append(evidence)
+                self._add(evidence)
         return report
+
+    def _add(self, evidence: Evidence) -> None:
+        """Into the file at once: a run on a device that is lent for minutes may be ended at any time."""
+        from srv_matrix.evidence import merge_file
+
+        merge_file(self.path, [evidence])
+        self.found.append(evidence)
 
     def _evidence(self, mark: Mapping[str, Any], report: pytest.TestReport) -> Evidence:
         return Evidence(
@@ -136,12 +143,6 @@ class _Recorder:
             variant=mark["variant"] or self.where["machine"],
             **self.where,
         )
-
-    def pytest_sessionfinish(self) -> None:
-        from srv_matrix.evidence import merge_file
-
-        if self.found:
-            merge_file(self.path, self.found)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         skipped = sum(each.skipped for each in self.found)

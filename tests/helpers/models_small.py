@@ -9,9 +9,11 @@ from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from models_reference_ops import reference_ops
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     Gemma3TextConfig,
@@ -27,6 +29,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from srv.errors import ModelError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.build import build
 from srv.models.read import read_facts
@@ -133,10 +136,30 @@ def our_logits(model: CausalLM, tokens: Tensor, first: int = 7) -> Tensor:
     return rest[:count]
 
 
+def agree(ours: CausalLM, model: Any) -> bool:
+    """Whether our logits equal those of transformers for twelve tokens; NaN equals nothing."""
+    tokens = tokens_of(model, 12)
+    return torch.allclose(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
+
+
 def built(path: Path, impl: str = "auto", load_format: str = "auto", **more: Any) -> CausalLM:
     """The model at `path` on the CPU in float32 with the reference ops."""
     options: dict[str, Any] = {"device": HOST, "dtype": torch.float32, "ops": reference_ops(), **more}
     return build(read_facts(path), model_impl=impl, load_format=load_format, **options)  # type: ignore[arg-type]
+
+
+def refused(folder: Path, **options: Any) -> ModelError:
+    """Why it is not built."""
+    with pytest.raises(ModelError) as caught:
+        built(folder, **options)
+    return caught.value
+
+
+def edit_weights(folder: Path, **changes: Tensor | None) -> None:
+    """Overwrite tensors of model.safetensors, in whose names __ is a dot; None removes one."""
+    path = folder / "model.safetensors"
+    weights = {**load_file(path), **{name.replace("__", "."): value for name, value in changes.items()}}
+    save_file({name: value for name, value in weights.items() if value is not None}, path)
 
 
 def edit_config(folder: Path, **fields: Any) -> None:

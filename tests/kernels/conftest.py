@@ -22,3 +22,14 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
     loaded.library.srv_choose_isa(best.encode())
     loaded.library.srv_set_threads(1)
+
+
+@pytest.fixture(params=(1, 2, 5))
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The threads of native kernels; afterwards one."""
+    library = load().library
+    if library is None:
+        pytest.skip(f"no native kernels here: {load().reason}")
+    library.srv_set_threads(request.param)
+    yield request.param
+    library.srv_set_threads(1)

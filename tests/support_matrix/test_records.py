@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -28,7 +29,7 @@ from srv_matrix.feature_page import feature_page
 from srv_matrix.features import OTHERS
 from srv_matrix.inventory import Inventory, Op, observe, without_code
 from srv_matrix.inventory import read as read_inventory
-from srv_matrix.judge import TOO_FEW_DEVICES
+from srv_matrix.judge import BACKEND_IGNORES, TOO_FEW_DEVICES
 from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.pairs import pairs
@@ -397,7 +398,7 @@ def folder(tmp_path: Path) -> Path:
         "torch_dtype": "bfloat16",
         "hidden_size": 4096,
         "intermediate_size": 14336,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 4,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "vocab_size": 1000,
@@ -410,16 +411,20 @@ def folder(tmp_path: Path) -> Path:
 
 # A backend may require that the KV pool has the dtype of the activations.
 FURTHER_VALUES = {"kv_cache_dtype=float16": {"dtype": "float16"}}
-# Such a value works on a machine with several devices, which the condition of its cell says.
+# Such a value works on a machine with several devices, or with the backend that reads it: the condition of its cell.
 MORE_DEVICES = {TOO_FEW_DEVICES: ",count=8"}
+OF_BACKEND = re.compile(r"accepted with (?P<argument>\w+) (?P<backend>\w+); ")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["npu:a2", "cpu:avx2"])
+@pytest.mark.parametrize("place", ["npu:a2", "cpu:avx2", "cuda:sm90"])
 def test_srv_plan_agrees_with_the_records(
     place: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`srv plan` accepts the value of a working cell, and refuses all others with the code of the cell."""
+    """`srv plan` accepts the value of a working cell, under its condition if it has one.
+
+    It refuses all others with the code of the cell.
+    """
     for argument in ARGUMENTS.values():
         monkeypatch.delenv(argument.variable, raising=False)
     platform, _, variant = place.partition(":")
@@ -438,6 +443,8 @@ def test_srv_plan_agrees_with_the_records(
                 patch.setenv(ARGUMENTS[name].variable, ARGUMENTS[name].show(needed))
             for other, text in FURTHER_VALUES.get(record.feature, {}).items():
                 patch.setenv(ARGUMENTS[other].variable, text)
+            if record.reason_code == BACKEND_IGNORES and (read := OF_BACKEND.match(record.reason)):
+                patch.setenv(ARGUMENTS[read["argument"]].variable, read["backend"])
             status = cli.main([*model, f"--device={place}{MORE_DEVICES.get(record.reason_code, '')}"])
         printed = capsys.readouterr()
         assert printed.out, printed.err
@@ -445,8 +452,6 @@ def test_srv_plan_agrees_with_the_records(
         codes = [refusal["code"] for refusal in answer.get("refusals", ())]
         if codes in (["pool_too_small"], ["inert"]):
             continue  # because of this model and memory size, not because of the argument
-        if record.status is Status.LIMITED and codes == [record.reason_code]:
-            continue  # it is accepted under the condition that the cell states
         # core refuses before the platform
         expected = {record.reason_code, "planned"} if record.core is Status.PLANNED else {record.reason_code}
         if (status == 0) != record.status.works or (codes and expected.isdisjoint(codes)):

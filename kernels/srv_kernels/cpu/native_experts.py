@@ -89,10 +89,6 @@ class PackedMatrices:
     scale_inputs: int = 0
     block_scales: bool = False
 
-    @property
-    def bytes_per_expert(self) -> int:
-        return self.packed.nbytes // self.experts
-
 
 def pack_floats(weight: Tensor, bias: Tensor | None = None, arena: HugePageArena | None = None) -> PackedMatrices:
     """weight [experts, outputs, inputs], bias [experts, outputs] of the same dtype."""
@@ -168,11 +164,6 @@ class NativeExperts:
         if down.ggml_type != 0 and down.bias is not None:  # the inputs of its product are float32
             down = replace(down, bias=down.bias.float())
         self._gate_up, self._down, self._activation = gate_up, down, ACTIVATIONS[activation]
-
-    @property
-    def bytes_per_expert(self) -> int:
-        """Bytes of weights that a call reads for each expert that has tokens."""
-        return self._gate_up.bytes_per_expert + self._down.bytes_per_expert
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         first, second = self._gate_up, self._down

@@ -12,7 +12,7 @@ from torch import Tensor
 from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.native_experts import NativeExperts, PackedMatrices, pack_bytes
 from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY
-from srv_kernels.cpu.native_linear import check_outputs, input_rows, pack
+from srv_kernels.cpu.native_linear import check_outputs, input_rows, output_rows, pack
 
 _BLOCK_OUTPUTS = 32  # in a block of a packed weight
 _FACTOR = 256.0  # FP8_FACTOR of native/kernels.h
@@ -40,22 +40,16 @@ class Fp8Weight:
         self._scales, self._by_block = pack_scales(scale, self.outputs, block_outputs)
         self._block_inputs = min(block_inputs, max(1, self.inputs))
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of weights and scales that a call reads."""
-        return self._packed.nbytes + self._scales.nbytes
-
     def linear(
         self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None, float32_out: bool = False
     ) -> Tensor:
         """x [T, inputs] -> [T, outputs] of x's dtype, or float32. bias: [outputs] of x's dtype.
 
-        out: receives the result; its rows must be contiguous.
+        out: receives the result; its rows must be contiguous. Raises ValueError if shapes or dtypes do not match.
         """
         rows = input_rows(x, self.inputs, bias)
         check_outputs(self.outputs, bias=bias)
-        if out is None:
-            out = torch.empty(rows.shape[0], self.outputs, dtype=torch.float32 if float32_out else x.dtype)
+        out = output_rows(out, rows.shape[0], self.outputs, torch.float32 if float32_out else x.dtype)
         LIBRARY.srv_fp8_linear(
             DTYPE_IDS[x.dtype],
             out.data_ptr(),

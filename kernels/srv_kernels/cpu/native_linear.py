@@ -40,6 +40,18 @@ def check_outputs(outputs: int, **others: Tensor | None) -> None:
             raise ValueError(f"{name} has shape {tuple(other.shape)}, but the weight has {outputs} outputs")
 
 
+def output_rows(out: Tensor | None, rows: int, outputs: int, dtype: torch.dtype) -> Tensor:
+    """`out` if one is given, else a new [rows, outputs]. Raises ValueError for an `out` that kernels would misread."""
+    if out is None:
+        return torch.empty(rows, outputs, dtype=dtype)
+    if out.shape != (rows, outputs) or out.dtype != dtype or out.stride(1) != 1:
+        raise ValueError(
+            f"out has shape {list(out.shape)}, {out.dtype} and strides {list(out.stride())}; it must be "
+            f"[{rows}, {outputs}], {dtype}, with contiguous rows"
+        )
+    return out
+
+
 def memory(size: int, arena: HugePageArena | None) -> Tensor:
     """uint8 [size], uninitialized; in `arena` if one is given."""
     return torch.empty(size, dtype=torch.uint8) if arena is None else arena.allocate(size)
@@ -230,11 +242,6 @@ class GGUFWeight:
             self._ggml_type, self._packed.data_ptr(), rows.data_ptr(), self.outputs, inputs, rows.stride(0)
         )
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of weights that a call reads."""
-        return self._packed.nbytes
-
     def linear(
         self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None, float32_out: bool = False
     ) -> Tensor:
@@ -249,22 +256,14 @@ class GGUFWeight:
         rows = input_rows(x, self.inputs, bias)
         if bias is not None:
             check_outputs(self.outputs, bias=bias)
-        count = rows.shape[0]
-        result = torch.float32 if float32_out else x.dtype
-        if out is None:
-            out = torch.empty(count, self.outputs, dtype=result)
-        elif out.shape != (count, self.outputs) or out.dtype != result or out.stride(1) != 1:
-            raise ValueError(
-                f"out has shape {list(out.shape)}, {out.dtype} and strides {list(out.stride())}; it must be "
-                f"[{count}, {self.outputs}], {result}, with contiguous rows"
-            )
+        out = output_rows(out, rows.shape[0], self.outputs, torch.float32 if float32_out else x.dtype)
         args = GgufLinearArgs(
             rows.data_ptr(),
             self._packed.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             *_SCRATCH,
-            count,
+            rows.shape[0],
             self.inputs,
             self.outputs,
             rows.stride(0),
@@ -297,7 +296,7 @@ class PackedWeight(Protocol):
     ) -> Tensor: ...
 
 
-class FusedGGUFLinear:
+class FusedPackedLinear:
     """One linear layer for several weights, outputs concatenated: x [T, inputs] -> [T, all outputs]."""
 
     def __init__(self, weights: Sequence[PackedWeight], bias: Tensor | None = None, float32_out: bool = False) -> None:

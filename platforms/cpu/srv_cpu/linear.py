@@ -141,7 +141,7 @@ class NativeKernels:
         )
 
     def _gguf(self, layer: OpLayer) -> Kernel:
-        return self._library.FusedGGUFLinear(self._packed_blocks(layer), layer.added_bias, layer.float32_results)
+        return self._library.FusedPackedLinear(self._packed_blocks(layer), layer.added_bias, layer.float32_results)
 
     def _gguf_rows(self, layer: OpLayer) -> Kernel:
         (weight,) = self._packed_blocks(layer)
@@ -182,7 +182,7 @@ class NativeKernels:
             names = ("weight", "scale", "block_outputs", "block_inputs")
             weights.append(self._floats.Fp8Weight(*(operands[name] for name in names), arena=self._arena))
             biases += [] if operands["bias"] is None else [operands["bias"]]
-        return self._library.FusedGGUFLinear(weights, torch.cat(biases) if biases else None, layer.float32_results)
+        return self._library.FusedPackedLinear(weights, torch.cat(biases) if biases else None, layer.float32_results)
 
     def _fp8_experts(self, layer: OpLayer) -> Kernel:
         (operands,) = layer.operands()

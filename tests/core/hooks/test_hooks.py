@@ -76,11 +76,6 @@ def audit_to(file: Path) -> Hooks:
 # ---- requests, refusals and routes, over HTTP
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.anyio
 async def test_requests_and_refusals_are_observed(install: Install, tmp_path: Path) -> None:
     install(example())

@@ -229,7 +229,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     with pytest.raises(ModelError) as caught:
         built(folder)
     assert (caught.value.code, part in str(caught.value)) == (code, True), caught.value
-    assert LAYER in str(caught.value) or "model.layers.0" in str(caught.value)
+    assert "model.layers.0." in str(caught.value)
     if in_headers:
         found = refusals(folder)
         assert [part in each.reason for each in found] == [True], found

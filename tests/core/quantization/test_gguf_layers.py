@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
 from every import every
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
-from models_small import built, expected_logits, our_logits, small_model, tokens_of, write_gguf
+from models_small import agree, built, small_model, write_gguf
 
 from srv.errors import ModelError
 from srv.models.base import CausalLM
@@ -30,12 +29,6 @@ Kinds = Callable[[str], Kind]
 
 # K-quants need rows of a multiple of 256 elements.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.1}
-
-
-def agree(ours: CausalLM, model: Any) -> bool:
-    """Whether our logits equal those of transformers for twelve tokens; NaN equals nothing."""
-    tokens = tokens_of(model, 12)
-    return torch.allclose(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
 
 
 def stored(folder: Path, arch: str = "llama", kind: Kind | Kinds = Kind.Q8_0, **fields: Any) -> tuple[CausalLM, Any]:

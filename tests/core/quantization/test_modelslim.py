@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from every import every
-from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from models_small import built, edit_config, edit_weights, expected_logits, our_logits, refused, small_model, tokens_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -86,12 +86,6 @@ def mixed(name: str) -> str:
     return "FLOAT" if name.endswith("down_proj") else "W8A8"
 
 
-def rewritten(folder: Path, **changes: Tensor | None) -> None:
-    path = folder / "model.safetensors"
-    weights = {**load_file(path), **{name.replace("__", "."): value for name, value in changes.items()}}
-    save_file({name: value for name, value in weights.items() if value is not None}, path)
-
-
 def described(folder: Path, **changes: str) -> None:
     path = folder / DESCRIPTION
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -161,7 +155,7 @@ def test_offsets_stored_as_whole_numbers(tmp_path: Path) -> None:
     model = small_model("llama")
     quantize(tmp_path, model, everything("W8A8"))
     stored = load_file(tmp_path / "model.safetensors")
-    rewritten(tmp_path, **{name: t.to(torch.int8) for name, t in stored.items() if name.endswith("input_offset")})
+    edit_weights(tmp_path, **{name: t.to(torch.int8) for name, t in stored.items() if name.endswith("input_offset")})
     check(tmp_path, model)
 
 
@@ -187,7 +181,7 @@ def test_scales_stored_as_the_bits_of_float32(tmp_path: Path) -> None:
     quantize(tmp_path, model, everything("W8A8"))
     scales = {k: v for k, v in load_file(tmp_path / "model.safetensors").items() if k.endswith("deq_scale")}
     flag = 1 << 46
-    rewritten(tmp_path, **{name: scale.view(torch.int32).long() | flag for name, scale in scales.items()})
+    edit_weights(tmp_path, **{name: scale.view(torch.int32).long() | flag for name, scale in scales.items()})
     check(tmp_path, model)
 
 
@@ -197,14 +191,8 @@ def test_redundant_tensors_of_static_layers_are_skipped(tmp_path: Path) -> None:
     rows = model.config.hidden_size
     name = "model.layers.0.self_attn.q_proj"
     twice = {f"{name}.weight_scale": torch.ones(rows, 1), f"{name}.weight_offset": torch.zeros(rows, 1)}
-    rewritten(tmp_path, **twice, **{f"{name}.bias": torch.full((rows,), 9.0)})
+    edit_weights(tmp_path, **twice, **{f"{name}.bias": torch.full((rows,), 9.0)})
     check(tmp_path, model)
-
-
-def refused(folder: Path, **options: Any) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        built(folder, **options)
-    return caught.value
 
 
 QKV = "model__layers__0__self_attn__"
@@ -238,7 +226,7 @@ def test_invalid_tensors_are_refused_by_name(
     kind: str, changes: dict[str, Tensor | None], code: str, reason: str, tmp_path: Path
 ) -> None:
     quantize(tmp_path, small_model("llama"), everything(kind))
-    rewritten(tmp_path, **changes)
+    edit_weights(tmp_path, **changes)
     error = refused(tmp_path)
     assert error.code == code
     assert reason in error.reason
@@ -246,7 +234,7 @@ def test_invalid_tensors_are_refused_by_name(
 
 def test_integers_where_the_description_has_floats_are_refused(tmp_path: Path) -> None:
     quantize(tmp_path, small_model("llama"), everything("FLOAT"))
-    rewritten(tmp_path, model__layers__0__self_attn__o_proj__weight=torch.ones(48, 48, dtype=torch.int8))
+    edit_weights(tmp_path, model__layers__0__self_attn__o_proj__weight=torch.ones(48, 48, dtype=torch.int8))
     assert refused(tmp_path).code == "dtype_mismatch"
 
 

@@ -10,11 +10,20 @@ import pytest
 import torch
 from args_world import model
 from every import every
-from models_small import HOST, built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
+from models_small import (
+    HOST,
+    built,
+    edit_config,
+    expected_logits,
+    our_logits,
+    refused,
+    small_model,
+    tokens_of,
+    write_gguf,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.quantization.int8_experts import Int8Experts
 from srv.quantization.int8_layers import DynamicInt8Linear
@@ -253,12 +262,6 @@ def test_equivalent_configurations_select_the_method(tmp_path: Path) -> None:
     assert detect(tmp_path, {"quantization_config": {"quant_method": "awq"}}) == "awq"
     assert detect(tmp_path, {"quantization_config": {}}) == "unknown"
     assert detect(tmp_path, {}) is None
-
-
-def refused(folder: Path, **options: Any) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        built(folder, **options)
-    return caught.value
 
 
 def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:

@@ -18,11 +18,6 @@ from srv.types import FinishReason, RequestSpec, SamplingParams
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def request(name: str, tokens: int = 3) -> RequestSpec:
     return RequestSpec(id=name, tokens=(1, 2), params=SamplingParams(max_tokens=tokens))
 

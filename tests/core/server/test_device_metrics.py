@@ -19,11 +19,6 @@ BUSY = Reading("0", "Example 100", 0.75, 61.0, 412.5, 20 * GIB, 80 * GIB, {"powe
 SILENT = Reading("1", "Example 10")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_scrape_reads_the_sensors_anew() -> None:
     answers = iter((Readings((BUSY, SILENT)), Readings((SILENT,))))
     async with serving(sensors=lambda: next(answers)) as server:

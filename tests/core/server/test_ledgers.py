@@ -19,11 +19,6 @@ RANKS = [
 PROCESSES = {"api": [Phase("tokenizer", 0.5)], "engine": [Phase("weights", 2.5, 1.0, "a sample", "the disk was slow")]}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_server_info_has_the_lines_of_each_rank_with_the_peak_of_steps() -> None:
     async with serving(memory=RANKS, counts_peak=True, startup=lambda: PROCESSES) as server:
         info = (await server.http.get("/get_server_info")).json()

@@ -23,11 +23,6 @@ TEXT = "a" * 4090
 LONG = {"context_length": 8192, "max_request_tokens": 8192}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Recorder(ByteTokenizer):
     """Records how many characters and tokens are processed on the thread of the event loop, and how many in all."""
 

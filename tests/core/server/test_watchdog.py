@@ -15,11 +15,6 @@ from srv.server.watchdog import Watchdog, WatchdogLimits
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def watched(limits: WatchdogLimits) -> AsyncGenerator[tuple[Serving, list[str]], None]:
     done: list[str] = []

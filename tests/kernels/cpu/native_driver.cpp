@@ -150,7 +150,7 @@ public:
 
     bool passed() const {
         const bool passed = worst_ <= 1;
-        std::printf("%-17s %-8s %.3f%s\n", name_.c_str(), type_ == BFLOAT16 ? "bfloat16" : "float32", worst_,
+        std::printf("%-19s %-8s %.3f%s\n", name_.c_str(), type_ == BFLOAT16 ? "bfloat16" : "float32", worst_,
                     passed ? "" : "  TOO FAR");
         return passed;
     }
@@ -229,30 +229,37 @@ double fp8_value(int8_t code) {
     return code < 0 ? -magnitude : magnitude;
 }
 
+void compare_fp8_linear(Check& check, int type, int64_t rows, int64_t outputs, int64_t inputs, int64_t scale_inputs,
+                        bool block_scales) {
+    Matrix x(type, rows, inputs), out(type, rows, outputs);
+    auto weight = random_int8(outputs * inputs);
+    for (auto& code : weight) {
+        if ((code & 127) == 127) code = static_cast<int8_t>(code ^ 1);  // not NaN
+    }
+    std::vector<int8_t> packed(srv_packed_elements(outputs, inputs));
+    const int64_t columns = (inputs + scale_inputs - 1) / scale_inputs, lanes = block_scales ? 1 : 32;
+    std::vector<float> scales((outputs + 31) / 32 * columns * lanes);
+    for (auto& scale : scales) scale = 0.01f * std::fabs(normal(bits));
+    srv_pack(INT8, packed.data(), weight.data(), outputs, inputs, inputs);
+    srv_fp8_linear(type, out.data(), x.data(), packed.data(), scales.data(), nullptr, rows, inputs, outputs, inputs,
+                   outputs, scale_inputs, block_scales, 0);
+    compare_products(
+        check, out, rows, outputs, inputs, [&](auto r, auto i) { return x.at(r, i); },
+        [&](auto o, auto i) {
+            const float scale = scales[(o / 32 * columns + i / scale_inputs) * lanes + o % lanes];
+            return double(scale) / 256 * fp8_value(weight[o * inputs + i]);
+        });
+}
+
 bool fp8_weight_linear(int type) {
     Check check("linear, FP8", type);
     for (int64_t rows : {1, 3, 13}) {
         for (int64_t outputs : {33, 64}) {
             for (int64_t inputs : {64, 131}) {
                 for (int64_t scale_inputs : {32, 1000}) {
-                    Matrix x(type, rows, inputs), out(type, rows, outputs);
-                    auto weight = random_int8(outputs * inputs);
-                    for (auto& code : weight) {
-                        if ((code & 127) == 127) code = static_cast<int8_t>(code ^ 1);  // not NaN
+                    for (bool block_scales : {false, true}) {
+                        compare_fp8_linear(check, type, rows, outputs, inputs, scale_inputs, block_scales);
                     }
-                    std::vector<int8_t> packed(srv_packed_elements(outputs, inputs));
-                    const int64_t columns = (inputs + scale_inputs - 1) / scale_inputs;
-                    std::vector<float> scales((outputs + 31) / 32 * columns * 32);
-                    for (auto& scale : scales) scale = 0.01f * std::fabs(normal(bits));
-                    srv_pack(INT8, packed.data(), weight.data(), outputs, inputs, inputs);
-                    srv_fp8_linear(type, out.data(), x.data(), packed.data(), scales.data(), nullptr, rows, inputs,
-                                   outputs, inputs, outputs, scale_inputs, 0, 0);
-                    compare_products(
-                        check, out, rows, outputs, inputs, [&](auto r, auto i) { return x.at(r, i); },
-                        [&](auto o, auto i) {
-                            const float scale = scales[(o / 32 * columns + i / scale_inputs) * 32 + o % 32];
-                            return double(scale) / 256 * fp8_value(weight[o * inputs + i]);
-                        });
                 }
             }
         }
@@ -288,31 +295,51 @@ bool w8a8_linear(int type) {
     return check.passed();
 }
 
-// A GGUF quantization type: the bytes of its block, and the offsets of its half-precision scales.
+// A quantization type: the bytes of its block, and the offsets of its scales: of half precision, but one byte in MXFP4
+// and float32 in NF4 and FP4.
 struct BlockType {
     int32_t type;
     int64_t block;
     std::vector<int> scales;
 };
 
+constexpr int32_t IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39, NF4 = 1000, FP4 = 1001;
 const BlockType GGML_TYPES[] = {
-    {2, 18, {0}},       {3, 20, {0, 2}},  {6, 22, {0}},      {7, 24, {0, 2}},    {8, 34, {0}},
-    {10, 84, {80, 82}}, {11, 110, {108}}, {12, 144, {0, 2}}, {13, 176, {0, 2}}, {14, 210, {208}},
+    {2, 18, {0}},       {3, 20, {0, 2}},    {6, 22, {0}},       {7, 24, {0, 2}},    {8, 34, {0}},
+    {10, 84, {80, 82}}, {11, 110, {108}},   {12, 144, {0, 2}},  {13, 176, {0, 2}},  {14, 210, {208}},
+    {IQ4_NL, 18, {0}},  {IQ4_XS, 136, {0}}, {MXFP4, 17, {0}},   {NF4, 36, {0}},     {FP4, 36, {0}},
 };
+
+// Writes a scale of about 2^-7.
+void put_scale(int32_t type, uint8_t* at) {
+    if (type == MXFP4) {
+        *at = static_cast<uint8_t>(118 + (bits() & 3));
+    } else if (type == NF4 || type == FP4) {
+        const float scale = 0x1p-7f + 0x1p-15f * static_cast<float>(bits() & 0xff);
+        std::memcpy(at, &scale, 4);
+    } else {
+        const auto half = static_cast<uint16_t>(0x2000 + (bits() & 0xff));
+        std::memcpy(at, &half, 2);
+    }
+}
+
+// Random bits, but for the scales.
+std::vector<uint8_t> random_rows(const BlockType& block_type, int64_t outputs, int64_t inputs) {
+    std::vector<uint8_t> rows(outputs * srv_gguf_row_bytes(block_type.type, inputs));
+    for (auto& byte : rows) byte = static_cast<uint8_t>(bits());
+    for (size_t block = 0; block < rows.size(); block += block_type.block) {
+        for (int place : block_type.scales) put_scale(block_type.type, &rows[block + place]);
+    }
+    return rows;
+}
 
 bool gguf_linear(int type, const BlockType& block_type) {
     Check check("blocks of type " + std::to_string(block_type.type), type);
     for (int64_t rows : {1, 2, 4, 5, 33}) {
         constexpr int64_t outputs = 40, inputs = 512;
         const int64_t row_bytes = srv_gguf_row_bytes(block_type.type, inputs);
-        std::vector<uint8_t> file(outputs * row_bytes), packed(srv_packed_gguf_bytes(block_type.type, outputs, inputs));
-        for (auto& byte : file) byte = static_cast<uint8_t>(bits());
-        for (size_t block = 0; block < file.size(); block += block_type.block) {
-            for (int place : block_type.scales) {
-                const auto small = static_cast<uint16_t>(0x2000 + (bits() & 0xff));  // about 2^-7
-                std::memcpy(&file[block + place], &small, 2);
-            }
-        }
+        const std::vector<uint8_t> file = random_rows(block_type, outputs, inputs);
+        std::vector<uint8_t> packed(srv_packed_gguf_bytes(block_type.type, outputs, inputs));
         srv_pack_gguf(block_type.type, packed.data(), file.data(), outputs, inputs, row_bytes);
         std::vector<float> weight(outputs * inputs);
         std::vector<int64_t> all_rows(outputs);
@@ -519,22 +546,21 @@ bool experts(int type) {
 bool experts_in_blocks(int type) {
     using C = Choices;
     Check check("experts, blocks", type, 0, 0);
-    for (int32_t ggml_type : {2, 8}) {
+    for (const BlockType& block_type : GGML_TYPES) {
         constexpr int64_t tokens = 60, WIDTHS = 2 * C::INTERMEDIATE;
+        if (srv_gguf_row_bytes(block_type.type, C::INTERMEDIATE) < 0) continue;  // its blocks are larger
         const Choices choices(tokens);
-        const auto packed = [ggml_type](int64_t outputs, int64_t inputs) {
-            const int64_t row_bytes = srv_gguf_row_bytes(ggml_type, inputs), block = ggml_type == 2 ? 18 : 34;
-            std::vector<uint8_t> file(outputs * row_bytes), to(srv_packed_gguf_bytes(ggml_type, outputs, inputs));
-            for (auto& byte : file) byte = static_cast<uint8_t>(bits());
-            for (size_t at = 0; at < file.size(); at += block) file[at + 1] = 0x20;  // scales of about 2^-7
-            srv_pack_gguf(ggml_type, to.data(), file.data(), outputs, inputs, row_bytes);
+        const auto packed = [&](int64_t outputs, int64_t inputs) {
+            const std::vector<uint8_t> file = random_rows(block_type, outputs, inputs);
+            std::vector<uint8_t> to(srv_packed_gguf_bytes(block_type.type, outputs, inputs));
+            srv_pack_gguf(block_type.type, to.data(), file.data(), outputs, inputs, file.size() / outputs);
             return to;
         };
         const auto gate_up = packed(C::EXPERTS * WIDTHS, C::HIDDEN);
         const auto down = packed(C::EXPERTS * C::HIDDEN, C::INTERMEDIATE);
         Matrix x(type, tokens, C::HIDDEN), together(type, tokens, C::HIDDEN), alone(type, 1, C::HIDDEN);
         auto args = choices.args(x.data(), gate_up.data(), down.data(), together.data());
-        args.gate_up_type = args.down_type = ggml_type;
+        args.gate_up_type = args.down_type = block_type.type;
         srv_experts(type, &args);
         for (int64_t t = 0; t < tokens; ++t) {
             auto one = args;

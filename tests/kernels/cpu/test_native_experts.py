@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from every import every
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from native_cases import DTYPES, avx2_cases, normal
 from torch import Tensor
 
 from srv_kernels.cases import random_gguf_rows
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import library
 from srv_kernels.cpu.captured_graph import CapturedGraph, GraphMemoryPool
-from srv_matrix.pytest_plugin import covers
 
 LOADED = library.load()
 if LOADED.library is not None:
@@ -24,27 +24,9 @@ if LOADED.library is not None:
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 OPS = ("route_experts", "experts", "experts_int8", "experts_gguf")
-DTYPES = (torch.float32, torch.bfloat16)
 GGUF_TYPES = tuple(native_linear.GGML_TYPES) if LOADED.library is not None else ("none",)
 EXPERTS, HIDDEN, INTERMEDIATE = 5, 256, 256
 KINDS = ("float", "int8", *GGUF_TYPES)
-AVX2_CASES = [
-    pytest.param(
-        op,
-        dtype,
-        marks=covers(f"op:{op}/{str(dtype)[6:]}", platform="cpu", variant="avx2", note="forced path"),
-        id=f"{op}-{str(dtype)[6:]}",
-    )
-    for op in OPS
-    for dtype in DTYPES
-]
-
-
-@pytest.fixture(params=(1, 3))
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    native_library.set_threads(request.param)
-    yield request.param
-    native_library.set_threads(1)
 
 
 @every("dtype", DTYPES)
@@ -55,7 +37,7 @@ def test_ops_keep_their_contract(isa: str, threads: int, op: str, dtype: torch.d
 
 
 @pytest.mark.parametrize("isa", ["avx2"], indirect=True)
-@pytest.mark.parametrize(("op", "dtype"), AVX2_CASES)
+@pytest.mark.parametrize(("op", "dtype"), avx2_cases(OPS))
 def test_a_newer_processor_made_to_take_the_path_of_avx2_keeps_the_contract(
     isa: str, op: str, dtype: torch.dtype
 ) -> None:
@@ -63,16 +45,12 @@ def test_a_newer_processor_made_to_take_the_path_of_avx2_keeps_the_contract(
     assert violations(CONTRACTS[op], getattr(native_experts, op), dtype) == []
 
 
-def _normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _layer(kind: str, dtype: torch.dtype, intermediate: int = INTERMEDIATE) -> NativeExperts:
     """Experts whose matrices are stored as `kind`."""
     generator = torch.Generator().manual_seed(5)
     shapes = ((EXPERTS, 2 * intermediate, HIDDEN), (EXPERTS, HIDDEN, intermediate))
     if kind == "float":
-        gate_up, down = (native_experts.pack_floats(_normal(6, *shape).to(dtype)) for shape in shapes)
+        gate_up, down = (native_experts.pack_floats(normal(6, *shape).to(dtype)) for shape in shapes)
     elif kind == "int8":
         gate_up, down = (
             native_experts.pack_int8(
@@ -97,7 +75,7 @@ def _step(seed: int, tokens: int, dtype: torch.dtype, top_k: int = 2) -> tuple[T
     ids = torch.rand(tokens, EXPERTS, generator=generator).argsort(-1)[:, :top_k].contiguous()
     ids[::3] = ids[::3].where(ids[::3] != 1, ids[::3, :1])
     ids[1::3, 0], ids[2::3, -1] = 1, 1
-    return (_normal(seed, tokens, HIDDEN) / 16).to(dtype), ids, torch.rand(tokens, top_k, generator=generator)
+    return (normal(seed, tokens, HIDDEN) / 16).to(dtype), ids, torch.rand(tokens, top_k, generator=generator)
 
 
 @every("dtype", DTYPES)
@@ -208,19 +186,19 @@ def test_sums_of_integers_are_exact(
 def test_a_captured_step_replays_other_choices() -> None:
     """The experts of each token are read at each replay, as are its inputs."""
     layer = _layer("Q4_K", torch.float32)
-    router = native_linear.linear(_normal(8, EXPERTS, HIDDEN), None)
+    router = native_linear.linear(normal(8, EXPERTS, HIDDEN), None)
 
     def work(x: Tensor) -> Tensor:
         ids, weights = native_experts.route_experts(router(x), None, 2, "softmax", True, 1, 1, 1.0)
         return layer(x, ids, weights)
 
-    x = _normal(9, 3, HIDDEN)
+    x = normal(9, 3, HIDDEN)
     with torch.inference_mode():
         with CapturedGraph(GraphMemoryPool()) as graph:
             out = work(x)
         assert (graph.native_calls, graph.torch_calls) == (3, 0)
         for seed in (10, 11):
-            x.copy_(_normal(seed, 3, HIDDEN))
+            x.copy_(normal(seed, 3, HIDDEN))
             graph.replay()
             assert torch.equal(out, work(x))
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from every import every
-from torch import Tensor
+from native_cases import DTYPES, avx2_cases, normal
 
 from srv_kernels.cases import random_fp8
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import library
 from srv_kernels.cpu.captured_graph import CapturedGraph, GraphMemoryPool
 from srv_kernels.oracles import dequantize_fp8
-from srv_matrix.pytest_plugin import covers
 
 LOADED = library.load()
 if LOADED.library is not None:
@@ -23,24 +20,6 @@ if LOADED.library is not None:
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 OPS = ("linear_fp8", "experts_fp8")
-DTYPES = (torch.float32, torch.bfloat16)
-AVX2_CASES = [
-    pytest.param(
-        op,
-        dtype,
-        marks=covers(f"op:{op}/{str(dtype)[6:]}", platform="cpu", variant="avx2", note="forced path"),
-        id=f"{op}-{str(dtype)[6:]}",
-    )
-    for op in OPS
-    for dtype in DTYPES
-]
-
-
-@pytest.fixture(params=(1, 3))
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    native_library.set_threads(request.param)
-    yield request.param
-    native_library.set_threads(1)
 
 
 @every("dtype", DTYPES)
@@ -50,16 +29,12 @@ def test_ops_keep_their_contract(isa: str, threads: int, op: str, dtype: torch.d
 
 
 @pytest.mark.parametrize("isa", ["avx2"], indirect=True)
-@pytest.mark.parametrize(("op", "dtype"), AVX2_CASES)
+@pytest.mark.parametrize(("op", "dtype"), avx2_cases(OPS))
 def test_a_newer_processor_made_to_take_the_path_of_avx2_keeps_the_contract(
     isa: str, op: str, dtype: torch.dtype
 ) -> None:
     assert LOADED.isa == isa
     assert violations(CONTRACTS[op], getattr(native_fp8, op), dtype) == []
-
-
-def _normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @every("dtype", DTYPES)
@@ -80,7 +55,7 @@ def test_a_row_does_not_depend_on_the_batch_or_the_threads(
     weight = random_fp8(generator, 70, 333)
     scale = torch.rand(-(-70 // blocks[0]), -(-333 // blocks[1]), generator=generator)
     packed = Fp8Weight(weight, scale, *blocks)
-    x = _normal(2, 27, 333).to(dtype)
+    x = normal(2, 27, 333).to(dtype)
     together = packed.linear(x)
     native_library.set_threads(3)
     for row in (0, 11, 26):
@@ -91,22 +66,22 @@ def test_results_in_float32_are_the_sums_and_parts_are_written_side_by_side(isa:
     generator = torch.Generator().manual_seed(3)
     first, second = random_fp8(generator, 45, 64), random_fp8(generator, 20, 64)
     scales = [torch.rand(2, 2, generator=generator), torch.rand(1, 2, generator=generator)]
-    x, bias = _normal(4, 3, 64).bfloat16(), _normal(5, 65).bfloat16()
+    x, bias = normal(4, 3, 64).bfloat16(), normal(5, 65).bfloat16()
     weights = [Fp8Weight(weight, scale, 32, 32) for weight, scale in zip((first, second), scales, strict=True)]
-    sums = native_linear.FusedGGUFLinear(weights, bias, float32_out=True)(x)
+    sums = native_linear.FusedPackedLinear(weights, bias, float32_out=True)(x)
     pairs = zip((first, second), scales, strict=True)
     wide = torch.cat([dequantize_fp8(weight, scale, 32, 32) for weight, scale in pairs])
     torch.testing.assert_close(sums.double(), x.double() @ wide.T + bias.double(), rtol=1e-4, atol=1e-2)
-    assert torch.equal(native_linear.FusedGGUFLinear(weights, bias)(x), sums.bfloat16())
+    assert torch.equal(native_linear.FusedPackedLinear(weights, bias)(x), sums.bfloat16())
 
 
 def test_a_captured_step_is_replayed_with_new_inputs() -> None:
     weight = random_fp8(torch.Generator().manual_seed(6), 40, 64)
-    packed, x = Fp8Weight(weight, torch.full((40, 1), 0.01), 1, 64), _normal(7, 2, 64)
+    packed, x = Fp8Weight(weight, torch.full((40, 1), 0.01), 1, 64), normal(7, 2, 64)
     with CapturedGraph(GraphMemoryPool()) as graph:
         out = packed.linear(x)
     assert graph.native_calls == 1
-    x.copy_(_normal(8, 2, 64))
+    x.copy_(normal(8, 2, 64))
     graph.replay()
     assert torch.equal(out, packed.linear(x))
 
@@ -121,3 +96,15 @@ def test_what_does_not_fit_is_refused() -> None:
         Fp8Weight(weight, one, 32, 33)
     with pytest.raises(ValueError, match="63 columns"):
         Fp8Weight(weight, one, 32, 32).linear(torch.zeros(1, 63))
+
+
+def test_out_of_a_wrong_shape_or_dtype_is_refused() -> None:
+    weight = Fp8Weight(torch.zeros(40, 64, dtype=torch.float8_e4m3fn), torch.ones(2, 2), 32, 32)
+    wide, x = torch.ones(3, 80), torch.ones(3, 64)
+    assert weight.linear(x, out=wide[:, 40:]).data_ptr() == wide[:, 40:].data_ptr()
+    assert torch.equal(wide, torch.ones(3, 80).masked_fill(torch.arange(80) >= 40, 0))
+    for out in (wide[:2, :40], wide[:, :41], wide[:, ::2], wide[:, :40].bfloat16()):
+        with pytest.raises(ValueError, match=r"it must be \[3, 40\], torch.float32"):
+            weight.linear(x, out=out)
+    with pytest.raises(ValueError, match=r"it must be \[3, 40\], torch.float32"):
+        weight.linear(x.bfloat16(), out=wide[:, :40].bfloat16(), float32_out=True)

@@ -8,19 +8,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from every import every
 from native_again import own_tests
+from native_cases import DTYPES, avx2_cases
 from native_linear_checked import BLOCK_WEIGHTS, assert_linear, uses_int16_path
 
 from srv_kernels import oracles
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import build, library
-from srv_matrix.pytest_plugin import covers
 
 LOADED = library.load()
 if LOADED.library is not None:
@@ -35,24 +35,6 @@ OPS = (
     *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
     *("linear_w8a8", "linear_w8a8_static", "linear_int8", "linear_gguf", "linear_gguf_float32", "rows_gguf"),
 )
-DTYPES = (torch.float32, torch.bfloat16)
-AVX2_CASES = [
-    pytest.param(
-        op,
-        dtype,
-        marks=covers(f"op:{op}/{str(dtype)[6:]}", platform="cpu", variant="avx2", note="forced path"),
-        id=f"{op}-{str(dtype)[6:]}",
-    )
-    for op in OPS
-    for dtype in DTYPES
-]
-
-
-@pytest.fixture(params=(1, 2, 5))
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    native_library.set_threads(request.param)
-    yield request.param
-    native_library.set_threads(1)
 
 
 @every("dtype", DTYPES)
@@ -62,7 +44,7 @@ def test_ops_keep_their_contract(isa: str, threads: int, op: str, dtype: torch.d
 
 
 @pytest.mark.parametrize("isa", ["avx2"], indirect=True)
-@pytest.mark.parametrize(("op", "dtype"), AVX2_CASES)
+@pytest.mark.parametrize(("op", "dtype"), avx2_cases(OPS))
 def test_a_newer_processor_made_to_take_the_path_of_avx2_keeps_the_contract(
     isa: str, op: str, dtype: torch.dtype
 ) -> None:
@@ -229,7 +211,7 @@ def test_gguf_linear_equals_a_product_with_dequantized_weights(
     dequantized = weight.rows(torch.arange(70), torch.float32).double()
     stated = oracles.dequantize_rows(case.args[1], stored)
     assert bool(((dequantized - stated).abs() <= 2.0**-11 * stated.abs().amax()).all())
-    assert_linear(native_linear.FusedGGUFLinear([weight], bias)(x), x, dequantized, bias)
+    assert_linear(native_linear.FusedPackedLinear([weight], bias)(x), x, dequantized, bias)
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
     assert torch.equal(weight.linear(x[:12]), weight.linear(x)[:12])
 
@@ -449,7 +431,7 @@ def _layers(
         native_linear.linear(_matrix(1, outputs, inputs, torch.bfloat16), bias),
         native_linear.Int8WeightLinear(int8_weight, scales, bias),
         native_linear.W8A8Linear(int8_weight, scales, bias),
-        native_linear.FusedGGUFLinear([blocks], bias),
+        native_linear.FusedPackedLinear([blocks], bias),
     ]
 
 

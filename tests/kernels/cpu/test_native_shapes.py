@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from native_cases import normal
 from native_linear_checked import BLOCK_WEIGHTS, assert_linear, uses_int16_path
 
 from srv_kernels.cases import Case
@@ -31,10 +32,6 @@ THREADS = st.integers(1, 4)
 SEEDS = st.integers(0, 1000)
 
 
-def _normal(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _integers(seed: int, low: int, high: int, *shape: int) -> torch.Tensor:
     return torch.randint(low, high + 1, shape, generator=torch.Generator().manual_seed(seed))
 
@@ -54,9 +51,9 @@ def test_norms_and_silu_and_mul(
     isa: str, rows: int, dim: int, padding: int, dtype: torch.dtype, threads: int, seed: int
 ) -> None:
     native_library.set_threads(threads)
-    x, residual = (_view(_normal(seed + n, rows, dim + 2 * padding).to(dtype), padding) for n in range(2))
-    gates = _view(_normal(seed, rows, 2 * dim + 2 * padding).to(dtype), padding)
-    weight = _normal(seed + 2, dim).to(dtype)
+    x, residual = (_view(normal(seed + n, rows, dim + 2 * padding).to(dtype), padding) for n in range(2))
+    gates = _view(normal(seed, rows, 2 * dim + 2 * padding).to(dtype), padding)
+    weight = normal(seed + 2, dim).to(dtype)
     assert _violations("rms_norm", dtype, x, weight, 1e-5) == []
     assert _violations("add_rms_norm", dtype, x, residual, weight, 1e-5) == []
     assert _violations("silu_and_mul", dtype, gates) == []
@@ -85,9 +82,9 @@ def test_rotary(
     """The heads of a token are contiguous, as in the output of a fused linear layer."""
     native_library.set_threads(threads)
     rotated, dim = 2 * min(halves), 2 * max(halves)
-    both = _normal(seed, tokens, (heads + kv_heads) * dim).to(dtype)
+    both = normal(seed, tokens, (heads + kv_heads) * dim).to(dtype)
     q, k = both[:, : heads * dim].view(tokens, heads, dim), both[:, heads * dim :].view(tokens, kv_heads, dim)
-    angles = _normal(seed + 1, 50, rotated // 2)
+    angles = normal(seed + 1, 50, rotated // 2)
     cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
     assert _violations("rotary", dtype, q, k, cos_sin, _integers(seed + 2, 0, 49, tokens)) == []
 
@@ -116,8 +113,8 @@ def test_linear(
 ) -> None:
     """Float weights with a tolerance, and int8 weights with integer inputs, whose sums are exact in float32."""
     native_library.set_threads(threads)
-    x = _view(_normal(seed, rows, inputs + 2 * padding).to(dtype), padding)
-    weight, added = _normal(seed + 1, outputs, inputs).to(dtype), _integers(seed + 2, -9, 9, outputs).to(dtype)
+    x = _view(normal(seed, rows, inputs + 2 * padding).to(dtype), padding)
+    weight, added = normal(seed + 1, outputs, inputs).to(dtype), _integers(seed + 2, -9, 9, outputs).to(dtype)
     offset = added if bias else None
     assert_linear(native_linear.linear(weight, offset)(x), x, weight, offset)
 
@@ -171,14 +168,14 @@ def test_gguf_linear(
     x = _view(_integers(seed + 1, 1 - largest, largest - 1, rows, inputs + 2 * padding).to(dtype), padding)
     x[:, ::16] = largest
     offset = _integers(seed + 2, -9, 9, outputs).to(dtype) if bias else None
-    assert_linear(native_linear.FusedGGUFLinear([weight], offset)(x), x, dequantized, offset)
+    assert_linear(native_linear.FusedPackedLinear([weight], offset)(x), x, dequantized, offset)
 
 
 def test_gguf_linear_with_inputs_of_three_dimensions() -> None:
     """All dimensions but the last are rows, for one weight and for several."""
     rows = torch.arange(40 * 68).reshape(40, 68).remainder(97).to(torch.uint8)
     weights = [native_linear.GGUFWeight(rows, "Q8_0", 64) for _ in range(2)]
-    x = _normal(1, 2, 3, 64)
-    one = native_linear.FusedGGUFLinear(weights[:1])(x)
+    x = normal(1, 2, 3, 64)
+    one = native_linear.FusedPackedLinear(weights[:1])(x)
     assert one.shape == (6, 40)
-    assert torch.equal(native_linear.FusedGGUFLinear(weights)(x), torch.cat((one, one), 1))
+    assert torch.equal(native_linear.FusedPackedLinear(weights)(x), torch.cat((one, one), 1))

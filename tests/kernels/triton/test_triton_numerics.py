@@ -179,5 +179,8 @@ def test_store_refuses_to_convert_between_halves(device: torch.device) -> None:
     x, out = torch.zeros(1024, dtype=torch.float16, device=device), torch.zeros(1024, device=device).bfloat16()
     with warnings.catch_warnings(), pytest.raises(Exception) as raised:  # noqa: PT011  it depends on the compiler
         _store[(1,)](x, out, N=1024)
-    causes = [error for error in (raised.value, raised.value.__cause__) if error is not None]
-    assert any("round_to rounds float32" in str(error) for error in causes), causes
+    messages, error = [], raised.value
+    while error is not None:
+        messages.append(str(error))
+        error = error.__cause__ or error.__context__
+    assert any("round_to rounds float32" in message for message in messages), messages

@@ -12,10 +12,7 @@ from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.platform.interface import OpImpl, Platform
-from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
-from srv.platform.probe import probe
-from srv.platform.registry import find_platforms
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.int8_experts import Int8Experts
 from srv_kernels.cases import random_gguf_rows
@@ -23,14 +20,6 @@ from srv_kernels.cpu.library import load
 
 SIZES = ExpertSizes(experts=6, top_k=2, hidden=64, intermediate=32)
 NATIVE = load().library is not None
-
-
-@pytest.fixture(scope="module")
-def platform() -> Platform:
-    found = find_platforms()["cpu"]
-    device = probe(found).device
-    assert device is not None
-    return found.loaded.create(EngineContext(device, 0))
 
 
 def _before_and_after(

@@ -14,10 +14,7 @@ from srv.models.formats.gguf_types import OP_TYPES, TENSOR_TYPES
 from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform
-from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
-from srv.platform.probe import probe
-from srv.platform.registry import find_platforms
 from srv.quantization.gguf import weight_bytes
 from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLayerFactory
 from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
@@ -40,14 +37,6 @@ CASES = [
     for op, contract in CONTRACTS.items()
     for dtype in contract.dtypes
 ]
-
-
-@pytest.fixture(scope="module")
-def platform() -> Platform:
-    found = find_platforms()["cpu"]
-    device = probe(found).device
-    assert device is not None
-    return found.loaded.create(EngineContext(device, 0))
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from every import every
 from gguf import GGMLQuantizationType as Kind
-from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
+from models_small import agree, built, edit_config, edit_weights, our_logits, small_model, tokens_of, write_gguf
 from safetensors.torch import load_file, save_file
 
 from srv.errors import ModelError
@@ -19,12 +18,6 @@ from srv.models.formats.filling import own_threads
 KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 # K-quants need rows of a multiple of 256 elements.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "initializer_range": 0.1}
-
-
-def agree(ours: Any, model: Any) -> bool:
-    """Whether our logits equal those of transformers for twelve tokens; NaN equals nothing."""
-    tokens = tokens_of(model, 12)
-    return torch.allclose(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
 
 
 @every("kind", KINDS)
@@ -108,12 +101,6 @@ def test_a_tied_output_layer_that_is_stored_too_is_skipped(tmp_path: Path) -> No
     assert agree(built(tmp_path), model)
 
 
-def rewritten(folder: Path, **changes: torch.Tensor | None) -> None:
-    path = folder / "model.safetensors"
-    weights = {**load_file(path), **{name.replace("__", "."): value for name, value in changes.items()}}
-    save_file({name: value for name, value in weights.items() if value is not None}, path)
-
-
 @every(
     ("changes", "code", "named"),
     [
@@ -130,7 +117,7 @@ def test_tensors_that_do_not_fit_are_listed(
     changes: dict[str, torch.Tensor | None], code: str, named: str, tmp_path: Path
 ) -> None:
     small_model("llama").save_pretrained(tmp_path)
-    rewritten(tmp_path, **changes)
+    edit_weights(tmp_path, **changes)
     with pytest.raises(ModelError) as caught:
         built(tmp_path)
     assert caught.value.code == code

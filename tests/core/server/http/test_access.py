@@ -12,11 +12,6 @@ pytestmark = pytest.mark.anyio
 LOCAL = Access(loopback=True)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def status(access: Access, method: str, path: str, **headers: str) -> tuple[int, str]:
     async with serving(access=access) as server:
         content = b'{"prompt": "a", "max_tokens": 1}' if path == "/v1/completions" else b""

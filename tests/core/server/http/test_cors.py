@@ -15,11 +15,6 @@ PAGE, EVIL = "https://a.example", "https://evil.example"
 BODY = {"prompt": "a", "max_tokens": 1}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def ask(access: Access, method: str, path: str, **headers: str) -> httpx.Response:
     async with serving(access=access) as server:
         return await server.http.request(

@@ -25,11 +25,6 @@ pytestmark = pytest.mark.anyio
 BAD = {"prompt": "a", "max_tokens": -1}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def test_a_burst_passes_at_once_and_the_rest_evenly() -> None:
     limiter = RateLimiter(rate=10, burst=3)
     assert [limiter.reserve(100.0) for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def aborted(server: Serving) -> int:
     return sum(len(m.requests or ()) for m in server.engine.received if isinstance(m, Abort))
 

@@ -24,11 +24,6 @@ pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_models() -> None:
     async with serving() as server:
         listed = (await server.http.get("/v1/models")).json()

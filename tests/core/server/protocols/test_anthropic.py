@@ -18,11 +18,6 @@ HELLO = [{"role": "user", "content": "hi"}]
 BODY: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "messages": HELLO}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def streamed(server: Serving, **body: Any) -> list[tuple[str, dict[str, Any]]]:
     """(name, payload) of each event."""
     response = await server.http.post(MESSAGES, json={**body, "stream": True})

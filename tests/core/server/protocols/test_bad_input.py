@@ -57,11 +57,6 @@ MINIMAL: dict[str, dict[str, Any]] = {
 ANY_OBJECT = ("chat_template_kwargs", "metadata", "client_metadata", "cache_control")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @every(
     ("path", "body", "param", "part"),
     [

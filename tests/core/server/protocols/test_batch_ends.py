@@ -23,11 +23,6 @@ from srv.testing.fake_engine import FakeEngine
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_a_shutdown_fails_the_batch_once(tmp_path: Path) -> None:
     async with serving(file_storage_path=tmp_path) as server:
         server.engine.hold = True

@@ -38,11 +38,6 @@ from srv.types import RequestSpec
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def client_of(server: Serving) -> AsyncGenerator[openai.AsyncOpenAI, None]:
     async with openai.AsyncOpenAI(base_url=f"{server.http.base_url}/v1", api_key="any", max_retries=0) as client:

@@ -12,11 +12,6 @@ RESERVED = ("self", "messages", "add_generation_prompt", "tools", "loop", "calle
             "bos_token", "unk_token", "raise_exception", "namespace", "range")  # fmt: skip
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @every("name", RESERVED)
 async def test_a_reserved_name_is_a_400_that_names_the_field(name: str) -> None:
     async with serving() as server:

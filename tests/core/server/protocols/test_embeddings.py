@@ -23,11 +23,6 @@ pytestmark = pytest.mark.anyio
 PATH = "/v1/embeddings"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def sent(engine: FakeEngine) -> list[RequestSpec]:
     return [message for message in engine.received if isinstance(message, RequestSpec)]
 

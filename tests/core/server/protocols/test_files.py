@@ -24,11 +24,6 @@ from srv.server.protocols.files import Download
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def field(disposition: bytes, more: bytes = b"") -> dict[str, Any]:
     """A form with a purpose and a field whose header is hostile."""
     sent = form(purpose=b"batch")

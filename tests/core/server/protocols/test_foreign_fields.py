@@ -43,11 +43,6 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def sent(engine: FakeEngine) -> list[RequestSpec]:
     return [message for message in engine.received if isinstance(message, RequestSpec)]
 

@@ -71,11 +71,6 @@ VALUES: list[Any] = [
 ]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def changed(body: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     """The body with one to three of its values replaced, removed, doubled or added."""
     body = copy.deepcopy(body)

@@ -16,11 +16,6 @@ from srv.types import RequestSpec
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_single_text_gives_one_object() -> None:
     async with serving(FakeEngine(script=lambda message: [*b"hi", EOS], cached_tokens=1)) as server:
         answer = (await server.post("/generate", text="abc", sampling_params={"max_new_tokens": 8}, rid="mine")).json()

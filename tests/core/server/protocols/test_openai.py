@@ -17,11 +17,6 @@ pytestmark = pytest.mark.anyio
 HELLO = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def generated(engine: FakeEngine) -> list[RequestSpec]:
     return [message for message in engine.received if isinstance(message, RequestSpec)]
 

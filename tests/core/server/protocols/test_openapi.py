@@ -17,11 +17,6 @@ WITHOUT_BODY = {  # in JSON
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def references(value: Any) -> Iterator[str]:
     """All references in a part of a document."""
     if isinstance(value, dict):

@@ -25,11 +25,6 @@ def asked(answers: tuple[int, ...]) -> EncodedTemplate:
     return EncodedTemplate(ASKED, tuple(b"<"), tuple(b">"), answers)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def sent(engine: FakeEngine) -> list[RequestSpec]:
     return [message for message in engine.received if isinstance(message, RequestSpec)]
 

@@ -37,11 +37,6 @@ TEXT_PART = {"type": "input_text", "text": "x"}
 CUSTOM = {"type": "custom", "name": "patch", "description": "p", "format": {"type": "grammar", "syntax": "lark"}}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def format_of(tools: str = "hermes", reasoning: str = "qwen3") -> ReplyFormat:
     return choose(tools, reasoning, ())
 

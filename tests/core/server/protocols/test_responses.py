@@ -17,11 +17,6 @@ pytestmark = pytest.mark.anyio
 RESPONSES = "/v1/responses"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def streamed(server: Serving, **body: Any) -> list[dict[str, Any]]:
     response = await server.http.post(RESPONSES, json={**body, "stream": True})
     assert response.status_code == 200, response.text

@@ -49,11 +49,6 @@ SCORES = {"logprobs", "prompt_logprobs", "prompt_logprobs_start", "logprob_token
 REQUESTED_OTHERWISE = {*SCORES, "hidden_states", "banned", *CUSTOM}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def test_the_table_has_every_parameter() -> None:
     assert set(VALUES) | REQUESTED_OTHERWISE == set(SamplingParams.__struct_fields__)
     defaults = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}

@@ -15,11 +15,6 @@ from srv.types import PoolingParams, RequestSpec, SamplingParams
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def scored(engine: FakeEngine) -> list[bool]:
     """Of each sequence sent to the engine, whether it computes the log-probabilities of its prompt."""
     params = [message.params for message in engine.received if isinstance(message, RequestSpec)]

@@ -22,11 +22,6 @@ OUTPUT = b"one 1 two 22 three"
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def engine() -> FakeEngine:
     return FakeEngine(script=lambda message: OUTPUT)
 

@@ -32,11 +32,6 @@ QWEN = choose("qwen", "qwen3", [])
 LONG = {"context_length": 4096, "max_request_tokens": 4096}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Template(ByteTokenizer):
     """Keeps what chat templates are given; the prompt ends with `end`."""
 

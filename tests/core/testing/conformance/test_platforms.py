@@ -50,7 +50,7 @@ CPU = frozenset(
 )
 # Neither the toy device nor NPUs support weights that stay quantized, and keys and values of 8 bits.
 KEPT = (
-    *("op.linear_int8", "op.linear_fp8", "op.linear_gguf", "op.rows_gguf", "op.experts_gguf"),
+    *("op.linear_int8", "op.linear_fp8", "op.linear_gguf", "op.rows_gguf", "op.experts_gguf", "op.experts_fp8"),
     *("attention.int8_kv", "attention.fp8_kv"),
 )
 # Neither of them has a communicator.
@@ -71,7 +71,6 @@ TOY = frozenset(
 NPU = frozenset(
     (
         *KEPT,
-        "op.experts_fp8",
         *RANKS,
         *PIECES,
         COMPILED,
