@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 
-from srv_matrix.pytest_plugin import covers
-
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def avx2_cases(ops: Iterable[str]) -> list[Any]:
-    """Each op in each dtype, as evidence if the processor is made to take the path of AVX2."""
+def avx2_cases(ops: Iterable[str], covers: Callable[..., pytest.MarkDecorator]) -> list[Any]:
+    """Each op in each dtype, as evidence if the processor is made to take the path of AVX2.
+
+    covers: `srv_matrix.pytest_plugin.covers`, by whose import the matrix finds the files with evidence.
+    """
     names = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
     return [
         pytest.param(

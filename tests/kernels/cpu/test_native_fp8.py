@@ -12,6 +12,7 @@ from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import library
 from srv_kernels.cpu.captured_graph import CapturedGraph, GraphMemoryPool
 from srv_kernels.oracles import dequantize_fp8
+from srv_matrix.pytest_plugin import covers
 
 LOADED = library.load()
 if LOADED.library is not None:
@@ -29,7 +30,7 @@ def test_ops_keep_their_contract(isa: str, threads: int, op: str, dtype: torch.d
 
 
 @pytest.mark.parametrize("isa", ["avx2"], indirect=True)
-@pytest.mark.parametrize(("op", "dtype"), avx2_cases(OPS))
+@pytest.mark.parametrize(("op", "dtype"), avx2_cases(OPS, covers))
 def test_a_newer_processor_made_to_take_the_path_of_avx2_keeps_the_contract(
     isa: str, op: str, dtype: torch.dtype
 ) -> None:
