@@ -45,7 +45,8 @@ def outcome_of(status: int | None) -> str:
 def figure_of(stage: str, text: str) -> str:
     """The figure in what a stage has printed: the summary of the kit or of pytest, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
-    pattern = {"conformance": _KIT, "sweep": _KIT, "kernels": _PYTEST, "evidence": _PYTEST}.get(stage)
+    kit = dict.fromkeys(("conformance", "ops", "attention", "engine", "sweep"), _KIT)
+    pattern = {**kit, "kernels": _PYTEST, "evidence": _PYTEST}.get(stage)
     if pattern is not None:
         lines = [found[1] for line in lines if (found := pattern.match(line))] or lines
     return lines[-1][:_LONGEST] if lines else ""

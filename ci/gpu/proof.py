@@ -3,8 +3,8 @@ that there is a table even where nothing could be installed.
 
     proof.py [--device cuda] [--simulated] [--stages NAME...] [--seconds 570] [--out FOLDER]
 
-Written to FOLDER as it goes: `results.json` (outcomes, seconds and figures of the stages), `table.md`, `log.txt`, and
-what the stages write. A run of some stages keeps the results of the others that are in FOLDER already.
+Written to FOLDER as it goes: `results.json` (outcomes, seconds and figures of the stages), `table.md`, a log of each
+stage, and what the stages write. A run of some stages keeps the results of the others that are in FOLDER already.
 Exit status: 0 if every stage passed or was passed over with a reason, 1 otherwise, 2 for an invalid command line.
 """
 
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from time import monotonic
 from typing import TextIO
@@ -45,31 +46,39 @@ class Proof:
         self._jit: subprocess.Popen[bytes] | None = None
 
     def run(self, selected: Sequence[Stage]) -> None:
-        """Run these stages in their order. Results are on disk as soon as a stage has ended."""
+        """Run these stages. Results are on disk as soon as a stage has ended."""
         try:
-            for stage in selected:
-                self._record(self._run(stage))
-                if stage.name == "environment":
+            left = list(selected)
+            for group in groups(selected, self._options.workers):
+                left = [stage for stage in left if stage not in group]
+                limits = self._limits(group, left)
+                with ThreadPoolExecutor(len(group)) as threads:
+                    for each in as_completed([threads.submit(self._run, *limited) for limited in limits]):
+                        self._record(each.result())
+                if group[0].name == "environment":
                     self._start_compiling()
         finally:
             if self._jit is not None:
                 stop_group(self._jit)
 
-    def _run(self, stage: Stage) -> Result:
-        seconds = min(stage.seconds, self._deadline - monotonic())
+    def _limits(self, group: Sequence[Stage], later: Sequence[Stage]) -> list[tuple[Stage, float]]:
+        """The seconds of each stage of a group. Stages beside others have all the time that the later ones leave."""
+        left = self._deadline - monotonic()
+        if len(group) == 1:
+            return [(group[0], min(group[0].seconds, left))]
+        return [(stage, left - sum(each.seconds for each in later)) for stage in group]
+
+    def _run(self, stage: Stage, seconds: float) -> Result:
         if seconds < LEAST_SECONDS:
             return self._result(stage, "no time left", 0.0, "")
         print(f"== {stage.name}: {stage.what} (at most {seconds:.0f} s)", flush=True)
-        log = self._options.out / "log.txt"
-        begin = log.stat().st_size if log.exists() else 0
-        with log.open("a", encoding="utf-8") as file:
+        log = self._options.out / f"log-{stage.name}.txt"
+        with log.open("w", encoding="utf-8") as file:
             file.write(f"\n== {stage.name}: {' '.join(stage.command)}\n")
             command = [*stage.command, *(self._speed_arguments(file, seconds) if stage.name == "speed" else [])]
             environment = {"TRITON_INTERPRET": "1" if self._options.simulated else "0", **stage.environment}
             ended = run_limited(command, file, seconds, environment=environment, folder=ROOT)
-        with log.open("rb") as whole:
-            whole.seek(begin)
-            text = whole.read().decode("utf-8", errors="replace")
+        text = log.read_text(encoding="utf-8", errors="replace")
         return self._result(stage, outcome_of(ended.status), round(ended.seconds, 1), figure_of(stage.name, text))
 
     def _result(self, stage: Stage, outcome: str, seconds: float, figure: str) -> Result:
@@ -126,6 +135,15 @@ class Proof:
         return arguments
 
 
+def groups(selected: Sequence[Stage], workers: int) -> list[list[Stage]]:
+    """Stages that run beside one another. One at a time on a small machine; else speeds alone, behind all others."""
+    if workers == 1:
+        return [[stage] for stage in selected]
+    first = [[stage] for stage in selected if stage.name == "environment"]
+    beside = [stage for stage in selected if stage.name not in ("environment", "speed")]
+    return [*first, *([beside] if beside else []), *([stage] for stage in selected if stage.name == "speed")]
+
+
 def clean_checkout() -> bool:
     """Whether this tree is a git checkout without changes, which evidence names."""
     try:
@@ -136,8 +154,8 @@ def clean_checkout() -> bool:
 
 
 def _workers() -> int:
-    """Processes for the tests of kernels, most of whose time is compilation."""
-    return min(8, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
+    """Processes for the tests of kernels, most of whose time is compilation: half of the cores, up to eight."""
+    return max(1, min(8, (os.cpu_count() or 1) // 2)) if importlib.util.find_spec("xdist") else 1
 
 
 def main(arguments: Sequence[str]) -> int:

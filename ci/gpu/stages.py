@@ -58,7 +58,7 @@ def stages(options: Options) -> list[Stage]:
     """All stages. What a late one does cannot lose what an early one has found."""
     return [
         _environment(options),
-        _conformance(options),
+        *_conformance(options),
         _kernels(options),
         _tokens(options),
         _speed(options),
@@ -72,11 +72,22 @@ def _environment(options: Options) -> Stage:
     return Stage("environment", "device, driver, versions, `srv doctor`", 60, command + _flag(options))
 
 
-def _conformance(options: Options) -> Stage:
-    command = [*_srv("conformance", "run"), "--device", options.device, "--level", "L3"]
-    only = ["--only", *SIMULATED_CHECKS] if options.simulated else []
-    report = ["--report", str(options.out / "conformance.jsonl")]
-    return Stage("conformance", "conformance kit, L0 to L3", 150, [*command, *report, *only], WITHOUT_FLASHINFER)
+def _conformance(options: Options) -> list[Stage]:
+    """The kit in parts, because compiling what it tries takes minutes. A simulated device runs a few checks."""
+    if options.simulated:
+        return [_kit(options, "conformance", "conformance kit, a few checks", "L2", SIMULATED_CHECKS)]
+    return [
+        _kit(options, "conformance", "conformance kit, L0 and L1", "L1"),
+        _kit(options, "ops", "conformance kit, L2: operators and experts", "L2", ("op", "experts")),
+        _kit(options, "attention", "conformance kit, L2: attention and graphs", "L2", ("attention", "graph")),
+        _kit(options, "engine", "conformance kit, L3: the engine", "L3", ("engine",)),
+    ]
+
+
+def _kit(options: Options, name: str, what: str, level: str, only: Sequence[str] = (), seconds: float = 120) -> Stage:
+    command = [*_srv("conformance", "run"), "--device", options.device, "--level", level]
+    report = ["--report", str(options.out / f"{name}.jsonl")]
+    return Stage(name, what, seconds, [*command, *report, *(["--only", *only] if only else [])], WITHOUT_FLASHINFER)
 
 
 def _kernels(options: Options) -> Stage:
@@ -87,7 +98,7 @@ def _kernels(options: Options) -> Stage:
         files = ["tests/kernels/triton/test_triton_ops.py", *few]
     environment = {"SRV_KERNEL_DEVICE": options.device}
     workers = ["-n", str(options.workers)] if options.workers > 1 else []
-    command = [*_pytest(*files), *workers]
+    command = [*_pytest(*files), "-m", "not slow", *workers]
     return Stage("kernels", "Triton's kernels compared with float64", 110, command, environment)
 
 
@@ -107,11 +118,8 @@ def _speed(options: Options) -> Stage:
 
 
 def _sweep(options: Options) -> Stage:
-    command = [*_srv("conformance", "run"), "--device", options.device, "--level", "L4"]
-    only = ["arguments.refused"] if options.simulated else ["server", "arguments"]
-    report = ["--report", str(options.out / "conformance-L4.jsonl")]
-    what = "conformance kit, L4: arguments on a server"
-    return Stage("sweep", what, 90, [*command, *report, "--only", *only], WITHOUT_FLASHINFER)
+    only = ("arguments.refused",) if options.simulated else ("server", "arguments")
+    return _kit(options, "sweep", "conformance kit, L4: arguments on a server", "L4", only, 180)
 
 
 def _evidence(options: Options) -> Stage:

@@ -26,6 +26,7 @@ import environment  # noqa: E402
 import limits  # noqa: E402
 import outcomes  # noqa: E402
 import pack  # noqa: E402
+import proof  # noqa: E402
 import speed  # noqa: E402
 import speed_floors  # noqa: E402
 import speed_report  # noqa: E402
@@ -179,6 +180,16 @@ class TestStages:
                 for part in stage.command:
                     assert not part.endswith(".py") or (ROOT / part).exists(), part
 
+    def test_speeds_are_measured_alone_and_last(self, tmp_path: Path) -> None:
+        """On a machine with many cores; on others, stages run one at a time, in order of value."""
+        selected = stages.stages(stages.Options("cuda", tmp_path))
+        names = [[stage.name for stage in group] for group in proof.groups(selected, 8)]
+        beside = ["conformance", "ops", "attention", "engine", "kernels", "tokens", "sweep", "evidence"]
+        assert names == [["environment"], beside, ["speed"]]
+        assert proof.groups(selected, 1) == [[stage] for stage in selected]
+        assert proof.groups(selected[-1:], 8) == [selected[-1:]]
+        assert proof.groups([], 8) == []
+
     def test_a_simulator_without_the_flag_is_refused(self, tmp_path: Path) -> None:
         variables = {**os.environ, "SRV_GPU_SIMULATOR": "sm90"}
         command = [sys.executable, str(GPU / "proof.py"), "--out", str(tmp_path)]
@@ -245,7 +256,7 @@ def test_a_run_on_a_simulated_gpu(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--out", str(tmp_path)], env=variables, capture_output=True, text=True, timeout=280, check=False
     )
-    log = (tmp_path / "log.txt").read_text(encoding="utf-8")
+    log = "".join(file.read_text(encoding="utf-8") for file in sorted(tmp_path.glob("log-*.txt")))
     assert done.returncode == 0, done.stdout + done.stderr + log[-4000:]
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][2:]
     assert [row.split(":")[0] for row in rows] == ["| environment", "| kernels", "| speed"]
