@@ -1,11 +1,13 @@
-"""The Markdown page of models, endpoints, ops and pairs of arguments: one row per feature, one column per platform."""
+"""The Markdown page of models, weight formats, endpoints, ops and pairs of arguments: a row per feature, a column per
+platform."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from srv.args.config import ARGUMENTS
-from srv_matrix.marks import GENERATED, escape, mark, text_of
+from srv_matrix import weight_formats
+from srv_matrix.marks import GENERATED, escape, mark, per_variant, text_of
 from srv_matrix.matrix import Matrix
 from srv_matrix.records import Kind, Record
 
@@ -34,11 +36,13 @@ KINDS: Mapping[Kind, tuple[str, str]] = {
 
 def feature_page(matrix: Matrix) -> str:
     """The page; kinds without records are left out."""
-    lines = [GENERATED, "# Models, endpoints, ops, pairs", ""]
+    lines = [GENERATED, "# Models, weight formats, endpoints, ops, pairs", ""]
     lines += ["Marks and levels are those of the [index](index.md).", ""]
     for kind, (title, description) in KINDS.items():
         if found := matrix.of_kind(kind):
             lines += [f"## {title}", "", description, "", *_table(matrix, found), "", *_reasons(found), ""]
+        if kind == "model" and (table := list(weight_formats.weight_formats(matrix))):
+            lines += ["## Weight formats", "", weight_formats.DESCRIPTION, "", *table, ""]
     return text_of(lines)
 
 
@@ -52,11 +56,7 @@ def _table(matrix: Matrix, found: Mapping[str, Sequence[Record]]) -> Iterator[st
 
 
 def _cell(records: Sequence[Record]) -> str:
-    """One mark if it is the same for all variants, else one per variant."""
-    marks = {each.variant: mark(each) for each in records}
-    if len(set(marks.values())) <= 1:
-        return next(iter(marks.values()), "-")
-    return "<br>".join(f"{variant}: {text}" for variant, text in marks.items())
+    return per_variant({each.variant: mark(each) for each in records})
 
 
 def _feature_name(feature: str) -> str:

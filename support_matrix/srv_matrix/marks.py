@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from srv_matrix.records import Record, Status
 
@@ -35,6 +35,13 @@ def mark(record: Record | None) -> str:
         return f"✅ {word} ({level.name}{note})"
     known = record.word if record.status is Status.SUPPORTED else f"{word}, {record.word}"
     return f"{known} ({level.name})"
+
+
+def per_variant(texts: Mapping[str, str]) -> str:
+    """The text of a platform's cell: one if it is the same for all variants, else one per variant."""
+    if len(set(texts.values())) <= 1:
+        return next(iter(texts.values()), "-")
+    return "<br>".join(f"{variant}: {text}" for variant, text in texts.items())
 
 
 def escape(text: str) -> str:

@@ -72,7 +72,7 @@ def index_page(matrix: Matrix) -> str:
         *(["## Evidence", "", *(f"- {run}" for run in matrix.runs), ""] if matrix.runs else []),
         "## Files",
         "",
-        f"- [Models, endpoints, ops, pairs of arguments]({FEATURES}): features that are not arguments.",
+        f"- [Models, weight formats, endpoints, ops, pairs of arguments]({FEATURES}): features that are not arguments.",
         *([_ARCHITECTURES_LINE] if matrix.architectures is not None else []),
         "- [support.json](support.json) and [support.csv](support.csv): the same cells, for programs.",
         *(

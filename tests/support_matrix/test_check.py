@@ -36,6 +36,7 @@ from srv_matrix.pages import platform_page
 from srv_matrix.published import Reason
 from srv_matrix.records import Evidence, Level, Status
 from srv_matrix.repository import MatrixError, Repository
+from srv_matrix.weight_formats import weight_formats
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = [("imagined", variant) for variant in VARIANTS]
@@ -105,6 +106,17 @@ def test_page_of_a_published_platform_has_its_sections_and_columns(committed: Ma
     assert heads == {"| Argument | Description | Defaults | Options | A2 Supported | A3 Supported |"}
     rows = [line for line in lines if line.startswith("| `--")]
     assert [line.split("`")[1] for line in rows[:255]] == [each.flag for each in ascend.rows]
+
+
+def test_weight_formats_name_the_kernels_of_each_platform(committed: Matrix) -> None:
+    """A method without kernels is refused, or its weights are dequantized."""
+    head, _, *lines = ([text.strip() for text in line.split("|")[1:-1]] for line in weight_formats(committed))
+    rows = {name: dict(zip(head[1:], cells, strict=True)) for name, *cells in lines}
+    for method in ("--quantization awq", "--quantization fp8", "--quantization gguf", "--torchao-config int8wo"):
+        cells = rows[f"`{method}`"]
+        assert (cells["cpu"].endswith(", by native"), cells["cuda"].endswith(", by triton")) == (True, True), cells
+        assert cells["npu"] == ("declared (E1), dequantized" if method.endswith("gguf") else "no (E1)")
+    assert "by torch_npu (npu_dynamic_quant, npu_quant_matmul)" in rows["`--quantization modelslim`"]["npu"]
 
 
 def test_snapshot_of_a_page() -> None:

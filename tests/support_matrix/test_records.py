@@ -38,6 +38,7 @@ from srv_matrix.repository import MatrixError, Repository
 from srv_matrix.sample import sample_models
 from srv_matrix.sweep import values_of
 from srv_matrix.variant_context import make_variant_context
+from srv_matrix.weight_formats import weight_formats
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANNED = next(name for name, argument in ARGUMENTS.items() if argument.arg.planned and argument.kind.base is bool)
@@ -350,7 +351,7 @@ def test_page_of_features_has_a_row_for_each() -> None:
     assert "| `--attention-backend` with `--page-size` | partly, declared (E1) |" in page
     kinds = ("model", "endpoint", "op", "pair")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert len(rows) == sum(len(shown.of_kind(kind)) for kind in kinds)
+    assert len(rows) == sum(len(shown.of_kind(kind)) for kind in kinds) + len(list(weight_formats(shown))) - 2
 
 
 def test_committed_inventory_is_up_to_date() -> None:
