@@ -86,7 +86,8 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
     columns = order.argsort(stable=True)
     grouped = weight[:, columns].unflatten(1, (groups, size))
     low, high = grouped.amin(-1), grouped.amax(-1)
-    scale = ((high - low) / top).half().float()
+    spread = 2 * torch.maximum(high, -low) if form.symmetric else high - low
+    scale = (spread / top).half().float()
     zero = torch.full((outputs, groups), middle) if form.symmetric else (-low / scale).round().clamp(1, top).long()
     values = torch.empty_like(weight, dtype=torch.long)
     values[:, columns] = ((grouped / scale[..., None]).round().long() + zero[..., None]).clamp(0, top).flatten(1)
