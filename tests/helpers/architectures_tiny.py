@@ -150,6 +150,7 @@ TOWER: dict[str, Any] = {
 # What a model needs beside, by model type. `...` leaves a field at its default.
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "flint": {"layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0]},
     "gemma4_text": {"global_head_dim": 2 * HEAD_DIM},
     "gemma4_unified_text": {"global_head_dim": 2 * HEAD_DIM},
     "lfm2": {"layer_types": ["conv", "full_attention"]},

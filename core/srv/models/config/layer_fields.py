@@ -13,6 +13,7 @@ from srv.models.sizes import parts
 from srv.models.sizes.parts import Part
 from srv.specs import AttentionLayer, AttentionSpec, CacheSpec, FullAttention, SlidingWindow
 
+ATTENTIONS_PER_LAYER = {"diffllama": 2, "longcat_flash": 2}  # of each layer that the configuration counts
 REPEATED_KEYS = ("jetmoe",)  # model types whose class repeats its keys for every query head before attention
 
 
@@ -29,6 +30,17 @@ def layer_windows(text: Mapping[str, Any], layers: int) -> list[int | None]:
     if not isinstance(types, list) or len(types) != layers or not isinstance(window, int) or window < 1:
         return [None] * layers
     return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def attentions_per_layer(text: Mapping[str, Any]) -> int:
+    """How often a layer of those that a configuration counts attends in a pass; each needs keys and values of its own.
+
+    HRM-Text computes its two stacks in cycles. Once transformers has saved its configuration, that counts attentions.
+    """
+    kind = str(text.get("model_type"))
+    if kind == "hrm_text" and text.get("num_layers_per_stack") is None:
+        return int(text.get("H_cycles", 2)) * (int(text.get("L_cycles", 3)) + 1)
+    return ATTENTIONS_PER_LAYER.get(kind, 1)
 
 
 def latent_head(text: Mapping[str, Any]) -> int:
