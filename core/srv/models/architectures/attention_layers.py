@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.registry import native_or_reason
 from srv.specs import AttentionLayer, ModelFacts, attention_specs
 
-SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa")  # model types with attention sinks in all layers
+SINKS = ("flint", "granite_swa", "granitemoe_swa")  # model types with attention sinks in all layers
 WINDOW_SINKS = ("mimo_v2_flash",)  # and in those with a window
 
 
