@@ -150,6 +150,7 @@ TOWER: dict[str, Any] = {
 # What a model needs beside, by model type. `...` leaves a field at its default.
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "flint": {"layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0]},
     "gemma4_text": {"global_head_dim": 2 * HEAD_DIM},
     "gemma4_unified_text": {"global_head_dim": 2 * HEAD_DIM},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
@@ -157,7 +158,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "longcat_flash": {"head_dim": 4},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
-    "mimo_v2_flash": {"num_key_value_heads": 3},  # twice as many in layers with a window
+    "mimo_v2_flash": {  # twice as many KV heads in layers with a window, and values that are smaller than keys
+        "num_key_value_heads": 3,
+        "v_head_dim": HEAD_DIM // 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "mllama_text_model": {"cross_attention_layers": [1]},
     "dots3_note": {"vision_config": {"per_layer_config": {}}},
     "codegen": {"n_head": 4},  # its class divides them by four

@@ -8,6 +8,9 @@ from typing import Any
 from srv.models.architectures.registry import native_or_reason
 from srv.specs import AttentionLayer, ModelFacts, attention_specs
 
+SINKS = ("flint", "granite_swa", "granitemoe_swa")  # model types with attention sinks in all layers
+WINDOW_SINKS = ("mimo_v2_flash",)  # and in those with a window
+
 
 def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
     """The attention of each layer, in order; `index` is the number of the layer. Facts of one rank give its heads."""
@@ -37,6 +40,7 @@ def _of_facts(model: ModelFacts) -> tuple[AttentionLayer, ...]:
             window=group.window or (window if isinstance(window, int) and window > 0 else None),
             soft_cap=float(cap) if isinstance(cap, (int, float)) and cap else None,
             chunk=_chunk(config, index),
+            sinks=config.get("model_type") in (SINKS if group.window is None else SINKS + WINDOW_SINKS),
         )
         for group in attention_specs(model.cache_groups)
         for index in group.layers

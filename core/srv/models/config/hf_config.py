@@ -48,7 +48,6 @@ OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", 
 # Model types without attention whose sizes are not known; their fields may have any names.
 WITHOUT_ATTENTION = ("falcon_mamba", "rwkv", "xlstm")
 ENCODER_DECODER_FIELDS = ("decoder_layers", "num_decoder_layers", "decoder_attention_heads")
-ATTENTIONS_PER_LAYER = {"longcat_flash": 2}  # of each of `num_layers`
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 REMEDY = "Use the folder of a causal language model that transformers supports"
 
@@ -88,6 +87,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
     pooled = native if isinstance(native, PooledConfig) else None
     given = usable_context(_text_config(config), sizes["context"] - _unused_positions(config))
+    given = layer_fields.unmasked_context(_text_config(config), given)
     context = pooled.positions if pooled and pooled.positions else given
     sentence = read_sentence(path, config, sizes["hidden_size"], 0 if pooled is None else pooled.labels)
     context = min(context, sentence.max_tokens or context)
@@ -182,12 +182,12 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Desc
         value = next((text[name] for name in names if text.get(name) is not None), None)
         value = model.default(quantity) if value is None else value
         limit = MAX_LAYERS if quantity == "layers" else MAX_SIZE
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+        times = layer_fields.attentions_per_layer(text) if quantity == "layers" else 1
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value * times <= limit:
             reason = f"config.json gives {value!r} for its {quantity} ({' or '.join(names)})"
+            reason += f", and each attends {times} times" if times != 1 else ""
             raise ModelError("unsupported_config", str(path), reason, REMEDY)
-        sizes[quantity] = value * (
-            ATTENTIONS_PER_LAYER.get(str(text.get("model_type")), 1) if quantity == "layers" else 1
-        )
+        sizes[quantity] = value * times
     sizes |= layer_fields.common_heads(text, sizes["hidden_size"], sizes["heads"])._asdict()
     return sizes | model.head_sizes()
 

@@ -89,7 +89,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "LlamaForCausalLM": Family("llama", "dense:llama"),
         "Mamba2ForCausalLM": Family("mamba2", "hybrid:mamba2_model", FACTS_ONLY),
         "MambaForCausalLM": Family("mamba", "hybrid:mamba", FACTS_ONLY),
-        "MiMoV2FlashForCausalLM": Family("mimo_v2_flash", "mixture:mimo_v2_flash", FACTS_ONLY),
+        "MiMoV2FlashForCausalLM": Family("mimo_v2_flash", "mixture:mimo_v2_flash"),
         "MiniCPM3ForCausalLM": Family("minicpm3", "dense:minicpm3"),
         "MiniMaxM2ForCausalLM": Family("minimax_m2", "mixture:minimax_m2"),
         "Ministral3ForCausalLM": Family("ministral3", "dense:mistral"),

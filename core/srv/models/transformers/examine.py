@@ -19,7 +19,8 @@ def main() -> int:
         answer = Examined(unknown=f"torch and transformers cannot be imported ({error})")
     else:
         try:
-            _, layers = check_without_weights(facts)
+            _, skeleton = check_without_weights(facts)
+            layers = () if skeleton is None else skeleton.attention_layers
             answer = Examined(layers=layers, unknown="" if layers else "its attention only shows with its weights")
         except ModelError as error:
             answer = Examined(refused=Refused(error.code, error.what, error.reason, error.remedy))

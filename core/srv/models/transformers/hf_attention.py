@@ -14,13 +14,16 @@ from transformers import AttentionInterface
 
 from srv.errors import ModelError
 from srv.models.base import ForwardContext
+from srv.models.transformers.hf_bias import has_biases, with_biases
 from srv.specs import AttentionLayer
 
 IMPLEMENTATION = "srv_paged"
 STEP = "srv_step"
+SINKS = "s_aux"  # what transformers calls the scores of attention sinks
 # Keyword arguments of attention that do not change its result, or that are read below.
 KNOWN_OPTIONS = {
     STEP,
+    SINKS,
     "scaling",
     "sliding_window",
     "softcap",
@@ -75,15 +78,26 @@ class Passes:
             module.srv_passes = self  # type: ignore[assignment]
 
 
-class FoundLayers:
-    """The attention layers of a model by their numbers, filled in trial passes."""
+class AttendsAgain(ModelError):
+    """A module of a class attends more than once in a pass, so that it needs as many caches."""
 
-    def __init__(self) -> None:
+
+class FoundLayers:
+    """The attention layers of a model by their numbers, filled in trial passes.
+
+    `by_call`: a module attends more than once in a pass, so that layers are numbered by calls. A class of transformers
+    makes these in an order of its own, which is that of its cache slots.
+    """
+
+    def __init__(self, by_call: bool = False) -> None:
+        self.by_call = by_call
         self.fitted: dict[int, FittedLayer] = {}
         self._numbers: dict[nn.Module, int] = {}
 
-    def number(self, module: nn.Module) -> int:
-        """`layer_idx` of a module, else its place in the order of the first pass."""
+    def number(self, module: nn.Module, call: int) -> int:
+        """`layer_idx` of a module, else its place in the order of the first pass. `call`: how many came before."""
+        if self.by_call:
+            return call
         index = getattr(module, "layer_idx", None)
         return index if isinstance(index, int) else self._numbers.setdefault(module, len(self._numbers))
 
@@ -97,12 +111,14 @@ class HFForwardPass:
     def __init__(self, what: str, context: ForwardContext, found: FoundLayers, trial: Trial | None = None) -> None:
         self.what, self.context, self.found, self.trial = what, context, found, trial
         self._attended: set[int] = set()
+        self._calls = 0
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
     ) -> Tensor:
         """query [1, heads, T, D], key and value [1, kv_heads, T, D] -> [1, T, heads, D of values]."""
-        index = self.found.number(module)
+        index = self.found.number(module, self._calls)
+        self._calls += 1
         if self.trial is not None:
             self._learn(self.trial, index, module, query, key, value, options)
         layer, copies, value_dim = self.found.fitted[index]
@@ -127,7 +143,8 @@ class HFForwardPass:
         if foreign:
             raise unsupported(self.what, f"its attention takes {', '.join(foreign)}, which attention backends do not")
         if index in self._attended:
-            raise unsupported(self.what, f"its layer {index} attends more than once, which needs as many caches")
+            again = unsupported(self.what, f"its layer {index} attends more than once, which shows only with weights")
+            raise AttendsAgain(again.code, again.what, again.reason, again.remedy)
         self._attended.add(index)
         causal = options.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
@@ -146,8 +163,18 @@ class HFForwardPass:
             scale=dim**-0.5 if scale is None else float(scale),
             window=options.get("sliding_window", trial.windows.get(index)),
             soft_cap=options.get("softcap"),
+            sinks=options.get(SINKS) is not None,
+            sink_scores=self._sink_scores(module, heads, options.get(SINKS)),
         )
         self.found.fitted[index] = FittedLayer(layer, copies, value.shape[-1])
+
+    def _sink_scores(self, module: nn.Module, heads: int, sinks: Tensor | None) -> tuple[float, ...] | None:
+        """The scores of attention sinks; None without them, and before weights are loaded."""
+        if sinks is None:
+            return None
+        if all(sinks is not each for each in module.parameters()) or sinks.shape != (heads,):
+            raise unsupported(self.what, f"its attention takes {SINKS}, which is not a parameter per head")
+        return None if sinks.is_meta else tuple(sinks.float().tolist())
 
 
 def _filled(part: Tensor, size: int) -> Tensor:
@@ -158,7 +185,8 @@ def _filled(part: Tensor, size: int) -> Tensor:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer. No mask is used: backends mask causally and by window."""
+    """The function that transformers calls in every layer. Masks are left to backends, which mask causally and by
+    window; biases of keys are part of these."""
     step = options.get(STEP)
     if step is None and isinstance(passes := getattr(module, "srv_passes", None), Passes):
         step, passes.asked = passes.current, True
@@ -166,7 +194,9 @@ def attention(
     if not isinstance(step, HFForwardPass):
         raise unsupported(name, "it does not pass keyword arguments on to its attention")
     if attention_mask is not None:
-        raise unsupported(step.what, f"{name} builds its own attention mask")
+        if not has_biases(module):
+            raise unsupported(step.what, f"{name} builds its own attention mask")
+        query, key = with_biases(query, key, attention_mask, options["scaling"])
     return step(module, query, key, value, options), None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import logging
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from srv.errors import ModelError, SrvError
 from srv.models.architectures.registry import gguf_layout
 from srv.models.architectures.vision_models import TEXT_PREFIXES
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
+from srv.models.config.layer_fields import KEY_BIASES
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
 from srv.models.formats.gguf_loader import load_gguf
@@ -35,25 +35,27 @@ from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files,
 from srv.models.transformers.hf_attention import (
     IMPLEMENTATION,
     STEP,
+    AttendsAgain,
     FoundLayers,
     HFForwardPass,
     Passes,
-    PoolHeads,
     Trial,
     build_error,
     register,
     unsupported,
 )
+from srv.models.transformers.hf_bias import keep_biases
 from srv.models.transformers.hf_check import DenseCache, largest_difference
+from srv.models.transformers.hf_claims import NO_BACKENDS, check_claims, masked_windows, pool_heads
 from srv.models.transformers.hf_output import ClassHead, body_of, first_position
-from srv.specs import AttentionLayer, AttentionSpec, ModelFacts, spec_name
+from srv.specs import AttentionLayer, ModelFacts
 
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARACTERS = 300  # of an error of transformers, in our errors
 # From the names in a vision model to those of its language model, as regular expressions.
 _TEXT_NAMES = {f"^{re.escape(stored)}": own for stored, own in TEXT_PREFIXES}
-NO_BACKENDS = "its class in transformers does not support attention backends"
+PREFIX_LM = "%s is a prefix LM: its prompts are computed causally, as in transformers without token_type_ids"
 
 
 class HFModel(CausalLM):
@@ -62,18 +64,26 @@ class HFModel(CausalLM):
     Such a class may scale and cap its logits after the output layer; `logits` does the same.
     """
 
-    def __init__(self, model: Any, facts: ModelFacts, device: torch.device) -> None:
+    def __init__(self, model: Any, facts: ModelFacts, device: torch.device, by_call: bool = False) -> None:
+        """by_call: as in `FoundLayers`, if a skeleton has shown it."""
         super().__init__()
         self.model = model.to(device).eval()
         self.what = f"{facts.architecture} ({facts.name})"
-        self._found = FoundLayers()
+        self._found = FoundLayers(by_call)
         self._passes, self._by_module = Passes(self.model), True
         self._shift = first_position(self.model)
+        if model.config.model_type in KEY_BIASES:
+            keep_biases(self.model)
         self._head: ClassHead | None = None
         config = model.config.get_text_config()
         self._soft_cap = getattr(config, "final_logit_softcapping", None)
         self._scale = float(getattr(config, "logit_scale", None) or 1.0)
         self._scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+
+    @property
+    def by_call(self) -> bool:
+        """Whether its attention layers are numbered by the calls of a pass, because a module attends more than once."""
+        return self._found.by_call
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
@@ -118,8 +128,12 @@ class HFModel(CausalLM):
     def find_layers(self, facts: ModelFacts) -> None:
         """Find the attention layers in a pass without data, over weights on the device "meta"."""
         inputs = torch.zeros(1, dtype=torch.int64, device="meta")
-        context = ForwardContext(lambda layer, q, k, v: q)
-        self._pass(ModelInputs(inputs, inputs), HFForwardPass(self.what, context, self._found, self._trial(facts)))
+        context, trial = ForwardContext(lambda layer, q, k, v: q), self._trial(facts)
+        try:
+            self._pass(ModelInputs(inputs, inputs), HFForwardPass(self.what, context, self._found, trial))
+        except AttendsAgain:
+            self._found = FoundLayers(by_call=True)
+            self._pass(ModelInputs(inputs, inputs), HFForwardPass(self.what, context, self._found, trial))
 
     @torch.no_grad()
     def learn(
@@ -166,47 +180,8 @@ class HFModel(CausalLM):
             self._found.fitted[index] = fitted._replace(layer=placed)
 
     def check_layers(self, facts: ModelFacts) -> None:
-        """The layout of the KV pool follows from the facts, so every layer must match them. Raises ModelError."""
-        if not self._found.fitted:
-            raise unsupported(self.what, NO_BACKENDS)
-        layers = {layer.index: layer for layer in self.attention_layers}
-        if sorted(layers) != list(range(facts.layers)):
-            raise unsupported(self.what, f"only layers {listed([str(i) for i in sorted(layers)])} use attention")
-        windows: dict[int, int | None] = {}
-        for group in facts.cache_groups:
-            if not isinstance(group, AttentionSpec):
-                raise unsupported(self.what, f"layers {group.layers} need a {spec_name(group)} cache group")
-            windows.update(dict.fromkeys(group.layers, group.window))
-        pool = pool_heads(facts)
-        for index, layer in layers.items():
-            if windows[index] not in (None, layer.window):
-                reason = f"layer {index} has a window of {layer.window} tokens, not {windows[index]}"
-                if facts.config.get("attention_chunk_size") == windows[index]:
-                    reason = f"layer {index} attends within chunks of {windows[index]} tokens, by masks of its class"
-                raise unsupported(self.what, reason)
-            if (layer.kv_heads, layer.head_dim) != pool[index]:
-                found = f"{layer.kv_heads} key heads of {layer.head_dim}"
-                reason = f"layer {index} has {found}, not {pool[index].kv_heads} of {pool[index].head_dim}"
-                raise unsupported(self.what, reason)
-
-
-def pool_heads(facts: ModelFacts) -> dict[int, PoolHeads]:
-    """By layer, the heads that its cache group has."""
-    groups = (group for group in facts.cache_groups if isinstance(group, AttentionSpec))
-    return {index: PoolHeads(group.kv_heads, group.key_dim) for group in groups for index in group.layers}
-
-
-def masked_windows(model: Any) -> dict[int, int]:
-    """The windows that a class has only in the masks that it makes, by layer; attention has no mask here."""
-    config = model.config.get_text_config()
-    window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    if not window or not hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask"):
-        return {}
-    return {
-        index: window
-        for index in range(config.num_hidden_layers)
-        if types is None or types[index] == "sliding_attention"
-    }
+        """Raises ModelError if its attention layers are not those of the facts."""
+        check_claims(self.what, self.attention_layers, facts)
 
 
 def build_hf(
@@ -224,30 +199,32 @@ def build_hf(
     places: as `BuildContext.cache_places`. check_layers: as in `srv.models.build.build`.
     """
     config, skeleton = check_without_weights(facts)
-    if skeleton:
-        check_layers(skeleton)
+    if skeleton is not None:
+        check_layers(skeleton.attention_layers)
+    if getattr(config, "prefix_lm", False):
+        log.warning(PREFIX_LM, facts.name)
     with _build_errors(facts):
         if load_format == "safetensors":
             model = _from_folder(facts, config, dtype, progress)
         else:
             model = _make(facts, config, dtype=dtype)
     # Some classes call the interface without declaring it (`is_backend_compatible`); the trial passes show which do.
-    wrapped = HFModel(model, facts, device)
+    wrapped = HFModel(model, facts, device, by_call=skeleton is not None and skeleton.by_call)
     targets = {name: parameter.data for name, parameter in wrapped.model.named_parameters()}
     if load_format == "dummy":
         load_dummy(targets, seed, progress)
     elif load_format == "gguf":
         load_gguf(facts, gguf_layout(facts.architecture), targets, progress)
     wrapped.learn(facts, device, dtype, places)
-    if not skeleton:
+    if skeleton is None:
         check_layers(wrapped.attention_layers)
     return wrapped
 
 
-def check_without_weights(facts: ModelFacts) -> tuple[Any, tuple[AttentionLayer, ...]]:
-    """The configuration of transformers, and the attention layers of the model as far as they show without weights.
+def check_without_weights(facts: ModelFacts) -> tuple[Any, HFModel | None]:
+    """The configuration of transformers, and the model without weights, which knows its attention layers.
 
-    There are none if they only show in a pass with weights: some classes choose what they compute by values of tensors,
+    It is None if these only show in a pass with weights: some classes choose what they compute by values of tensors,
     which a pass without data does not have. Raises ModelError: unsupported_architecture, unsupported_config.
     """
     register()
@@ -264,8 +241,8 @@ def check_without_weights(facts: ModelFacts) -> tuple[Any, tuple[AttentionLayer,
         raise
     except Exception as error:  # noqa: BLE001 - loading and the trial pass report what is wrong with the class
         log.debug("%s: its attention layers are not known before its weights are loaded: %r", facts.name, error)
-        return config, ()
-    return config, skeleton.attention_layers
+        return config, None
+    return config, skeleton
 
 
 @contextmanager

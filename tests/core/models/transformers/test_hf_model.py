@@ -15,6 +15,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel
 
 from srv.errors import ModelError
+from srv.models.architectures.attention_layers import attention_layers
+from srv.models.base import ForwardContext
+from srv.models.config.layer_fields import ATTENTIONS_PER_LAYER
+from srv.models.read import read_facts
+from srv.models.transformers.hf_attention import FoundLayers, HFForwardPass, Trial, attention
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.models.transformers.hf_model import HFModel
 from srv.platform.interface import AttentionLayer, OpImpl
@@ -54,6 +59,21 @@ SERVED: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "first_k_dense_replace": 1,
     },
+    "gpt_oss": {**EXPERTS, "head_dim": 8, "sliding_window": 5},  # which has attention sinks
+    "mimo_v2_flash": {  # which has them in layers with a window, whose KV heads are twice as many
+        **EXPERTS,
+        "num_key_value_heads": 3,
+        "head_dim": 8,
+        "v_head_dim": 4,
+        "sliding_window": 5,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+    "diffllama": {"head_dim": 8},  # each of whose layers attends twice
+    "doge": {"head_dim": 8},  # which adds a bias of each key to its scores
+    "hrm_text": {**PLAIN, "head_dim": 8, "H_cycles": 2, "L_cycles": 1},  # whose layers are computed in cycles
     "gemma4_text": {  # whose layers have heads of different sizes
         "head_dim": 8,
         "global_head_dim": 16,
@@ -88,6 +108,57 @@ def test_attention_layers_are_found_in_the_model(tmp_path: Path) -> None:
     assert (first.window, second.window) == (5, None)
     assert (first.soft_cap, first.heads, first.kv_heads, first.head_dim) == (50.0, 6, 2, 8)
     assert first.scale == pytest.approx(8**-0.5)
+
+
+def test_each_attention_of_a_pass_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    for kind, fields, count in (("diffllama", SERVED["diffllama"], 4), ("hrm_text", SERVED["hrm_text"], 8)):
+        folder = tmp_path / kind
+        saved(kind, fields, folder)
+        assert read_facts(folder).layers == count
+        assert [layer.index for layer in built(folder).attention_layers] == list(range(count))
+    edit_config(folder, num_hidden_layers=2, num_layers_per_stack=None)  # before transformers has counted
+    assert read_facts(folder).layers == 8
+    edit_config(folder, H_cycles=10**9)
+    with pytest.raises(ModelError, match=r"gives 2 for its layers .*, and each attends 2000000000 times"):
+        read_facts(folder)
+
+
+def test_attentions_that_the_configuration_does_not_count_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved("diffllama", SERVED["diffllama"], tmp_path)
+    monkeypatch.delitem(ATTENTIONS_PER_LAYER, "diffllama")
+    with pytest.raises(ModelError, match="attends 4 times in a pass, but its configuration tells of 2 layers"):
+        built(tmp_path)
+
+
+def test_biases_of_keys_are_served_as_far_as_they_mask_no_key(tmp_path: Path) -> None:
+    saved("doge", SERVED["doge"], tmp_path)
+    assert (read_facts(tmp_path).context_length, read_facts(tmp_path).head_dim) == (
+        SIZES["max_position_embeddings"],
+        16,
+    )
+    edit_config(tmp_path, keep_window_size=9)
+    assert read_facts(tmp_path).context_length == 9
+    edit_config(tmp_path, keep_window_size=0)
+    with pytest.raises(ModelError, match="keep_window_size = 0"):
+        read_facts(tmp_path)
+
+
+def test_sinks_are_told_before_and_after_weights_are_loaded(tmp_path: Path) -> None:
+    model = saved("mimo_v2_flash", SERVED["mimo_v2_flash"], tmp_path)
+    asked: list[bool] = []
+    ours = built(tmp_path, check_layers=lambda layers: asked.extend(layer.sinks for layer in layers))
+    assert asked == [False, True] == [layer.sinks for layer in attention_layers(read_facts(tmp_path))]
+    scores = model.model.layers[1].self_attn.sinks.tolist()
+    assert [layer.sink_scores for layer in ours.attention_layers] == [None, tuple(scores)]
+
+
+def test_sinks_that_are_no_parameter_are_refused() -> None:
+    heads = torch.zeros(1, 2, 1, 4)
+    step = HFForwardPass("Any", ForwardContext(DenseCache().attend), FoundLayers(), Trial({}, {}))
+    with pytest.raises(ModelError, match="takes s_aux, which is not a parameter per head"):
+        attention(torch.nn.Linear(2, 2), heads, heads, heads, None, srv_step=step, s_aux=torch.zeros(2))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
@@ -140,7 +211,6 @@ def test_bfloat16_passes_its_own_check_and_keeps_the_sums_of_logits(tied: bool, 
         ("bloom", {"n_layer": 2, "n_head": 6, "seq_length": 128}, "does not support attention backends"),
         ("gptj", {**GPT2, "rotary_dim": 4}, "does not support attention backends"),
         ("falcon", {}, "does not support attention backends"),
-        ("gpt_oss", {**EXPERTS, "head_dim": 8}, "s_aux"),
         ("bert", {}, "not causal"),
         (
             "llama4_text",
