@@ -87,7 +87,6 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
     pooled = native if isinstance(native, PooledConfig) else None
     given = usable_context(_text_config(config), sizes["context"] - _unused_positions(config))
-    given = layer_fields.unmasked_context(_text_config(config), given)
     context = pooled.positions if pooled and pooled.positions else given
     sentence = read_sentence(path, config, sizes["hidden_size"], 0 if pooled is None else pooled.labels)
     context = min(context, sentence.max_tokens or context)

@@ -16,11 +16,6 @@ from srv.specs import AttentionLayer, AttentionSpec, CacheSpec, FullAttention, S
 ATTENTIONS_PER_LAYER = {"diffllama": 2, "longcat_flash": 2}  # of each layer that the configuration counts
 REPEATED_KEYS = ("jetmoe",)  # model types whose class repeats its keys for every query head before attention
 
-# Model types whose class adds a bias of each key to its scores, and the field of the tokens up to which no key is
-# masked beside. The bias is one more element of a key; head sizes stay multiples of BIASED.
-KEY_BIASES = {"doge": "keep_window_size"}
-BIASED = 16
-
 
 class Heads(NamedTuple):
     """The KV heads of a layer, and the elements of one."""
@@ -61,8 +56,6 @@ def common_heads(text: Mapping[str, Any], hidden_size: int, heads: int) -> Heads
     if size := latent_head(text):
         return Heads(heads, size)
     size = int(text.get("head_dim") or hidden_size // heads)
-    if text.get("model_type") in KEY_BIASES:
-        size = (size // BIASED + 1) * BIASED
     if text.get("model_type") in REPEATED_KEYS:
         return Heads(heads, size)
     if text.get("multi_query") and not text.get("new_decoder_architecture"):
@@ -70,15 +63,6 @@ def common_heads(text: Mapping[str, Any], hidden_size: int, heads: int) -> Heads
     nested = text.get("attn_config")  # of DBRX
     own = nested.get("kv_n_heads") if isinstance(nested, Mapping) else None
     return Heads(int(text.get("num_kv_heads") or text.get("num_key_value_heads") or own or heads), size)
-
-
-def unmasked_context(text: Mapping[str, Any], context_length: int) -> int:
-    """The context up to which a class with biases of keys attends to all of these; longer ones are not served."""
-    field = KEY_BIASES.get(str(text.get("model_type")))
-    kept = None if field is None else text.get(field)
-    if kept is not None and int(kept) < 1:
-        raise ValueError(f"{field} = {kept}")
-    return context_length if kept is None else min(context_length, int(kept))
 
 
 def cache_groups(text: Mapping[str, Any], layers: int, common: Heads, context_length: int) -> tuple[CacheSpec, ...]:

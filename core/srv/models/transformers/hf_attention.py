@@ -14,7 +14,6 @@ from transformers import AttentionInterface
 
 from srv.errors import ModelError
 from srv.models.base import ForwardContext
-from srv.models.transformers.hf_bias import has_biases, with_biases
 from srv.specs import AttentionLayer
 
 IMPLEMENTATION = "srv_paged"
@@ -185,8 +184,7 @@ def _filled(part: Tensor, size: int) -> Tensor:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every layer. Masks are left to backends, which mask causally and by
-    window; biases of keys are part of these."""
+    """The function that transformers calls in every layer. No mask is used: backends mask causally and by window."""
     step = options.get(STEP)
     if step is None and isinstance(passes := getattr(module, "srv_passes", None), Passes):
         step, passes.asked = passes.current, True
@@ -194,9 +192,7 @@ def attention(
     if not isinstance(step, HFForwardPass):
         raise unsupported(name, "it does not pass keyword arguments on to its attention")
     if attention_mask is not None:
-        if not has_biases(module):
-            raise unsupported(step.what, f"{name} builds its own attention mask")
-        query, key = with_biases(query, key, attention_mask, options["scaling"])
+        raise unsupported(step.what, f"{name} builds its own attention mask")
     return step(module, query, key, value, options), None
 
 

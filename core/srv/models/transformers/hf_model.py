@@ -26,7 +26,6 @@ from srv.errors import ModelError, SrvError
 from srv.models.architectures.registry import gguf_layout
 from srv.models.architectures.vision_models import TEXT_PREFIXES
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
-from srv.models.config.layer_fields import KEY_BIASES
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
 from srv.models.formats.gguf_loader import load_gguf
@@ -44,7 +43,6 @@ from srv.models.transformers.hf_attention import (
     register,
     unsupported,
 )
-from srv.models.transformers.hf_bias import keep_biases
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.models.transformers.hf_claims import NO_BACKENDS, check_claims, masked_windows, pool_heads
 from srv.models.transformers.hf_output import ClassHead, body_of, first_position
@@ -72,8 +70,6 @@ class HFModel(CausalLM):
         self._found = FoundLayers(by_call)
         self._passes, self._by_module = Passes(self.model), True
         self._shift = first_position(self.model)
-        if model.config.model_type in KEY_BIASES:
-            keep_biases(self.model)
         self._head: ClassHead | None = None
         config = model.config.get_text_config()
         self._soft_cap = getattr(config, "final_logit_softcapping", None)

@@ -72,7 +72,6 @@ SERVED: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention"],
     },
     "diffllama": {"head_dim": 8},  # each of whose layers attends twice
-    "doge": {"head_dim": 8},  # which adds a bias of each key to its scores
     "hrm_text": {**PLAIN, "head_dim": 8, "H_cycles": 2, "L_cycles": 1},  # whose layers are computed in cycles
     "gemma4_text": {  # whose layers have heads of different sizes
         "head_dim": 8,
@@ -130,19 +129,6 @@ def test_attentions_that_the_configuration_does_not_count_are_refused(
     monkeypatch.delitem(ATTENTIONS_PER_LAYER, "diffllama")
     with pytest.raises(ModelError, match="attends 4 times in a pass, but its configuration tells of 2 layers"):
         built(tmp_path)
-
-
-def test_biases_of_keys_are_served_as_far_as_they_mask_no_key(tmp_path: Path) -> None:
-    saved("doge", SERVED["doge"], tmp_path)
-    assert (read_facts(tmp_path).context_length, read_facts(tmp_path).head_dim) == (
-        SIZES["max_position_embeddings"],
-        16,
-    )
-    edit_config(tmp_path, keep_window_size=9)
-    assert read_facts(tmp_path).context_length == 9
-    edit_config(tmp_path, keep_window_size=0)
-    with pytest.raises(ModelError, match="keep_window_size = 0"):
-        read_facts(tmp_path)
 
 
 def test_sinks_are_told_before_and_after_weights_are_loaded(tmp_path: Path) -> None:
