@@ -153,3 +153,38 @@ def test_platforms_without_a_published_rule_use_core_s_estimate() -> None:
     assert {"activations", "sampling"} <= parts
     assert done.config.memory.mem_fraction_static == 0.88
     assert "no published figures exist" in done.provenance["mem_fraction_static"].reason
+
+
+def activations(about: ModelFacts, **user: Any) -> float:
+    parts = planned(("xpu", "pvc"), about, **user).quantities["reserved_memory"].parts
+    return next(part.amount for part in parts if part.name == "activations")
+
+
+def test_the_estimate_of_activations_counts_rows_of_experts_and_states_of_requests() -> None:
+    """In float32, a row of 3 I + H for each expert of a token; and of each request, its states."""
+    sizes = {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 4096,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+    }
+    user = {"chunked_prefill_size": 1024, "max_running_requests": 16, "dtype": "bfloat16"}
+    tokens = 1024 + 16
+    between = tokens * 8 * 4096 * 2
+
+    def mixture(used: int, inner: int) -> float:
+        fields = {"num_experts": 64, "num_experts_per_tok": used, "moe_intermediate_size": inner}
+        return activations(replace(SHORT, architecture="Qwen3MoeForCausalLM", config={**sizes, **fields}), **user)
+
+    def recurrent(running: int) -> float:
+        about = replace(SHORT, architecture="Qwen3NextForCausalLM", config={**sizes, "num_experts": 0})
+        return activations(about, **{**user, "max_running_requests": running})
+
+    assert activations(replace(SHORT, config=sizes), **user) == between + tokens * 3 * 4096 * 2
+    assert mixture(8, 768) == between + tokens * (8 * (3 * 768 + 4096) * 4 + 64 * 7 * 4)
+    assert mixture(4, 768) < mixture(8, 768) < mixture(8, 1536) < mixture(16, 1536)
+    assert recurrent(17) - recurrent(16) > 32 * 128 * 128 * 4

@@ -179,32 +179,8 @@ def test_simulated_cells_are_never_verified(shown_simulated: dict[str, Matrix]) 
         assert [cell.feature for cell in cells if cell is not None and cell.verified] == []
 
 
-# Models whose tests compare float32 logits with transformers on reference backends. The cells stay "declared" until a
-# test on the path of users covers them.
-UNPROVEN = {
-    *(
-        f"model:{family}{kind}/safetensors"
-        for family in ("Bert", "Roberta", "XLMRoberta", "ModernBert")
-        for kind in ("Model", "ForMaskedLM", "ForSequenceClassification")
-        if (family, kind) not in (("Bert", "Model"), ("Bert", "ForSequenceClassification"))
-    ),
-    *(
-        f"model:{family}{kind}/safetensors"
-        for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
-        for kind in ("Model", "ForSequenceClassification")
-    ),
-    *(f"model:{name}ForCausalLM/safetensors" for name in ("DeepseekV2", "DeepseekV3", "Qwen3Next")),
-    *(
-        f"model:{name}ForCausalLM/{form}"
-        for name in ("Mixtral", "Qwen2Moe", "Qwen3Moe")
-        for form in ("gguf", "safetensors")
-    ),
-    *(f"model:{name}ForCausalLM/gguf" for name in ("Ernie4_5", "Gemma2", "Olmo2")),
-}
-
-
 def test_cells_that_all_marks_verify(shown: Matrix) -> None:
-    """If all tests pass, all endpoints and ops are verified, and models and supported arguments with few exceptions."""
+    """If all tests pass, all endpoints, ops and models are verified, and supported arguments with few exceptions."""
     device = shown.evidence[0].machine
     unverified = [
         name
@@ -214,12 +190,8 @@ def test_cells_that_all_marks_verify(shown: Matrix) -> None:
     started = {cell.partition("=")[0] for cell in ONLY_STARTED}
     assert set(unverified) == started | PARTLY | {"mem_fraction_static"}  # its smallest value is below what starts
     assert {shown.cell(name, "cpu", device).word for name in started} == {STARTS}
-    kinds = (
-        *shown.of_kind("endpoint"),
-        *shown.of_kind("op"),
-        *shown.of_kind("model"),
-    )
-    assert {name for name in kinds if not _verified(shown, name, device)} == UNPROVEN
+    cells = [name for kind in ("endpoint", "op", "model") for name in shown.of_kind(kind)]
+    assert [name for name in cells if not _verified(shown, name, device)] == []
 
 
 def test_evidence_of_the_marks_has_no_faults(marks: Marks, shown: Matrix) -> None:

@@ -110,6 +110,13 @@ def test_expert_distribution_recorder_mode(mixture: Small, tmp_path: Path) -> No
     assert refusal(mixture.folder, mixture, expert_distribution_recorder_mode="per_token")[0] == "planned"
 
 
+def test_a_placement_of_experts_is_refused_because_it_needs_several_ranks(mixture: Small) -> None:
+    """Whatever the file says, as a record of the usage of experts: nothing reads it."""
+    for value in ("record.json", "random", '{"logical_count": []}'):
+        code, reason = refusal(mixture.folder, mixture, init_expert_location=value)
+        assert (code, "only with expert parallelism (ep_size above 1)" in reason) == ("planned", True), reason
+
+
 @covers("expert_distribution_recorder_buffer_size=1", "expert_distribution_recorder_buffer_size=2", platform="cpu")
 def test_expert_distribution_recorder_buffer_size(mixture: Small) -> None:
     """Only the last steps are kept, whether they are added up or not."""

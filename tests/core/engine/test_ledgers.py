@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from models_small import small_model
 from sparse_weights import write_shard
 
 from srv.executor.in_process import InProcessExecutor
@@ -99,6 +100,46 @@ def test_the_ledger_of_the_demo_model_is_what_its_engine_takes() -> None:
         weights = next(phase for phase in served.ready.phases["engine"] if phase.name == "weights")
         assert weights.predicted is not None
         assert "MiB/s" in weights.basis
+
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
+DELTA = {
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "full_attention_interval": 2,
+}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1024,
+    "head_dim": 32,
+}
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "qwen3_next"])
+def test_experts_and_recurrent_layers_take_no_more_than_is_reserved(kind: str, tmp_path: Path) -> None:
+    """With torch's operators, whose memory the profiler sees. Reserved for a dense model, it would not be enough."""
+    fields = EXPERTS if kind == "qwen3_moe" else DELTA
+    small_model(kind, **{**SMALL, **fields}).to(torch.bfloat16).save_pretrained(tmp_path)
+    arguments = [f"--model-path={tmp_path}", "--device=cpu", "--max-total-tokens=2048", "--max-running-requests=4"]
+    arguments += [f"--chunked-prefill-size={CHUNK}", "--disable-graphs"]
+    if kind == "qwen3_moe":
+        arguments.append("--moe-runner-backend=torch_native")
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    prompts = [tuple((5 * number + place) % 90 + 3 for place in range(CHUNK)) for number in range(4)]
+    with _AllocatorEngine.launch(arguments) as served:
+        served.generate(
+            [RequestSpec(id=str(number), tokens=each, params=params) for number, each in enumerate(prompts)]
+        )
+        (predicted,) = (line.predicted for line in served.ready.memory[0] if line.name == "activations")
+        peak = max(amount for _, amount in served.executor.peaks)
+    dense = 2 * (CHUNK + 4) * (8 * 64 + 3 * 64)
+    assert predicted is not None
+    assert dense < peak <= predicted, served.executor.peaks
 
 
 def sparse_checkpoint(folder: Path, size: str) -> Path:

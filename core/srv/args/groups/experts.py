@@ -12,6 +12,10 @@ _MXFP4 = (
 _SHARED = "shared experts are always computed separately; fusing them is not implemented yet"
 _EP = "expert parallelism is not implemented yet"
 _BALANCE = "expert load balancing is not implemented yet"
+_PLACEMENT = (
+    "whole experts are placed on ranks only with expert parallelism (ep_size above 1), which is not implemented yet; "
+    "until then each rank has its part of every expert"
+)
 _DISPATCHED = "it counts the tokens that DeepEP dispatches, and expert parallelism is not implemented yet"
 _PER_TOKEN = "records of single tokens are not implemented yet; per_pass has those of single steps"
 
@@ -98,7 +102,7 @@ class ExpertsArgs(NamedTuple):
         Arg(
             "Initial placement of the experts: trivial, or a file.",
             not_empty(),
-            planned=_BALANCE,
+            planned=_PLACEMENT,
             metavar="NAME_OR_PATH",
         ),
     ] = "trivial"

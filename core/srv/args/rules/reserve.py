@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from srv.args.rules.graphs import captured_rows, default_max_graph_rows, rows_compiled
 from srv.dtypes import item_size
+from srv.models.architectures.expert_layers import special_layers
 from srv.platform.facts import Contribution, Default, ResolutionContext
 from srv.specs import ModelFacts
 
@@ -39,14 +40,25 @@ def _step_tokens(context: ResolutionContext) -> int:
 
 
 def _activation_bytes(context: ResolutionContext) -> float:
-    tokens: int = context["max_running_requests"] + _step_tokens(context)
-    return tokens * activation_bytes_per_token(context)
+    running: int = context["max_running_requests"]
+    tokens = running + _step_tokens(context)
+    recurrent = special_layers(context.model).recurrent if context.model else None
+    states = running * recurrent.row_bytes(item_size(context["dtype"])) if recurrent else 0
+    return tokens * activation_bytes_per_token(context) + states
 
 
 def activation_bytes_per_token(context: ResolutionContext) -> float:
-    """What a step needs between two layers, for each of its tokens. Reads dtype."""
+    """What a step needs between two layers and in the layer that needs most, for each of its tokens. Reads dtype."""
     model = context.model
-    return float((8 * model.hidden_size + 3 * _inner_size(model)) * item_size(context["dtype"])) if model else 0.0
+    if model is None:
+        return 0.0
+    item, hidden, layers = item_size(context["dtype"]), model.hidden_size, special_layers(model)
+    inner = 3 * _inner_size(model) * item
+    if layers.mixture is not None:
+        inner = max(inner, layers.mixture.step_bytes(hidden, item))
+    if layers.recurrent is not None:
+        inner = max(inner, layers.recurrent.step_bytes(item))
+    return float(8 * hidden * item + inner)
 
 
 def _inner_size(model: ModelFacts) -> int:
@@ -122,7 +134,7 @@ ESTIMATE: tuple[Contribution, ...] = (
         RESERVED_MEMORY,
         "activations",
         _activation_bytes,
-        "a step of the largest size needs that much between two layers",
+        "a step of the largest size needs that much between two layers, and in experts and recurrent layers",
         reads=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "dtype"),
     ),
     Contribution(

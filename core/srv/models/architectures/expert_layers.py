@@ -1,12 +1,13 @@
-"""The mixture of experts of a model, as its configuration describes it, before it is built. Torch-free."""
+"""The experts and recurrent layers of a model, as its configuration describes them, before it is built. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import native_or_reason
+from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import MoEConfig
 from srv.specs import ModelFacts
 
@@ -23,3 +24,19 @@ def mixture_of(config: NativeConfig | None) -> MoEConfig | None:
     """The mixture of a configuration, which has it as `moe`; None if it has none."""
     found = getattr(config, "moe", None)
     return found if isinstance(found, MoEConfig) else None
+
+
+class SpecialLayers(NamedTuple):
+    """Layers that need more temporary memory than attention and an MLP do; None of which a model has none."""
+
+    mixture: MoEConfig | None = None
+    recurrent: DeltaSizes | None = None
+
+
+def special_layers(model: ModelFacts) -> SpecialLayers:
+    """Those of the native layers, which are about as large if transformers computes them."""
+    native = native_or_reason(model.architecture, model.config)
+    if isinstance(native, str):
+        return SpecialLayers()
+    recurrent = getattr(native, "delta", None)
+    return SpecialLayers(mixture_of(native), recurrent if isinstance(recurrent, DeltaSizes) else None)

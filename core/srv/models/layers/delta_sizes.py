@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+_FLOAT32 = 4  # bytes
+_STATES_AT_ONCE = 5  # as it was, decayed, what is added, their sum, and all of them in one tensor
+
 
 class DeltaSizes(NamedTuple):
     """Heads of queries and keys, heads of values, and the sizes of both; `width`: tokens that the convolution reads."""
@@ -26,3 +29,18 @@ class DeltaSizes(NamedTuple):
     def channels(self) -> int:
         """Those of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
+
+    def step_bytes(self, item: int) -> int:
+        """Bytes of temporary tensors per token, at most; `item`: bytes per element of the model's dtype.
+
+        Projections and their parts are in that dtype; the taps of the convolution are in float32, and after them
+        queries, keys (repeated for each value head), values and results.
+        """
+        convolution = self.channels * (self.width + 4)
+        rule = 4 * self.keys + 4 * self.value_heads * self.key_dim + 4 * self.values
+        return item * 3 * (self.channels + self.values + self.value_heads) + _FLOAT32 * max(convolution, rule)
+
+    def row_bytes(self, item: int) -> int:
+        """Bytes of temporary tensors per request of a step: its states, which the layer reads and computes anew."""
+        state, convolution = self.value_heads * self.key_dim * self.value_dim, self.channels * self.width
+        return _STATES_AT_ONCE * (state * _FLOAT32 + convolution * item)

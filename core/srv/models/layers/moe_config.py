@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple, TypeAlias
 ExpertActivation: TypeAlias = Literal["silu", "gelu_tanh", "swiglu_clamped"]
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_top_k"]
 ROUTER = "router"  # the value of `OpLayer.role` for the layer whose results choose experts
+_FLOAT32 = 4  # bytes
+_PER_CHOICE = 7 * _FLOAT32  # bytes per expert that a token can choose
 COUNT_FIELDS = ("num_experts", "num_local_experts")  # the names that configurations have for the number of experts
 
 
@@ -56,6 +58,16 @@ class MoEConfig(NamedTuple):
         router = self.experts * (hidden + self.router_bias + self.routing.bias)
         biases = self.experts * (2 * self.intermediate + hidden) * self.expert_bias
         return router + biases + hidden * (self.shared_gate and self.shared_intermediate > 0)
+
+    def step_bytes(self, hidden: int, item: int) -> int:
+        """Bytes of temporary tensors per token, at most; `item`: bytes per element of the model's dtype.
+
+        Each of a token's experts has a row of its gate, of `up`, of their product and of its result, which some
+        implementations keep in float32. Beside them are the shared expert, and logits, scores and their order.
+        """
+        rows = self.routing.top_k * (3 * self.intermediate + hidden) * _FLOAT32
+        rows += self.routing.top_k * 2 * hidden * item * self.scales_inputs
+        return rows + 3 * self.shared_intermediate * item + _PER_CHOICE * self.experts
 
     def of_rank(self, ranks: int) -> MoEConfig:
         """The part of one of `ranks` ranks: the router and the choice of experts are on every rank."""

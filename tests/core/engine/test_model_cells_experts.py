@@ -1,0 +1,134 @@
+"""What the support matrix shows as verified of mixtures of experts, on the path of a user who sets only the model.
+
+As `test_model_cells.py`. Rounding to bfloat16 would change which experts a token uses wherever two are about equally
+good, and then no error is small: in these models no two are, since each token's embedding says which experts it uses.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepseek_small import EXPERTS, GROUPS, YARN
+from gguf import GGMLQuantizationType
+from model_cells import (
+    Combined,
+    assert_as_close_as_transformers,
+    assert_fast_path,
+    random_model,
+    requests,
+    rounded,
+    save_bfloat16,
+    served,
+)
+from models_small import write_gguf
+
+from srv_kernels.cpu.library import load
+from srv_matrix.pytest_plugin import covers
+
+pytestmark = pytest.mark.skipif(load().library is None, reason="the native CPU kernels do not load")
+
+COUNT = 8
+SHARED = {"shared_expert_intermediate_size": 32}
+QWEN = {"head_dim": 64, "num_experts": COUNT, "moe_intermediate_size": 32}
+DEEPSEEK = {
+    **EXPERTS,
+    **GROUPS,
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
+    "v_head_dim": 64,
+    "pad_token_id": 0,
+}
+RECURRENT = {
+    "full_attention_interval": 3,
+    "num_experts_per_tok": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("MixtralForCausalLM", {"head_dim": 64, "num_local_experts": COUNT}),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", {**QWEN, **SHARED, "num_experts_per_tok": 3}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {**QWEN, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    "qwen3_next": ("Qwen3NextForCausalLM", {**QWEN, **SHARED, **RECURRENT}),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", {**DEEPSEEK, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {**DEEPSEEK, "rope_parameters": YARN, "attention_bias": True}),
+}
+GGUF = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+# The first tokens of a sequence leave the delta rule with sums near zero, whose sign its norm makes a difference of
+# order one: a few tokens have large errors in any rounding, so that only the mean can be compared.
+OF: dict[str, Combined] = {"qwen3_next": statistics.fmean}
+
+
+def decided(kind: str) -> Any:
+    """A model each of whose routers reads the first numbers of a token's embedding."""
+    model = random_model(kind, **KINDS[kind][1])
+    config = model.config
+    groups, generator = getattr(config, "n_group", None) or 1, torch.Generator().manual_seed(3)
+    routers = 0
+    with torch.no_grad():
+        embeddings = model.get_input_embeddings().weight.mul_(10)
+        for row in embeddings:
+            members = torch.arange(COUNT).view(groups, -1)[torch.randperm(groups, generator=generator)]
+            row[:COUNT] = -4.0
+            row[members.flatten()[: config.num_experts_per_tok]] = 4.0
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                parameter.mul_(0.2)[:, :COUNT] = torch.eye(COUNT)
+                routers += 1
+            if name.endswith("post_attention_layernorm.weight"):
+                parameter[:COUNT] = 1.0
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
+    assert routers >= 2
+    return rounded(model)
+
+
+def marked(kind: str, form: str) -> Any:
+    slow = () if kind == "qwen3_moe" else (pytest.mark.slow,)
+    return pytest.param(kind, marks=[covers(f"model:{KINDS[kind][0]}/{form}", platform="cpu"), *slow])
+
+
+@pytest.mark.parametrize("kind", [marked(kind, "safetensors") for kind in KINDS])
+def test_a_bfloat16_checkpoint(kind: str, tmp_path: Path) -> None:
+    """The second time, prompts begin with cached pages, and steps of up to 16 rows are replayed."""
+    model = decided(kind)
+    save_bfloat16(model, tmp_path)
+    with served(tmp_path, "--max-total-tokens=2048") as engine:
+        assert_fast_path(engine, "NativeLatentAttention" if kind.startswith("deepseek") else "NativeAttention")
+        computed = engine.generate(requests(prompt_logprobs=0))
+        cached = engine.generate(requests())
+        assert engine.stats().replayed_steps > 0
+    assert cached[-1].cached_tokens == 32
+    assert_as_close_as_transformers(computed, model, of=OF.get(kind, max))
+    assert_as_close_as_transformers(cached, model, of=OF.get(kind, max))
+
+
+@pytest.mark.parametrize("kind", [marked(kind, "gguf") for kind in GGUF])
+def test_a_gguf_file_of_blocks(kind: str, tmp_path: Path) -> None:
+    """Native kernels multiply its blocks of 8 bits (Q8_0) by inputs that they round to 8 bits as well."""
+    model = decided(kind)
+    config = model.config
+    fields = {"expert_count": COUNT, "expert_used_count": config.num_experts_per_tok}
+    if kind != "mixtral":
+        fields["expert_feed_forward_length"] = config.moe_intermediate_size
+    if kind == "qwen2_moe":
+        fields["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    metadata: dict[str, Any] = {f"ARCH__{name}": value for name, value in fields.items()}
+    with torch.no_grad():
+        write_gguf(tmp_path / "small.gguf", model, GGUF[kind], GGMLQuantizationType.Q8_0, **metadata)
+    with served(tmp_path / "small.gguf", "--max-total-tokens=2048") as engine:
+        assert_fast_path(engine)
+        assert not engine.context.resolved.config.weights.dequantize_weights
+        results = engine.generate(requests(prompt_logprobs=0))
+    assert_as_close_as_transformers(results, model, 6.0)

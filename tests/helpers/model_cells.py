@@ -1,0 +1,117 @@
+"""The path of a user who sets nothing but the model, and its errors in bfloat16 beside those of transformers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine_small import LENGTHS, message
+from models_small import CONFIGS, SIZES, expected_logits, randomized, small_model
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from srv.models.layers.experts import ExpertWeights
+from srv.planning.pools import kv_dtype
+from srv.testing.engine import CheckedEngine, GenerationResult
+from srv.types import RequestSpec
+
+# Multiples of a GGUF block of 32; the head size is one that native attention takes. Ordinary models have small weights,
+# and with these logits differ enough for a wrong layer to show.
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "initializer_range": 0.1}
+OUTPUT = 8
+ATTENTION = ("prefill_attention_backend", "decode_attention_backend")
+Combined = Callable[[Iterable[float]], float]  # one figure for the errors of all tokens
+
+
+def random_model(kind: str, **fields: Any) -> Any:
+    """A small model of transformers in float32; `fields`: of its configuration."""
+    torch.manual_seed(0)
+    if kind in CONFIGS:
+        return small_model(kind, **{**SHAPE, **fields})
+    config = AutoConfig.for_model(kind, **{**SIZES, **SHAPE, **fields})
+    return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
+
+
+def rounded(model: Any) -> Any:
+    """The model with the values of a bfloat16 checkpoint, in float32."""
+    return model.to(torch.bfloat16).float()
+
+
+def save_bfloat16(model: Any, folder: Path) -> None:
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+
+
+@contextmanager
+def served(path: Path, *arguments: str) -> Iterator[CheckedEngine]:
+    """The engine of a user who sets nothing. `arguments`: a smaller pool makes the checks of its pages faster."""
+    threads = torch.get_num_threads()
+    try:
+        with CheckedEngine.launch(["--device=cpu", f"--model-path={path}", *arguments]) as engine:
+            torch.set_num_threads(1)
+            yield engine
+    finally:
+        torch.set_num_threads(threads)
+
+
+def assert_fast_path(engine: CheckedEngine, attention: str = "NativeAttention") -> None:
+    """bfloat16 throughout, and native attention and experts in every step."""
+    resolved = engine.context.resolved
+    assert (resolved.config.model.dtype, kv_dtype(resolved.config)) == ("bfloat16", "bfloat16")
+    assert [resolved.backends[slot].spec.name for slot in ATTENTION] == ["native", "native"]
+    worker = engine.executor.worker  # type: ignore[attr-defined]
+    assert {type(backend).__name__ for backend in worker.runner._attention} == {attention}
+    experts = {each.implementation for each in worker.model.modules() if isinstance(each, ExpertWeights)}
+    assert experts <= {"native"}
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        [10 + number, *torch.randint(3, 97, (length - 1,), generator=generator).tolist()]
+        for number, length in enumerate(LENGTHS)
+    ]
+
+
+def requests(**params: Any) -> list[RequestSpec]:
+    return [
+        message(f"{number} {params}", prompt, OUTPUT, logprobs=0, **params) for number, prompt in enumerate(prompts())
+    ]
+
+
+def logprobs(model: Any, tokens: list[int]) -> Tensor:
+    return expected_logits(model, torch.tensor(tokens)).float().log_softmax(-1)
+
+
+def errors(results: list[GenerationResult], exact: Any, coarse: Any) -> tuple[list[float], list[float], list[float]]:
+    """The errors of our log-probabilities, of those of `coarse`, and by which a token is not the best one."""
+    ours, theirs, missed = list[float](), list[float](), list[float]()
+    for prompt, result in zip(prompts(), results, strict=True):
+        assert result.error is None
+        tokens = [*prompt, *result.tokens]
+        right, near = logprobs(exact, tokens), logprobs(coarse, tokens)
+        entries = [*result.prompt_logprobs, *result.logprobs]
+        first = len(tokens) - len(entries)
+        for position, entry in enumerate(entries, first):
+            assert entry.token == tokens[position]
+            before, token = position - 1, entry.token
+            ours.append(abs(entry.logprob - float(right[before, token])))
+            theirs.append(abs(float(near[before, token] - right[before, token])))
+        output = range(len(prompt), len(tokens))
+        missed += [float(right[place - 1].max() - right[place - 1, tokens[place]]) for place in output]
+    return ours, theirs, missed
+
+
+def assert_as_close_as_transformers(
+    results: list[GenerationResult], exact: Any, allowed: float = 2.0, of: Combined = max
+) -> None:
+    """allowed: our error as a multiple of that of transformers in bfloat16, which another rounding changes.
+
+    of: which of the errors, by default the largest.
+    """
+    ours, theirs, missed = map(of, errors(results, exact, copy.deepcopy(exact).to(torch.bfloat16)))
+    assert ours <= allowed * theirs
+    assert missed <= 2 * allowed * theirs  # both the token that was chosen and the best one are that far off
