@@ -20,8 +20,8 @@ from srv.quantization.method import GROUP, QuantMethod
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
-# "module:attribute" in this package, by name. Detection asks them in this order: compressed-tensors with several schemes
-# before the methods of one of them.
+# "module:attribute" in this package, by name. Detection asks them in this order: compressed-tensors with several
+# schemes before those of one scheme.
 CHECKPOINT_METHODS: Mapping[str, str] = MappingProxyType(
     {
         "gguf": "gguf:METHOD",
