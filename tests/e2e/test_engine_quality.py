@@ -108,6 +108,22 @@ def test_numbers_of_8_bits_lose_no_more_than_half_a_percent(
         assert_near(name, exact, read(windows, *flags), record_property)
 
 
+@covers("calculate_kv_scales", platform="cpu")
+def test_calculated_scales_of_keys_and_values_lose_no_more_than_none(
+    exact: Scores, windows: list[list[int]], record_property: Record
+) -> None:
+    """The demo model has no keys and values that 8-bit floats do not hold, so that scales must not make it worse."""
+    weights = ("--dtype", "float32", "--dequantize-weights")
+    for dtype in ("fp8_e4m3", "fp8_e5m2"):
+        errors = []
+        for name, flags in {"unscaled": (), "calculated scales": ("--calculate-kv-scales",)}.items():
+            found = read(windows, *weights, "--kv-cache-dtype", dtype, *flags)
+            assert_near(f"{dtype} KV, {name}", exact, found, record_property, Bounds(0.04, 0.85))
+            differences = (abs(a - b) for a, b in zip(found.logprobs, exact.logprobs, strict=True))
+            errors.append(math.fsum(differences) / len(found.logprobs))
+        assert errors[1] <= errors[0] * 1.01
+
+
 def gaps(windows: Sequence[list[int]], *flags: str) -> list[float]:
     """At each position, the log-probability of the best token minus that of the second best."""
     found: list[float] = []

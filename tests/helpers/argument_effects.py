@@ -77,6 +77,7 @@ EFFECTS: Mapping[str, str] = {
     "expert_distribution_recorder_buffer_size": EXPERTS + "test_expert_distribution_recorder_buffer_size",
     "kv_cache_dtype": ENGINE + "test_kv_cache_dtype",
     "quantization_param_path": SCALES + "test_quantization_param_path",
+    "calculate_kv_scales": SCALES + "test_calculate_kv_scales",
     # limits of clients
     "api_key_file": LIMITS + "test_api_key_file",
     "admin_api_key": LIMITS + "test_admin_api_key",

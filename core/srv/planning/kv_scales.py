@@ -1,4 +1,4 @@
-"""The scales of a KV pool of 8-bit floats: of a JSON file, of the checkpoint, or none. Torch-free.
+"""The scales of a KV pool of 8-bit floats: of a JSON file, of the checkpoint, calculated, or none. Torch-free.
 
 Owns which scales apply, and the format of the file, that of vLLM and SGLang:
 
@@ -6,12 +6,14 @@ Owns which scales apply, and the format of the file, that of vLLM and SGLang:
      "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.02, "1": 0.03}}}}
                                                                  rank  layer
 
-A factor scales both the keys and the values of its layer. Must not know pools nor devices.
+A factor scales both the keys and the values of its layer. Calculated scales follow from the magnitudes that a rank
+measures when it starts (`srv.worker.calculated_scales`). Must not know pools nor devices.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -30,6 +32,8 @@ CODE = "kv_scales"
 LARGEST = {"float8_e4m3fn": 448, "float8_e5m2": 57_344}
 _CORRECT_FILE = "Correct the file, or leave --quantization-param-path out"
 _OTHER_SCALES = "Set --quantization-param-path to a file with scales, or leave --kv-cache-dtype out"
+HEADROOM = 2.0  # calculated scales leave room for larger magnitudes; a float has the same precision at half its range
+_SMALLEST = 2.0**-126  # of float32, without loss of precision
 
 
 class ScaleSource(NamedTuple):
@@ -53,11 +57,12 @@ def has_scales(config: Config, model: ModelFacts) -> bool:
 def configured_scales(config: Config, model: ModelFacts, rank: int = 0) -> ScaleSource:
     """The scales of a resolved configuration; those of the checkpoint unless there is a file, or weights are random.
 
+    None if they are calculated, which is done when the weights have been loaded.
     Raises ModelError, of the file if there is one: kv_scales, not_found or damaged; and dtype_mismatch or
     shape_mismatch for tensors of the checkpoint that are no scales.
     """
     dtype, file = kv_dtype(config), config.weights.quantization_param_path
-    if not has_scales(config, model):
+    if not has_scales(config, model) or config.weights.calculate_kv_scales:
         return NO_SCALES
     if file is not None:
         factors = _read_file(file.expanduser(), model, dtype, config.parallel.tp_size)[rank]
@@ -68,11 +73,35 @@ def configured_scales(config: Config, model: ModelFacts, rank: int = 0) -> Scale
 
 def missing_scales(config: Config, model: ModelFacts, scales: ScaleSource) -> tuple[str, ...]:
     """The warning of a pool of 8-bit floats without scales; () if it has some, or none is needed."""
-    if scales.by_layer or not has_scales(config, model):
+    if scales.by_layer or not has_scales(config, model) or config.weights.calculate_kv_scales:
         return ()
     limit = f"larger magnitudes than {LARGEST[kv_dtype(config)]:,} are limited to it"
-    remedy = "use a checkpoint with scales, or set --quantization-param-path to a file with them"
+    remedy = "set --calculate-kv-scales, or --quantization-param-path to a file with scales"
     return (f"{model.name} has no scales of keys and values, so that they are stored unscaled and {limit}: {remedy}",)
+
+
+def calculated_scales(config: Config, model: ModelFacts, largest: Mapping[int, tuple[float, float]]) -> ScaleSource:
+    """The smallest powers of two by which keys and values fit the pool's format with `HEADROOM`.
+
+    Powers of two round numbers as the scale 1 does, so that calculated scales only ever widen the range.
+    `largest`: the magnitudes of keys and values in each layer. A layer of zeros has the scale 1. Raises ModelError
+    (kv_scales) for NaN and infinity.
+    """
+    limit, found = LARGEST[kv_dtype(config)], dict[int, KVScales]()
+    for layer, magnitudes in sorted(largest.items()):
+        for part, magnitude in zip(("keys", "values"), magnitudes, strict=True):
+            if not math.isfinite(magnitude):
+                reason = f"{part} of layer {layer} are {magnitude:g}, so that --calculate-kv-scales finds no scale"
+                raise ModelError(CODE, model.path, reason, _OTHER_SCALES)
+        keys, values = (_power_of_two(each * HEADROOM / limit) if each else 1.0 for each in magnitudes)
+        found[layer] = KVScales(keys, values)
+    return ScaleSource(found)
+
+
+def _power_of_two(least: float) -> float:
+    """The smallest power of two that is not smaller, and a scale."""
+    fraction, exponent = math.frexp(least)
+    return max(math.ldexp(1.0, exponent - (fraction == 0.5)), _SMALLEST)
 
 
 def _layers(model: ModelFacts) -> tuple[int, ...]:
@@ -139,7 +168,7 @@ def _listed(names: Mapping[str, Any]) -> str:
 
 def _is_scale(value: float) -> bool:
     """Whether float32 holds it without loss of precision; not if it is NaN."""
-    return 2.0**-126 <= value < 2.0**127
+    return _SMALLEST <= value < 2.0**127
 
 
 def _of_checkpoint(model: ModelFacts) -> ScaleSource:

@@ -89,7 +89,8 @@ def check_launch(
     path = resolved.config.weights.quantization_param_path
     # A file that does not exist is refused together with those of other arguments.
     has_values = files is None if path is None else path.expanduser().exists()
-    if path is None and not has_values and has_scales(resolved.config, model):
+    calculated = resolved.config.weights.calculate_kv_scales
+    if path is None and not has_values and not calculated and has_scales(resolved.config, model):
         unchecked.append("the scales of keys and values, which follow the headers in its files")
     try:
         if has_values:

@@ -165,14 +165,15 @@ def _read_compressed(stated: Mapping[str, Any]) -> Fp8Scheme | str:
         return f"its sparsity_config is {sparsity!r}, not an object"
     if sparsity.get("format", "dense") != "dense":
         return f"its weights are sparse, in the format {sparsity['format']}"
-    schemes = {_compressed_group(name, group) for name, group in stated["config_groups"].items()}
-    if len(schemes) > 1:
+    schemes = {compressed_group(name, group) for name, group in stated["config_groups"].items()}
+    if len(schemes) > 1:  # `srv.quantization.mixed_schemes` serves them
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
     return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
 
 
-def _compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Scheme | str:
+def compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Scheme | str:
+    """The scheme of one group of layers; a clause if the layers do not support its form."""
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
         return f"its {name} has no weights"

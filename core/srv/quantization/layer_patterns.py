@@ -7,8 +7,9 @@ without backtracking (that of Rust, in pydantic): the time is at most the length
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,24 @@ def names_layer(pattern: str, layer: str) -> bool:
     if "*" in pattern:
         return fnmatch.fnmatchcase(layer, pattern) or fnmatch.fnmatchcase(layer, f"{pattern}.*")
     return f".{pattern}." in f".{layer}."
+
+
+def matched_target(targets: Collection[str], names: Sequence[str], layer_class: str) -> str | None:
+    """The target of compressed-tensors that fits a layer best, which has one or several names; None if none does.
+
+    The most specific one is first: names, regular expressions in alphabetical order, and the class.
+    (compressed-tensors, `match_targets`)
+    """
+    patterns = sorted(target for target in targets if target.startswith(REGEX))
+    exact = (name for name in names if name in targets)
+    matching = (each for each in patterns if any(names_layer(each, name) for name in names))
+    of_class = (each for each in (layer_class,) if each in targets)
+    return next(itertools.chain(exact, matching, of_class), None)
+
+
+def needs_backtracking(pattern: str) -> bool:
+    """Whether `names_layer` refuses a pattern."""
+    return pattern.startswith(REGEX) and _regex(pattern.removeprefix(REGEX)) is None
 
 
 @lru_cache(maxsize=256)

@@ -38,6 +38,7 @@ AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 BLOCK = 32  # weights in one of the blocks that layers hold
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
+LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _FORMAT = "pack-quantized"  # of compressed-tensors
 # The suffixes of the tensors of a quantized layer. The first is that of its packed integers.
@@ -171,21 +172,20 @@ def _read_compressed(stated: Mapping[str, Any]) -> PackedScheme | str:
         return refused
     if stated.get("transform_config"):
         return "it has a transform_config"
-    schemes = {_compressed_group(name, group) for name, group in groups.items()}
-    if len(schemes) > 1:
+    schemes = {compressed_group(name, group) for name, group in groups.items()}
+    if len(schemes) > 1:  # `srv.quantization.mixed_schemes` serves them
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
     return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
 
 
-def _compressed_group(name: str, group: Mapping[str, Any]) -> PackedScheme | str:
+def compressed_group(name: str, group: Mapping[str, Any]) -> PackedScheme | str:
+    """The scheme of one group of layers; a clause if the layers do not support its form."""
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
         return f"its {name} has no weights"
     if group.get("input_activations") or group.get("output_activations"):
         return f"its {name} quantizes activations as well"
-    if list(group.get("targets") or ()) != ["Linear"]:
-        return f"its {name} is for {group.get('targets')}, not for all linear layers"
     bits, symmetric = weights.get("num_bits"), bool(weights.get("symmetric", True))
     if weights.get("type", "int") != "int" or bits not in (4, 8):
         return f"its {name} has weights of {bits} bits of type {weights.get('type')}, not integers of 4 or 8 bits"

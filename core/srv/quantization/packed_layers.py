@@ -22,7 +22,15 @@ from srv.models.layers.moe_config import expert_names
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
 from srv.quantization.method import StoredModel
-from srv.quantization.packed import REMEDY, SUFFIXES, are_packed, scheme_of, unfit_inputs, unpacked_shape
+from srv.quantization.packed import (
+    REMEDY,
+    SUFFIXES,
+    PackedScheme,
+    are_packed,
+    scheme_of,
+    unfit_inputs,
+    unpacked_shape,
+)
 from srv.quantization.packed_words import blocks, unpack
 
 _ORDER = ("g_idx", "weight_g_idx")
@@ -64,9 +72,10 @@ class OrderedLinear(Projection):
 class PackedLayerFactory(LayerFactory):
     """Layers with blocks where the checkpoint has packed integers; embeddings are not quantized."""
 
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
+    def __init__(self, context: BuildContext, model: StoredModel, scheme: PackedScheme | None = None) -> None:
+        """`scheme`: None for the one that the configuration of the checkpoint states."""
         super().__init__(context)
-        self._model, self._scheme = model, scheme_of(model.facts.path, model.facts.config)
+        self._model, self._scheme = model, scheme or scheme_of(model.facts.path, model.facts.config)
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
@@ -93,9 +102,10 @@ class PackedLayerFactory(LayerFactory):
 class PackedStorageFormat(StorageFormat):
     """Tensors of packed integers, scales, zeros and orders, which become `weight` and `columns`."""
 
-    def __init__(self, model: StoredModel) -> None:
+    def __init__(self, model: StoredModel, scheme: PackedScheme | None = None) -> None:
+        """`scheme`: None for the one that the configuration of the checkpoint states."""
         self._path = model.facts.path
-        self._scheme = scheme_of(self._path, model.facts.config)
+        self._scheme = scheme or scheme_of(self._path, model.facts.config)
         self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:

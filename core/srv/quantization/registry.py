@@ -20,15 +20,16 @@ from srv.quantization.method import GROUP, QuantMethod
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
-# "module:attribute" in this package, by name. Detection asks them in this order.
+# "module:attribute" in this package, by name. Detection asks them in this order: compressed-tensors with several
+# schemes before those of one scheme.
 CHECKPOINT_METHODS: Mapping[str, str] = MappingProxyType(
     {
         "gguf": "gguf:METHOD",
         "modelslim": "modelslim:METHOD",
+        "compressed-tensors": "mixed_schemes:METHOD",
         "w8a8_int8": "w8a8_int8:METHOD",
         "awq": "packed:AWQ_METHOD",
         "gptq": "packed:GPTQ_METHOD",
-        "compressed-tensors": "packed:COMPRESSED_METHOD",
         "fp8": "fp8_methods:METHOD",
         "fbgemm_fp8": "fp8_methods:FBGEMM_METHOD",
         "modelopt": "fp8_methods:MODELOPT_METHOD",

@@ -99,7 +99,7 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
         return "it has no config_groups"
     if (refused := _unsupported_names(config)) is not None:
         return refused
-    reasons = (_unsupported_group_reason(name, group) for name, group in groups.items())
+    reasons = (unsupported_group_reason(name, group) for name, group in groups.items())
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -111,7 +111,8 @@ def _unsupported_names(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _unsupported_group_reason(name: str, group: Any) -> str | None:
+def unsupported_group_reason(name: str, group: Any) -> str | None:
+    """The first reason why a group of layers of compressed-tensors is not of this method, or None."""
     if not isinstance(group, Mapping):
         return f"its {name} is {group!r}, not an object"
     if group.get("output_activations"):

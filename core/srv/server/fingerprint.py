@@ -40,6 +40,8 @@ def system_fingerprint(model: ModelFacts, resolved: Resolved) -> str:
         {slot: str(choice) for slot, choice in resolved.backends.items()},
     ]
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+    if weights.calculate_kv_scales:
+        digest.update(b"calculate_kv_scales")
     if (scales := weights.quantization_param_path) is not None:
         digest.update(scales.expanduser().read_bytes())
     for sample in _samples(Path(model.path)):

@@ -65,6 +65,7 @@ from srv.sched.plan import Plan
 from srv.specs import AttentionLayer, KVLayout, cache_places
 from srv.speculative.algorithm import DraftSizes
 from srv.worker.build_drafting import drafting, step_seconds
+from srv.worker.calculated_scales import ScaleSteps
 from srv.worker.capture import StartReport, capture_pieces, capture_steps
 from srv.worker.chosen_backends import ChosenBackends, prepare_latent
 from srv.worker.compiled import compile_steps
@@ -241,7 +242,13 @@ class RankWorker:
     def allocate(self, budget: Budget) -> Allocation:
         config, model, rows = self._config, self._spec.model, self._config.schedule.max_running_requests
         transfers = self._transfers
+        context = BackendContext(self.platform, self.device, None, rows, transfers)
         self.start.expect(budget)
+        if config.weights.calculate_kv_scales:
+            with self.start.phase("scales", ACTIVATIONS, does="running steps"):
+                layouts = self._layouts([group.page_size for group in budget.groups])
+                steps = ScaleSteps(config, model, self.model, layouts, self._communicator)
+                self._scales = steps.scales(context, self._backends, budget.max_request_tokens)
         with self.start.phase("pool", POOL):
             pools, state_pools = self._allocate_pools(budget)
         self._recorder = make_recorder(self.model, config.experts, self.device)
@@ -250,7 +257,6 @@ class RankWorker:
         self.start.ledger.measure(POOL, sum(map(_bytes, pools)))
         if states is not None:
             self.start.ledger.measure(STATES, sum(map(_bytes, state_pools)))
-        context = BackendContext(self.platform, self.device, None, rows, transfers)
         max_pages = [group.pages_for(budget.max_request_tokens) for group in budget.groups]
         late = LateMasks(model.vocab_size, transfers) if self._spec.late_inputs else None
         with self.start.phase("backends", BUFFERS, does="loading kernels"), self.start.growth(BUFFERS):

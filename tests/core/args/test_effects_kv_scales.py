@@ -22,9 +22,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     return make_small("llama", tmp_path_factory.mktemp("small"), head_dim=16)
 
 
-def logprobs(small: Small, page: int = 16, **flags: object) -> list[float]:
+def logprobs(small: Small, page: int = 16, chunk: int = 5, **flags: object) -> list[float]:
     """Of the last prompt's tokens, which is computed in chunks, so that it reads the pool."""
-    with engine(small, page=page, chunk=5, **flags) as served:
+    with engine(small, page=page, chunk=chunk, **flags) as served:
         (result,) = served.generate([message("a", small.prompts[-1], 1, prompt_logprobs=1)])
     return [entry.logprob for entry in result.prompt_logprobs]
 
@@ -83,3 +83,41 @@ def test_quantization_param_path(small: Small, tmp_path: Path) -> None:
     assert logprobs(small, model_path=with_scales) == exact
     with pytest.raises(Refusal, match="lacks layer 1; it has 1 of 3 layers"):
         logprobs(small, **fp8, quantization_param_path=scale_file(tmp_path, 0.5))
+
+
+@covers("calculate_kv_scales", platform="cpu")
+def test_calculate_kv_scales(small: Small, tmp_path: Path) -> None:
+    """Values that are out of the range of the format are not limited, unlike unscaled ones.
+
+    Scales are the same at each start, whatever the size of chunks.
+    """
+    large = enlarged(small, tmp_path / "large")
+    fp8 = {"kv_cache_dtype": "fp8_e4m3", "model_path": large}
+    exact, unscaled = logprobs(small, model_path=large), logprobs(small, **fp8)
+    calculated = [logprobs(small, chunk=chunk, **fp8, calculate_kv_scales=True) for chunk in (5, 9)]
+    worst = [max(abs(a - b) for a, b in zip(each, exact, strict=True)) for each in (unscaled, *calculated)]
+    assert worst[0] > 1.5
+    assert max(worst[1:]) < 1.0
+    assert calculated[1] == pytest.approx(calculated[0], abs=1e-3)
+
+
+def enlarged(small: Small, folder: Path) -> Path:
+    """The model with values 1000 times as large, and output projections that make up for it."""
+    stored = load_file(small.folder / "model.safetensors")
+    for name in stored:
+        if "v_proj" in name:
+            stored[name] *= 1000
+        elif "o_proj" in name:
+            stored[name] /= 1000
+    folder.mkdir()
+    (folder / "config.json").write_text((small.folder / "config.json").read_text())
+    save_file(stored, folder / "model.safetensors")
+    return folder
+
+
+def test_calculated_scales_with_graphs_and_shared_prefixes(small: Small) -> None:
+    """Pages that requests share were written with the scales by which all others read them."""
+    with engine(small, page=16, kv_cache_dtype="fp8_e5m2", calculate_kv_scales=True) as served:
+        cold = served.generate(messages(small.prompts, logprobs=1))
+        warm = served.generate(messages(small.prompts, logprobs=1))
+    assert [each.tokens for each in warm] == [each.tokens for each in cold]

@@ -76,12 +76,10 @@ def test_a_value_that_can_do_nothing_is_refused(
 
 
 def test_a_pool_of_8_bit_floats_and_its_scales_are_refused_without_a_pool() -> None:
-    found = refusals(ENCODER, kv_cache_dtype="fp8_e4m3", quantization_param_path=Path("scales.json"))
-    assert {name: each.code for name, each in found.items()} == {
-        "kv_cache_dtype": "inert",
-        "quantization_param_path": "inert",
-    }
-    assert all("it has no KV pool" in each.reason for each in found.values())
+    for source in ({"quantization_param_path": Path("scales.json")}, {"calculate_kv_scales": True}):
+        found = refusals(ENCODER, kv_cache_dtype="fp8_e4m3", **source)
+        assert {name: each.code for name, each in found.items()} == dict.fromkeys(("kv_cache_dtype", *source), "inert")
+        assert all("it has no KV pool" in each.reason for each in found.values())
 
 
 @every(

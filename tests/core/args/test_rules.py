@@ -485,6 +485,12 @@ def test_pools_of_8_bit_floats_and_their_scales_need_each_other_and_the_capabili
     for facts, values, code in (
         (latent, {"kv_cache_dtype": "fp8_e4m3"}, "dtype_missing"),
         (model(), {"quantization_param_path": tmp_path}, "other_missing"),
+        (model(), {"calculate_kv_scales": True, "kv_cache_dtype": "bfloat16"}, "other_missing"),
+        (
+            model(),
+            {"calculate_kv_scales": True, "kv_cache_dtype": "fp8_e4m3", "quantization_param_path": tmp_path},
+            "excluded",
+        ),
     ):
         with pytest.raises(Refusal) as refusal:
             resolved(user(**values), able, model=facts)

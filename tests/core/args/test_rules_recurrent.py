@@ -31,6 +31,7 @@ def refusals(facts: ModelFacts, **values: Any) -> dict[str, Rejection]:
     ("facts", "values", "code", "reason"),
     [
         (RECURRENT, {"speculative_algorithm": "NGRAM"}, "excluded", "drafts that are rejected would have advanced"),
+        (RECURRENT, {"calculate_kv_scales": True}, "excluded", "have no recurrent states"),
         (RECURRENT, {"enable_torch_compile": True}, "excluded", "not traced by torch.compile"),
         (RECURRENT, {"enable_piecewise_graphs": True}, "excluded", "mix tokens"),
         (RECURRENT, {"max_mamba_cache_size": 3, "max_running_requests": 4}, "out_of_order", "each of the 4 running"),

@@ -84,6 +84,14 @@ def test_tp_size_divides_weights_and_pool(llama: Small, tmp_path: Path) -> None:
     assert all(process.returncode is not None for process in processes)
 
 
+def test_ranks_calculate_the_same_scales_of_keys_and_values(llama: Small) -> None:
+    """Each has one of two KV heads, and scales of both."""
+    flags = {"page": 16, "pool": 256, "kv_cache_dtype": "fp8_e4m3", "calculate_kv_scales": True}
+    with engine(llama, **flags) as one, engine(llama, tp_size=2, **flags) as two:
+        found = [[each.tokens for each in made.generate(messages(llama.prompts))] for made in (one, two)]
+    assert found[0] == found[1]
+
+
 def assert_each_rank_writes_a_profile(made: LocalEngine, model: Small, folder: Path) -> None:
     """Of the steps between the two commands, with the collective operations."""
     executor = ranks_of(made)

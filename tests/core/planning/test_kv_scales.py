@@ -15,7 +15,7 @@ from every import every
 from srv.args.config import make_config
 from srv.dtypes import KVScales
 from srv.errors import ModelError, Refusal
-from srv.planning.kv_scales import configured_scales, missing_scales
+from srv.planning.kv_scales import NO_SCALES, calculated_scales, configured_scales, missing_scales
 from srv.planning.launchable import LaunchCheck, check_launch
 from srv.planning.plan import make_plan
 from srv.planning.pools import bytes_per_page
@@ -240,3 +240,25 @@ def test_a_plan_and_a_launch_read_the_scales_of_a_local_model(tmp_path: Path) ->
 def test_an_element_takes_one_byte() -> None:
     (floats_,), (halves,) = (bytes_per_page(config(kv_cache_dtype=dtype), model()) for dtype in ("fp8_e5m2", "float16"))
     assert floats_ * 2 == halves
+
+
+def test_calculated_scales_are_powers_of_two_with_headroom(tmp_path: Path) -> None:
+    """Twice the largest magnitude fits, and half the scale would not do."""
+    for dtype, limit in (("fp8_e4m3", 448), ("fp8_e5m2", 57_344)):
+        chosen = config(kv_cache_dtype=dtype, calculate_kv_scales=True)
+        found = calculated_scales(chosen, facts(tmp_path), {1: (3.0, limit / 2), 0: (0.0, 1e-44)}).of((0, 1))
+        assert found[0] == KVScales(1.0, 2.0**-126)
+        assert found[1].value == 1.0
+        assert limit * found[1].key / 2 < 2 * 3.0 <= limit * found[1].key
+        for wrong, shown in ((NAN, "nan"), (INF, "inf")):
+            with pytest.raises(ModelError, match=f"values of layer 1 are {shown}") as caught:
+                calculated_scales(chosen, facts(tmp_path), {0: (1.0, 1.0), 1: (1.0, wrong)})
+            assert caught.value.code == "kv_scales"
+
+
+def test_calculated_scales_override_those_of_the_checkpoint_in_plan_and_launch(tmp_path: Path) -> None:
+    """Damaged ones are not read, and no warning says that there are none."""
+    write_tensors(tmp_path, {ATTENTION.format(0) + "k_scale": floats(NAN)})
+    found = check(facts(tmp_path), calculate_kv_scales=True)
+    assert (found.refusals, found.notes) == ((), ())
+    assert configured_scales(config(calculate_kv_scales=True), facts(tmp_path)) == NO_SCALES

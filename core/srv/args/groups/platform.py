@@ -57,7 +57,8 @@ class PlatformArgs(NamedTuple):
         Arg(
             "Dtype of keys and values in the KV pool; auto uses that of the activations, int8 stores 8-bit integers "
             "with one scale per token and head, fp8_e4m3 and fp8_e5m2 8-bit floats with one scale per layer for keys "
-            "and one for values: of --quantization-param-path, of the checkpoint, or 1.",
+            "and one for values: of --quantization-param-path, of the checkpoint, calculated at start with "
+            "--calculate-kv-scales, or 1.",
         ),
     ] = "auto"
     grammar_backend: Annotated[

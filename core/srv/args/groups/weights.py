@@ -71,6 +71,13 @@ class WeightsArgs(NamedTuple):
             metavar="FILE",
         ),
     ] = None
+    calculate_kv_scales: Annotated[
+        bool,
+        Arg(
+            "Calculate the scales of a KV pool of 8-bit floats at start, from the keys and values of a fixed sequence "
+            "of tokens; they override those of the checkpoint.",
+        ),
+    ] = False
     torchao_config: Annotated[
         str | None,
         Arg(

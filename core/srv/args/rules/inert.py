@@ -36,6 +36,7 @@ EFFECTIVE_WITH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "offload_num_in_group": {"offload_group_size": 4},
         "offload_prefetch_step": {"offload_group_size": 1},
         "quantization_param_path": {"kv_cache_dtype": "fp8_e4m3"},
+        "calculate_kv_scales": {"kv_cache_dtype": "fp8_e4m3"},
     }
 )
 
@@ -136,6 +137,7 @@ USER_CONSTRAINTS: tuple[Constraint, ...] = (
     _no_pool("page_size", _MEMORY.page_size),
     _no_pool("kv_cache_dtype", PlatformArgs().kv_cache_dtype, reads=("dtype",)),
     _no_pool("quantization_param_path", WeightsArgs().quantization_param_path),
+    _no_pool("calculate_kv_scales", WeightsArgs().calculate_kv_scales),
     _no_latents("disable_mla_ragged_prefill"),
     _no_latents("disable_chunked_prefix_cache"),
 )

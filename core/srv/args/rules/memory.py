@@ -63,6 +63,17 @@ def _scales_of_floats(context: ResolutionContext) -> str | None:
     return f"the file has the scales of a KV pool of 8-bit floats, and kv_cache_dtype is {context['kv_cache_dtype']}"
 
 
+def _calculated_for_floats(context: ResolutionContext) -> str | None:
+    if not context["calculate_kv_scales"] or context["kv_cache_dtype"] in FLOAT8:
+        return None
+    return f"only a KV pool of 8-bit floats has scales per layer, and kv_cache_dtype is {context['kv_cache_dtype']}"
+
+
+def _scales_are_given(context: ResolutionContext) -> str | None:
+    path = context["quantization_param_path"]
+    return f"the file {path} has the scales" if context["calculate_kv_scales"] and path is not None else None
+
+
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "hicache_mem_layout",
@@ -91,6 +102,20 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _scales_of_floats,
         "Set --kv-cache-dtype fp8_e4m3 too, or leave it out.",
         reads=("kv_cache_dtype",),
+    ),
+    Constraint(
+        "calculate_kv_scales",
+        "other_missing",
+        _calculated_for_floats,
+        "Set --kv-cache-dtype fp8_e4m3 too, or leave it out.",
+        reads=("kv_cache_dtype",),
+    ),
+    Constraint(
+        "calculate_kv_scales",
+        "excluded",
+        _scales_are_given,
+        "Leave one of the two out.",
+        reads=("quantization_param_path",),
     ),
     Constraint(
         "swa_full_tokens_ratio",

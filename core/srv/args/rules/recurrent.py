@@ -65,6 +65,10 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     _excluded(
         "speculative_algorithm", "the model keeps recurrent states, which drafts that are rejected would have advanced"
     ),
+    _excluded(
+        "calculate_kv_scales",
+        "the tokens from which scales are calculated have no recurrent states, which this model reads",
+    ),
     _excluded("enable_torch_compile", "recurrent layers, which this model has, are not traced by torch.compile"),
     _excluded(
         "enable_piecewise_graphs",

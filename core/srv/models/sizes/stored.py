@@ -16,7 +16,7 @@ from srv.dtypes import ITEM_SIZES
 from srv.errors import ModelError
 from srv.models.sizes.parts import Part, UnknownSizes, Weight
 from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import check_pattern, names_layer
+from srv.quantization.layer_patterns import check_pattern, matched_target, names_layer
 
 # Elements of one weight ``[outputs, inputs]`` and of what is stored with it, by dtype.
 Layout: TypeAlias = Callable[[int, int], Mapping[str, int]]
@@ -100,6 +100,17 @@ def _named(name: str, pattern: str) -> bool:
         raise UnknownSizes(f"{reason}: no size is claimed") from error
 
 
+def _target(targets: Mapping[str, Layout], name: str) -> str | None:
+    """The target of compressed-tensors that fits a module best."""
+    try:
+        for target in targets:
+            check_pattern("its quantization_config", target)
+        return matched_target(targets, (name,), "Linear")
+    except (ValueError, ModelError) as error:
+        reason = error.reason if isinstance(error, ModelError) else str(error)
+        raise UnknownSizes(f"{reason}: no size is claimed") from error
+
+
 def _ceil(total: int, size: int) -> int:
     return -(-total // size)
 
@@ -172,19 +183,23 @@ def _mxfp4(outputs: int, inputs: int) -> dict[str, int]:
 
 
 def _compressed(config: Mapping[str, Any], dtype: str) -> Callable[[Weight], Layout | None]:
-    """Groups of layers with a scheme each; layers of no group, and ignored ones, stay as they are."""
+    """Groups of layers with a scheme each; layers of no group, and ignored ones, stay as they are.
+
+    A layer belongs to the group that names it, else to that of a pattern, else to that of all linear layers.
+    """
     if unsupported_kv_scheme(config) or (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise UnknownSizes("its quantized cache or sparsity is not known: no size is claimed")
     ignored, groups = _names(config, "ignore"), list((config.get("config_groups") or {}).values())
-    schemes = [
-        (group["targets"], _scheme(group, group.get("format") or config.get("format"), dtype)) for group in groups
-    ]
+    schemes: dict[str, Layout] = {}
+    for group in groups:
+        scheme = _scheme(group, group.get("format") or config.get("format"), dtype)
+        schemes |= dict.fromkeys(_names(group, "targets"), scheme)
 
     def layout_of(weight: Weight) -> Layout | None:
         if _matches(weight.name, ignored):
             return None
-        found = (layout for targets, layout in schemes if "Linear" in targets or _matches(weight.name, targets))
-        return next(found, None)
+        target = _target(schemes, weight.name)
+        return None if target is None else schemes[target]
 
     return layout_of
 

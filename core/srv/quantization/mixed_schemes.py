@@ -1,0 +1,349 @@
+"""Checkpoints of compressed-tensors whose layers have different schemes: which layer has which. Torch-free.
+
+Owns the groups of a configuration (`config_groups`), their targets, and what layers that are computed together must
+share. Must not know how a scheme stores its weights: `srv.quantization.packed`, `fp8` and `w8a8_int8` do.
+
+    format of a group                   weights                      op of its layers
+    pack-quantized                      integers of 4 or 8 bits      linear_gguf
+    float-quantized, naive-quantized    float8_e4m3fn                linear_fp8
+    int-quantized, naive-quantized      int8                         linear_w8a8
+
+The format is that of the group or, if it states none, that of the configuration. In `mixed-precision`, a group without
+one has that of its weights (docs/adr/0080-mixed-schemes.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+
+from srv.errors import ModelError
+from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.models.layers.moe_config import expert_names
+from srv.quantization import fp8, fp8_configs, fp8_methods, packed, w8a8_int8
+from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Scheme
+from srv.quantization.kv_scheme import unsupported_kv_scheme
+from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
+from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.packed import LINEAR, REMEDY, PackedScheme
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
+MIXED = "mixed-precision"  # the format of a configuration whose groups have formats of their own
+_PACKED, _FLOAT, _INT, _NAIVE = "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
+_FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
+_EXPERT = re.compile(r"(.*\.experts)\.\d+\.\w+$")
+_ITEM = 4  # bytes of a scale
+
+
+class Int8Scheme(NamedTuple):
+    """Int8 weights with a scale per output, and activations that are quantized per token."""
+
+    excluded: tuple[str, ...] = ()
+
+
+Scheme: TypeAlias = PackedScheme | Fp8Scheme | Int8Scheme
+_KINDS: Mapping[type[Scheme], tuple[str, str]] = {
+    PackedScheme: ("packed integers", "linear_gguf"),
+    Fp8Scheme: ("FP8", "linear_fp8"),
+    Int8Scheme: ("int8", "linear_w8a8"),
+}
+
+
+class Group(NamedTuple):
+    """Layers of one scheme. `name`: as in the configuration. `targets`: names, patterns ("re:...") and classes."""
+
+    name: str
+    targets: tuple[str, ...]
+    scheme: Scheme
+
+
+class MixedScheme(NamedTuple):
+    """The groups of a checkpoint, and the layers that are in none of them, as the configuration states them."""
+
+    groups: tuple[Group, ...]
+    excluded: tuple[str, ...] = ()
+
+    def targeted(self, names: Sequence[str]) -> Group | None:
+        """The group whose target fits a layer best. `names`: that of the layer, and that which its file has for it."""
+        by_target = {target: group for group in self.groups for target in group.targets}
+        target = matched_target(by_target, names, LINEAR)
+        return None if target is None else by_target[target]
+
+    def declared(self, layer: str) -> Group | None:
+        """The group of a layer of a checkpoint without weights."""
+        declares = fp8_configs.declares(Fp8Scheme(excluded=self.excluded, head=True), layer)
+        return self.targeted((layer,)) if declares else None
+
+
+class StoredGroups:
+    """The group of each layer of a model: its tensors say whether it is quantized, and the configuration how."""
+
+    def __init__(self, model: StoredModel, mixed: MixedScheme) -> None:
+        self._model, self._mixed = model, mixed
+        self._stored = {_layer(name): _layer(stored) for name, stored in model.stored_names.items()}
+        self._found: dict[str, Group | None] = {}
+
+    def of_layer(self, layer: str) -> Group | None:
+        """None for an unquantized layer.
+
+        Raises ModelError (unsupported_quantization) for one that is stored otherwise than its group states.
+        """
+        if layer not in self._found:
+            self._found[layer] = self._of_layer(layer) if self._model.types else self._mixed.declared(layer)
+        return self._found[layer]
+
+    def of(self, names: Sequence[str]) -> Group | None:
+        """The group of layers that a linear layer fuses, or of the projections of experts.
+
+        Raises ModelError (unsupported_quantization) if they, or other projections of the same experts, differ.
+        """
+        experts, shared = _EXPERT.match(names[0]), "of layers that share one input"
+        if experts is not None:
+            names = (*names, *itertools.chain(*expert_names(experts[1], 1)))
+            shared = "of the experts of one layer"
+        found = {name: self.of_layer(name) for name in names}
+        first = found[names[0]]
+        other = next((name for name, each in found.items() if _scheme(each) != _scheme(first)), None)
+        if other is not None:
+            where = " and ".join(f"{name} is {_described(found[name])}" for name in (names[0], other))
+            self._fail(f"{shared}, {where}, and they are computed together")
+        return first
+
+    def _of_layer(self, layer: str) -> Group | None:
+        kind = _stored_kind(self._model.types, layer)
+        if kind is None:
+            return None
+        stored = self._stored.get(layer)
+        group = self._mixed.targeted((layer,) if stored is None else (layer, stored))
+        if group is None:
+            self._fail(f"the weights of {layer} are stored as {_KINDS[kind][0]}, and no group has it as a target")
+        if not isinstance(group.scheme, kind):
+            stated = _KINDS[type(group.scheme)][0]
+            self._fail(f"the weights of {layer} are stored as {_KINDS[kind][0]}, and its {group.name} states {stated}")
+        return group
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
+
+
+def _layer(tensor: str) -> str:
+    return tensor.rpartition(".")[0]
+
+
+def _scheme(group: Group | None) -> Scheme | None:
+    return None if group is None else group.scheme
+
+
+def _described(group: Group | None) -> str:
+    return "not quantized" if group is None else f"of {group.name}"
+
+
+def _stored_kind(types: Mapping[str, str], layer: str) -> type[Scheme] | None:
+    if f"{layer}.weight_packed" in types:
+        return PackedScheme
+    match types.get(f"{layer}.weight"):
+        case fp8.DTYPE:
+            return Fp8Scheme
+        case "int8":
+            return Int8Scheme
+    return None
+
+
+def scheme_of(folder: Path | str, config: Mapping[str, Any]) -> MixedScheme:
+    """The groups of a checkpoint that `detect` recognised. Raises ModelError if its configuration is damaged."""
+    found = _read(config)
+    if isinstance(found, MixedScheme):
+        return found
+    reason = found or "its quantization_config does not state groups of layers"
+    raise ModelError("unsupported_quantization", str(folder), reason, "Use another checkpoint of the model")
+
+
+def _read(config: Mapping[str, Any]) -> MixedScheme | str:
+    """The groups; a clause if the layers do not support their form; "" for a configuration of one scheme."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != COMPRESSED_TENSORS:
+        return ""
+    groups = stated.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups or not all(isinstance(each, Mapping) for each in groups.values()):
+        return ""
+    try:
+        schemes = {name: _group_scheme(name, group, stated.get("format")) for name, group in groups.items()}
+        if stated.get("format") != MIXED and len(set(schemes.values())) == 1 and not _is_partial(groups, schemes):
+            return ""
+        if (refused := _refused(stated)) is not None:
+            return refused
+        return _mixed(stated, groups, schemes)
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        return f"its quantization_config has an invalid value ({error})"
+
+
+def _is_partial(groups: Mapping[str, Any], schemes: Mapping[str, Scheme | str]) -> bool:
+    """Whether only some linear layers have packed integers; the method of these takes all of them for packed."""
+    return any(
+        isinstance(schemes[name], PackedScheme) and list(group.get("targets") or ()) != [LINEAR]
+        for name, group in groups.items()
+    )
+
+
+def _refused(stated: Mapping[str, Any]) -> str | None:
+    if (refused := unsupported_kv_scheme(stated)) is not None:
+        return refused
+    if stated.get("transform_config"):
+        return "it has a transform_config"
+    sparsity = stated.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping):
+        return f"its sparsity_config is {sparsity!r}, not an object"
+    return (
+        f"its weights are sparse, in the format {form}"
+        if (form := sparsity.get("format", "dense")) != "dense"
+        else None
+    )
+
+
+def _mixed(
+    stated: Mapping[str, Any], groups: Mapping[str, Any], schemes: Mapping[str, Scheme | str]
+) -> MixedScheme | str:
+    excluded, owners = stated_names(stated, "ignore"), dict[str, str]()
+    found = []
+    for name, scheme in schemes.items():
+        if isinstance(scheme, str):
+            return scheme
+        targets = stated_names(groups[name], "targets")
+        for target in targets:
+            if target in owners:
+                return f"its {owners[target]} and its {name} both have the target {target!r}"
+            if needs_backtracking(target):
+                return f"its {name} has the target {target!r}, which needs backtracking to be matched"
+            owners[target] = name
+        found.append(Group(name, targets, scheme._replace(excluded=excluded)))
+    return MixedScheme(tuple(found), excluded)
+
+
+def _group_scheme(name: str, group: Mapping[str, Any], common: Any) -> Scheme | str:
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        return f"its {name} has no weights"
+    form, is_float = group.get("format") or common, weights.get("type") == "float"
+    if form == _NAIVE:
+        form = _FLOAT if is_float else _INT
+    elif form == MIXED:
+        form = _FLOAT if is_float else _INT if group.get("input_activations") else _PACKED
+    if form == _PACKED:
+        return packed.compressed_group(name, group)
+    if form == _FLOAT:
+        return fp8_configs.compressed_group(name, group)
+    if form == _INT:
+        return w8a8_int8.unsupported_group_reason(name, {**group, "format": form}) or Int8Scheme()
+    return f"its {name} has the format {form}, not {_PACKED}, {_FLOAT} or {_INT}"
+
+
+def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
+    """As `QuantMethod.detect`: packed integers in all quantized layers, or groups of layers with different schemes."""
+    found = _read(config)
+    if found == "":
+        return packed.COMPRESSED_METHOD.detect(folder, config)
+    return True if isinstance(found, MixedScheme) else found
+
+
+def layer_ops(model: StoredModel) -> LayerOps:
+    mixed = _read(model.facts.config)
+    if not isinstance(mixed, MixedScheme):  # the checkpoint is refused
+        return lambda names, inputs, rows: ""
+    stored = StoredGroups(model, mixed)
+
+    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
+        if rows:
+            fp8.check_embedding(model, names[0])
+            return ""
+        group = stored.of(names)
+        match group and group.scheme:
+            case None:
+                return ""
+            case PackedScheme() as scheme:
+                packed.are_packed(model, scheme, names, inputs)
+            case Fp8Scheme() as scheme:
+                fp8.are_fp8(model, scheme, names)
+        assert group is not None
+        return _KINDS[type(group.scheme)][1]
+
+    return op
+
+
+def held_bytes(scheme: Scheme, outputs: int, inputs: int) -> int:
+    """Bytes of a matrix as layers hold it, with its scales."""
+    match scheme:
+        case PackedScheme():
+            return outputs * scheme.row_bytes(inputs) + (inputs * 8 if scheme.ordered else 0)
+        case Fp8Scheme():
+            return outputs * inputs + math.prod(fp8.held_scale(scheme, outputs, inputs)) * _ITEM
+    return outputs * inputs + outputs * _ITEM
+
+
+def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+    """The matrices of each group as layers hold them, and `item_size` for all other weights.
+
+    Without weights, all linear layers count as those of the group with the largest ones.
+    """
+    mixed = _read(model.config)
+    if not isinstance(mixed, MixedScheme):
+        return model.weight_bytes
+    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
+    if checkpoint is None:
+        rows = projection_params // model.hidden_size
+        most = max(held_bytes(group.scheme, rows, model.hidden_size) for group in mixed.groups)
+        return most + (model.counted_parameters() - rows * model.hidden_size) * item_size
+    held = quantized = wide = 0
+    for name, tensor in checkpoint.tensors.items():
+        layer, _, suffix = name.rpartition(".")
+        wide += math.prod(tensor.shape) if suffix == _FLOAT32 else 0
+        size = _size(mixed, layer, suffix, tensor)
+        if size is not None:
+            outputs, inputs, scheme = size
+            held += held_bytes(scheme, outputs, inputs)
+            quantized += outputs * inputs
+    return held + wide * _ITEM + (model.counted_parameters() - quantized - wide) * item_size
+
+
+def _size(mixed: MixedScheme, layer: str, suffix: str, tensor: StoredTensor) -> tuple[int, int, Scheme] | None:
+    """The outputs, inputs and scheme of the layer of a quantized matrix; None for other tensors."""
+    if len(tensor.shape) != 2 or suffix not in ("weight", "weight_packed"):
+        return None
+    kind = _stored_kind({f"{layer}.{suffix}": tensor.dtype}, layer)
+    group = None if kind is None else mixed.targeted((layer,))
+    if group is None:
+        return None
+    outputs, inputs = tensor.shape
+    if isinstance(group.scheme, PackedScheme):
+        outputs, inputs = packed.unpacked_shape(group.scheme.layout, (outputs, inputs), 32 // group.scheme.bits)
+    return outputs, inputs, group.scheme
+
+
+def _of_form(model: ModelFacts) -> QuantMethod:
+    """The facts of packed integers, or of groups of layers with different schemes."""
+    mixed = _read(model.config)
+    if not isinstance(mixed, MixedScheme):
+        return METHOD
+    kinds = list(dict.fromkeys(type(group.scheme) for group in mixed.groups))
+    return METHOD._replace(
+        layers="srv.quantization.mixed_layers:MixedLayerFactory",
+        storage="srv.quantization.mixed_layers:MixedStorageFormat",
+        ops=tuple(_KINDS[kind][1] for kind in kinds),
+        weight_bytes=weight_bytes,
+        sharding="weights of mixed schemes cannot be sharded yet",
+        layer_ops=layer_ops,
+        note=fp8_methods.METHOD.note if Fp8Scheme in kinds else "",
+        experts=None if kinds == [PackedScheme] else _experts,
+    )
+
+
+def _experts(bias: bool) -> tuple[str, str] | None:
+    return ("experts with biases cannot be FP8 or int8", "Use the checkpoint in full precision") if bias else None
+
+
+METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, of_form=_of_form)
