@@ -159,6 +159,8 @@ class EngineLoop:
             self._apply()
         rows = self._scheduler.late_rows(plan)
         late = self._late.make(rows) if self._late is not None and rows else LateInputs()
+        if late.forced:
+            self._scheduler.jump(plan, late)
         self._executor.sample(plan.step, late)
         self._waiting = None
 
