@@ -157,9 +157,10 @@ class Planner:
         return history.next_count(step.draft_share, self._room(request, self._limits.drafts, step))
 
     def _jump_count(self, request: Request, step: PlanBuilder) -> int:
-        """How many forced tokens the next decode row computes beyond the last known token."""
+        """How many forced tokens the next decode row computes after the last known one: all that fit, if they pay."""
         to_saved = request.next_saved_position - request.bound - 1  # a row ends where recurrent states are saved
-        return max(self._room(request, min(len(request.forced) - 1, to_saved), step), 0)
+        count = self._room(request, min(len(request.forced) - 1, to_saved), step)
+        return count if count > 0 and self._draft_cost.jump_pays(len(self._running), count) else 0
 
     def _room(self, request: Request, most: int, step: PlanBuilder) -> int:
         """How many tokens beyond the last known one fit in the budget, the output and the pages: at most `most`."""

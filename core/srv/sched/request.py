@@ -175,7 +175,7 @@ class Request:
     def schedule(self, row: Row) -> None:
         """The row is in a plan: count it as in flight, as if all its drafts were accepted."""
         self.bound = row.computed + row.scheduled
-        self.total += row.sample + len(row.jumped)
+        self.total += row.sample + (row.scheduled - 1 if row.forced else 0)
         self.forced = ()
         self.drafts_in_flight += row.drafts
         self.in_flight += 1
@@ -186,7 +186,7 @@ class Request:
 
         Returns what `append_output` does. Of a row that samples, the KV of all tokens but the last is confirmed.
         """
-        rejected = len(row.jumped) + row.sample - len(tokens)
+        rejected = row.sample + (row.scheduled - 1 if row.forced else 0) - len(tokens)
         self.bound -= rejected
         self.total -= rejected
         appended, reason = self.append_output(tokens)
