@@ -341,5 +341,5 @@ def _check_finite(result: Result) -> None:
 
 def _step_event(plan: Plan, result: Result, seconds: float) -> Step:
     tokens = sum(row.scheduled for row in plan.rows)
-    generated = sum(len(row.tokens) for row in result.rows)
+    generated = sum(len(row.tokens) for row in result.rows) + sum(len(row.jumped) for row in plan.rows)
     return Step(plan.step, len(plan.rows), tokens, generated, seconds)
