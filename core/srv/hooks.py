@@ -107,8 +107,9 @@ class EngineStopped:
 class Step(NamedTuple):
     """One step of the engine. A step that failed is not reported. (A named tuple: one is created per step.)
 
-    `tokens`: positions computed, of prompts and outputs. `generated`: tokens sampled and accepted. `seconds`: from its
-    submission until its result was there; by default the next step is submitted meanwhile, so steps overlap.
+    `tokens`: positions computed, of prompts and outputs. `generated`: tokens sampled and accepted, and those that a
+    grammar forced. `seconds`: from its submission until its result was there; by default the next step is submitted
+    meanwhile, so steps overlap.
     """
 
     step: int

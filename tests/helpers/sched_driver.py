@@ -45,17 +45,22 @@ def next_of(token: int) -> int:
 
 
 class Follow:
-    """Late inputs for these requests: each mask depends on the token of the step before."""
+    """Late inputs for these requests: each mask depends on the token of the step before.
+
+    Forced are up to four tokens after one that is divisible by 3.
+    """
 
     def concerns(self, request: RequestSpec) -> bool:
         return request.namespace.endswith("late")
 
     def make(self, rows: Sequence[LateRow]) -> LateInputs:
-        masks = []
+        masks, forced = [], []
         for row in rows:
-            allowed = next_of(row.output[-1] if row.output else row.request.tokens[-1])
-            masks.append((row.slot, (1 << allowed).to_bytes(7, "little")))
-        return LateInputs(tuple(masks))
+            last = row.output[-1] if row.output else row.request.tokens[-1]
+            masks.append((row.slot, (1 << next_of(last)).to_bytes(7, "little")))
+            if last % 3 == 0:
+                forced.append((row.slot, tuple(followed([last], 2 + last % 4))))
+        return LateInputs(tuple(masks), tuple(forced))
 
 
 def followed(prompt: Sequence[int], count: int) -> list[int]:
@@ -116,7 +121,9 @@ class Driver:
             if plan.late:
                 while len(self.in_flight) > 1:
                     self.apply()
-                self.executor.sample(plan.step, self.late.make(self.scheduler.late_rows(plan)))
+                late = self.late.make(self.scheduler.late_rows(plan))
+                self.scheduler.jump(plan, late)
+                self.executor.sample(plan.step, late)
         return plan
 
     def apply(self) -> list[Output]:

@@ -5,7 +5,8 @@
 
 A request whose grammar is being compiled is not ready: it is not in the scheduler's queue, and blocks nobody. The API
 process has compiled the same grammar within its limits before, so that this is short. The state of an output is a
-function of its tokens, so a retracted request goes on where it was. Must not know scheduling or devices.
+function of its tokens, so a retracted request goes on where it was. `srv.grammar.ahead` makes the masks, and finds the
+tokens that they force. Must not know scheduling or devices.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from srv.errors import GrammarError
-from srv.grammar.backend import GrammarBackend, GrammarContext, Matcher, token_bytes
+from srv.grammar.ahead import Progress, next_masks
+from srv.grammar.backend import GrammarBackend, GrammarContext, token_bytes
 from srv.grammar.registry import make
 from srv.io.messages import Output
 from srv.sched.late import LateInputs, LateRow
-from srv.types import Grammar, RequestSpec, Vocabulary
+from srv.types import Grammar, RequestSpec, SamplingParams, Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +35,25 @@ NewMatcher = Callable[[], Any]
 
 
 class _State:
-    """One output. `matcher` is None until the grammar begins."""
+    """One output. `progress` is None until the grammar begins."""
 
-    __slots__ = ("begins_after", "consumed", "failed", "matcher", "tail")
+    __slots__ = ("begins_after", "consumed", "failed", "jumps", "progress", "tail")
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, request: RequestSpec, grammar: Grammar) -> None:
         self.begins_after = grammar.begins_after.encode()
-        self.matcher: Matcher | None = None
+        self.jumps = may_jump(request)
+        self.progress: Progress | None = None
         self.consumed = 0  # tokens of the output that it contains
         self.tail = b""  # the end of the text before the grammar
         self.failed = False
+
+
+def may_jump(request: RequestSpec) -> bool:
+    """Whether forced tokens need not be sampled. Log-probabilities are those of sampled tokens, and a custom processor
+    is called for each of them.
+    """
+    params = request.params
+    return isinstance(params, SamplingParams) and params.logprobs is None and not params.custom_processor
 
 
 class Grammars:
@@ -81,7 +90,7 @@ class Grammars:
         if request.grammar is None:
             return True
         compiled = self._compile(request.grammar.text)
-        self._states[request.id] = (_State(request.grammar), compiled)
+        self._states[request.id] = (_State(request, request.grammar), compiled)
         if compiled.done() and compiled.exception() is None:
             return True
         self._held[request.id] = request
@@ -138,40 +147,37 @@ class Grammars:
 
     def make(self, rows: Sequence[LateRow]) -> LateInputs:
         """One mask per row whose grammar has begun. See `srv.sched.late.LateInputMaker`."""
-        slots: list[int] = []
-        matchers: list[Matcher] = []
-        for row in rows:
-            matcher = self._advance(row)
-            if matcher is not None:
-                slots.append(row.slot)
-                matchers.append(matcher)
-        if not matchers:
+        found = [(row.slot, self._advance(row)) for row in rows]
+        begun = [(slot, output) for slot, output in found if output is not None]
+        if not begun:
             return LateInputs()
         assert self._backend is not None
         backend = self._backend.result()
-        masks = np.empty((len(matchers), backend.words), dtype=np.int32)
-        backend.fill(matchers, masks)
-        return LateInputs(tuple((slot, mask.tobytes()) for slot, mask in zip(slots, masks, strict=True)))
+        masks = next_masks(backend, [output for _, output in begun], self._end_tokens)
+        return LateInputs(
+            tuple([(slot, mask.tobytes()) for (slot, _), mask in zip(begun, masks, strict=True)]),
+            tuple([(slot, tuple(output.ahead)) for slot, output in begun if len(output.ahead) > 1]),
+        )
 
-    def _advance(self, row: LateRow) -> Matcher | None:
-        """The matcher of a row after all its tokens; None before the grammar begins."""
+    def _advance(self, row: LateRow) -> Progress | None:
+        """The progress of a row after all its tokens; None before the grammar begins."""
         if row.request.id not in self._states:  # a second request of this name, which was refused, took it along
             assert row.request.grammar is not None
-            self._states[row.request.id] = (_State(row.request.grammar), self._compile(row.request.grammar.text))
+            state = _State(row.request, row.request.grammar)
+            self._states[row.request.id] = (state, self._compile(row.request.grammar.text))
         state, compiled = self._states[row.request.id]
         new = row.output[state.consumed :]
         state.consumed = len(row.output)
-        if state.matcher is None:
+        if state.progress is None:
             rest = self._begin(state, new)
             if rest is None:
                 return None
-            state.matcher, new = compiled.result()(), rest
-        if new and not state.matcher.accept(new) and not state.failed:
+            state.progress, new = Progress(compiled.result()(), jumps=state.jumps), rest
+        if new and not state.progress.accept(new) and not state.failed:
             state.failed = True
-            logger.warning(
-                "request %s: its grammar cannot go on (%s); the output ends", row.request.id, state.matcher.failure
-            )
-        return state.matcher
+            reason = state.progress.matcher.failure
+            logger.warning("request %s: its grammar cannot go on (%s); the output ends", row.request.id, reason)
+        return state.progress
 
     def _begin(self, state: _State, new: Sequence[int]) -> list[int] | None:
         """The tokens of the grammar, if it has begun: those after the token with the end of `begins_after`."""

@@ -159,6 +159,8 @@ class EngineLoop:
             self._apply()
         rows = self._scheduler.late_rows(plan)
         late = self._late.make(rows) if self._late is not None and rows else LateInputs()
+        if late.forced:
+            self._scheduler.jump(plan, late)
         self._executor.sample(plan.step, late)
         self._waiting = None
 
@@ -339,5 +341,5 @@ def _check_finite(result: Result) -> None:
 
 def _step_event(plan: Plan, result: Result, seconds: float) -> Step:
     tokens = sum(row.scheduled for row in plan.rows)
-    generated = sum(len(row.tokens) for row in result.rows)
+    generated = sum(len(row.tokens) for row in result.rows) + sum(len(row.jumped) for row in plan.rows)
     return Step(plan.step, len(plan.rows), tokens, generated, seconds)

@@ -35,7 +35,8 @@ class Allocation(NamedTuple):
     """What a rank has allocated: the bytes of its KV pool, and pairs (quantity, explanation) about captured graphs.
 
     memory: the lines of the rank's memory ledger. phases: those of its start.
-    step_seconds: (tokens, seconds) of decode steps, ascending in tokens, measured if there is a drafter.
+    step_seconds: (tokens, seconds) of decode steps, ascending in tokens, measured if there is a drafter, or if grammars
+    may force tokens and steps are captured.
     kernels: what the rank has bound, by the keys of a kernel plan. counts_peak: the platform has a figure for the most
     that steps have needed (`srv.commands.ReadMemory`).
     """

@@ -85,10 +85,10 @@ def token_bytes(vocabulary: Vocabulary, vocab_size: int) -> list[bytes]:
     return found + [b""] * (vocab_size - len(found))
 
 
-def end_bits(end_tokens: Sequence[int], words: int) -> npt.NDArray[np.int32]:
-    """The mask [words] that allows only the end of an output."""
+def mask_of(tokens: Sequence[int], words: int) -> npt.NDArray[np.int32]:
+    """The mask [words] that allows only these tokens."""
     bits = np.zeros(words * 32, dtype=np.uint8)
-    bits[list(end_tokens)] = 1
+    bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 

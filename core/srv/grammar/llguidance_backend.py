@@ -15,7 +15,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from srv.errors import GrammarError
-from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, end_bits, error_clause, parsed_schema, token_bytes
+from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, error_clause, mask_of, parsed_schema, token_bytes
 from srv.grammar.source import GrammarSource
 from srv.grammar.structural import LarkWriter, lark_text
 
@@ -104,7 +104,7 @@ class LlguidanceBackend:
         # With few processors, handing masks to another thread costs more than it saves.
         self._executor = llguidance.LLExecutor() if (os.cpu_count() or 1) > 4 else None
         self._limits = llguidance.LLParserLimits(**_LIMITS)
-        self._only_end = end_bits(context.end_tokens, self.words)
+        self._only_end = mask_of(context.end_tokens, self.words)
 
     @property
     def words(self) -> int:

@@ -15,7 +15,7 @@ import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
 
 from srv.errors import GrammarError
-from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, end_bits, error_clause, parsed_schema, token_bytes
+from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, error_clause, mask_of, parsed_schema, token_bytes
 from srv.grammar.schema_keywords import EnforcedKeywords, check_enforced
 from srv.grammar.source import GrammarSource
 
@@ -85,7 +85,7 @@ class OutlinesBackend:
             if data and token not in special:
                 ids.setdefault(data, []).append(token)
         self._vocabulary = outlines_core.Vocabulary(context.end_tokens[0], ids)
-        self._only_end = end_bits(context.end_tokens, self._words)
+        self._only_end = mask_of(context.end_tokens, self._words)
 
     @property
     def words(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import xgrammar
 
 from srv.errors import GrammarError
-from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, end_bits, error_clause, parsed_schema, token_bytes
+from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, error_clause, mask_of, parsed_schema, token_bytes
 from srv.grammar.schema_keywords import EnforcedKeywords, check_enforced
 from srv.grammar.source import GrammarSource
 
@@ -79,7 +79,7 @@ class XgrammarBackend:
         )
         # The engine caches what is compiled, and compiles on threads of its own.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
-        self._only_end = end_bits(context.end_tokens, self.words)
+        self._only_end = mask_of(context.end_tokens, self.words)
 
     @property
     def words(self) -> int:

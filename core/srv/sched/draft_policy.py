@@ -20,6 +20,7 @@ _ENGINE_MEMORY = 0.99  # of that of all requests
 _MIN_PAUSE, _MAX_PAUSE = 2, 64  # rows between two trials
 _DEAR = 0.3  # a share of the cost from which on only one step in `_TRIAL_STEPS` has trials
 _TRIAL_STEPS = 16
+_WORTH = 0.8  # the most that a forced token may cost, as a share of what a row costs
 
 
 def allows_trial(step: int, share: float) -> bool:
@@ -46,6 +47,19 @@ class DraftCost:
             without, drafted = self._seconds(rows), self._seconds(rows * (1 + self._most))
             self._shares[rows] = max(drafted - without, 0.0) / (self._most * without)
         return self._shares[rows]
+
+    def jump_pays(self, rows: int, jumped: int) -> bool:
+        """Whether so many forced tokens in a step of so many rows cost less than as rows of later steps."""
+        if len(self._points) < 2:
+            return True
+        without = self._on_line(rows)
+        return self._on_line(rows + jumped) - without < _WORTH * jumped * without / rows
+
+    def _on_line(self, tokens: int) -> float:
+        """Interpolated between the measured points; beyond the last one, on the line through the last two."""
+        pairs = list(zip(self._points, self._points[1:], strict=False))
+        (low, fast), (high, slow) = next((pair for pair in pairs if pair[1][0] >= tokens), pairs[-1])
+        return fast + (slow - fast) * (tokens - low) / (high - low)
 
     def _seconds(self, tokens: int) -> float:
         """Interpolated between the measured points; beyond the last one, in proportion to the tokens."""

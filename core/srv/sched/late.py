@@ -7,6 +7,13 @@ with a row that waits for such an input has two phases, and two steps are in fli
     device   ├──────── forward n ────────────────────────────┤├ sample n ┤├─ forward n+1 ─ ...
 
 A row that waits has no drafts: the host does not know them.
+
+What allows a single token tells the token before it is sampled, and so on for the tokens after it. If at least two are
+forced, the next row of the request computes all of them at once, and samples what follows (jump-forward):
+
+    allowed      {a}   {b}   {c}   {d, e, ...}
+    row n        samples a; its late input says that a, b, c are forced
+    row n + 1    computes a, b, c and samples after c, so that b and c take no step of their own
 """
 
 from __future__ import annotations
@@ -18,7 +25,10 @@ from srv.types import RequestSpec
 
 
 class LateRow(NamedTuple):
-    """A row that waits: its slot, its request, and the request's output so far, complete up to the token to sample."""
+    """A row that waits: its slot, its request, and the request's output so far, complete up to the token to sample.
+
+    The output includes the forced tokens of the row, which no client has received yet.
+    """
 
     slot: int
     request: RequestSpec
@@ -29,9 +39,12 @@ class LateInputs(NamedTuple):
     """`masks`: (slot, allowed) pairs; `allowed` has one bit per token id, the lowest first, 1 if it may be sampled.
 
     Every rank of an engine gets the same bytes.
+    `forced`: (slot, tokens) pairs for the scheduler: the token that the row samples, because nothing else is allowed,
+    and at least one more that must follow it. The scheduler may pass over some or all of them.
     """
 
     masks: tuple[tuple[int, bytes], ...] = ()
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class LateInputMaker(Protocol):

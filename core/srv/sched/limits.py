@@ -20,7 +20,8 @@ class Limits:
     policy: "fcfs" (first come, first served) or "lpm" (longest prefix match first).
     depth: maximum steps in flight, 1 or 2.
     drafts: maximum draft tokens per decode row (speculative decoding); 0: none.
-    step_seconds: (tokens, seconds) of decode steps, ascending in tokens, to find out whether drafts pay; (): they do.
+    step_seconds: (tokens, seconds) of decode steps, ascending in tokens, to find out whether drafts and jumps pay; ():
+    they do.
     device_lengths: attention takes KV lengths from the device. If not, a request whose last row had drafts waits for
     the result of that row, because the host does not know yet how many drafts were accepted.
     save_interval: output tokens between two places where recurrent states are saved for the prefix cache.

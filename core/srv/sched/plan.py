@@ -10,7 +10,8 @@ token.
 There is no prefill phase and no decode phase: a row computes positions [computed, computed + scheduled) of its slot.
 A plan never contains tokens that are still to be sampled, or drafts: the input token at position p comes from
 `Start.tokens` if p is within them; otherwise it is the slot's last sampled token, which the runner keeps on the
-device, or one of the drafts that follow it, which the runner's drafter proposes.
+device, or one of the drafts that follow it, which the runner's drafter proposes. The exception are tokens that a
+grammar forces (`Row.forced`): they are known before any step samples them.
 
     a row with 3 drafts, of which 2 are accepted       position    p    p+1   p+2   p+3
                                                        input     last    d1    d2    d3
@@ -81,6 +82,9 @@ class Row(NamedTuple):
     `drafts_in_flight`: number of drafts in the slot's earlier rows that are in flight. If it is not 0, `computed` is
     an upper bound: the row begins where the accepted tokens end, at most `drafts_in_flight` positions earlier.
     `saved`: the slot to which the recurrent states are copied when the row is computed. 0: none.
+    `forced`: the tokens at all of the row's positions, if it has some that were never sampled: the last known token,
+    then those that a grammar forces after it, which become output before the token that the row samples. ():
+    every input token was in the slot's Start, or was sampled, or is a draft.
     """
 
     slot: int
@@ -93,6 +97,12 @@ class Row(NamedTuple):
     drafts: int = 0
     drafts_in_flight: int = 0
     saved: int = 0
+    forced: tuple[int, ...] = ()
+
+    @property
+    def jumped(self) -> tuple[int, ...]:
+        """The tokens that become output without being sampled."""
+        return self.forced[1:]
 
 
 @dataclass(frozen=True, slots=True)

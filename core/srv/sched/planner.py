@@ -33,9 +33,9 @@ from srv.sched.shares import Donors, newest_of_largest, split_evenly
 class PlanBuilder:
     """A plan under construction. `budget`: tokens of prompts and drafts that may still be scheduled in this step.
 
-    `draft_budget`: how many of them may be drafts, so that drafts never keep prompts waiting. `draft_share`: what a
-    draft costs (`DraftCost.share`). `draft_trial`: whether requests may try a draft. `quotas`: how many of the budget's
-    prompt tokens each of these client requests may still have.
+    `draft_budget`: how many of them may be drafts, so that drafts never keep prompts waiting. Jumped tokens count as
+    drafts. `draft_share`: what a draft costs (`DraftCost.share`). `draft_trial`: whether requests may try a draft.
+    `quotas`: how many of the budget's prompt tokens each of these client requests may still have.
     """
 
     budget: int
@@ -117,9 +117,10 @@ class Planner:
                 and begin < request.capacity
                 and begin + 1 < request.next_saved_position
                 and not request.drafts_in_flight
+                and not request.forced
                 and (history is None or history.pauses(step.draft_share, step.draft_trial))
             ):
-                add_row(make_row((request.slot, begin, 1, 1, no_pages, 0, 0, 0, 0, 0)))
+                add_row(make_row((request.slot, begin, 1, 1, no_pages, 0, 0, 0, 0, 0, ())))
                 add_request(request)
                 request.bound = begin + 1
                 request.total += 1
@@ -142,20 +143,32 @@ class Planner:
         elif request.total < request.max_total_tokens:
             if request.drafts_in_flight and not self._limits.device_lengths:
                 return  # the number of accepted drafts in flight decides where the next row begins
-            drafts = self._draft_count(request, step)
-            if self._ensure_pages(request, request.bound + 1 + drafts, step):
-                self._add_row(request, 1 + drafts, drafts, step)
+            jumped = self._jump_count(request, step) if request.forced else 0
+            drafts = 0 if jumped else self._draft_count(request, step)
+            count = 1 + jumped + drafts
+            if self._ensure_pages(request, request.bound + count, step):
+                self._add_row(request, count, drafts, step, jumped)
 
     def _draft_count(self, request: Request, step: PlanBuilder) -> int:
         """How many drafts the next decode row has: as many as pay and fit in the budget, the output and the pages."""
         history = request.draft_history
         if history is None or history.pauses(step.draft_share, step.draft_trial):
             return 0
+        return history.next_count(step.draft_share, self._room(request, self._limits.drafts, step))
+
+    def _jump_count(self, request: Request, step: PlanBuilder) -> int:
+        """How many forced tokens the next decode row computes after the last known one: all that fit, if they pay."""
+        to_saved = request.next_saved_position - request.bound - 1  # a row ends where recurrent states are saved
+        count = self._room(request, min(len(request.forced) - 1, to_saved), step)
+        return count if count > 0 and self._draft_cost.jump_pays(len(self._running), count) else 0
+
+    def _room(self, request: Request, most: int, step: PlanBuilder) -> int:
+        """How many tokens beyond the last known one fit in the budget, the output and the pages: at most `most`."""
         left = request.max_total_tokens - request.total - 1
-        limit = min(self._limits.drafts, step.draft_budget, step.budget, left)
+        limit = min(most, step.draft_budget, step.budget, left)
         while limit > 0 and not self._running.can_extend(request, request.bound + 1 + limit):
             limit //= 2
-        return history.next_count(step.draft_share, limit)
+        return limit
 
     def _prompt_chunk(self, request: Request, prompt_left: int, step: PlanBuilder) -> int:
         """How many of a prompt's remaining tokens this step computes."""
@@ -164,10 +177,10 @@ class Planner:
             return min(prompt_left, limit, step.budget)
         return 0 if step.extend else prompt_left  # without chunking, a prompt longer than the budget runs alone
 
-    def _add_row(self, request: Request, count: int, drafts: int, step: PlanBuilder) -> None:
+    def _add_row(self, request: Request, count: int, drafts: int, step: PlanBuilder, jumped: int = 0) -> None:
         begin, end = request.bound, request.bound + count
         new_pages = self._running.extend(request, end)
-        reaches_last = end - drafts == request.total < request.max_total_tokens
+        reaches_last = end - drafts - jumped == request.total < request.max_total_tokens
         sample = 1 + drafts if reaches_last else 0
         vectors = 0 if request.next_vector_position is None else request.vector_count(end)
         is_prompt = begin < len(request.start_tokens)
@@ -175,13 +188,14 @@ class Planner:
         saved, in_flight = 0, request.drafts_in_flight
         if end == request.next_saved_position:
             saved = self._running.save(request, end)
-        row = Row(request.slot, begin, count, sample, new_pages, score, vectors, drafts, in_flight, saved)
+        forced = request.forced[:count] if jumped else ()
+        row = Row(request.slot, begin, count, sample, new_pages, score, vectors, drafts, in_flight, saved, forced)
         (step.extend if is_prompt else step.decode).append(request)
         (step.extend_rows if is_prompt else step.decode_rows).append(row)
-        step.budget -= count if is_prompt else drafts
+        step.budget -= count if is_prompt else drafts + jumped
         if is_prompt and request.claimant in step.quotas:
             step.quotas[request.claimant] -= count
-        step.draft_budget -= drafts
+        step.draft_budget -= drafts + jumped
         request.schedule(row)
 
     # ---- when pages run out

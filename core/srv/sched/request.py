@@ -60,6 +60,7 @@ class Request:
         "decodes_only",
         "draft_history",
         "drafts_in_flight",
+        "forced",
         "id",
         "in_flight",
         "kv_invalid",
@@ -136,6 +137,7 @@ class Request:
         self.draft_history: DraftHistory | None = None  # None: it gets no drafts
         self.waits_for_late_inputs = False
         self.drafts_in_flight = 0  # drafts of the rows in flight
+        self.forced: tuple[int, ...] = ()  # what its next row may compute: the token being sampled, and those after it
         self.in_flight = 0  # rows in flight
         self.decodes_only = False  # all that its next rows do is decode: the prompt is published, no vectors are needed
         self.published = False  # the full pages of the start tokens were offered to the prefix tree
@@ -173,16 +175,18 @@ class Request:
     def schedule(self, row: Row) -> None:
         """The row is in a plan: count it as in flight, as if all its drafts were accepted."""
         self.bound = row.computed + row.scheduled
-        self.total += row.sample
+        self.total += row.sample + (row.scheduled - 1 if row.forced else 0)
+        self.forced = ()
         self.drafts_in_flight += row.drafts
         self.in_flight += 1
 
     def confirm(self, row: Row, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-        """Append the tokens of the oldest row in flight, and take back its drafts that were not accepted.
+        """Append the tokens of the oldest row in flight, those that it jumped first, and take back its drafts that were
+        not accepted.
 
         Returns what `append_output` does. Of a row that samples, the KV of all tokens but the last is confirmed.
         """
-        rejected = row.sample - len(tokens)
+        rejected = row.sample + (row.scheduled - 1 if row.forced else 0) - len(tokens)
         self.bound -= rejected
         self.total -= rejected
         appended, reason = self.append_output(tokens)
@@ -217,6 +221,7 @@ class Request:
         self.start_tokens = self.prompt + tuple(self.output)
         self.slot, self.lease = -1, None
         self.confirmed = self.bound = 0
+        self.forced = ()
         self.published = self.decodes_only = False
         self.saved_positions, self.next_saved_position = (), NEVER
         self.retractions += 1

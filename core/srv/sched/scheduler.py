@@ -23,7 +23,7 @@ from srv.memory.cache import Cache
 from srv.memory.groups import PageGroup
 from srv.memory.snapshots import Snapshots
 from srv.sched.draft_policy import AcceptanceRate, DraftHistory
-from srv.sched.late import LateRow
+from srv.sched.late import LateInputs, LateRow
 from srv.sched.limits import Limits, SchedulerStats
 from srv.sched.plan import Plan, Result, Row, RowResult
 from srv.sched.planner import Planner
@@ -172,10 +172,17 @@ class Scheduler:
             raise InternalError(f"late inputs of step {plan.step} are made before the steps before it are applied")
         waiting = set(plan.late)
         return [
-            LateRow(request.slot, request.spec, request.output)
-            for request in self._in_flight[0][1]
+            LateRow(request.slot, request.spec, [*request.output, *row.jumped] if row.forced else request.output)
+            for request, row in zip(self._in_flight[0][1], plan.rows, strict=True)
             if request.slot in waiting and request.state is State.RUNNING
         ]
+
+    def jump(self, plan: Plan, late: LateInputs) -> None:
+        """Let the rows that follow those of this plan, the latest one in flight, begin with what is forced."""
+        forced = dict(late.forced)
+        for request in self._in_flight[-1][1]:
+            if request.slot in forced and request.state is State.RUNNING:
+                request.forced = forced[request.slot]
 
     def fail(self, plan: Plan, code: str, message: str) -> list[Output]:
         """The oldest plan failed as a whole: its requests end with ERROR, all others continue."""
@@ -279,7 +286,7 @@ class Scheduler:
         running, add_output, appended = State.RUNNING, outputs.append, 0
         for request, row, result in zip(requests, plan.rows, results, strict=True):
             # A decode row that returns one token which does not end the request takes the short path, for its speed.
-            if request.decodes_only and request.state is running and row[3] == 1 and result[2:] == _TOKENS_ONLY:
+            if request.decodes_only and request.state is running and row[2] == 1 and result[2:] == _TOKENS_ONLY:
                 tokens, known = result[1], request.confirmed + 2
                 if len(tokens) == 1 and known < request.max_total_tokens and tokens[0] not in request.stop_tokens:
                     request.in_flight -= 1
@@ -318,6 +325,8 @@ class Scheduler:
         """Apply a row's result to a running request; returns the Output for the client, if there is one."""
         check_row_result(request, row, result)
         end = row.computed + row.scheduled
+        if row.forced:
+            result = result._replace(tokens=row.jumped + result.tokens)
         appended, reason = request.confirm(row, result.tokens)
         if row.drafts and request.draft_history is not None:
             request.draft_history.record(row.drafts, len(result.tokens) - 1)

@@ -122,6 +122,8 @@ class FakeExecutor:
         end = begin + row.scheduled - row.drafts
         assert slot.computed in (0, begin), f"positions {slot.computed}..{begin} were skipped"
         assert row.scheduled > row.drafts, "a row without a known token"
+        if row.forced:
+            self._jump(slot, row)
         assert end <= len(slot.tokens), "a row contains a position whose token is not known"
         self._write(slot, begin, end)
         tokens = self._sample(slot, row, end) if row.sample else ()
@@ -132,6 +134,15 @@ class FakeExecutor:
         wanted = isinstance(params, SamplingParams) and params.logprobs is not None
         logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in tokens) if wanted else None
         return RowResult(row.slot, tokens, logprobs, self._scores(slot, row), self._vectors(slot, row))
+
+    def _jump(self, slot: _Slot, row: Row) -> None:
+        """The row's forced tokens are known from now on."""
+        assert len(row.forced) == row.scheduled > 1, f"{row} does not have one token for each position"
+        assert row.computed == len(slot.tokens) - 1, f"{row} does not begin with the last of {len(slot.tokens)} tokens"
+        assert row.forced[0] == slot.tokens[-1], f"{row.forced[0]} was forced, but {slot.tokens[-1]} was sampled"
+        for token in row.jumped:
+            slot.tokens.append(token)
+            slot.cells.append(checksum(token, slot.cells[-1]))
 
     def _update_state(self, slot: _Slot, row: Row, begin: int, end: int) -> None:
         expected = slot.cells[begin - 1] if begin else 0

@@ -27,7 +27,7 @@ class Inputs:
     vectors: the rows whose hidden states are pooled or returned, by index.
     lengths: int32 [rows] on the device, the true KV lengths, if `kv_lens` are only upper bounds.
     drafts: the positions to sample in a step with drafts, or after one. drafts_only: every row computes the last known
-    token of its request and its drafts, nothing else.
+    token of its request and what follows it, drafts or forced tokens, nothing else.
     """
 
     model: ModelInputs
@@ -43,7 +43,9 @@ class Inputs:
 
     @property
     def decodes_only(self) -> bool:
-        """Whether every row computes one token, or one and its drafts, and the step scores and returns nothing else."""
+        """Whether every row computes one token, or one and what follows it, and the step scores and returns nothing
+        else.
+        """
         one_token_each = self.model.tokens.numel() == len(self.query_lens)
         return (one_token_each or self.drafts_only) and not self.scores and not self.vectors
 
@@ -72,6 +74,7 @@ def build(rows: Sequence[Row], slots: Slots, transfers: Transfers) -> Inputs:
         sampled=sampled,
         scores=scores,
         vectors=vector_rows(rows, ends),
+        drafts_only=any(row.forced for row in rows) and all(row.forced or row.scheduled == 1 for row in rows),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -32,13 +32,16 @@ def drafting(config: Config, sizes: DraftSizes, transfers: Transfers) -> Draftin
         return Drafting(drafter, Histories(sizes.rows, sizes.width, transfers), transfers)
 
 
-def step_seconds(seconds: Callable[[int, int], float], drafts: int, rows: int) -> tuple[tuple[int, float], ...]:
+def step_seconds(
+    seconds: Callable[[int, int], float], drafts: int, rows: int, captured: Sequence[int] = ()
+) -> tuple[tuple[int, float], ...]:
     """`Limits.step_seconds`: with and without drafts, of 1, 4 and 16 rows as far as there are so many.
 
-    `seconds(rows, tokens)` measures a step of so many rows of so many tokens each.
+    `seconds(rows, tokens)` measures a step of so many rows of so many tokens each. `captured`: without drafts, these
+    of the row counts are measured, for jump-forward; they are captured, so that it takes no more than their steps.
     """
     if not drafts:
-        return ()
+        return tuple([(count, seconds(count, 1)) for count in _ROWS if count in captured])
     some = [count for count in _ROWS if count <= rows]
     measured = {count * (1 + drafts): seconds(count, 1 + drafts) for count in some}
     measured |= {count: seconds(count, 1) for count in some}

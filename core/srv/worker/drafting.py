@@ -78,11 +78,14 @@ class Drafting:
 
     @staticmethod
     def concerns(rows: Sequence[Row]) -> bool:
-        """Whether a step has drafts, or rows whose beginning depends on drafts in flight."""
-        return any(row.drafts or row.drafts_in_flight for row in rows)
+        """Whether a step has drafts, rows that begin where drafts in flight end, or tokens that histories lack."""
+        return any(row.drafts or row.drafts_in_flight or row.forced for row in rows)
 
     def build(self, rows: Sequence[Row], slots: Slots) -> Inputs:
         """The inputs of such a step, as `srv.worker.batch.build` makes those of other steps."""
+        for row in rows:
+            if row.forced:
+                self._histories.extend(row.slot, row.computed, row.forced)
         shape = self._shape(rows, slots)
         known = self._histories.lengths
         begins = self._transfers.upload_integers([row.computed for row in rows])
@@ -101,11 +104,11 @@ class Drafting:
             vectors=vector_rows(rows, shape.ends),
             lengths=(begins + shape.lens).int() if any(row.drafts_in_flight for row in rows) else None,
             drafts=DraftRows(shape.drafts, fed, known[shape.sampled_slots]) if shape.drafts else None,
-            drafts_only=all(row.scheduled == 1 + row.drafts and row.sample for row in rows),
+            drafts_only=all(row.forced or (row.scheduled == 1 + row.drafts and row.sample) for row in rows),
         )
 
     def _shape(self, rows: Sequence[Row], slots: Slots) -> _Shape:
-        decode = tuple([index for index, row in enumerate(rows) if row.computed >= slots.known_length(row.slot)])
+        decode = tuple([index for index, row in enumerate(rows) if not slots.knows(row)])
         key = decode, tuple([(row.slot, row.scheduled, row.sample, row.drafts) for row in rows])
         if self._latest is None or self._latest[0] != key:
             self._latest = key, _Shape(rows, decode, self._transfers)
@@ -115,7 +118,7 @@ class Drafting:
         """The tokens of all rows on the device."""
         host = np.zeros(shape.total, dtype=np.int64)
         for row, end in zip(rows, shape.ends, strict=True):
-            ids = slots.known_tokens(row) if row.computed < slots.known_length(row.slot) else None
+            ids = slots.known_tokens(row) if slots.knows(row) else None
             if ids is not None:
                 host[end - row.scheduled : end] = ids
         tokens = self._transfers.upload(host)

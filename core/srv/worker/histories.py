@@ -8,6 +8,8 @@ The host knows a length only when the results of all rows with drafts have been 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -28,6 +30,12 @@ class Histories:
         known = np.asarray(start.tokens, dtype=np.int32)
         self._transfers.update(self.tokens[start.slot, : len(known)], torch.from_numpy(known))
         self.lengths[start.slot] = len(known)
+
+    def extend(self, slot: int, position: int, tokens: Sequence[int]) -> None:
+        """The slot's tokens from this position on, up to the last known one."""
+        end = position + len(tokens)
+        self._transfers.update(self.tokens[slot, position:end], torch.tensor(tokens, dtype=torch.int32))
+        self.lengths[slot] = end
 
     def append(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Append one token, int64 [rows], to each of these slots, int64 [rows]."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -297,7 +298,9 @@ class RankWorker:
         )
         report = (*compile_report, *piece_report, *capture_report)
         with self.start.phase("step times", ACTIVATIONS, does="running steps"):
-            seconds = step_seconds(self.runner.seconds, draft_count(config), rows)
+            jumps = captured.rows if captured and not compiled and late and not draft_count(config) else ()
+            measure = partial(self.runner.seconds, repeats=3) if jumps else self.runner.seconds
+            seconds = step_seconds(measure, draft_count(config), rows, jumps)
         self.start.complete()
         ledger, phases = self.start.ledger.lines, self.start.phases.done
         pool_bytes = sum(map(_bytes, (*pools, *state_pools)))

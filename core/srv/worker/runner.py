@@ -250,6 +250,8 @@ class Runner:
         """The row count of the graph that runs this step; None if it is compiled, or runs eagerly."""
         if self._captured is None or self._recorded or (self._compiled is not None and self._compiled.covers(inputs)):
             return None
+        if self._states is not None and inputs.drafts_only:
+            return None  # the tokens of a row change its state one after the other
         return self._captured.count_for(inputs)
 
     def _forward(
@@ -309,6 +311,8 @@ class Runner:
             return None
         sampling = [rows[index] for index in inputs.sampled]
         slots = tuple([row.slot for row in sampling])
+        if any(row.forced for row in sampling):
+            self._count_jumped(sampling)
         if inputs.drafts is not None:
             positions = sample_rows(sampling)
             sampled = self._sampler.sample_drafts(logits[: len(positions)], positions, inputs.drafts)
@@ -320,6 +324,12 @@ class Runner:
             last = self._drafting.append(slots, sampled, inputs.drafts)
         self._slots.store_last_tokens(slots, last)
         return sampled
+
+    def _count_jumped(self, rows: Sequence[Row]) -> None:
+        """Count the tokens that these rows have jumped as output, as if they had been sampled."""
+        jumped = [(row.slot, token) for row in rows for token in row.jumped]
+        tokens = self._transfers.upload_integers([token for _, token in jumped])
+        self._sampler.state.observe_kept([slot for slot, _ in jumped], tokens, torch.ones_like(tokens).bool())
 
     def _score(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> tuple[Scores, ...]:
         """Log-probabilities of prompt tokens, one Scores for each entry of `inputs.scores`."""

@@ -81,15 +81,15 @@ class Slots:
                 self._tables[group][row.slot, begin : begin + len(pages)] = pages
                 self._used[group][row.slot] = begin + len(pages)
 
-    def known_length(self, slot: int) -> int:
-        """How many of the slot's first tokens the host knows: those of its Start."""
-        tokens = self._tokens[slot]
+    def knows(self, row: Row) -> bool:
+        """Whether the host knows the tokens of the row: they are of its Start, or forced."""
+        tokens = self._tokens[row.slot]
         if tokens is None:
-            raise InternalError(f"slot {slot} has a row but was never started")
-        return len(tokens)
+            raise InternalError(f"slot {row.slot} has a row but was never started")
+        return row.computed < len(tokens) or bool(row.forced)
 
     def known_tokens(self, row: Row) -> IntArray | None:
-        """Token ids at the row's positions, int64 [scheduled], if the host knows them.
+        """Token ids at the row's positions, int64 [scheduled], if the host knows them from the Start or as forced.
 
         None: the row computes one position, whose token is the last sampled one. Raises InternalError if the row
         would need both known and sampled tokens.
@@ -100,6 +100,8 @@ class Slots:
         end = row.computed + row.scheduled
         if end <= len(tokens):
             return tokens[row.computed : end]
+        if row.forced:
+            return np.asarray(row.forced, dtype=np.int64)
         if row.scheduled != 1:
             raise InternalError(
                 f"slot {row.slot} has a row of positions {row.computed}..{end - 1}, but only {len(tokens)} known tokens"

@@ -167,12 +167,14 @@ def test_two_steps_are_in_flight_in_steady_decode(case: Case) -> None:
         drafting.run([request.id for request in case.requests])
 
 
-def test_the_cost_of_drafts_is_measured_where_there_are_drafts(case: Case) -> None:
+def test_the_cost_of_drafts_and_of_jumps_is_measured_where_there_can_be_some(case: Case) -> None:
     arguments = ["--device", "cpu", "--model-path", str(case.small.folder), "--max-total-tokens", "1024"]
     measured = []
-    for flags in ([], ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4"]):
+    drafts = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4"]
+    for flags in (drafts, [], ["--disable-graphs"], ["--grammar-backend", "none"]):
         with LocalEngine.launch([*arguments, "--max-running-requests", "4", *flags]) as made:
             measured.append(made._engine.scheduler.limits.step_seconds)
-    assert measured[0] == ()
-    assert [tokens for tokens, _ in measured[1]] == [1, 4, 16]  # 1 and 4 rows, without and with 3 drafts
-    assert all(seconds > 0 for _, seconds in measured[1])
+    assert [tokens for tokens, _ in measured[0]] == [1, 4, 16]  # 1 and 4 rows, without and with 3 drafts
+    assert [tokens for tokens, _ in measured[1]] == [1, 4]  # the captured ones
+    assert measured[2:] == [(), ()]
+    assert all(seconds > 0 for each in measured for _, seconds in each)

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from bytes_model import write_model
+from grammar_world import World, launch, of
 
-from srv.grammar.backend import GrammarBackend, GrammarContext, JsonSpacing
-from srv.grammar.registry import make
-from srv.grammar.source import GrammarSource, Kind, from_choice, from_json_schema
+from srv.grammar.source import GrammarSource, from_choice, from_json_schema
 from srv.io.messages import Abort
-from srv.planning.resolution import resolve_launch
-from srv.server.text.tokenizer import ModelTextProcessor, load_text_processor
-from srv.testing.engine import CheckedEngine, user_input
-from srv.types import FinishReason, Grammar, RequestSpec, SamplingParams, Vocabulary
+from srv.testing.engine import CheckedEngine
+from srv.types import FinishReason, Grammar, RequestSpec
 
 SCHEMA = {
     "type": "object",
@@ -29,33 +24,7 @@ SCHEMA = {
 }
 CHOICES = ["red", "green", "blue"]
 EBNF = 'root ::= "(" item ("," item)* ")"\nitem ::= [0-9] [0-9]? | root'
-DENSE = JsonSpacing(none=True)
 PROMPTS = (b"a", b"some words", b"a prompt that is much longer than the others " * 3)
-
-
-class World:
-    """The model's text processor, and translated grammars."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        arguments = ["--device", "cpu", "--model-path", str(folder), "--load-format", "dummy"]
-        self.facts = resolve_launch(user_input(arguments)).model
-        self.text: ModelTextProcessor = load_text_processor(self.facts)
-        vocabulary = self.text.vocabulary()
-        assert vocabulary is not None
-        self.vocabulary: Vocabulary = vocabulary
-        context = GrammarContext(vocabulary, self.facts.vocab_size, self.facts.end_tokens)
-        self.backend: GrammarBackend = make("llguidance", context)
-
-    def grammar(self, source: GrammarSource, begins_after: str = "") -> Grammar:
-        return Grammar(self.backend.translate(source, DENSE), begins_after)
-
-    def request(self, name: str, grammar: Grammar | None, prompt: bytes = b"a", **params: Any) -> RequestSpec:
-        options = {"max_tokens": 200, "temperature": 0.0, **params}
-        return RequestSpec(id=name, tokens=tuple(prompt), params=SamplingParams(**options), grammar=grammar)
-
-    def decoded(self, tokens: Sequence[int]) -> str:
-        return self.text.decode(tokens)
 
 
 @pytest.fixture(scope="module")
@@ -63,33 +32,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(write_model(tmp_path_factory.mktemp("bytes")))
 
 
-def launch(world: World, **flags: object) -> CheckedEngine:
-    options = {
-        "device": "cpu",
-        "model_path": world.folder,
-        "load_format": "dummy",
-        "dtype": "float32",
-        "page_size": 16,
-        "max_total_tokens": 2048,
-        "max_running_requests": 16,
-        **flags,
-    }
-    arguments: list[str] = []
-    for name, value in options.items():
-        arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    engine = CheckedEngine.launch(arguments)
-    engine.send(world.vocabulary)
-    return engine
-
-
 @pytest.fixture(scope="module")
 def engine(world: World) -> Iterator[CheckedEngine]:
     with launch(world) as made:
         yield made
-
-
-def of(kind: Kind, text: str) -> GrammarSource:
-    return GrammarSource(kind=kind, text=text, param="test")
 
 
 def follows(kind: str, text: str) -> bool:

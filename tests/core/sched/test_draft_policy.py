@@ -33,6 +33,13 @@ def test_without_measured_steps_drafts_are_free() -> None:
     assert counts(DraftHistory(), 0.0, 4, accepts=False, limit=3) == [3, 3, 3, 3]
 
 
+@pytest.mark.parametrize(("rows", "jumped", "pays"), [(1, 3, True), (3, 3, True), (4, 3, False), (100, 9, False)])
+def test_forced_tokens_pay_while_they_cost_less_than_rows(rows: int, jumped: int, pays: bool) -> None:
+    assert DraftCost(STEPS, 0).jump_pays(rows, jumped) is pays
+    assert DraftCost(((1, 1.0), (4, 1.1), (16, 1.2)), 0).jump_pays(rows, jumped)  # steps are bound by memory
+    assert DraftCost(STEPS[:1], 0).jump_pays(rows, jumped)  # nothing is known
+
+
 def test_drafts_that_are_accepted_become_more() -> None:
     assert counts(DraftHistory(), 0.4, 8, accepts=True) == [1, 2, 4, 4, 4, 4, 4, 4]
 

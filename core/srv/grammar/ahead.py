@@ -1,0 +1,102 @@
+"""What a grammar allows next, and which tokens it forces before the model has sampled any.
+
+Where a mask allows a single token, that token is known, and so is the mask after it. `next_masks` follows such tokens,
+so that they need no step each (`srv.sched.late`). No text is split into tokens here: a token counts as forced only if
+no other one is allowed, so that an output is the same as if each of its tokens had been sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from srv.grammar.backend import GrammarBackend, Masks, Matcher, mask_of
+
+MOST_FORCED = 32  # tokens that are followed at a time; what is forced after them, in the next step
+
+
+class Progress:
+    """How far one output is in its grammar. `ahead`: the forced tokens that `matcher` has got and the output has not.
+
+    `jumps`: whether forced tokens are looked for.
+    """
+
+    __slots__ = ("_mask", "ahead", "jumps", "matcher")
+
+    def __init__(self, matcher: Matcher, *, jumps: bool) -> None:
+        self.matcher, self.jumps = matcher, jumps
+        self.ahead: list[int] = []
+        self._mask: npt.NDArray[np.int32] | None = None  # after `ahead`, if it is known
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """The output has these tokens more. False if the grammar does not allow one of them."""
+        known = 0
+        while known < min(len(tokens), len(self.ahead)) and tokens[known] == self.ahead[known]:
+            known += 1
+        del self.ahead[:known]
+        if known == len(tokens):
+            return True
+        self.ahead, self._mask = [], None
+        return self.matcher.accept(tokens[known:])
+
+    def known_mask(self, words: int) -> npt.NDArray[np.int32] | None:
+        """The mask of the next token, int32 [words]; None if the backend has to make it."""
+        return mask_of(self.ahead[:1], words) if self.ahead else self._mask
+
+    def look_ahead(self, token: int | None, mask: npt.NDArray[np.int32]) -> bool:
+        """`mask` is the one after `ahead`, and `token` the only one that it allows: go on by it.
+
+        Returns whether the next mask is needed, too.
+        """
+        if token is not None and self.matcher.accept((token,)):
+            self.ahead.append(token)
+            return len(self.ahead) < MOST_FORCED
+        if token is not None or self.ahead:
+            self._mask = mask.copy()
+        return False
+
+
+def next_masks(backend: GrammarBackend, outputs: Sequence[Progress], end_tokens: Container[int]) -> Masks:
+    """The mask of the next token of each output, [outputs, words]. Follows what is forced, but not an end token."""
+    masks = np.empty((len(outputs), backend.words), dtype=np.int32)
+    missing = []
+    for index, output in enumerate(outputs):
+        known = output.known_mask(backend.words)
+        if known is None:
+            missing.append(index)
+        else:
+            masks[index] = known
+    if missing:
+        made = masks if len(missing) == len(outputs) else np.empty((len(missing), backend.words), dtype=np.int32)
+        backend.fill([outputs[index].matcher for index in missing], made)
+        if made is not masks:
+            masks[missing] = made
+        _look_ahead(backend, [outputs[index] for index in missing], made, end_tokens)
+    return masks
+
+
+def _look_ahead(backend: GrammarBackend, outputs: Sequence[Progress], masks: Masks, end_tokens: Container[int]) -> None:
+    """Follow what is forced in all outputs, whose next masks are given: masks are still made for many at a time."""
+    while outputs:
+        going = []
+        for output, token, mask in zip(outputs, only_tokens(masks), masks, strict=True):
+            forced = None if token in end_tokens or output.matcher.failure else token
+            if output.jumps and output.look_ahead(forced, mask):
+                going.append(output)
+        outputs, masks = going, np.empty((len(going), backend.words), dtype=np.int32)
+        if outputs:
+            backend.fill([output.matcher for output in outputs], masks)
+
+
+def only_tokens(masks: Masks) -> list[int | None]:
+    """The token of each mask that allows a single one; None for the others."""
+    used = masks != 0
+    found: list[int | None] = [None] * len(masks)
+    for row in np.flatnonzero(np.count_nonzero(used, axis=1) == 1).tolist():
+        word = int(used[row].argmax())
+        bits = int(masks[row, word]) & 0xFFFFFFFF
+        if bits & (bits - 1) == 0:
+            found[row] = 32 * word + bits.bit_length() - 1
+    return found
