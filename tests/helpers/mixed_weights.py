@@ -59,7 +59,7 @@ def of_int8() -> Group:
 
 
 def config_of(
-    groups: Mapping[tuple[str, ...], Group], form: str = "mixed-precision", ignore: tuple[str, ...] = ("lm_head",)
+    groups: Mapping[Any, Group], form: str = "mixed-precision", ignore: tuple[str, ...] = ("lm_head",)
 ) -> dict[str, Any]:
     """A quantization_config; `groups`: by their targets. Their formats are left out unless `form` is the mixed one."""
     stated: dict[str, Any] = {}

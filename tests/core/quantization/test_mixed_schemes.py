@@ -105,7 +105,7 @@ def test_int8_activations_beside_other_schemes(tmp_path: Path) -> None:
     assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
 
 
-EXPERT_SIZES = {"moe_intermediate_size": 32, "num_hidden_layers": 2}
+EXPERT_SIZES: dict[str, Any] = {"moe_intermediate_size": 32, "num_hidden_layers": 2}
 
 
 @every(("group", "kind"), [(FOUR, GGUFExperts), (FLOATS, Fp8Experts)])
@@ -123,7 +123,7 @@ def test_experts_have_the_scheme_of_their_group(group: Group, kind: type, tmp_pa
 
 def test_patterns_fit_the_names_in_the_files_as_well(tmp_path: Path) -> None:
     """Files of Mixtral have other names than the layers of its class in transformers."""
-    groups = {(r"re:.*block_sparse_moe\.experts\.\d+\.w\d$",): EIGHT, ("Linear",): FLOATS}
+    groups: dict[tuple[str, ...], Group] = {(r"re:.*block_sparse_moe\.experts\.\d+\.w\d$",): EIGHT, ("Linear",): FLOATS}
     config = config_of(groups, ignore=("lm_head", r"re:.*gate$"))
     model = write_mixed(tmp_path, {"experts": EIGHT, "self_attn": FLOATS}, config, kind="mixtral", num_hidden_layers=2)
     tokens = tokens_of(model, 12)
@@ -169,7 +169,7 @@ def test_patterns_fit_the_names_in_the_files_as_well(tmp_path: Path) -> None:
 def test_a_plan_refuses_the_layers_that_a_launch_refuses(
     groups: Mapping[tuple[str, ...], Group], layers: Mapping[str, Group], kind: str, part: str, tmp_path: Path
 ) -> None:
-    fields = EXPERT_SIZES if kind == "qwen3_moe" else {"num_hidden_layers": 1}
+    fields: dict[str, Any] = EXPERT_SIZES if kind == "qwen3_moe" else {"num_hidden_layers": 1}
     write_mixed(tmp_path, layers, config_of(groups), kind=kind, **fields)
     with pytest.raises(ModelError, match=part) as caught:
         built(tmp_path)
