@@ -124,13 +124,18 @@ def small_model(kind: str, **fields: Any) -> Any:
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 
 
+# By the ends of parameters' names; 1 for others. With these decays, recurrent states last for several tokens.
+MEANS = {"bias": 0.0, "A_log": -2.0}
+
+
 def randomized(model: Any) -> Any:
     """Give values to the parameters that transformers initialises to zero or one, and to biases of experts."""
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3)
+                mean = next((mean for end, mean in MEANS.items() if name.endswith(end)), 1.0)
+                parameter.normal_(mean, 0.3)
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):
                 buffer.normal_(0.0, 0.3)

@@ -193,7 +193,7 @@ UNPROVEN = {
         for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
         for kind in ("Model", "ForSequenceClassification")
     ),
-    *(f"model:{name}ForCausalLM/safetensors" for name in ("DeepseekV2", "DeepseekV3", "Qwen3Next")),
+    *(f"model:{name}ForCausalLM/safetensors" for name in ("DeepseekV2", "DeepseekV3")),
     *(
         f"model:{name}ForCausalLM/{form}"
         for name in ("Mixtral", "Qwen2Moe", "Qwen3Moe")
