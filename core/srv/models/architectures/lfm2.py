@@ -161,7 +161,8 @@ def make_sparse(config: Mapping[str, Any]) -> Lfm2Config:
 
 def _without_experts(config: Mapping[str, Any], reads: tuple[str, ...] = ()) -> Lfm2Config:
     base = decoder_config({**config, "rms_norm_eps": config["norm_eps"]}, reads)
-    attends = attending(config["layer_types"], KINDS, base.layers)
+    types = config["layer_types"]
+    attends = attending((ATTENTION,) * base.layers if types is None else types, KINDS, base.layers)
     decoder = base._replace(qk_norm=True)
     return Lfm2Config(decoder, int(config["conv_L_cache"]), bool(config["conv_bias"]), attends)
 
@@ -226,6 +227,7 @@ SPARSE = Architecture(
         **_DEFAULTS,
         "hidden_size": 2048,
         "intermediate_size": 7168,
+        "layer_types": None,
         "moe_intermediate_size": 1792,
         "num_dense_layers": 2,
         "num_experts_per_tok": 4,
