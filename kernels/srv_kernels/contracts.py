@@ -219,9 +219,10 @@ CONTRACTS: Mapping[str, OpContract] = {
         _contract(
             recurrent_oracles.causal_conv1d,
             causal_conv1d_cases,
-            signature="(x [T, C], weight [C, W], bias [C] | None, states [S, C, W], slots int64 [R], lens: R integers)"
-            " -> (silu of the convolution [T, C], new states [R, C, W]): row i has lens[i] >= 1 tokens of x, and"
-            " states[slots[i]] the W inputs before them, the oldest first; the states are not changed",
+            signature="(x [T, C], weight [C, W], bias [C] | None, states [S, C, W], slots int64 [R], lens: R integers,"
+            " activation: str = silu) -> (activation of the convolution [T, C], new states [R, C, W]): row i has"
+            " lens[i] >= 1 tokens of x, and states[slots[i]] the W inputs before them, the oldest first; the states are"
+            " not changed; `activation` is silu or none",
             sizes=("channels", "width"),
             tolerances=_TWO_ROUNDINGS,
             module="recurrent_reference",

@@ -26,7 +26,9 @@ def causal_conv1d_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
             bias = random_tensor(generator, channels, dtype=dtype) if number % 2 else None
             states = random_tensor(generator, _SLOTS, channels, width, dtype=dtype)
             label = f"rows of {', '.join(map(str, lens))} tokens, {channels} channels, width {width}"
-            yield Case(label, (x, weight, bias, states, _slots(generator, lens), lens))
+            args = (x, weight, bias, states, _slots(generator, lens), lens)
+            yield Case(label, args)
+            yield Case(f"{label}, without activation", (*args, "none"))
     lens = (2, 1)
     states = torch.full((_SLOTS, 4, 4), torch.inf, dtype=dtype)
     states[2:4] = 0

@@ -11,9 +11,15 @@ from srv_kernels.oracles import float64
 
 
 def causal_conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor, lens: Sequence[int]
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    slots: Tensor,
+    lens: Sequence[int],
+    activation: str = "silu",
 ) -> tuple[Tensor, Tensor]:
-    """silu of each channel's convolution over time with its own weights, after the inputs that its state has kept."""
+    """Each channel's convolution over time with its own weights, after the inputs that its state has kept."""
     begin, out, kept = 0, [], []
     taps = float64(weight)
     width = taps.shape[1]
@@ -21,7 +27,7 @@ def causal_conv1d(
         history = torch.cat((float64(states)[slot], float64(x)[begin : begin + length].T), 1)
         total = (history[:, 1:].unfold(1, width, 1) * taps[:, None]).sum(-1)
         total = total if bias is None else total + float64(bias)[:, None]
-        out.append((total / (1 + (-total).exp())).T)
+        out.append((total / (1 + (-total).exp()) if activation == "silu" else total).T)
         kept.append(history[:, -width:])
         begin += length
     return torch.cat(out), torch.stack(kept)

@@ -10,7 +10,13 @@ from torch import Tensor
 
 
 def causal_conv1d(
-    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor, slots: Tensor, lens: Sequence[int]
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    states: Tensor,
+    slots: Tensor,
+    lens: Sequence[int],
+    activation: str = "silu",
 ) -> tuple[Tensor, Tensor]:
     """x [T, C], weight [C, W], bias [C] or None, states [S, C, W], slots int64 [R] -> ([T, C], new states)."""
     width, wide = weight.shape[1], weight.float()
@@ -26,7 +32,8 @@ def causal_conv1d(
         new.append(history[None, :, -width:])
         begin = end
     sums = _joined(total)
-    return F.silu(sums if bias is None else sums + bias.float()).to(x.dtype), _joined(new)
+    sums = sums if bias is None else sums + bias.float()
+    return (F.silu(sums) if activation == "silu" else sums).to(x.dtype), _joined(new)
 
 
 def gated_delta_rule(

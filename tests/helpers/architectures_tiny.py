@@ -147,6 +147,7 @@ TOWER: dict[str, Any] = {
     "adapter_output_size": HIDDEN,
     "head_dim": 8,
 }
+DELTA_AND_ATTENTION = ["linear_attention", "full_attention"]  # by default, only every fourth layer attends
 # What a model needs beside, by model type. `...` leaves a field at its default.
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
@@ -155,6 +156,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {"global_head_dim": 2 * HEAD_DIM},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "qwen3_5": {"text_config": {"layer_types": DELTA_AND_ATTENTION}},
+    "qwen3_5_moe": {"text_config": {"layer_types": DELTA_AND_ATTENTION}},
+    "qwen3_5_moe_text": {"layer_types": DELTA_AND_ATTENTION},
+    "qwen3_5_text": {"layer_types": DELTA_AND_ATTENTION},
+    "qwen3_next": {"layer_types": DELTA_AND_ATTENTION},
     "longcat_flash": {"head_dim": 4},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},

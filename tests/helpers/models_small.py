@@ -18,11 +18,15 @@ from torch import Tensor
 from transformers import (
     Gemma3TextConfig,
     GraniteConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
@@ -45,6 +49,10 @@ CONFIGS: dict[str, Any] = {
     "smollm3": SmolLM3Config,
     "gemma3": Gemma3TextConfig,
     "qwen3_next": Qwen3NextConfig,
+    "qwen3_5": Qwen3_5TextConfig,
+    "qwen3_5_moe": Qwen3_5MoeTextConfig,
+    "lfm2": Lfm2Config,
+    "lfm2_moe": Lfm2MoeConfig,
     "mixtral": MixtralConfig,
     "qwen2_moe": Qwen2MoeConfig,
     "qwen3_moe": Qwen3MoeConfig,
@@ -64,20 +72,36 @@ SIZES: dict[str, Any] = {
 }
 
 
+DELTA_RULE = {
+    "head_dim": 8,
+    "partial_rotary_factor": 0.5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "full_attention_interval": 3,
+}
+SHARED_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 24,
+}
 # Fields whose defaults in transformers do not fit these sizes.
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8},
     "smollm3": {"pad_token_id": 0},
-    "qwen3_next": {
-        "head_dim": 8,
-        "partial_rotary_factor": 0.5,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 6,
-        "full_attention_interval": 3,
-        "num_experts": 0,
-        "num_experts_per_tok": 1,
+    "qwen3_next": {**DELTA_RULE, "num_experts": 0, "num_experts_per_tok": 1},
+    "qwen3_5": DELTA_RULE,
+    "qwen3_5_moe": {**DELTA_RULE, **SHARED_EXPERTS},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "pad_token_id": 0,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "num_dense_layers": 1,
     },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": {
@@ -100,13 +124,21 @@ def small_model(kind: str, **fields: Any) -> Any:
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 
 
+# By the ends of parameters' names; 1 for others. With these decays, recurrent states last for several tokens.
+MEANS = {"bias": 0.0, "A_log": -2.0}
+
+
 def randomized(model: Any) -> Any:
-    """Give values to the parameters that transformers initialises to zero or one."""
+    """Give values to the parameters that transformers initialises to zero or one, and to biases of experts."""
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                parameter.normal_(0.0 if name.endswith("bias") else 1.0, 0.3)
+                mean = next((mean for end, mean in MEANS.items() if name.endswith(end)), 1.0)
+                parameter.normal_(mean, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.normal_(0.0, 0.3)
     return model.eval()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from srv.models.architectures.registry import find as find_architecture
+from srv.models.architectures.registry import native_or_reason
 from srv.platform.facts import BackendSpec
 from srv.platform.layers import layer_names
 from srv.specs import ModelFacts, Recurrent, spec_name
@@ -18,7 +19,7 @@ def unread_groups(model: ModelFacts | None, spec: BackendSpec) -> tuple[str, ...
     groups = model.cache_groups if model else ()
     recurrent = tuple(
         f"the cache group of {layer_names(group.layers)} is {spec_name(group)}, which no attention backend of this "
-        "version of srv reads"
+        f"version of srv reads{_why_not_native(model)}"
         for group in groups
         if isinstance(group, Recurrent)
     )
@@ -27,6 +28,14 @@ def unread_groups(model: ModelFacts | None, spec: BackendSpec) -> tuple[str, ...
         for group in (model.latents if model and not spec.latent else ())
     )
     return recurrent + latent
+
+
+def _why_not_native(model: ModelFacts | None) -> str:
+    """What keeps the native layers of an architecture from computing the model; "" if there are none."""
+    if model is None or find_architecture(model.architecture) is None:
+        return ""
+    native = native_or_reason(model.architecture, model.config)
+    return f" (native layers, which would, do not compute it: {native})" if isinstance(native, str) else ""
 
 
 def without_states(model: ModelFacts | None) -> ModelFacts | None:

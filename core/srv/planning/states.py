@@ -53,7 +53,7 @@ def missing_native_layers(config: Config, model: ModelFacts) -> Rejection | None
     why = _why_not_native(config, model)
     if why is None:
         return None
-    return _latent_attention(config, why) if recurrent is None else _recurrent_states(recurrent)
+    return _latent_attention(config, why) if recurrent is None else _recurrent_states(recurrent, why)
 
 
 def _why_not_native(config: Config, model: ModelFacts) -> str | None:
@@ -76,14 +76,14 @@ def _latent_attention(config: Config, why: str) -> Rejection:
     )
 
 
-def _recurrent_states(spec: Recurrent) -> Rejection:
+def _recurrent_states(spec: Recurrent, why: str) -> Rejection:
     return Rejection(
         "recurrent_states",
         "model",
         None,
         "memory budget",
         f"{len(spec.layers)} of its layers keep recurrent states ({', '.join(each.name for each in spec.states)}), and "
-        "no native layers compute them here: the classes of transformers keep such states themselves",
+        f"no native layers compute them here ({why}): the classes of transformers keep such states themselves",
         "Choose a model with native layers and leave --model-impl at auto, or one whose layers all use attention.",
     )
 

@@ -96,6 +96,13 @@ def test_attention_backends_do_not_see_the_states_of_native_layers() -> None:
     assert resolved(on=platform, model=facts).config.memory.page_size == 8
 
 
+def test_a_model_of_states_alone_is_refused_with_what_native_layers_lack() -> None:
+    config = {"num_experts": 0, "num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}
+    facts = model(architecture="Qwen3NextForCausalLM", config=config, cache_groups=(STATES,))
+    (rejected, *_) = refused(None, manifest(backend("any")), model=facts)
+    assert "native layers, which would, do not compute it: layer_types has no layer of full_att" in rejected.reason
+
+
 def test_backend_for_one_slot_is_chosen_only_there() -> None:
     late = backend("late", 9, lambda context: Requires(slots=("decode_attention_backend",)))
     platform = manifest(late, backend("any", 1))

@@ -39,6 +39,11 @@ CELLS = {
     "granite": "GraniteForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "vaultgemma": "any other decoder",  # without native layers: through transformers
 }
 SLOW = dict.fromkeys(CELLS.keys() - {"llama"}, (pytest.mark.slow,))
@@ -51,6 +56,7 @@ OF_GGUF = {
 POOL = "--max-total-tokens=2048"
 OF_KIND: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16},
+    "qwen3_5_moe": {"moe_intermediate_size": 32},  # transformers' product of experts needs rows of whole 16 bytes
     "vaultgemma": {"query_pre_attn_scalar": 16},
 }
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0}

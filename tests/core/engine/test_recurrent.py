@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 from engine_small import OUTPUT, Small, engine, greedy, make_small, message, messages
+from models_small import SHARED_EXPERTS
 
 from srv.io.messages import Abort
 from srv.testing.engine import CheckedEngine
 
-EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 24,
-}
 LONG = [(place * 37 + 11) % 90 + 3 for place in range(75)]  # longer than a chunk of the delta rule
 
 
@@ -60,9 +55,23 @@ def test_output_is_that_of_transformers(small: Small, after_long: list[int], fla
 
 
 def test_experts_in_a_batch_and_chunks(tmp_path: Any) -> None:
-    sparse = make_small("qwen3_next", tmp_path, **EXPERTS)
+    sparse = make_small("qwen3_next", tmp_path, **SHARED_EXPERTS)
     with engine(sparse, chunk=7) as made:
         assert [result.tokens for result in made.generate(messages(sparse.prompts))] == sparse.tokens
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"])
+def test_other_models_in_a_batch_in_chunks_and_after_a_prefix(kind: str, tmp_path: Any) -> None:
+    other = make_small(kind, tmp_path)
+    expected = greedy(other.model, LONG, OUTPUT)
+    with engine(other, chunk=7) as made:
+        results = made.generate([message("long", LONG), *messages(other.prompts)])
+        assert [result.tokens for result in results] == [expected, *other.tokens]
+        (again,) = made.generate([message("again", LONG)])
+        turn = [*LONG, *expected, 5, 6, 7]
+        (second,) = made.generate([message("second", turn)])
+    assert [again.tokens, second.tokens] == [expected, greedy(other.model, turn, OUTPUT)]
+    assert [again.cached_tokens, second.cached_tokens] == [72, 72]
 
 
 def test_a_prefix_goes_on_from_its_snapshot(small: Small, after_long: list[int]) -> None:

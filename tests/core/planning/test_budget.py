@@ -142,13 +142,17 @@ CONVOLUTION, STATE = StateTensor("conv", (8, 3), "float32"), StateTensor("state"
 GROUPS = (FullAttention((0,), 4, 64, 64), Recurrent((1, 2), (CONVOLUTION, STATE)))
 
 
-@every("architecture", ["BambaForCausalLM", "Qwen3NextForCausalLM"])
-def test_recurrent_states_without_native_layers_are_refused(architecture: str) -> None:
+@every("architecture,reason", [
+    ("BambaForCausalLM", "architecture BambaForCausalLM has no native layers"),
+    ("Qwen3NextForCausalLM", "hidden_act = 'gelu' is not implemented natively"),
+])  # fmt: skip
+def test_recurrent_states_without_native_layers_are_refused(architecture: str, reason: str) -> None:
     facts = model(architecture=architecture, config={"hidden_act": "gelu"}, cache_groups=GROUPS)
     rejected = missing_native_layers(config(), facts)
     assert rejected is not None
     assert rejected.code == "recurrent_states"
     assert "2 of its layers keep recurrent states (conv, state)" in rejected.reason
+    assert reason in rejected.reason
 
 
 @every("fields,values,reason,remedy", [

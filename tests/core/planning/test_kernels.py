@@ -92,6 +92,23 @@ QWEN3_NEXT = LLAMA | {
     "shared_expert_intermediate_size": 48,
     "mlp_only_layers": [0],
 }
+QWEN3_5_MOE = QWEN3_NEXT | {"architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text"}
+LFM2 = LLAMA | {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "full_attn_idxs": [1],
+    "conv_bias": True,
+    "tie_word_embeddings": True,
+}
+LFM2_MOE = LFM2 | {
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "model_type": "lfm2_moe",
+    "layer_types": ["conv", "full_attention"],
+    "num_dense_layers": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 UNKNOWN = LLAMA | {"hidden_act": "gelu"}  # no native layers
 
 
@@ -217,6 +234,9 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (STABLELM, ()),
         (BLOOM, ()),
         (QWEN3_NEXT, ()),
+        (QWEN3_5_MOE, ()),
+        (LFM2, ("--torchao-config", "int8dq")),
+        (LFM2_MOE, ()),
         (DEEPSEEK, ()),
         (UNKNOWN, ()),
     ],
@@ -230,6 +250,9 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "stablelm",
         "bloom",
         "qwen3-next",
+        "qwen3.5-moe",
+        "lfm2-int8dq",
+        "lfm2-moe",
         "deepseek",
         "transformers",
     ],

@@ -1,16 +1,19 @@
 """Qwen3-Next: the facts of a decoder most of whose layers keep a recurrent state instead of keys and values.
 
 Every fourth layer has attention, with a sigmoid gate on its result; the others have the gated delta rule. The
-feed-forward layers are mixtures of experts, or dense ones. Torch-free; `qwen3_next_layers` computes.
+feed-forward layers are mixtures of experts, or dense ones. Torch-free; `qwen3_next_layers` computes. Owns what Qwen3.5
+(`qwen3_5`) has in common with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import Architecture, DividedSizes
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.hybrid_config import attending, check_experts
 from srv.models.architectures.op_uses import (
     ADD_NORM,
     NORM,
@@ -125,8 +128,9 @@ class Qwen3NextConfig(NamedTuple):
                 yield Matrix(qkv, hidden, 2 * heads + 2 * sizes.kv_heads * sizes.head_dim)
                 yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
             else:
-                names = tuple(f"{prefix}.linear_attn.in_proj_{name}" for name in ("qkvz", "ba"))
-                yield Matrix(names, hidden, delta.channels + delta.values + 2 * delta.value_heads)
+                for inputs in delta.inputs:
+                    names = tuple(f"{prefix}.linear_attn.{name}" for name in inputs)
+                    yield Matrix(names, hidden, sum(inputs.values()))
                 yield Matrix((f"{prefix}.linear_attn.out_proj",), delta.values, hidden)
             moe = self.moe_of(index)
             if moe is None:
@@ -137,7 +141,20 @@ class Qwen3NextConfig(NamedTuple):
 
 
 def make_config(config: Mapping[str, Any]) -> Qwen3NextConfig:
-    base = decoder_config(config, reads=("num_experts", "partial_rotary_factor"))
+    routing = Routing(int(config["num_experts_per_tok"]), renormalize=bool(config["norm_topk_prob"]))
+    moe = mixture_with_shared(config, routing)
+    dense, step = set(config["mlp_only_layers"] or ()), int(config["decoder_sparse_step"])
+    layers = range(int(config["num_hidden_layers"]))
+    sparse = tuple(i not in dense and moe.experts > 0 and (i + 1) % step == 0 for i in layers)
+    return with_delta_rule(config, moe, sparse, by_heads=True)
+
+
+def with_delta_rule(
+    config: Mapping[str, Any], moe: MoEConfig | None, has_experts: tuple[bool, ...], *, by_heads: bool
+) -> Qwen3NextConfig:
+    """The configuration of a model with these experts. `by_heads`: as in `DeltaSizes`."""
+    own = ("partial_rotary_factor",) if moe is None else ("partial_rotary_factor", "num_experts")
+    base = decoder_config(config, reads=own)
     bias = bool(config["attention_bias"])
     delta = DeltaSizes(
         int(config["linear_num_key_heads"]),
@@ -145,57 +162,34 @@ def make_config(config: Mapping[str, Any]) -> Qwen3NextConfig:
         int(config["linear_key_head_dim"]),
         int(config["linear_value_head_dim"]),
         int(config["linear_conv_kernel_dim"]),
+        by_heads,
     )
     if delta.value_heads % delta.key_heads:
         reason = f"{delta.value_heads} value heads are not a multiple of {delta.key_heads} key heads"
         raise UnsupportedConfig(f"{reason} (linear_num_value_heads, linear_num_key_heads)")
-    attends = _attends(config, base.layers)
-    if not any(attends):
-        raise UnsupportedConfig("layer_types has no layer of full_attention")
-    routing = Routing(int(config["num_experts_per_tok"]), renormalize=bool(config["norm_topk_prob"]))
-    inner, shared = int(config["moe_intermediate_size"]), int(config["shared_expert_intermediate_size"])
-    moe = MoEConfig(int(config["num_experts"]), inner, routing, shared, shared_gate=True)
-    has_experts = _has_experts(config, base.layers, moe)
-    decoder = base._replace(qkv_bias=bias, output_bias=bias, qk_norm=True)
-    return Qwen3NextConfig(decoder, delta, moe if any(has_experts) else None, attends, has_experts)
-
-
-def _attends(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     types = config.get("layer_types")
     if types is None:
         interval = int(config["full_attention_interval"])
-        types = [KINDS[(layer + 1) % interval == 0] for layer in range(layers)]
-    unknown = sorted(set(types) - set(KINDS))
-    if unknown:
-        raise UnsupportedConfig(f"layer_types contains the unknown {', '.join(map(repr, unknown))}")
-    if len(types) != layers:
-        raise UnsupportedConfig(f"layer_types has {len(types)} entries for {layers} layers")
-    return tuple(each == "full_attention" for each in types)
+        types = [KINDS[(layer + 1) % interval == 0] for layer in range(base.layers)]
+    attends = attending(types, KINDS, base.layers)
+    moe = moe if any(has_experts) else None
+    if moe is not None:
+        check_experts(moe)
+        if moe.shared_intermediate <= 0:
+            raise UnsupportedConfig(f"shared_expert_intermediate_size = {moe.shared_intermediate} is not a size")
+    decoder = base._replace(qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return Qwen3NextConfig(decoder, delta, moe, attends, has_experts)
 
 
-def _has_experts(config: Mapping[str, Any], layers: int, sparse: MoEConfig) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`-th layer has experts, but those of `mlp_only_layers` do not."""
-    dense, step = set(config["mlp_only_layers"] or ()), int(config["decoder_sparse_step"])
-    found = tuple(i not in dense and sparse.experts > 0 and (i + 1) % step == 0 for i in range(layers))
-    if any(found) and not 0 < sparse.routing.top_k <= sparse.experts:
-        raise UnsupportedConfig(
-            f"num_experts_per_tok = {sparse.routing.top_k} of {sparse.experts} experts is not possible"
-        )
-    if any(found) and sparse.shared_intermediate <= 0:
-        raise UnsupportedConfig(f"shared_expert_intermediate_size = {sparse.shared_intermediate} is not a size")
-    return found
+def mixture_with_shared(config: Mapping[str, Any], routing: Routing) -> MoEConfig:
+    inner, shared = int(config["moe_intermediate_size"]), int(config["shared_expert_intermediate_size"])
+    return MoEConfig(int(config["num_experts"]), inner, routing, shared, shared_gate=True)
 
 
-ARCHITECTURE = Architecture(
-    name="Qwen3NextForCausalLM",
-    make_config=make_config,
-    defaults={
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 48,
+# The values that transformers uses for fields that a configuration of either family leaves out.
+SHARED_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
         "num_attention_heads": 16,
-        "num_key_value_heads": 2,
         "head_dim": 256,
         "hidden_act": "silu",
         "max_position_embeddings": 32768,
@@ -209,6 +203,19 @@ ARCHITECTURE = Architecture(
         "linear_value_head_dim": 128,
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
+    }
+)
+LAYERS = "srv.models.architectures.qwen3_next_layers:Qwen3Next"
+ARCHITECTURE = Architecture(
+    name="Qwen3NextForCausalLM",
+    make_config=make_config,
+    defaults={
+        **SHARED_DEFAULTS,
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 2,
         "decoder_sparse_step": 1,
         "mlp_only_layers": None,
         "moe_intermediate_size": 512,
@@ -217,6 +224,6 @@ ARCHITECTURE = Architecture(
         "num_experts": 512,
         "norm_topk_prob": True,
     },
-    layers="srv.models.architectures.qwen3_next_layers:Qwen3Next",
+    layers=LAYERS,
     model_type="qwen3_next",
 )

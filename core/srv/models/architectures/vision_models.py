@@ -12,6 +12,8 @@ VISION_CLASSES = (
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 # Language models that exist only within vision models, by the model that computes the same for text. Their rotary
 # embeddings have three positions per token, which are equal where there are no images.
@@ -22,6 +24,8 @@ SAME_FOR_TEXT: Mapping[str, str] = MappingProxyType(
         "qwen2_5_vl": "qwen2",
         "qwen2_5_vl_text": "qwen2",
         "qwen3_vl_text": "qwen3",
+        "qwen3_5": "qwen3_5_text",
+        "qwen3_5_moe": "qwen3_5_moe_text",
         "gemma3": "gemma3_text",
     }
 )

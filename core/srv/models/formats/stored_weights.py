@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 _NUMBER = re.compile(r"\.(\d+)\.")
 _NONE: Mapping[str, str] = MappingProxyType({})
 _PREDICTION = ".eh_proj.weight"  # joins the embedding of the next token and a hidden state
+_QWEN_PREDICTION = "mtp."  # where "fc" does it
 
 # The order of rows in a fused matrix: all queries, then all keys, then all values; or, for each KV head, its queries,
 # its key and its value.
@@ -88,4 +89,6 @@ def prediction_layers(names: Iterable[str]) -> tuple[str, ...]:
 
     They are not served. `names`: of all stored tensors of a checkpoint.
     """
-    return tuple(name.removesuffix(_PREDICTION[1:]) for name in names if name.endswith(_PREDICTION))
+    of_qwen = f"{_QWEN_PREDICTION}fc.weight"
+    ends = (name for name in names if name.endswith(_PREDICTION) or name == of_qwen)
+    return tuple(_QWEN_PREDICTION if name == of_qwen else name.removesuffix(_PREDICTION[1:]) for name in ends)

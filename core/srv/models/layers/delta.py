@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
 from srv.models.layers.norm import RMSNorm
-from srv.models.layers.states import StatesOf
+from srv.models.layers.states import StateLayer, StatesOf
 from srv.platform.interface import OpArgs
 
 CONV, STATE = "conv", "state"  # the names of the states
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(StateLayer):
     """[T, hidden] -> [T, hidden] over the states "conv" ``[C, W]`` and "state" ``[HV, K, V]`` of each row."""
 
     def __init__(
@@ -37,9 +37,10 @@ class GatedDeltaNet(nn.Module):
         context = factory.context
         self.prefix, self.sizes, self.place = prefix, sizes, context.state_place(index)
         self._parts = (sizes.keys, sizes.keys, sizes.values)
-        self._inputs = (sizes.channels + sizes.values, 2 * sizes.value_heads)
-        names = (f"{prefix}.in_proj_qkvz", f"{prefix}.in_proj_ba")
-        self.in_proj = factory.linear(dict(zip(names, self._inputs, strict=True)), hidden, False)
+        self.in_proj, self.rates_proj = (
+            factory.linear({f"{prefix}.{name}": rows for name, rows in each.items()}, hidden, False)
+            for each in sizes.inputs
+        )
         self.out_proj = factory.linear({f"{prefix}.out_proj": hidden}, sizes.values, False)
         self.conv_weight = context.empty(sizes.channels, sizes.width)
         self.dt_bias, self.a_log = context.empty(sizes.value_heads), context.empty(sizes.value_heads)
@@ -58,12 +59,8 @@ class GatedDeltaNet(nn.Module):
         return bound
 
     def forward(self, x: Tensor, states_of: StatesOf) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the rows advance by their tokens."""
         sizes, states = self.sizes, states_of(*self.place)
-        qkvz, ba = self.in_proj.kernel(x).split_with_sizes(self._inputs, -1)
-        mixed, z = self._split_heads(qkvz)
-        each = sizes.value_heads // sizes.key_heads
-        b, a = (part.reshape(-1, sizes.value_heads) for part in ba.reshape(-1, sizes.key_heads, 2 * each).chunk(2, -1))
+        mixed, z, b, a = self._divided(self.in_proj.kernel(x), self.rates_proj.kernel(x))
         conv, state = states.tensors[CONV], states.tensors[STATE]
         mixed, new_conv = self._conv(mixed, self.conv_weight, None, conv, states.slots, states.lens)
         conv.index_copy_(0, states.slots, new_conv.to(conv.dtype))
@@ -84,25 +81,29 @@ class GatedDeltaNet(nn.Module):
         gated = (normed * F.silu(z.reshape(-1, sizes.value_dim).float())).to(x.dtype)
         return self.out_proj.kernel(gated.reshape(len(x), -1))
 
-    def _split_heads(self, qkvz: Tensor) -> tuple[Tensor, Tensor]:
-        """(queries, keys and values [T, C], gates z [T, HV · V]); in the checkpoint, each key head has its own part."""
+    def _divided(self, qkvz: Tensor, ba: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(queries, keys and values [T, C], gates z [T, HV · V], b and a [T, HV])."""
         sizes, tokens = self.sizes, len(qkvz)
-        values = sizes.value_heads // sizes.key_heads * sizes.value_dim
+        if not sizes.by_heads:
+            (mixed, z), (b, a) = qkvz.split_with_sizes((sizes.channels, sizes.values), -1), ba.chunk(2, -1)
+            return mixed, z, b, a
+        each = sizes.value_heads // sizes.key_heads
+        values = each * sizes.value_dim
         parts = qkvz.reshape(tokens, sizes.key_heads, -1)
         q, k, v, z = parts.split_with_sizes((sizes.key_dim, sizes.key_dim, values, values), -1)
-        return torch.cat([part.reshape(tokens, -1) for part in (q, k, v)], -1), z.reshape(tokens, -1)
+        b, a = ba.reshape(tokens, sizes.key_heads, 2 * each).chunk(2, -1)
+        mixed = torch.cat([part.reshape(tokens, -1) for part in (q, k, v)], -1)
+        return mixed, z.reshape(tokens, -1), b.reshape(tokens, -1), a.reshape(tokens, -1)
 
     def prepare_loaded(self) -> None:
-        """Compute the rates of decay. Call it once after loading."""
+        """Compute the rates of decay."""
         torch.neg(self.a_log.float().exp(), out=self.decay_rate)
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """The layers with weight matrices."""
-        return self.in_proj, self.out_proj
+        return self.in_proj, self.rates_proj, self.out_proj
 
     def weight_views(self) -> dict[str, Tensor]:
-        """Those of weights outside `projections`."""
         return {
             f"{self.prefix}.conv1d.weight": self.conv_weight.unsqueeze(1),
             f"{self.prefix}.dt_bias": self.dt_bias,

@@ -9,13 +9,18 @@ _STATES_AT_ONCE = 5  # as it was, decayed, what is added, their sum, and all of 
 
 
 class DeltaSizes(NamedTuple):
-    """Heads of queries and keys, heads of values, and the sizes of both; `width`: tokens that the convolution reads."""
+    """Heads of queries and keys, heads of values, and the sizes of both; `width`: tokens that the convolution reads.
+
+    `by_heads`: in checkpoints, the rows of one matrix are queries, keys, values and gates of one key head after the
+    other (Qwen3-Next); otherwise each has a matrix of its own, or shares one with those of all heads after it.
+    """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     width: int
+    by_heads: bool = True
 
     @property
     def keys(self) -> int:
@@ -29,6 +34,17 @@ class DeltaSizes(NamedTuple):
     def channels(self) -> int:
         """Those of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
+
+    @property
+    def inputs(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The rows of the matrices of queries, keys, values and gates, and of rates and decays, by their names.
+
+        Quantized checkpoints often leave the latter unquantized, so that they are not fused with the others.
+        """
+        if self.by_heads:
+            return {"in_proj_qkvz": self.channels + self.values}, {"in_proj_ba": 2 * self.value_heads}
+        heads = {"in_proj_b": self.value_heads, "in_proj_a": self.value_heads}
+        return {"in_proj_qkv": self.channels, "in_proj_z": self.values}, heads
 
     def step_bytes(self, item: int) -> int:
         """Bytes of temporary tensors per token, at most; `item`: bytes per element of the model's dtype.

@@ -1,0 +1,31 @@
+"""What configurations of models with attention in some layers, and recurrent states in the others, are read by.
+
+Torch-free. Raises UnsupportedConfig with the name of a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from srv.models.layers.moe_config import MoEConfig
+from srv.models.layers.rope_config import UnsupportedConfig
+
+ATTENTION = "full_attention"
+
+
+def attending(types: Sequence[str], kinds: Sequence[str], layers: int) -> tuple[bool, ...]:
+    """Whether each layer has attention. `types`: the value of `layer_types`; `kinds`: those that layers may be."""
+    unknown = sorted(set(types) - set(kinds))
+    if unknown:
+        raise UnsupportedConfig(f"layer_types contains the unknown {', '.join(map(repr, unknown))}")
+    if len(types) != layers:
+        raise UnsupportedConfig(f"layer_types has {len(types)} entries for {layers} layers")
+    if ATTENTION not in types:
+        raise UnsupportedConfig(f"layer_types has no layer of {ATTENTION}")
+    return tuple(each == ATTENTION for each in types)
+
+
+def check_experts(moe: MoEConfig) -> None:
+    """Refuse a choice of more experts than there are."""
+    if not 0 < moe.routing.top_k <= moe.experts:
+        raise UnsupportedConfig(f"num_experts_per_tok = {moe.routing.top_k} of {moe.experts} experts is not possible")

@@ -1,0 +1,242 @@
+"""LFM2: short convolutions in most layers, attention in the others; feed-forward layers, or mixtures of experts.
+
+Torch-free; `lfm2_layers` computes. Checkpoints name the projections of an MLP, and norms, otherwise than those of the
+other models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from srv.models.architectures.architecture import Architecture, DividedSizes
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
+from srv.models.architectures.op_uses import (
+    ADD_NORM,
+    NORM,
+    OUTPUT,
+    SILU,
+    ExpertMatrices,
+    Matrix,
+    ModelOps,
+    OpUse,
+    expert_sizes,
+    mixture_matrices,
+    mixture_ops,
+    mlp_matrices,
+    rotary,
+)
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.sizes.fields import FORMER_NAMES
+from srv.specs import AttentionLayer
+
+KINDS = (ATTENTION, "conv")
+
+
+class Lfm2Config(NamedTuple):
+    """`decoder`: the sizes of layers with attention, and of dense feed-forward layers. `width`: the tokens that a
+    convolution reads. `bias`: whether the layers of convolutions have biases. `attends`: whether each layer has
+    attention. `moe`: the mixture of experts that layers have from `first_sparse` on; None without.
+    """
+
+    decoder: DecoderConfig
+    width: int
+    bias: bool
+    attends: tuple[bool, ...]
+    moe: MoEConfig | None = None
+    first_sparse: int = 0
+
+    def moe_of(self, index: int) -> MoEConfig | None:
+        """The mixture of experts of a layer; None if it has an MLP."""
+        return self.moe if index >= self.first_sparse else None
+
+    @property
+    def parameters(self) -> int:
+        """The matrices, and norms, convolutions, their biases and routers."""
+        sizes, hidden = self.decoder, self.decoder.hidden_size
+        attending = sum(self.attends)
+        convolution = hidden * (self.width + 5 * self.bias)
+        mixers = attending * 2 * sizes.head_dim + (sizes.layers - attending) * convolution
+        routers = sum(moe.other_params(hidden) for moe in self._mixtures if moe is not None)
+        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
+        return embeddings + self.projection_params + mixers + routers + (2 * sizes.layers + 1) * hidden
+
+    @property
+    def projection_params(self) -> int:
+        sizes, hidden, attending = self.decoder, self.decoder.hidden_size, sum(self.attends)
+        dense = 3 * hidden * sizes.intermediate_size
+        mlps = sum(dense if moe is None else moe.projection_params(hidden) for moe in self._mixtures)
+        attention = 2 * hidden * (sizes.heads + sizes.kv_heads) * sizes.head_dim
+        return mlps + attending * attention + (sizes.layers - attending) * 4 * hidden * hidden
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
+
+    @property
+    def divided(self) -> DividedSizes | None:
+        """Recurrent states are on one rank."""
+        return None
+
+    def of_rank(self, ranks: int) -> Lfm2Config:
+        return self
+
+    def model_ops(self, dtype: str) -> ModelOps:
+        sizes, hidden = self.decoder, self.decoder.hidden_size
+        ops = [OpUse(NORM, {"dim": hidden}), OpUse(ADD_NORM, {"dim": hidden})]
+        ops += [OpUse(NORM, {"dim": sizes.head_dim}), *rotary(sizes)]
+        if not all(self.attends):
+            ops.append(OpUse("causal_conv1d", {"channels": hidden, "width": self.width}))
+        if None in self._mixtures:
+            ops.append(OpUse(SILU, {"dim": sizes.intermediate_size}))
+        if self.moe is not None:
+            ops += mixture_ops(self.moe)
+        experts = tuple(
+            ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(moe, hidden))
+            for index, moe in enumerate(self._mixtures)
+            if moe is not None
+        )
+        return ModelOps(tuple(ops), tuple(self._matrices()), experts)
+
+    @property
+    def _mixtures(self) -> tuple[MoEConfig | None, ...]:
+        return tuple(self.moe_of(index) for index in range(self.decoder.layers))
+
+    def _matrices(self) -> Iterator[Matrix]:
+        """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
+        sizes, hidden = self.decoder, self.decoder.hidden_size
+        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
+        for index, attends in enumerate(self.attends):
+            prefix, heads = f"model.layers.{index}", sizes.heads * sizes.head_dim
+            if attends:
+                qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
+                yield Matrix(qkv, hidden, heads + 2 * sizes.kv_heads * sizes.head_dim)
+                yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
+            else:
+                yield Matrix((f"{prefix}.conv.in_proj",), hidden, 3 * hidden)
+                yield Matrix((f"{prefix}.conv.out_proj",), hidden, hidden)
+            moe = self.moe_of(index)
+            if moe is None:
+                yield from mlp_matrices(f"{prefix}.mlp", hidden, sizes.intermediate_size)
+            else:
+                yield from mixture_matrices(moe, f"{prefix}.mlp", hidden)
+        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+
+
+def make_dense(config: Mapping[str, Any]) -> Lfm2Config:
+    read = _renamed(config, "lfm2")
+    types, stated = read.get("layer_types"), read.get("full_attn_idxs")
+    if types is None:
+        layers = range(int(read["num_hidden_layers"]))
+        types = [ATTENTION if stated is None or index in stated else "conv" for index in layers]
+    made = _without_experts({**read, "layer_types": types})
+    inner = made.decoder.intermediate_size
+    if read["block_auto_adjust_ff_dim"]:
+        inner = int(2 * inner / 3)
+        if read["block_ffn_dim_multiplier"] is not None:
+            inner = int(read["block_ffn_dim_multiplier"] * inner)
+            inner = read["block_multiple_of"] * -(-inner // read["block_multiple_of"])
+    return made._replace(decoder=made.decoder._replace(intermediate_size=inner))
+
+
+def make_sparse(config: Mapping[str, Any]) -> Lfm2Config:
+    """transformers adds 1e-6 to the sum by which the weights of experts are divided; here nothing is added."""
+    read = _renamed(config, "lfm2_moe")
+    routing = Routing(
+        int(read["num_experts_per_tok"]),
+        scoring="sigmoid",
+        renormalize=bool(read["norm_topk_prob"]),
+        scale=float(read["routed_scaling_factor"]),
+        bias=bool(read["use_expert_bias"]),
+    )
+    moe = MoEConfig(int(read["num_experts"]), int(read["moe_intermediate_size"]), routing)
+    check_experts(moe)
+    first = int(read["num_dense_layers"])
+    made = _without_experts(read, reads=("num_experts",))
+    return made._replace(moe=moe if first < made.decoder.layers else None, first_sparse=first)
+
+
+def _without_experts(config: Mapping[str, Any], reads: tuple[str, ...] = ()) -> Lfm2Config:
+    base = decoder_config({**config, "rms_norm_eps": config["norm_eps"]}, reads)
+    types = config["layer_types"]
+    attends = attending((ATTENTION,) * base.layers if types is None else types, KINDS, base.layers)
+    decoder = base._replace(qk_norm=True)
+    return Lfm2Config(decoder, int(config["conv_L_cache"]), bool(config["conv_bias"]), attends)
+
+
+def _renamed(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """With the names that fields have today."""
+    return {**config, **{new: config[old] for old, new in FORMER_NAMES[model_type].items() if old in config}}
+
+
+_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 65536,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128000,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "eos_token_id": 2,
+    }
+)
+_NAMES = {
+    "model.embedding_norm": "model.norm",
+    **{
+        f"model.layers.*.{stored}": f"model.layers.*.{own}"
+        for stored, own in (
+            ("operator_norm", "input_layernorm"),
+            ("ffn_norm", "post_attention_layernorm"),
+            ("self_attn.out_proj", "self_attn.o_proj"),
+            ("self_attn.q_layernorm", "self_attn.q_norm"),
+            ("self_attn.k_layernorm", "self_attn.k_norm"),
+            ("mlp", "mlp.gate"),  # has the bias of the choice of experts
+        )
+    },
+}
+_WEIGHTS = StoredWeights(
+    names=_NAMES,
+    components={"feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+    suffixes={"expert_bias": "e_score_correction_bias"},
+)
+DENSE = Architecture(
+    name="Lfm2ForCausalLM",
+    make_config=make_dense,
+    defaults={
+        **_DEFAULTS,
+        "hidden_size": 2560,
+        "intermediate_size": 12288,
+        "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+    },
+    layers="srv.models.architectures.lfm2_layers:Lfm2",
+    weights=_WEIGHTS,
+)
+SPARSE = Architecture(
+    name="Lfm2MoeForCausalLM",
+    make_config=make_sparse,
+    defaults={
+        **_DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "layer_types": None,
+        "moe_intermediate_size": 1792,
+        "num_dense_layers": 2,
+        "num_experts_per_tok": 4,
+        "num_experts": 32,
+        "use_expert_bias": True,
+        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": True,
+    },
+    layers="srv.models.architectures.lfm2_layers:Lfm2",
+    model_type="lfm2_moe",
+    weights=_WEIGHTS,
+)

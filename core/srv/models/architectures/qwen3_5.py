@@ -1,0 +1,66 @@
+"""Qwen3.5: the text part. Layers are those of Qwen3-Next, but each projection of the delta rule has its own matrix.
+
+Images give rotary embeddings three positions per token; of text, all three are equal, so that their `mrope_section`
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.qwen3_next import (
+    LAYERS,
+    SHARED_DEFAULTS,
+    Qwen3NextConfig,
+    mixture_with_shared,
+    with_delta_rule,
+)
+from srv.models.layers.moe_config import Routing
+
+
+def make_dense(config: Mapping[str, Any]) -> Qwen3NextConfig:
+    return with_delta_rule(config, None, (False,) * int(config["num_hidden_layers"]), by_heads=False)
+
+
+def make_sparse(config: Mapping[str, Any]) -> Qwen3NextConfig:
+    """No layer has an MLP, so that configurations do not state its size."""
+    routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
+    sparse = (True,) * int(config["num_hidden_layers"])
+    return with_delta_rule(
+        {"intermediate_size": 0, **config}, mixture_with_shared(config, routing), sparse, by_heads=False
+    )
+
+
+DENSE = Architecture(
+    name="Qwen3_5ForCausalLM",
+    make_config=make_dense,
+    defaults={
+        **SHARED_DEFAULTS,
+        "vocab_size": 248320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+    },
+    layers=LAYERS,
+    model_type="qwen3_5_text",
+)
+SPARSE = Architecture(
+    name="Qwen3_5MoeForCausalLM",
+    make_config=make_sparse,
+    defaults={
+        **SHARED_DEFAULTS,
+        "vocab_size": 248320,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 8,
+        "num_experts": 256,
+    },
+    layers=LAYERS,
+    model_type="qwen3_5_moe_text",
+)

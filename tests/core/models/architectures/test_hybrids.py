@@ -1,0 +1,193 @@
+"""Models with recurrent layers: logits, sizes and weight names are those of transformers, and no field is ignored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from every import every
+from models_small import (
+    SHARED_EXPERTS,
+    built,
+    edit_config,
+    edit_weights,
+    expected_logits,
+    randomized,
+    small_model,
+    tokens_of,
+)
+from recurrent_small import recurrent_logits
+from safetensors.torch import load_file
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+from srv.models.architectures.lfm2 import Lfm2Config
+from srv.models.architectures.lfm2_layers import Lfm2
+from srv.models.architectures.qwen3_next import Qwen3NextConfig
+from srv.models.architectures.qwen3_next_layers import Qwen3Next
+from srv.models.architectures.registry import name_of_type, native_config
+from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.read import read_facts
+from srv.specs import FullAttention, Recurrent
+
+NAMES = {
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
+}
+TOKENS = 90  # more than a chunk of the delta rule
+WIDE = {
+    "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+    "linear_conv_kernel_dim": 6,
+    "linear_key_head_dim": 12,
+    "rms_norm_eps": 1e-3,
+}
+FEW_HEADS = {
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+    "linear_num_value_heads": 2,
+    "num_key_value_heads": 6,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next: dense": ("qwen3_next", {}),
+    "qwen3_next: biases, tied, few heads": ("qwen3_next", FEW_HEADS),
+    "qwen3_next: layer types, wide convolution, wide keys": ("qwen3_next", WIDE),
+    "qwen3_next: experts": ("qwen3_next", SHARED_EXPERTS),
+    "qwen3_next: some experts, weights not renormalised": (
+        "qwen3_next",
+        {**SHARED_EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False},
+    ),
+    "qwen3_next: a dense layer among experts": ("qwen3_next", {**SHARED_EXPERTS, "mlp_only_layers": [0]}),
+    "qwen3_5": ("qwen3_5", {}),
+    "qwen3_5: biases, tied, few heads": ("qwen3_5", FEW_HEADS),
+    "qwen3_5: layer types, wide convolution, wide keys": ("qwen3_5", WIDE),
+    "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "lfm2": ("lfm2", {}),
+    "lfm2: biases, size as stated, wide convolution": (
+        "lfm2",
+        {"conv_bias": True, "block_auto_adjust_ff_dim": False, "conv_L_cache": 5, "tie_word_embeddings": False},
+    ),
+    "lfm2: indices of layers, multiplied size": (
+        "lfm2",
+        {"layer_types": None, "full_attn_idxs": [2], "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 16},
+    ),
+    "lfm2_moe": ("lfm2_moe", {}),
+    "lfm2_moe: without biases of experts, scaled": (
+        "lfm2_moe",
+        {"use_expert_bias": False, "routed_scaling_factor": 1.5, "num_dense_layers": 0},
+    ),
+    "lfm2_moe: not renormalised": ("lfm2_moe", {"norm_topk_prob": False, "conv_bias": True}),
+    "lfm2_moe: dense layers only": ("lfm2_moe", {"num_dense_layers": 3}),
+}
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+@every("case", CASES)
+def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Path) -> None:
+    kind, fields = CASES[case]
+    model = small_model(kind, **fields)
+    model.save_pretrained(tmp_path)
+    ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
+    assert isinstance(ours, Lfm2 if kind.startswith("lfm2") else Qwen3Next)
+    assert facts.architecture == NAMES[kind]
+    expected = expected_logits(model, tokens)
+    assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
+    assert relative(recurrent_logits(ours, facts, tokens, first=23), expected) < 1e-4
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    biases = sum(each.numel() for name, each in model.named_buffers() if name.endswith("expert_bias"))
+    config = native_config(facts.architecture, facts.config)
+    assert config.parameters == counted + biases == facts.parameters
+    matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
+    others = ("embed_tokens", "lm_head", "conv1d", "conv.conv", ".gate.", "shared_expert_gate")
+    in_layers = (count for name, count in matrices.items() if not any(each in name for each in others))
+    assert config.projection_params == sum(in_layers)
+    full, recurrent = facts.cache_groups
+    assert isinstance(full, FullAttention)
+    assert isinstance(recurrent, Recurrent)
+    attending = tuple(i for i, kind in enumerate(model.config.layer_types) if kind == "full_attention")
+    assert full.layers == attending == tuple(layer.index for layer in config.attention_layers)
+    assert tuple(sorted((*full.layers, *recurrent.layers))) == (0, 1, 2)
+
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not implemented"),
+    ({"linear_num_value_heads": 3}, "3 value heads are not a multiple of 2 key heads"),
+    ({"layer_types": ["full_attention", "sliding_attention", "mamba"]}, "the unknown 'mamba', 'sliding_attention'"),
+    ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
+    ({"layer_types": ["linear_attention"] * 3}, "no layer of full_attention"),
+    ({**SHARED_EXPERTS, "num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 6 experts is not possible"),
+    ({**SHARED_EXPERTS, "shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size = 0 is not a size"),
+)
+
+
+OF_OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("qwen3_5", {"num_experts": 4}, "num_experts = 4 is not implemented"),
+    ("qwen3_5", {"layer_types": ["linear_attention"] * 3}, "no layer of full_attention"),
+    ("qwen3_5_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 6 experts is not possible"),
+    ("lfm2", {"layer_types": ["conv", "linear_attention", "full_attention"]}, "the unknown 'linear_attention'"),
+    ("lfm2", {"layer_types": ["conv"] * 3}, "no layer of full_attention"),
+    ("lfm2", {"num_experts": 4}, "num_experts = 4 is not implemented"),
+    ("lfm2_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok = 7 of 6 experts is not possible"),
+)
+
+
+@every("case", [*(("qwen3_next", *each) for each in REFUSED), *OF_OTHERS])
+def test_what_is_not_implemented_is_refused_by_name(case: tuple[str, dict[str, Any], str], tmp_path: Path) -> None:
+    kind, fields, reason = case
+    small_model(kind).config.save_pretrained(tmp_path)
+    edit_config(tmp_path, **fields)
+    with pytest.raises(UnsupportedConfig) as raised:
+        native_config(NAMES[kind], json.loads((tmp_path / "config.json").read_text()))
+    assert reason in str(raised.value)
+
+
+def test_published_fields_before_transformers_5() -> None:
+    """The rotated share of heads, and which layers attend, may be left out."""
+    config = native_config(NAMES["qwen3_next"], {"rope_theta": 1e7, "rope_scaling": None, "num_hidden_layers": 8})
+    assert isinstance(config, Qwen3NextConfig)
+    assert (config.decoder.rope.rotary_dim, config.decoder.rope.theta) == (64, 1e7)
+    assert [index for index, attends in enumerate(config.attends) if attends] == [3, 7]
+    assert all(config.has_experts)
+    published = {"block_ff_dim": 6656, "full_attn_idxs": [2, 5], "num_hidden_layers": 6, "tie_embedding": False}
+    lfm2 = native_config(NAMES["lfm2"], published)
+    assert isinstance(lfm2, Lfm2Config)
+    assert (lfm2.decoder.intermediate_size, lfm2.decoder.tied_embeddings) == (4608, False)
+    assert [layer.index for layer in lfm2.attention_layers] == [2, 5]
+    types = {"qwen3_next": "qwen3_next", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+    types |= {"lfm2": "lfm2", "lfm2_moe": "lfm2_moe"}
+    assert {kind: name_of_type(each) for kind, each in types.items()} == NAMES
+
+
+@every("kind", ["qwen3_5_moe", "lfm2_moe"])
+def test_checkpoints_with_fused_experts_are_read(kind: str, tmp_path: Path) -> None:
+    """As transformers has them in memory, and as Qwen3.5 is published."""
+    model = small_model(kind)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert any(name.endswith(".experts.gate_up_proj") for name in load_file(tmp_path / "model.safetensors"))
+    ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
+    assert relative(recurrent_logits(ours, facts, tokens), expected_logits(model, tokens)) < 1e-4
+
+
+def test_the_language_model_of_a_published_folder(tmp_path: Path) -> None:
+    """Weights of the vision part, and of the layer that predicts further tokens, are not read."""
+    text = {**small_model("qwen3_5").config.to_dict(), "pad_token_id": 0}
+    text["rope_parameters"] |= {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48}
+    config = Qwen3_5Config(text_config=text, vision_config={**vision, "patch_size": 4, "num_position_embeddings": 16})
+    model = randomized(Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="eager"))
+    model.save_pretrained(tmp_path)
+    edit_weights(tmp_path, mtp__fc__weight=torch.zeros(48, 96), mtp__layers__0__input_layernorm__weight=torch.zeros(48))
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "model.language_model.layers.0.linear_attn.in_proj_qkv.weight" in names
+    facts = read_facts(tmp_path)
+    assert (facts.architecture, facts.text_part_of) == (NAMES["qwen3_5"], "Qwen3_5ForConditionalGeneration")
+    tokens = torch.randint(3, 97, (TOKENS,), generator=torch.Generator().manual_seed(1))
+    ours = recurrent_logits(built(tmp_path, impl="srv"), facts, tokens)
+    assert relative(ours, expected_logits(model, tokens)) < 1e-4
