@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from srv.server.fields import Refused, RequestBody, field_error, json_type, shorten
 from srv.server.neutral import is_neutral
-from srv.server.protocols.tool_fields import CallBody, ToolBody, ToolChoice
+from srv.server.protocols.tool_fields import CallBody, Parsed, ToolBody, ToolChoice
 from srv.server.sampling_fields import (
     MAX_RID_LENGTH,
     MAX_TOP_LOGPROBS,
@@ -96,6 +96,7 @@ class ChatMessage(RequestBody):
     tool_call_id: str | None = Field(None, max_length=256, description="The call that a message of role tool answers.")
     reasoning_content: str | None = Field(None, description="The reasoning of an assistant, for the chat template.")
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+    parsed: Parsed = None
 
     function_call: Annotated[object, Refused(OLD_TOOLS)] = None
     refusal: Annotated[object, Refused("refusals as content")] = None

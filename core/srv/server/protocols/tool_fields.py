@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator
 
 from srv.reply.tools import Choice, PriorCall, Tool
-from srv.server.fields import RequestBody, field_error, json_type, shorten
+from srv.server.fields import NoEffect, RequestBody, field_error, json_type, shorten
 
 TOOL_NAME = r"^[A-Za-z0-9_.:/\-]+$"
 
@@ -31,9 +31,14 @@ class ToolBody(RequestBody):
         return Tool(given.name, given.description, given.parameters, bool(given.strict))
 
 
+# Replies that OpenAI's clients parsed have it, and applications send them back as they are.
+Parsed = Annotated[object, NoEffect("what the client read from the text beside it")]
+
+
 class CalledFunction(RequestBody):
     name: str = Field(min_length=1, description="The function that was called.")
     arguments: str | None = Field(None, description="Its arguments, as the text of a JSON object.")
+    parsed_arguments: Parsed = None
 
 
 class CallBody(RequestBody):

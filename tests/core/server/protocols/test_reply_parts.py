@@ -307,6 +307,11 @@ async def test_the_openai_client_reads_calls_and_reasoning() -> None:
         assert kinds[-1] == "response.completed"
         assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
         assert final.output_text.strip() == "I look."
+        # Its objects are accepted back with what the client parsed.
+        sent = [item.model_dump() for item in final.output]
+        sent[2]["parsed_arguments"] = {"city": "Rome"}  # of strict tools, the client fills it itself
+        again = await client.responses.create(model=MODEL, input=[*HELLO, *sent], tools=FUNCTIONS)
+        assert again.output
         await client.close()
 
 

@@ -296,7 +296,7 @@ async def test_what_is_wrong_is_named(change: dict[str, Any], param: str, part: 
 
 async def test_the_openai_client_runs_a_tool_loop() -> None:
     """Over a real socket: the client's own types accept the calls, and their messages are accepted back."""
-    replies = iter([THOUGHT, "Sunny.", THOUGHT])
+    replies = iter([THOUGHT, "Sunny.", THOUGHT, "Sunny."])
     engine = FakeEngine(script=lambda message: [*next(replies).encode(), EOS])
     async with (
         listening(engine, reply_format=QWEN, **LONG) as server,
@@ -316,7 +316,14 @@ async def test_the_openai_client_runs_a_tool_loop() -> None:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_completion()
         assert "tool_calls.function.arguments.done" in kinds
-        assert final.choices[0].message.tool_calls[0].function.arguments == '{"city": "Paris"}'
+        message = final.choices[0].message
+        assert message.tool_calls[0].function.arguments == '{"city": "Paris"}'
+        result["tool_call_id"] = message.tool_calls[0].id
+        # What the client parsed is in the message that it sends back.
+        sent = {**message.model_dump(), "parsed": {"city": "Paris"}}
+        assert "parsed_arguments" in sent["tool_calls"][0]["function"]
+        third = await create(model="tiny", messages=[*HELLO, sent, result], tools=TOOLS)
+        assert third.choices[0].message.content == "Sunny."
 
 
 async def test_a_message_that_has_only_reasoning_is_accepted_back() -> None:
