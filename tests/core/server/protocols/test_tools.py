@@ -257,6 +257,19 @@ async def test_each_output_and_its_logprobs_and_tokens_are_complete() -> None:
             assert len(tokens) == len(scored)
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_the_prompt_describes_the_allowed_tools_alone() -> None:
+    template = Template()
+    async with replying(CALL, text=template) as server:
+        choice = allowed("auto", "now", "weather")
+        assert (await server.post(CHAT, messages=HELLO, tools=TOOLS, tool_choice=choice)).status_code == 200
+        assert [tool["function"]["name"] for tool in template.variables["tools"]] == ["weather", "now"]
+
+
 @every(
     ("change", "param", "part"),
     [
@@ -268,6 +281,11 @@ async def test_each_output_and_its_logprobs_and_tokens_are_complete() -> None:
             "tool_choice",
             "one of them",
         ),
+        ({"tools": TOOLS, "tool_choice": allowed("auto", "now", "no")}, "tool_choice", "allow some of them"),
+        ({"tools": TOOLS, "tool_choice": allowed("none", "now")}, "tool_choice", "must have the form"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice", "must have the form"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "must have the form"),
+        ({"tools": [*TOOLS, TOOLS[1]]}, "tools[3].function.name", "the same name"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "send a text"),
         (
             {"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]},
