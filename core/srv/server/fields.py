@@ -219,6 +219,8 @@ def _problem(model: type[RequestBody], error: ErrorDetails, where: str) -> tuple
         return "unknown_field", path, unknown_name(_body_at(model, error["loc"]), str(error["loc"][-1]), holder)
     if kind == "not_implemented":
         return kind, path, f"{path} is not implemented ({error['msg']}); remove the field"
+    if kind == "part_not_implemented":  # of an array, whose items have no fields here
+        return "not_implemented", f"{path}[{error['ctx']['index']}].type", path + error["msg"]
     value = error["input"]
     shown = f'"{shorten(value)}"' if isinstance(value, str) else shorten(value)
     shown = {"None": "null", "True": "true", "False": "false"}.get(shown, shown)

@@ -151,8 +151,20 @@ ANY_OBJECT = ("chat_template_kwargs", "metadata", "client_metadata", "cache_cont
         (
             CHAT,
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content",
-            "image_url",
+            "messages[0].content[0].type",
+            '"image_url" is not implemented; send text',
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": {"type": "json_schema"}},
+            "response_format",
+            "the schema in json_schema.schema",
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": {}, "name": 1}}},
+            "response_format",
+            "a text as json_schema.name, not an integer",
         ),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "text"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "context is 256"),

@@ -250,6 +250,12 @@ async def test_what_codex_sends() -> None:
         ({"input": "a", "tools": [3]}, "tools[0].type", "must be a string"),
         ({"input": "a", "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"input": "a", "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no tool named f"),
+        ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format", "must have the schema in schema"),
+        (
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": {}, "json_schema": {}}}},
+            "text.format",
+            "no other fields than type, name, schema, strict, description",
+        ),
         ({"input": "a", "background": True}, "background", "not implemented"),
         ({"messages": [1]}, "messages", "called input"),
         ({"input": "a", "max_tokens": 1}, "max_tokens", "called max_output_tokens"),
