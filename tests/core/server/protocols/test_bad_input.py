@@ -214,6 +214,8 @@ ANY_OBJECT = ("chat_template_kwargs", "metadata", "client_metadata", "cache_cont
         ("/tokenize", {}, "prompt", "either"),
         ("/tokenize", {"prompt": [1]}, "prompt", "texts"),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", "messages"),
+        ("/tokenize", {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "messages"),
+        ("/tokenize", {"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function", "is required"),
         ("/detokenize", {"tokens": "a"}, "tokens", "token ids"),
         ("/detokenize", {"tokens": [999]}, "tokens", "999"),
         ("/detokenize", {}, "tokens", "required"),

@@ -257,6 +257,18 @@ async def test_each_output_and_its_logprobs_and_tokens_are_complete() -> None:
             assert len(tokens) == len(scored)
 
 
+async def test_a_conversation_is_tokenized_with_its_tools() -> None:
+    template = Template()
+    async with replying("x", text=template) as server:
+        body = {"messages": HELLO, "tools": TOOLS}
+        assert (await server.post(CHAT, **body)).status_code == 200
+        shown = template.variables["tools"]
+        assert [tool["function"]["name"] for tool in shown] == ["weather", "now", "get-time_2.x"]
+        template.variables = {}
+        assert (await server.post("/tokenize", **body)).status_code == 200
+        assert template.variables["tools"] == shown
+
+
 def allowed(mode: str, *names: str) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
