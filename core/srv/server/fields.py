@@ -239,4 +239,6 @@ def _as_request_error(model: type[RequestBody], error: ValidationError, where: s
         sentences.append(f"{sentence}. {about}" if about else sentence)
     if len(details) > MAX_REPORTED_PROBLEMS:
         sentences.append(f"and {len(details) - MAX_REPORTED_PROBLEMS} more problems")
-    return RequestError("; ".join(sentences), code=code, param=param)
+    *before, last = sentences
+    text = "".join(f"{each} " if each.endswith(".") else f"{each}; " for each in before) + last
+    return RequestError(text, code=code, param=param)

@@ -245,6 +245,8 @@ async def test_all_problems_are_reported_together() -> None:
         assert "temperature = -1" in message
         assert "top_p = 7" in message
         assert "functions is not implemented" in message
+        assert ".;" not in message
+        assert " it must be greater than or equal to 0. 0 is greedy sampling. top_p = 7" in message
 
 
 async def test_error_text_names_the_value_the_reason_and_the_remedy() -> None:
