@@ -87,6 +87,7 @@ def test_no_usage_in_a_stream_unless_asked_for(client: openai.OpenAI, model: str
 
 @covers(
     "endpoint:POST /v1/responses",
+    "endpoint:POST /v1/responses/input_tokens",
     "endpoint:GET /v1/responses/{response}",
     "endpoint:DELETE /v1/responses/{response}",
     "endpoint:GET /v1/responses/{response}/input_items",
@@ -105,6 +106,8 @@ def test_a_response_streamed_says_what_it_says_whole_and_can_be_continued(client
     assert whole.output_text
     assert whole.usage is not None
     assert (whole.status, whole.usage.output_tokens) == ("incomplete", 12)
+    counted = client.responses.input_tokens.count(model=model, input=asked["input"])
+    assert counted.input_tokens == whole.usage.input_tokens
     follow = client.responses.create(
         model=model, input="Another.", previous_response_id=whole.id, temperature=0, max_output_tokens=4
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from srv.grammar.structural import LarkWriter, lark_text
 
 # White space is bounded, because models repeat it without an end.
 DEFAULT_SPACING = r"[ \t\r\n]{1,64}"
+
+_QUOTED_LINE = re.compile(r"\n *\d+ \| ")
 
 # Fuel is about 14,000 units per millisecond, and a lexer state about 2 kB.
 _LIMITS: dict[str, Any] = {
@@ -193,6 +196,6 @@ def _unanchored(pattern: str) -> str:
 
 
 def _clause(error: str) -> str:
-    """The library's message on one line, without the text that it quotes at length."""
-    clause = error_clause(error.replace("<non-verbose/>", ""))
+    """The library's message on one line, without the lines that it quotes of a grammar that `translate` wrote."""
+    clause = error_clause(_QUOTED_LINE.split(error.replace("<non-verbose/>", ""), maxsplit=1)[0])
     return "it allows no text" if clause.startswith("NoExtension") else clause

@@ -25,10 +25,10 @@ def constraint_of(row: ToolFormat | ChannelFormat, use: ToolUse, calls_before: i
 
     calls_before: the number of calls in the conversation.
     """
-    strict = next((index for index, tool in enumerate(use.tools) if tool.strict), None)
+    strict = next((tool for tool in use.tools if tool.strict), None)
     if not use.active or (use.choice is Choice.AUTO and strict is None):
         return None
-    param = f"tools[{strict}].function.strict" if use.choice is Choice.AUTO else "tool_choice"
+    param = "tool_choice" if strict is None or use.choice is not Choice.AUTO else f"{strict.where}.strict"
     begin, end = row.frame
     if not begin or (use.choice is Choice.AUTO and not row.trigger):
         raise RequestError(

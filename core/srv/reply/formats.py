@@ -101,12 +101,12 @@ class ReplyFormat:
 
 def _check_names(use: ToolUse) -> None:
     names = [tool.name for tool in use.tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    for index, tool in enumerate(use.tools):
+        if tool.name in names[:index]:
             raise RequestError(
-                f"tools[{index}].function.name = {name} is refused: an earlier tool has the same name; rename one",
+                f"{tool.where}.name = {tool.name} is refused: an earlier tool has the same name; rename one",
                 code="invalid_value",
-                param=f"tools[{index}].function.name",
+                param=f"{tool.where}.name",
             )
     if not names and use.choice in (Choice.REQUIRED, Choice.NAMED):
         raise RequestError(

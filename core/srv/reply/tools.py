@@ -19,13 +19,15 @@ from srv.reply.json_text import parsed
 class Tool:
     """One function that the model may call. `parameters`: its JSON Schema; None: it has none.
 
-    `strict`: its arguments must follow the schema, which a grammar enforces.
+    `strict`: its arguments must follow the schema, which a grammar enforces. `where`: the part of the request with its
+    name, for errors.
     """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
+    where: str = "tools"
 
     def for_template(self) -> dict[str, object]:
         """In the form that chat templates expect: OpenAI's."""

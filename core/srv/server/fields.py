@@ -219,6 +219,8 @@ def _problem(model: type[RequestBody], error: ErrorDetails, where: str) -> tuple
         return "unknown_field", path, unknown_name(_body_at(model, error["loc"]), str(error["loc"][-1]), holder)
     if kind == "not_implemented":
         return kind, path, f"{path} is not implemented ({error['msg']}); remove the field"
+    if kind == "part_not_implemented":  # of an array, whose items have no fields here
+        return "not_implemented", f"{path}[{error['ctx']['index']}].type", path + error["msg"]
     value = error["input"]
     shown = f'"{shorten(value)}"' if isinstance(value, str) else shorten(value)
     shown = {"None": "null", "True": "true", "False": "false"}.get(shown, shown)
@@ -237,4 +239,6 @@ def _as_request_error(model: type[RequestBody], error: ValidationError, where: s
         sentences.append(f"{sentence}. {about}" if about else sentence)
     if len(details) > MAX_REPORTED_PROBLEMS:
         sentences.append(f"and {len(details) - MAX_REPORTED_PROBLEMS} more problems")
-    return RequestError("; ".join(sentences), code=code, param=param)
+    *before, last = sentences
+    text = "".join(f"{each} " if each.endswith(".") else f"{each}; " for each in before) + last
+    return RequestError(text, code=code, param=param)

@@ -73,6 +73,17 @@ def _tag(value: object, param: str) -> GrammarSource:
         raise field_error("invalid_value", "must not be nested so deeply") from None
 
 
+def _json_schema_of(form: dict[str, Any], place: str, param: str) -> GrammarSource:
+    """The grammar of a schema with its name. `place`: where its fields are in the value, with a dot."""
+    if "schema" not in form:
+        raise field_error("invalid_value", f"must have the schema in {place}schema")
+    if not isinstance(form.get("name", ""), str):
+        raise field_error("invalid_type", f"must have a text as {place}name, not {json_type(form['name'])}")
+    if not isinstance(form.get("strict", False), bool):
+        raise field_error("invalid_type", f"must have true or false as {place}strict, not {json_type(form['strict'])}")
+    return _schema(form["schema"], param)
+
+
 def _response_format(value: object) -> GrammarSource | None:
     kind = value.get("type") if isinstance(value, dict) else None
     match kind:
@@ -83,12 +94,11 @@ def _response_format(value: object) -> GrammarSource | None:
             _only(value, ("type",))
             return from_json_schema(ANY_OBJECT, param="response_format")
         case "json_schema":
-            form = _only(_only(value, ("type", "json_schema")).get("json_schema"), _SCHEMA_FIELDS)
-            if "schema" not in form:
-                raise field_error("invalid_value", "must have the schema in json_schema.schema")
-            if not isinstance(form.get("strict", False), bool) or not isinstance(form.get("name", ""), str):
-                raise field_error("invalid_value", "must have a text as json_schema.name and a boolean as strict")
-            return _schema(form["schema"], "response_format.json_schema.schema")
+            form = _only(value, ("type", "json_schema")).get("json_schema", {})
+            if not isinstance(form, dict):
+                raise field_error("invalid_type", f"must have an object as json_schema, not {json_type(form)}")
+            given = _only(form, _SCHEMA_FIELDS)
+            return _json_schema_of(given, "json_schema.", "response_format.json_schema.schema")
         case "structural_tag":
             return _tag(value, "response_format")
     raise field_error(
@@ -101,9 +111,7 @@ def _text_format(value: object) -> GrammarSource | None:
     """The form of OpenAI's Responses: that of `response_format` with the members of `json_schema` beside the type."""
     if not isinstance(value, dict) or value.get("type") != "json_schema":
         return _response_format(value)
-    inner = {name: each for name, each in value.items() if name != "type"}
-    source = _response_format({"type": "json_schema", "json_schema": inner})
-    return None if source is None else msgspec.structs.replace(source, param="text.format.schema")
+    return _json_schema_of(_only(value, ("type", *_SCHEMA_FIELDS)), "", "text.format.schema")
 
 
 def _output_format(value: object) -> GrammarSource | None:

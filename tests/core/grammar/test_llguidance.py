@@ -155,6 +155,7 @@ def test_what_cannot_be_compiled_is_refused_with_a_reason(source: GrammarSource,
     with pytest.raises(GrammarError) as caught:
         BACKEND.compile(BACKEND.translate(source, SPACED))
     assert part in str(caught.value)
+    assert "1 | start:" not in str(caught.value), "the client did not write this line"
     assert len(str(caught.value)) < 700
 
 

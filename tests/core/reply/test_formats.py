@@ -111,7 +111,7 @@ def test_the_rows_are_right() -> None:
         (USE, "start the server with --tool-call-parser NAME", "tools"),
         (ToolUse((), Choice.REQUIRED), "has no tools", "tool_choice"),
         (ToolUse(USE.tools, Choice.NAMED, "other"), "the tools are weather, now", "tool_choice"),
-        (ToolUse((Tool("a"), Tool("a"))), "an earlier tool has the same name", "tools[1].function.name"),
+        (ToolUse((Tool("a"), Tool("a", where="t[1]"))), "an earlier tool has the same name", "t[1].name"),
     ],
 )
 def test_refusals(use: ToolUse, part: str, param: str) -> None:

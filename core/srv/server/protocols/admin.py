@@ -20,9 +20,11 @@ import srv
 from srv.commands import ReadMemory
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Stats
+from srv.reply.tools import ToolUse
 from srv.server.http.events import while_connected
 from srv.server.http.json_response import json_response
 from srv.server.ledgers import memory_report, startup_report
+from srv.server.neutral import is_neutral
 from srv.server.prompts import read_prompts
 from srv.server.protocols.chat import Chat
 from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, TokenizeBody
@@ -111,7 +113,10 @@ class Admin:
             raise RequestError("send either prompt or messages", code="invalid_value", param="prompt")
         batch = False
         if body.messages is not None:
-            texts = [await self._chat.render(body.messages, body.add_generation_prompt, body.chat_template_kwargs)]
+            use = ToolUse(tuple(tool.tool(f"tools[{index}]") for index, tool in enumerate(body.tools or ())))
+            variables, continued = body.chat_template_kwargs, bool(body.continue_final_message)
+            rendered = self._chat.render(body.messages, body.add_generation_prompt, variables, use, continued)
+            texts = [await rendered]
         else:
             texts, batch = self._texts(body)
         special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
@@ -127,11 +132,8 @@ class Admin:
         return json_response(response)
 
     def _texts(self, body: TokenizeBody) -> tuple[list[str], bool]:
-        for value, param in (
-            (body.add_generation_prompt, "add_generation_prompt"),
-            (body.chat_template_kwargs, "chat_template_kwargs"),
-        ):
-            if value is not None:
+        for param in ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "tools"):
+            if not is_neutral(param, getattr(body, param)):
                 raise RequestError(
                     f"{param} is refused: it needs messages instead of prompt", code="invalid_value", param=param
                 )

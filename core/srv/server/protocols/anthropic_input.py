@@ -137,7 +137,7 @@ def _tool(value: object, where: str) -> Tool:
         )
     tool = AnthropicTool.parse(value, where)
     schema = {"type": "object", **tool.input_schema}
-    return Tool(tool.name, tool.description, schema, bool(tool.strict))
+    return Tool(tool.name, tool.description, schema, bool(tool.strict), where)
 
 
 def _check_choice(choice: AnthropicToolChoice, tools: tuple[Tool, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Builds a complete response: on the event loop if it is small, else in a thread, so that no stream waits for it.
+"""Builds responses and events: on the event loop if they are small, else in a thread, so that no stream waits for them.
 
 Must not know protocols.
 """
@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from srv.server.generation import CompletedSequence
+from srv.server.generation import CompletedSequence, OutputDelta
 from srv.types import TokenLogprob
 
 INLINE_ENTRIES = 512  # log-probabilities, which take about two milliseconds; text takes much less
@@ -17,8 +17,8 @@ INLINE_ENTRIES = 512  # log-probabilities, which take about two milliseconds; te
 T = TypeVar("T")
 
 
-async def build(results: Iterable[CompletedSequence], work: Callable[[], T]) -> T:
-    """The result of `work`, which shows these results."""
+async def build(results: Iterable[CompletedSequence | OutputDelta], work: Callable[[], T]) -> T:
+    """The result of `work`, which shows these results, or the part of them that is new."""
     count = sum(_entries(each.logprobs) + _entries(each.prompt_logprobs or ()) for each in results)
     return work() if count <= INLINE_ENTRIES else await asyncio.to_thread(work)
 

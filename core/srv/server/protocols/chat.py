@@ -20,6 +20,7 @@ from srv.server.protocols.logprobs import chat_logprobs, prompt_logprobs
 from srv.server.protocols.openai import OpenAIEndpoint, ParsedRequest, finish_name
 from srv.server.protocols.openai_fields import ChatBody, ChatMessage
 from srv.server.protocols.reply_reader import ReplyReader, constrained
+from srv.server.protocols.tool_fields import AskedChoice
 from srv.server.sampling_fields import Sampling
 from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, TokenLogprob
@@ -128,9 +129,9 @@ def _finish_name(finish: FinishReason, reader: ReplyReader) -> str | None:
 
 
 def _use_of(body: ChatBody) -> ToolUse:
-    tools = tuple(tool.tool() for tool in body.tools or ())
-    choice, named = body.tool_choice or (Choice.AUTO, None)
-    return ToolUse(tools, choice, named, body.parallel_tool_calls is not False)
+    tools = tuple(tool.tool(f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
+    asked = body.tool_choice or AskedChoice(Choice.AUTO)
+    return ToolUse(asked.of(tools), asked.choice, asked.named, body.parallel_tool_calls is not False)
 
 
 _FIELDS_OF_ROLES = (

@@ -306,13 +306,18 @@ class NativeGenerate:
     ) -> AsyncGenerator[bytes, None]:
         results = [CompletedSequence(sequence) for sequence in group.sequences]
         aborted = False
+
+        def show(result: CompletedSequence) -> bytes:
+            shown = formatter.format(result, rids[result.sequence.prompt_index])
+            return event({**shown, "index": result.sequence.index} if as_list else shown)
+
         async with aclosing(group.deltas()) as deltas:
             async for delta in deltas:
                 result = results[delta.sequence.index]
                 result.add(delta)
                 aborted |= delta.finish is FinishReason.ABORT
-                shown = formatter.format(result, rids[delta.sequence.prompt_index])
-                yield event({**shown, "index": delta.sequence.index} if as_list else shown)
+                # The last event repeats the log-probabilities of the prompt.
+                yield await build([delta if delta.finish is None else result], partial(show, result))
         if aborted and self.service.lifecycle.draining:
             yield event(error_body(SHUTDOWN_MESSAGE, 503, "shutting_down"))
             return

@@ -12,6 +12,7 @@ from pydantic import Field, WithJsonSchema
 from srv.server.fields import Refused, RequestBody
 from srv.server.grammar_fields import Ebnf, JsonSchema, Regex, StructuralTag
 from srv.server.protocols.openai_fields import ChatMessage, PromptInput
+from srv.server.protocols.tool_fields import ToolBody
 from srv.server.sampling_fields import (
     MAX_RID_LENGTH,
     MAX_SALT_LENGTH,
@@ -126,6 +127,8 @@ class TokenizeBody(RequestBody):
         None, description="Add the tokenizer's special tokens (default true for prompt, false for messages)."
     )
     add_generation_prompt: bool | None = Field(None, description="For messages; default true.")
+    continue_final_message: bool | None = Field(None, description="For messages; the last one is continued.")
+    tools: list[ToolBody] | None = Field(None, description="For messages; the functions that the prompt describes.")
     chat_template_kwargs: dict[str, object] | None = Field(None, description="Extra variables for the chat template.")
     return_token_strs: bool | None = Field(None, description="Return the text of each token, too.")
 

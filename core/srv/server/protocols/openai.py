@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
 from starlette.requests import Request
@@ -150,19 +151,24 @@ class OpenAIEndpoint(ABC):
             # With include_usage every chunk but the last has "usage": null (OpenAI's reference).
             return {"usage": None} if usage.at_the_end else {}
 
-        extra = counts()
-        before = b"".join(event(envelope.wrap([choice], **extra)) for choice in formatter.opening(group))
+        before = b"".join(event(envelope.wrap([choice], **counts())) for choice in formatter.opening(group))
         aborted, prompt_sent = False, False
+
+        def show(delta: OutputDelta) -> bytes:
+            nonlocal prompt_sent
+            shown, choices, extra = b"", formatter.chunk(delta), counts()
+            for choice in choices:
+                shared: dict[str, object] = {}
+                if delta.sequence.index == 0 and not prompt_sent:
+                    prompt_sent, shared = True, formatter.shared(delta.sequence, delta.prompt_logprobs)
+                shown += event(envelope.wrap([with_validity(choice, delta.sequence)], **extra, **shared))
+            return shown
+
         async with aclosing(group.deltas()) as deltas:
             async for delta in deltas:
                 aborted |= delta.finish is FinishReason.ABORT
-                choices = formatter.chunk(delta)
-                extra = counts()
-                for choice in choices:
-                    shared: dict[str, object] = {}
-                    if delta.sequence.index == 0 and not prompt_sent:
-                        prompt_sent, shared = True, formatter.shared(delta.sequence, delta.prompt_logprobs)
-                    before += event(envelope.wrap([with_validity(choice, delta.sequence)], **extra, **shared))
+                # A long prompt's log-probabilities are in its first event.
+                before += await build([delta], partial(show, delta))
                 if before:
                     yield before
                 before = b""

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from srv.server.fields import Refused, RequestBody, field_error, json_type, shorten
 from srv.server.neutral import is_neutral
-from srv.server.protocols.tool_fields import CallBody, ToolBody, ToolChoice
+from srv.server.protocols.tool_fields import CallBody, Parsed, ToolBody, ToolChoice
 from srv.server.sampling_fields import (
     MAX_RID_LENGTH,
     MAX_TOP_LOGPROBS,
@@ -65,12 +65,13 @@ def _content(value: object) -> str | None:
     if not isinstance(value, list):
         raise field_error("invalid_type", f"must be a string or an array of parts, not {json_type(value)}")
     texts: list[str] = []
-    for part in value:
+    for index, part in enumerate(value):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise field_error("invalid_value", 'must contain parts like {"type": "text", "text": "..."}')
         if part["type"] != "text":
             kind = shorten(part["type"])
-            raise PydanticCustomError("not_implemented", "content of type {kind}", {"kind": kind})
+            sentence = '[{index}].type = "{kind}" is not implemented; send text'
+            raise PydanticCustomError("part_not_implemented", sentence, {"index": index, "kind": kind})
         more = [name for name, given in part.items() if name not in ("type", "text") and not is_neutral(name, given)]
         if more or not isinstance(part.get("text"), str):
             raise field_error("invalid_value", 'has a part of type text without "text", or with other fields')
@@ -96,6 +97,7 @@ class ChatMessage(RequestBody):
     tool_call_id: str | None = Field(None, max_length=256, description="The call that a message of role tool answers.")
     reasoning_content: str | None = Field(None, description="The reasoning of an assistant, for the chat template.")
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+    parsed: Parsed = None
 
     function_call: Annotated[object, Refused(OLD_TOOLS)] = None
     refusal: Annotated[object, Refused("refusals as content")] = None
@@ -121,7 +123,9 @@ class ChatBody(SamplingBody):
 
     tools: list[ToolBody] | None = Field(None, description="The functions that it may call.")
     tool_choice: ToolChoice = Field(
-        None, description="auto (default): the model decides; none; required; or an object that names a function."
+        None,
+        description="auto (default): the model decides; none; required; or an object that names a function, or with"
+        " allowed_tools some of them.",
     )
     parallel_tool_calls: bool | None = Field(None, description="Allow several calls in one message (default true).")
     separate_reasoning: bool | None = Field(
@@ -140,7 +144,9 @@ class ChatBody(SamplingBody):
     modalities: Annotated[object, Refused("output other than text")] = None
     audio: Annotated[object, Refused("audio")] = None
     prediction: Annotated[object, Refused("predicted output")] = None
-    verbosity: Annotated[object, Refused("verbosity")] = None
+    verbosity: Annotated[
+        object, Refused("models are not trained for it; ask for short or long answers in a message")
+    ] = None
     web_search_options: Annotated[object, Refused("web search")] = None
     prompt_cache_retention: Annotated[object, Refused("the prefix cache evicts the least recently used pages")] = None
     prompt_cache_options: Annotated[object, Refused("the prefix cache has no options per request")] = None

@@ -19,7 +19,7 @@ from srv.errors import RequestError
 from srv.server.fields import shorten
 from srv.server.http.auth import owner_of
 from srv.server.http.json_response import json_response
-from srv.server.protocols.conversations import Conversation
+from srv.server.protocols.conversations import Conversation, render
 from srv.server.protocols.replies import Asked, Event, ReplyEndpoint
 from srv.server.protocols.responses_fields import ENCRYPTED_REASONING, LOGPROBS, ResponsesBody
 from srv.server.protocols.responses_format import ResponseFormat, new_id
@@ -44,12 +44,7 @@ class Responses(ReplyEndpoint):
         self.service.preprocessor.check_model(fields.model)
         _check(fields)
         owner = owner_of(request)
-        earlier = self._earlier(owner, fields.previous_response_id)
-        items = read_items(fields, earlier, partial(self.store.item, owner), new_id)
-        tools = read_tools(fields)
-        conversation = Conversation(
-            read_messages(items, fields.instructions, len(earlier)), tools.use, _variables(fields), "input"
-        )
+        items, tools, conversation = self._read(fields, owner)
         sampling = _sampling(fields)
         prompt, reader = await self.prepare(conversation, sampling, fields.spelled.__getitem__, fields.namespace)
         response = f"resp_{uuid.uuid4().hex}"
@@ -65,6 +60,24 @@ class Responses(ReplyEndpoint):
         )
         asked = Asked(fields.rid or response, bool(fields.stream), prompt, format, reader)
         return replace(asked, done=partial(self._keep, owner, items)) if stored else asked
+
+    def _read(self, fields: ResponsesBody, owner: str) -> tuple[list[Item], ReadTools, Conversation]:
+        """The items and tools of the whole conversation, and its form for the prompt. Raises RequestError."""
+        earlier = self._earlier(owner, fields.previous_response_id)
+        items = read_items(fields, earlier, partial(self.store.item, owner), new_id)
+        tools = read_tools(fields)
+        messages = read_messages(items, fields.instructions, len(earlier))
+        return items, tools, Conversation(messages, tools.use, _variables(fields), "input")
+
+    async def input_tokens(self, request: Request) -> Response:
+        """The length of the prompt that a body would have."""
+        fields = ResponsesBody.parse(await self.service.body(request))
+        preprocessor = self.service.preprocessor
+        preprocessor.check_model(fields.model)
+        _, _, conversation = self._read(fields, owner_of(request))
+        text = await render(preprocessor, conversation)
+        (tokens,) = await preprocessor.encode([text], False, "input")
+        return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     def _earlier(self, owner: str, name: str | None) -> Sequence[Item]:
         return () if name is None else self._stored(owner, name, "previous_response_id").conversation

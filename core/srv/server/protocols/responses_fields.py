@@ -11,7 +11,7 @@ from pydantic import Field
 
 from srv.server.fields import NoEffect, Refused, RequestBody
 from srv.server.grammar_fields import TextFormat
-from srv.server.protocols.tool_fields import TOOL_NAME
+from srv.server.protocols.tool_fields import TOOL_NAME, Parsed
 from srv.server.sampling_fields import (
     MAX_RID_LENGTH,
     MAX_TOP_LOGPROBS,
@@ -128,6 +128,7 @@ class FunctionCallItem(RequestBody):
     call_id: CallId
     name: Name
     arguments: str = Field(description="The arguments, as the text of a JSON object.")
+    parsed_arguments: Parsed = None
     id: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="The id of the item.")
     status: Status = None
     namespace: Annotated[object, Refused("namespaces of tools")] = None

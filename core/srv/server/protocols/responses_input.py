@@ -198,11 +198,12 @@ def read_tools(body: ResponsesBody) -> ReadTools:
             continue
         if kind == "function":
             function = FunctionTool.parse(value, where)
-            tools.append(Tool(function.name, function.description, function.parameters, bool(function.strict)))
+            strict = bool(function.strict)
+            tools.append(Tool(function.name, function.description, function.parameters, strict, where))
         elif kind == "custom":
             tool = CustomTool.parse(value, where)
             custom.add(tool.name)
-            tools.append(_as_function(tool))
+            tools.append(_as_function(tool, where))
         else:
             raise RequestError(
                 f'{where}.type = "{shorten(kind)}" is not implemented (a tool that OpenAI runs, or unknown); send'
@@ -215,10 +216,10 @@ def read_tools(body: ResponsesBody) -> ReadTools:
     return ReadTools(use, frozenset(custom), tuple(shown))
 
 
-def _as_function(tool: CustomTool) -> Tool:
+def _as_function(tool: CustomTool, where: str) -> Tool:
     form = None if tool.format is None else f"The form of the input: {json.dumps(tool.format, ensure_ascii=False)}"
     schema = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
-    return Tool(tool.name, joined((tool.description, form)), schema)
+    return Tool(tool.name, joined((tool.description, form)), schema, where=where)
 
 
 def _with_choice(tools: tuple[Tool, ...], body: ResponsesBody) -> ToolUse:

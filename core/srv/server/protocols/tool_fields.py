@@ -5,12 +5,13 @@ Source: OpenAI's API reference. Must not know how a reply is parsed.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator
 
+from srv.errors import RequestError
 from srv.reply.tools import Choice, PriorCall, Tool
-from srv.server.fields import RequestBody, field_error, json_type, shorten
+from srv.server.fields import NoEffect, RequestBody, field_error, json_type, shorten
 
 TOOL_NAME = r"^[A-Za-z0-9_.:/\-]+$"
 
@@ -26,14 +27,19 @@ class ToolBody(RequestBody):
     type: Literal["function"] = Field(description="The only kind of tool.")
     function: FunctionBody = Field(description="The function.")
 
-    def tool(self) -> Tool:
+    def tool(self, where: str) -> Tool:
         given = self.function
-        return Tool(given.name, given.description, given.parameters, bool(given.strict))
+        return Tool(given.name, given.description, given.parameters, bool(given.strict), f"{where}.function")
+
+
+# Replies that OpenAI's clients parsed have it, and applications send them back as they are.
+Parsed = Annotated[object, NoEffect("what the client read from the text beside it")]
 
 
 class CalledFunction(RequestBody):
     name: str = Field(min_length=1, description="The function that was called.")
     arguments: str | None = Field(None, description="Its arguments, as the text of a JSON object.")
+    parsed_arguments: Parsed = None
 
 
 class CallBody(RequestBody):
@@ -46,20 +52,58 @@ class CallBody(RequestBody):
         return PriorCall(self.id, self.function.name, self.function.arguments or "")
 
 
-def _tool_choice(value: object) -> tuple[Choice, str | None] | None:
+class AskedChoice(NamedTuple):
+    """`named`: the function to call. `allowed`: the functions among which the model chooses; None: all of them."""
+
+    choice: Choice
+    named: str | None = None
+    allowed: tuple[str, ...] | None = None
+
+    def of(self, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+        """Those that the model may call. Raises RequestError for an allowed function that is none of them."""
+        if self.allowed is None:
+            return tools
+        names = [tool.name for tool in tools]
+        for name in self.allowed:
+            if name not in names:
+                raise RequestError(
+                    f"tool_choice allows the function {shorten(name)}, but the tools are {', '.join(names)}; allow"
+                    " some of them",
+                    code="invalid_value",
+                    param="tool_choice",
+                )
+        return tuple(tool for tool in tools if tool.name in self.allowed)
+
+
+_FORM = '{"type": "function", "function": {"name": "..."}}'
+_ALLOWED_FORM = f'{{"type": "allowed_tools", "allowed_tools": {{"mode": "auto" or "required", "tools": [{_FORM}]}}}}'
+
+
+def _tool_choice(value: object) -> AskedChoice | None:
     if value is None:
         return None
     if isinstance(value, str):
         if value not in ("none", "auto", "required"):
             raise field_error("invalid_value", 'must be "none", "auto", "required", or an object that names a function')
-        return Choice(value), None
+        return AskedChoice(Choice(value))
     if not isinstance(value, dict):
         raise field_error("invalid_type", f"must be a string or an object, not {json_type(value)}")
+    if value.get("type") == "allowed_tools":
+        return _allowed(value)
     name = _named(value)
     if name is None:
-        expected = '{"type": "function", "function": {"name": "..."}}'
-        raise field_error("invalid_value", f"must have the form {expected}, not {shorten(value)}")
-    return Choice.NAMED, name
+        raise field_error("invalid_value", f"must have the form {_FORM}, not {shorten(value)}")
+    return AskedChoice(Choice.NAMED, name)
+
+
+def _allowed(value: dict[str, Any]) -> AskedChoice:
+    inner = value.get("allowed_tools")
+    mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
+    names = [_named(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    given = tuple(name for name in names if name is not None)
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not 0 < len(given) == len(tools):
+        raise field_error("invalid_value", f"must have the form {_ALLOWED_FORM}")
+    return AskedChoice(Choice(mode), allowed=given)
 
 
 def _named(value: dict[str, Any]) -> str | None:
@@ -71,6 +115,6 @@ def _named(value: dict[str, Any]) -> str | None:
 
 
 ToolChoice = Annotated[
-    tuple[Choice, str | None] | None,
+    AskedChoice | None,
     PlainValidator(_tool_choice, json_schema_input_type=Literal["none", "auto", "required"] | dict[str, object] | None),
 ]

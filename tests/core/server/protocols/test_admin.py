@@ -48,6 +48,9 @@ async def test_tokenize_and_detokenize() -> None:
         assert many["token_strs"] == [["a"], ["b", "c"]]
         chat = (await server.post("/tokenize", messages=HELLO)).json()
         assert bytes(chat["tokens"]) == b"user: hi\nassistant: "
+        begun = {"messages": [*HELLO, {"role": "assistant", "content": "I"}], "continue_final_message": True}
+        continued = (await server.post("/tokenize", **begun, add_generation_prompt=False)).json()
+        assert bytes(continued["tokens"]) == b"user: hi\nassistant: I"
         assert (await server.post("/tokenize", prompt="x" * 1000)).json()["count"] == 1000  # longer than the context
         assert (await server.post("/detokenize", tokens=[97, 258, 98])).json() == {"text": "ab"}
         assert (await server.post("/detokenize", tokens=[97, 258], skip_special_tokens=False)).json() == {

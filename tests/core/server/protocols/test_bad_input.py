@@ -151,8 +151,20 @@ ANY_OBJECT = ("chat_template_kwargs", "metadata", "client_metadata", "cache_cont
         (
             CHAT,
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-            "messages[0].content",
-            "image_url",
+            "messages[0].content[0].type",
+            '"image_url" is not implemented; send text',
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": {"type": "json_schema"}},
+            "response_format",
+            "the schema in json_schema.schema",
+        ),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": {}, "name": 1}}},
+            "response_format",
+            "a text as json_schema.name, not an integer",
         ),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content", "text"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "context is 256"),
@@ -202,6 +214,8 @@ ANY_OBJECT = ("chat_template_kwargs", "metadata", "client_metadata", "cache_cont
         ("/tokenize", {}, "prompt", "either"),
         ("/tokenize", {"prompt": [1]}, "prompt", "texts"),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", "messages"),
+        ("/tokenize", {"prompt": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "messages"),
+        ("/tokenize", {"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function", "is required"),
         ("/detokenize", {"tokens": "a"}, "tokens", "token ids"),
         ("/detokenize", {"tokens": [999]}, "tokens", "999"),
         ("/detokenize", {}, "tokens", "required"),
@@ -231,6 +245,8 @@ async def test_all_problems_are_reported_together() -> None:
         assert "temperature = -1" in message
         assert "top_p = 7" in message
         assert "functions is not implemented" in message
+        assert ".;" not in message
+        assert " it must be greater than or equal to 0. 0 is greedy sampling. top_p = 7" in message
 
 
 async def test_error_text_names_the_value_the_reason_and_the_remedy() -> None:

@@ -33,6 +33,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [97]},
     "/abort_request": {"abort_all": True},
     "/v1/responses": {"input": "abc", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "abc"},
     "/v1/messages": {"model": MODEL, "max_tokens": 2, "messages": HELLO},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": HELLO},
     "/start_profile": {},

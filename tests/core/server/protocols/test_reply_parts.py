@@ -307,6 +307,11 @@ async def test_the_openai_client_reads_calls_and_reasoning() -> None:
         assert kinds[-1] == "response.completed"
         assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
         assert final.output_text.strip() == "I look."
+        # Its objects are accepted back with what the client parsed.
+        sent = [item.model_dump() for item in final.output]
+        sent[2]["parsed_arguments"] = {"city": "Rome"}  # of strict tools, the client fills it itself
+        again = await client.responses.create(model=MODEL, input=[*HELLO, *sent], tools=FUNCTIONS)
+        assert again.output
         await client.close()
 
 
@@ -367,3 +372,14 @@ async def test_names_that_a_call_cannot_have_are_refused(path: str, fields: dict
         refused = await server.post(path, **fields)
         assert refused.status_code == 400
         assert "tools[0].name" in refused.json()["error"]["message"]
+
+
+async def test_the_same_name_twice_is_refused_where_it_is() -> None:
+    async with serving(reply_format=format_of()) as server:
+        left_out = {"type": "web_search"}
+        refused = await server.post(RESPONSES, input="hi", tools=[left_out, *FUNCTIONS, FUNCTIONS[0]])
+        assert refused.json()["error"]["param"] == "tools[3].name"
+        tools = [*ANTHROPIC_TOOLS, ANTHROPIC_TOOLS[1]]
+        refused = await server.post(MESSAGES, model=MODEL, max_tokens=9, messages=HELLO, tools=tools)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("tools[2].name = stop is refused")

@@ -160,6 +160,17 @@ async def test_what_is_not_stored_cannot_be_continued() -> None:
         assert (await server.http.get(f"{RESPONSES}/{kept}")).status_code == 200
 
 
+async def test_the_length_of_a_prompt_is_what_a_response_then_uses() -> None:
+    async with serving() as server:
+        first = (await server.post(RESPONSES, input="a", max_output_tokens=2)).json()
+        for body in ({"input": "abc", "instructions": "i"}, {"input": "b", "previous_response_id": first["id"]}):
+            counted = (await server.post(f"{RESPONSES}/input_tokens", **body)).json()
+            used = (await server.post(RESPONSES, **body, max_output_tokens=2)).json()["usage"]["input_tokens"]
+            assert counted == {"object": "response.input_tokens", "input_tokens": used}
+        refused = await server.post(f"{RESPONSES}/input_tokens", input=3)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+
+
 def test_the_store_is_bounded_and_drops_the_least_recently_used() -> None:
     def stored(name: str, text: str = "") -> StoredResponse:
         return StoredResponse({"id": name, "output": [{"id": f"m{name}", "text": text}]}, [])
@@ -250,6 +261,12 @@ async def test_what_codex_sends() -> None:
         ({"input": "a", "tools": [3]}, "tools[0].type", "must be a string"),
         ({"input": "a", "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"input": "a", "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no tool named f"),
+        ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format", "must have the schema in schema"),
+        (
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": {}, "json_schema": {}}}},
+            "text.format",
+            "no other fields than type, name, schema, strict, description",
+        ),
         ({"input": "a", "background": True}, "background", "not implemented"),
         ({"messages": [1]}, "messages", "called input"),
         ({"input": "a", "max_tokens": 1}, "max_tokens", "called max_output_tokens"),

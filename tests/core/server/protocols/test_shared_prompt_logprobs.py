@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 
 import pytest
 from server_support import events_of, eventually, serving
@@ -79,3 +80,28 @@ async def test_many_logprobs_are_formatted_in_a_thread(monkeypatch: pytest.Monke
             response = await server.post(path, **body)
             assert response.status_code == 200, response.text
             assert (threading.get_ident() in threads) is here
+
+
+async def test_a_long_prompts_logprobs_are_streamed_from_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[bool] = Counter()
+
+    def counted(logprob: float) -> float:
+        counts[threading.get_ident() == here] += 1
+        return logprob
+
+    monkeypatch.setattr(logprobs, "finite", counted)
+    here, text = threading.get_ident(), "a" * 150
+    native = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 5}
+    async with serving() as server:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "prompt_logprobs": 5}),
+            ("/v1/completions", {"prompt": text, "prompt_logprobs": 5}),
+            ("/v1/completions", {"prompt": text, "echo": True, "logprobs": 5}),
+            ("/generate", {"text": text, **native, "sampling_params": {"max_new_tokens": 2}}),
+        ):
+            counts.clear()
+            limit = {} if path == "/generate" else {"max_tokens": 2}
+            events = await server.stream(path, **body, **limit)
+            assert events[-1] == "[DONE]"
+            assert counts[False] > 700, path  # five or six for each token of the prompt
+            assert counts[True] < 20, path

@@ -257,6 +257,31 @@ async def test_each_output_and_its_logprobs_and_tokens_are_complete() -> None:
             assert len(tokens) == len(scored)
 
 
+async def test_a_conversation_is_tokenized_with_its_tools() -> None:
+    template = Template()
+    async with replying("x", text=template) as server:
+        body = {"messages": HELLO, "tools": TOOLS}
+        assert (await server.post(CHAT, **body)).status_code == 200
+        shown = template.variables["tools"]
+        assert [tool["function"]["name"] for tool in shown] == ["weather", "now", "get-time_2.x"]
+        template.variables = {}
+        assert (await server.post("/tokenize", **body)).status_code == 200
+        assert template.variables["tools"] == shown
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_the_prompt_describes_the_allowed_tools_alone() -> None:
+    template = Template()
+    async with replying(CALL, text=template) as server:
+        choice = allowed("auto", "now", "weather")
+        assert (await server.post(CHAT, messages=HELLO, tools=TOOLS, tool_choice=choice)).status_code == 200
+        assert [tool["function"]["name"] for tool in template.variables["tools"]] == ["weather", "now"]
+
+
 @every(
     ("change", "param", "part"),
     [
@@ -268,6 +293,11 @@ async def test_each_output_and_its_logprobs_and_tokens_are_complete() -> None:
             "tool_choice",
             "one of them",
         ),
+        ({"tools": TOOLS, "tool_choice": allowed("auto", "now", "no")}, "tool_choice", "allow some of them"),
+        ({"tools": TOOLS, "tool_choice": allowed("none", "now")}, "tool_choice", "must have the form"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice", "must have the form"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "must have the form"),
+        ({"tools": [*TOOLS, TOOLS[1]]}, "tools[3].function.name", "the same name"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "send a text"),
         (
             {"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]},
@@ -296,7 +326,7 @@ async def test_what_is_wrong_is_named(change: dict[str, Any], param: str, part: 
 
 async def test_the_openai_client_runs_a_tool_loop() -> None:
     """Over a real socket: the client's own types accept the calls, and their messages are accepted back."""
-    replies = iter([THOUGHT, "Sunny.", THOUGHT])
+    replies = iter([THOUGHT, "Sunny.", THOUGHT, "Sunny."])
     engine = FakeEngine(script=lambda message: [*next(replies).encode(), EOS])
     async with (
         listening(engine, reply_format=QWEN, **LONG) as server,
@@ -316,7 +346,14 @@ async def test_the_openai_client_runs_a_tool_loop() -> None:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_completion()
         assert "tool_calls.function.arguments.done" in kinds
-        assert final.choices[0].message.tool_calls[0].function.arguments == '{"city": "Paris"}'
+        message = final.choices[0].message
+        assert message.tool_calls[0].function.arguments == '{"city": "Paris"}'
+        result["tool_call_id"] = message.tool_calls[0].id
+        # What the client parsed is in the message that it sends back.
+        sent = {**message.model_dump(), "parsed": {"city": "Paris"}}
+        assert "parsed_arguments" in sent["tool_calls"][0]["function"]
+        third = await create(model="tiny", messages=[*HELLO, sent, result], tools=TOOLS)
+        assert third.choices[0].message.content == "Sunny."
 
 
 async def test_a_message_that_has_only_reasoning_is_accepted_back() -> None:
