@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.models.formats.safetensors_header import StoredTensor
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
 
@@ -116,11 +117,10 @@ def four_bit_weights(tensors: Mapping[str, StoredTensor]) -> int:
 
 def _counts(model: ModelFacts, projection_params: int) -> tuple[int, int, int]:
     """The number of weights of 4 bits, of int8 weights, and of the scales of these."""
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is None:
+    tensors = needed_tensors(model)
+    if not tensors:
         return (0, projection_params, 0) if stated_type(model.config) == "int8" else (projection_params, 0, 0)
-    int8 = [name.removesuffix(INT8_SCALE) for name in checkpoint.tensors if name.endswith(f".{INT8_SCALE}")]
-    tensors = checkpoint.tensors
+    int8 = [name.removesuffix(INT8_SCALE) for name in tensors if name.endswith(f".{INT8_SCALE}")]
     weights = sum(prod(tensors[f"{each}weight"].shape) for each in int8 if f"{each}weight" in tensors)
     scales = sum(prod(tensors[f"{each}{INT8_SCALE}"].shape) for each in int8)
     return four_bit_weights(tensors), weights, scales

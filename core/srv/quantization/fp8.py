@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.models.formats.safetensors_header import StoredTensor
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
 from srv.quantization.method import LayerOps, StoredModel
 
@@ -151,17 +152,17 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     scheme = scheme_or_reason(Path(model.path), model.config)
     if isinstance(scheme, str):
         return model.weight_bytes
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is None:
+    tensors = needed_tensors(model)
+    if not tensors:
         weights = model.stored_types.get(DTYPE, projection_params)
         about = weights // (model.hidden_size if scheme.block is None else math.prod(scheme.block))
         scales = about if model.dtype == "float32" else model.stored_types.get("float32", about)
         return weights + scales * _SCALE_BYTES + (model.counted_parameters() - weights) * item_size
     held = excluded = wide = 0
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in tensors.items():
         layer, _, suffix = name.rpartition(".")
         count = math.prod(tensor.shape)
-        if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(checkpoint.tensors, layer)):
+        if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(tensors, layer)):
             excluded += count
         elif tensor.dtype == DTYPE and len(tensor.shape) == 2:
             held += count + math.prod(held_scale(scheme, *tensor.shape)) * _SCALE_BYTES

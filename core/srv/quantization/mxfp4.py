@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
@@ -115,10 +115,9 @@ def are_quantized(model: StoredModel, names: Sequence[str], inputs: int) -> bool
 
 def _quantized_weights(model: ModelFacts, projection_params: int) -> int:
     """The number of weights in MXFP4: as stored, otherwise those of experts, or of all linear layers."""
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is not None:
+    if tensors := needed_tensors(model):
         ends = (f".{PACKED}", *(f"{each}_blocks" for each in FUSED))
-        stored = (prod(each.shape) for name, each in checkpoint.tensors.items() if name.endswith(ends))
+        stored = (prod(each.shape) for name, each in tensors.items() if name.endswith(ends))
         return sum(stored) * _ELEMENTS_PER_BYTE
     config = model.config
     if str(config.get("quantization_config", {}).get("quant_method", "")).lower() != NAME:
