@@ -89,6 +89,42 @@ def test_layers_that_predict_further_tokens_do_not_count(tmp_path: Path) -> None
     assert sizes == sizes[:1] * 4
 
 
+@every(
+    ("form", "name", "fields"),
+    [
+        (gptq(desc_act=True), "quantize_config.json", {}),
+        (gptq(), "quantize_config.json", {"quant_method": None, "checkpoint_format": None}),
+        (AWQ, "quant_config.json", {"quant_method": None, "bits": None, "w_bit": 4, "version": "GEMM"}),
+    ],
+)
+def test_a_file_beside_the_configuration_states_the_method(
+    form: Form, name: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """As older tools wrote it."""
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    model = write_packed(folder, form, num_hidden_layers=1)
+    stated = {key: value for key, value in {**form.config, **fields}.items() if value is not None}
+    edit_config(folder, quantization_config=None)
+    (folder / name).write_text(json.dumps(stated))
+    assert read_facts(folder).quantization == form.method
+    tokens = tokens_of(model, 12)
+    logits = our_logits(built(folder), tokens)
+    torch.testing.assert_close(logits, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    (folder / name).write_text("[1]")
+    with pytest.raises(ModelError, match=f"{name}: it does not describe a quantization") as caught:
+        read_facts(folder)
+    assert caught.value.code == "damaged"
+
+
+def test_a_file_that_describes_no_stored_weights_is_not_read(tmp_path: Path) -> None:
+    """Of a checkpoint that was dequantized since, or whose config.json states its method."""
+    small_model("llama", num_hidden_layers=1).save_pretrained(tmp_path / "plain")
+    write_packed(tmp_path / "awq", AWQ, num_hidden_layers=1)
+    for name, method in (("plain", None), ("awq", "awq")):
+        (tmp_path / name / "quantize_config.json").write_text("[1]")
+        assert read_facts(tmp_path / name).quantization == method
+
+
 def _bias(value: float) -> Callable[[dict[str, Tensor]], None]:
     def add(tensors: dict[str, Tensor]) -> None:
         packed = [name for name in tensors if name.endswith(".qweight")]

@@ -34,6 +34,7 @@ from srv.models.options import DEFAULT_OPTIONS, ReadOptions
 from srv.models.sizes.parts import MAX_LAYERS
 from srv.models.sizes.registry import COUNT_FROM_PADDING
 from srv.quantization import registry as quantization
+from srv.quantization.stated_files import with_stated_file
 from srv.specs import CacheSpec, ModelFacts, attention_groups
 
 # Field names of the same quantity in different configurations, the most common first.
@@ -61,6 +62,7 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         _refuse_pickles(path)
+    config = with_stated_file(path, config, None if checkpoint is None else checkpoint.tensors)
     try:
         whole = vision_class(config)
         if whole is not None:
