@@ -111,15 +111,17 @@ def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
     if model.types[scale] not in _SCALE_DTYPES:
         reason = f"{scale} is stored as {model.types[scale]}, not as a float"
         raise ModelError("dtype_mismatch", path, reason, DOWNLOAD_REMEDY)
-    shape = model.shapes.get(stored, ())
-    if len(shape) == 2:  # if it is not, the loader says so
-        outputs, inputs = shape
-        weight = ScaledWeight(outputs, inputs, scale, model.shapes[scale])
-        if not scale_fits(scheme, weight):
-            expected = held_scale(scheme, weight.outputs, weight.inputs)
-            of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
-            reason = f"{scale} has the shape {list(weight.scale_shape)}, but its weights {list(shape)} need "
-            raise ModelError("shape_mismatch", path, f"{reason}{list(expected)} ({of})", DOWNLOAD_REMEDY)
+    shape = model.shapes[stored]
+    if len(shape) != 2:
+        reason = f"{stored} has the shape {list(shape)}, which is no matrix"
+        raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
+    outputs, inputs = shape
+    weight = ScaledWeight(outputs, inputs, scale, model.shapes[scale])
+    if not scale_fits(scheme, weight):
+        expected = held_scale(scheme, weight.outputs, weight.inputs)
+        of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
+        reason = f"{scale} has the shape {list(weight.scale_shape)}, but its weights {list(shape)} need "
+        raise ModelError("shape_mismatch", path, f"{reason}{list(expected)} ({of})", DOWNLOAD_REMEDY)
     return True
 
 

@@ -207,6 +207,7 @@ DAMAGED: list[tuple[Form, Callable[[dict[str, Tensor]], None], str, str, bool]] 
         "float8_e5m2, not as float8_e4m3fn",
         True,
     ),
+    (STATIC, _change("weight", lambda weight: weight[0]), "shape_mismatch", "shape [64], which is no matrix", True),
     (STATIC, _change("weight_scale", lambda scale: torch.ones(3)), "shape_mismatch", "one per output, or one", True),
     (STATIC._replace(config=fp8((32, 32))), lambda tensors: None, "shape_mismatch", "blocks of 32 x 32", True),
     (BLOCKS._replace(config=fp8()), lambda tensors: None, "shape_mismatch", "one per output, or one", True),
