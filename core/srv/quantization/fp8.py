@@ -97,14 +97,15 @@ def _refuse_fused_experts(model: StoredModel, name: str) -> None:
 
 def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
     stored = f"{name}.{scheme.weight}"
-    dtype = model.types.get(stored)
+    dtype, path = model.types.get(stored), model.facts.path
+    scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
+    if dtype is None and scale is not None:
+        raise ModelError("missing_tensors", path, f"it lacks {stored}, which {scale} scales", DOWNLOAD_REMEDY)
     if dtype is None or dtype in FLOATS:
         return False  # if it is missing, the loader says so
-    path = model.facts.path
     if dtype != DTYPE:
         reason = f"{stored} is stored as {dtype}, not as {DTYPE}"
         raise ModelError("unsupported_quantization", path, reason, REMEDY)
-    scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
     if scale is None:
         reason = f"it lacks {name}.{scheme.scales[0]}, by which the FP8 values of {stored} are multiplied"
         raise ModelError("missing_tensors", path, reason, DOWNLOAD_REMEDY)

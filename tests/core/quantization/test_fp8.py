@@ -197,6 +197,7 @@ BLOCKS, STATIC = FORMS["fp8, blocks"], FORMS["fp8, static"]
 INVERSE = "weight_scale_inv"
 DAMAGED: list[tuple[Form, Callable[[dict[str, Tensor]], None], str, str, bool]] = [
     (BLOCKS, _change(INVERSE, lambda scale: None), "missing_tensors", f"{LAYER}.weight_scale", True),
+    (BLOCKS, _change("weight", lambda weight: None), "missing_tensors", f"lacks {LAYER}.weight, which", True),
     (BLOCKS, _change(INVERSE, lambda scale: scale[:-1]), "shape_mismatch", f"{LAYER}.weight_scale_inv", True),
     (BLOCKS, _change(INVERSE, lambda scale: scale.int()), "dtype_mismatch", "stored as int32", True),
     (BLOCKS, _change("weight", lambda weight: weight.view(torch.int8)), "unsupported_quantization", "as int8", True),
