@@ -80,6 +80,9 @@ FORMS = {
     "modelopt, a file of its own": Form(
         "modelopt", None, extra={"input_scale": 1.0}, files={"hf_quant_config.json": MODELOPT}
     ),
+    "modelopt, the fields of its file": Form(
+        "modelopt", {"quant_method": "modelopt", **MODELOPT}, extra={"input_scale": 1.0}
+    ),
     "modelopt, per channel": Form(
         "modelopt",
         {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},

@@ -36,6 +36,7 @@ _FACT_FILES = (
     "*/config.json",  # of the modules of sentence-transformers
     INDEX,
     *("quant_model_description*.json", "hf_quant_config.json"),  # of ModelSlim and ModelOpt
+    *("quantize_config.json", "quant_config.json"),  # of AutoGPTQ and AutoAWQ
 )
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _MAX_SMALL_FILE = 64 << 20

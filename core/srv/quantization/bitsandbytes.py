@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.models.formats.safetensors_header import StoredTensor
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
 
@@ -32,7 +34,9 @@ TYPES: Mapping[str, str] = {"nf4": "NF4", "fp4": "FP4"}  # the type of blocks th
 STATE = "quant_state.bitsandbytes__"
 INT8_SCALE, INT8_FORMAT = "SCB", "weight_format"
 BLOCK = TYPES_BY_NAME["NF4"].elements
+PLAIN, NESTED = ("absmax", "quant_map"), ("nested_absmax", "nested_quant_map")  # suffixes of a weight of 4 bits
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
+DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
 _SKIPPED = "llm_int8_skip_modules"
 _STORAGES = ("uint8", "int8", "bfloat16", "float16", "float32")
 # Bytes of 64 weights where a platform repeats the scale for each 32 of them.
@@ -90,8 +94,12 @@ def layer_type(model: StoredModel, name: str) -> str:
 def shared_type(model: StoredModel, names: Sequence[str], inputs: int) -> str:
     """`layer_type` of layers that share one input.
 
-    Raises ModelError unsupported_quantization if they differ, or for inputs that are not whole blocks.
+    Raises ModelError: unsupported_quantization if they differ, or for inputs that are not whole blocks;
+    missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
+    for name in names if model.types else ():
+        _check_four_bits(model, f"{name}.weight")
+        _check_int8(model, name)
     types = {name: layer_type(model, name) for name in names}
     first = types[names[0]]
     reason = None
@@ -108,6 +116,47 @@ def shared_type(model: StoredModel, names: Sequence[str], inputs: int) -> str:
     return first
 
 
+def _fail(model: StoredModel, code: str, reason: str) -> NoReturn:
+    raise ModelError(code, model.facts.path, reason, DOWNLOAD_REMEDY)
+
+
+def _check_four_bits(model: StoredModel, weight: str) -> None:
+    """Check what headers show of a weight of 4 bits, if any tensor belongs to it. Its sizes are in a tensor."""
+    stored = [each for each in (*PLAIN, *NESTED) if f"{weight}.{each}" in model.types]
+    states = [each for each in TYPES if f"{weight}.{STATE}{each}" in model.types]
+    if not stored and not states:
+        return
+    if not states:
+        _fail(model, "missing_tensors", f"it lacks {weight}.{STATE}nf4 (or fp4)")
+    nested = any(each in stored for each in NESTED)
+    wanted = (weight, *(f"{weight}.{each}" for each in (*PLAIN, *(NESTED if nested else ()))))
+    if missing := [each for each in wanted if each not in model.types]:
+        _fail(model, "missing_tensors", f"it lacks {missing[0]}")
+    dtype = model.types[f"{weight}.absmax"]
+    if dtype not in (("uint8",) if nested else FLOATS):
+        expected = "uint8" if nested else "floats"
+        _fail(model, "dtype_mismatch", f"{weight}.absmax is stored as {dtype}, not as {expected}")
+
+
+def _check_int8(model: StoredModel, layer: str) -> None:
+    """Check the headers of an int8 weight and its scales, if there is either."""
+    weight, scale = f"{layer}.weight", f"{layer}.{INT8_SCALE}"
+    if scale not in model.types:
+        if f"{layer}.{INT8_FORMAT}" in model.types:
+            _fail(model, "missing_tensors", f"it lacks {scale}")
+        return
+    if weight not in model.types:
+        _fail(model, "missing_tensors", f"it lacks {weight}")
+    if (dtype := model.types[weight]) != "int8":
+        _fail(model, "dtype_mismatch", f"{weight} is stored as {dtype}, not as int8")
+    if (dtype := model.types[scale]) not in FLOATS:
+        _fail(model, "dtype_mismatch", f"{scale} is stored as {dtype}, not as floats")
+    shape, found = model.shapes[weight], model.shapes[scale]
+    if found != shape[:1]:
+        reason = f"{scale} has the shape {list(found)}, but its weights {list(shape)} need {list(shape[:1])}"
+        _fail(model, "shape_mismatch", reason)
+
+
 def four_bit_weights(tensors: Mapping[str, StoredTensor]) -> int:
     """The number of weights of 4 bits among stored tensors: all bytes of them hold two."""
     names = (name.partition(f".{STATE}")[0] for name in tensors if f".{STATE}" in name)
@@ -116,11 +165,10 @@ def four_bit_weights(tensors: Mapping[str, StoredTensor]) -> int:
 
 def _counts(model: ModelFacts, projection_params: int) -> tuple[int, int, int]:
     """The number of weights of 4 bits, of int8 weights, and of the scales of these."""
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is None:
+    tensors = needed_tensors(model)
+    if not tensors:
         return (0, projection_params, 0) if stated_type(model.config) == "int8" else (projection_params, 0, 0)
-    int8 = [name.removesuffix(INT8_SCALE) for name in checkpoint.tensors if name.endswith(f".{INT8_SCALE}")]
-    tensors = checkpoint.tensors
+    int8 = [name.removesuffix(INT8_SCALE) for name in tensors if name.endswith(f".{INT8_SCALE}")]
     weights = sum(prod(tensors[f"{each}weight"].shape) for each in int8 if f"{each}weight" in tensors)
     scales = sum(prod(tensors[f"{each}{INT8_SCALE}"].shape) for each in int8)
     return four_bit_weights(tensors), weights, scales

@@ -26,8 +26,11 @@ from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.bitsandbytes import (
     BLOCK,
+    DOWNLOAD_REMEDY,
     INT8_FORMAT,
     INT8_SCALE,
+    NESTED,
+    PLAIN,
     REMEDY,
     STATE,
     TYPES,
@@ -39,10 +42,7 @@ from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
 from srv.quantization.int8_layers import WeightOnlyInt8Linear
 from srv.quantization.method import StoredModel
 
-_REMEDY = "Download the checkpoint again, or use another one of the model"
 _LEVELS = 127  # of an int8 weight whose magnitude is that of the largest of its row
-_NESTED = ("nested_absmax", "nested_quant_map")
-_PLAIN = ("absmax", "quant_map")
 # The values of codes, which checkpoints have as `quant_map`.
 TABLES: Mapping[str, tuple[float, ...]] = {
     "nf4": (
@@ -134,7 +134,7 @@ class BitsAndBytesStorageFormat(StorageFormat):
                 found[f"{owner}.weight_scale"] = (*shape, 1)
             elif suffix == INT8_FORMAT and f"{owner}.{INT8_SCALE}" not in stored:
                 self._fail("missing_tensors", f"it lacks {owner}.{INT8_SCALE}")
-            elif suffix in (*_PLAIN, *_NESTED, "codes"):
+            elif suffix in (*PLAIN, *NESTED, "codes"):
                 tensors.setdefault(owner, {})[suffix] = shape
             elif not suffix:
                 found[name] = shape
@@ -171,7 +171,7 @@ class BitsAndBytesStorageFormat(StorageFormat):
         weight, _, state = name.partition(f".{STATE}")
         if state:
             return weight, f"{STATE}{state}"
-        return (owner, suffix) if owner.endswith(".weight") and suffix in (*_PLAIN, *_NESTED) else (name, "")
+        return (owner, suffix) if owner.endswith(".weight") and suffix in (*PLAIN, *NESTED) else (name, "")
 
     def _read_states(self, model: StoredModel) -> dict[str, _State]:
         """Those of all matrices of 4 bits, by the name of the weight."""
@@ -277,7 +277,7 @@ class BitsAndBytesStorageFormat(StorageFormat):
             self._fail("damaged", f"{name} has the value {wrong:g}, which is not a finite number from 0 on")
 
     def _fail(self, code: str, reason: str) -> NoReturn:
-        raise ModelError(code, self._path, reason, _REMEDY)
+        raise ModelError(code, self._path, reason, DOWNLOAD_REMEDY)
 
 
 def _name(tensor: Tensor) -> str:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.models.formats.safetensors_header import StoredTensor
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
 from srv.quantization.method import LayerOps, StoredModel
 
@@ -96,29 +97,32 @@ def _refuse_fused_experts(model: StoredModel, name: str) -> None:
 
 def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
     stored = f"{name}.{scheme.weight}"
-    dtype = model.types.get(stored)
+    dtype, path = model.types.get(stored), model.facts.path
+    scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
+    if dtype is None and scale is not None:
+        raise ModelError("missing_tensors", path, f"it lacks {stored}, which {scale} scales", DOWNLOAD_REMEDY)
     if dtype is None or dtype in FLOATS:
         return False  # if it is missing, the loader says so
-    path = model.facts.path
     if dtype != DTYPE:
         reason = f"{stored} is stored as {dtype}, not as {DTYPE}"
         raise ModelError("unsupported_quantization", path, reason, REMEDY)
-    scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
     if scale is None:
         reason = f"it lacks {name}.{scheme.scales[0]}, by which the FP8 values of {stored} are multiplied"
         raise ModelError("missing_tensors", path, reason, DOWNLOAD_REMEDY)
     if model.types[scale] not in _SCALE_DTYPES:
         reason = f"{scale} is stored as {model.types[scale]}, not as a float"
         raise ModelError("dtype_mismatch", path, reason, DOWNLOAD_REMEDY)
-    shape = model.shapes.get(stored, ())
-    if len(shape) == 2:  # if it is not, the loader says so
-        outputs, inputs = shape
-        weight = ScaledWeight(outputs, inputs, scale, model.shapes[scale])
-        if not scale_fits(scheme, weight):
-            expected = held_scale(scheme, weight.outputs, weight.inputs)
-            of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
-            reason = f"{scale} has the shape {list(weight.scale_shape)}, but its weights {list(shape)} need "
-            raise ModelError("shape_mismatch", path, f"{reason}{list(expected)} ({of})", DOWNLOAD_REMEDY)
+    shape = model.shapes[stored]
+    if len(shape) != 2:
+        reason = f"{stored} has the shape {list(shape)}, which is no matrix"
+        raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
+    outputs, inputs = shape
+    weight = ScaledWeight(outputs, inputs, scale, model.shapes[scale])
+    if not scale_fits(scheme, weight):
+        expected = held_scale(scheme, weight.outputs, weight.inputs)
+        of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
+        reason = f"{scale} has the shape {list(weight.scale_shape)}, but its weights {list(shape)} need "
+        raise ModelError("shape_mismatch", path, f"{reason}{list(expected)} ({of})", DOWNLOAD_REMEDY)
     return True
 
 
@@ -151,17 +155,17 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     scheme = scheme_or_reason(Path(model.path), model.config)
     if isinstance(scheme, str):
         return model.weight_bytes
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is None:
+    tensors = needed_tensors(model)
+    if not tensors:
         weights = model.stored_types.get(DTYPE, projection_params)
         about = weights // (model.hidden_size if scheme.block is None else math.prod(scheme.block))
         scales = about if model.dtype == "float32" else model.stored_types.get("float32", about)
         return weights + scales * _SCALE_BYTES + (model.counted_parameters() - weights) * item_size
     held = excluded = wide = 0
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in tensors.items():
         layer, _, suffix = name.rpartition(".")
         count = math.prod(tensor.shape)
-        if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(checkpoint.tensors, layer)):
+        if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(tensors, layer)):
             excluded += count
         elif tensor.dtype == DTYPE and len(tensor.shape) == 2:
             held += count + math.prod(held_scale(scheme, *tensor.shape)) * _SCALE_BYTES

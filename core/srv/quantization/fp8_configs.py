@@ -131,6 +131,7 @@ def _read_fbgemm(stated: Mapping[str, Any]) -> Fp8Scheme | str:
 
 
 def _read_modelopt(stated: Mapping[str, Any]) -> Fp8Scheme | str:
+    stated = {**stated, **(stated.get("quantization") or {})}  # some have the fields of ModelOpt's file as they are
     if (refused := unsupported_kv_scheme(stated)) is not None:
         return refused
     algorithm = str(stated.get("quant_algo") or "").upper()

@@ -30,6 +30,7 @@ from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
 from srv.quantization.packed import LINEAR, REMEDY, PackedScheme
+from srv.quantization.packed_checks import unpacked_shape
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -320,7 +321,7 @@ def _size(mixed: MixedScheme, layer: str, suffix: str, tensor: StoredTensor) -> 
         return None
     outputs, inputs = tensor.shape
     if isinstance(group.scheme, PackedScheme):
-        outputs, inputs = packed.unpacked_shape(group.scheme.layout, (outputs, inputs), 32 // group.scheme.bits)
+        outputs, inputs = unpacked_shape(group.scheme.layout, (outputs, inputs), 32 // group.scheme.bits)
     return outputs, inputs, group.scheme
 
 

@@ -13,14 +13,14 @@ GGUF files, which hold the same values in another order (docs/adr/0072-blocks-wi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
@@ -34,9 +34,14 @@ BLOCK = TYPES_BY_NAME[BLOCK_TYPE].elements
 FUSED = ("gate_up_proj", "down_proj")  # projections of all experts in one tensor, with `_blocks` and `_scales`
 PACKED, SCALE = "weight_packed", "weight_scale"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
+DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
+# The suffixes of a tensor's blocks and of its scales, and what stands before them in its name.
+PAIRS = {**{part: (f"{part}_blocks", f"{part}_scales") for part in FUSED}, "weight": (PACKED, SCALE)}
+PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # of fused experts
 _FORMAT = "mxfp4-pack-quantized"  # of compressed-tensors
 _EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(\w+)$")
 _ELEMENTS_PER_BYTE = 2
+_DTYPE = "uint8"
 # Bytes of a block of 32 weights where a platform widens its scale to float32.
 _WIDENED = 20
 
@@ -98,8 +103,13 @@ def is_quantized(model: StoredModel, name: str) -> bool:
 def are_quantized(model: StoredModel, names: Sequence[str], inputs: int) -> bool:
     """Whether layers that share one input are in MXFP4, all of them.
 
-    Raises ModelError unsupported_quantization if only some are, or for inputs that are not whole blocks.
+    Raises ModelError: unsupported_quantization if only some are, or for inputs that are not whole blocks;
+    missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
+    for owner, part in sorted({each for name in names for each in _stored_as(name)} if model.types else ()):
+        stored = {each: model.shapes[f"{owner}.{each}"] for each in PAIRS[part] if f"{owner}.{each}" in model.types}
+        if stored and f"{owner}.weight" not in model.types:
+            check_tensors(model, owner, part, stored)
     kept = {name: is_quantized(model, name) for name in names}
     if not any(kept.values()):
         return False
@@ -113,12 +123,51 @@ def are_quantized(model: StoredModel, names: Sequence[str], inputs: int) -> bool
     raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
 
 
+def _stored_as(name: str) -> Iterator[tuple[str, str]]:
+    """What may own the tensors of a projection, and which part of `PAIRS` they are there."""
+    yield name, "weight"
+    if (expert := _EXPERT.match(name)) is not None:
+        yield expert[1], FUSED[name.endswith("down_proj")]
+
+
+def check_tensors(model: StoredModel, owner: str, part: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """[experts], outputs and inputs of a part of `PAIRS`, by the shapes of its tensors, which their suffixes name.
+
+    Raises ModelError if a tensor is missing, or if shapes or dtypes do not fit.
+    """
+
+    def fail(code: str, reason: str) -> NoReturn:
+        raise ModelError(code, model.facts.path, reason, DOWNLOAD_REMEDY)
+
+    for suffix in PAIRS[part]:
+        if suffix not in shapes:
+            fail("missing_tensors", f"it lacks {owner}.{suffix}")
+        if (dtype := model.types.get(f"{owner}.{suffix}", _DTYPE)) != _DTYPE:
+            fail("dtype_mismatch", f"{owner}.{suffix} is stored as {dtype}, not as {_DTYPE}")
+    blocks, scales = (shapes[suffix] for suffix in PAIRS[part])
+    fused = part in FUSED
+    if fused:
+        expected, fits = blocks[:-1], len(blocks) == 4 and blocks[-1] == BLOCK // 2
+        whole = (*blocks[:-2], blocks[-2] * BLOCK) if fits else ()
+        fits = fits and blocks[1] % len(PROJECTIONS[part]) == 0
+    else:
+        fits = len(blocks) == 2 and blocks[1] % (BLOCK // 2) == 0
+        whole = (blocks[0], blocks[1] * 2) if fits else ()
+        expected = (blocks[0], blocks[1] * 2 // BLOCK) if fits else ()
+    if not fits:
+        wanted = f"[experts, outputs, blocks, {BLOCK // 2}]" if fused else f"[outputs, blocks of {BLOCK // 2}]"
+        fail("shape_mismatch", f"{owner}.{PAIRS[part][0]} has the shape {list(blocks)}, not {wanted}")
+    if scales != expected:
+        reason = f"{owner}.{PAIRS[part][1]} has the shape {list(scales)}, but {list(expected)} fits its blocks"
+        fail("shape_mismatch", f"{reason} of {BLOCK} weights")
+    return whole
+
+
 def _quantized_weights(model: ModelFacts, projection_params: int) -> int:
     """The number of weights in MXFP4: as stored, otherwise those of experts, or of all linear layers."""
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is not None:
+    if tensors := needed_tensors(model):
         ends = (f".{PACKED}", *(f"{each}_blocks" for each in FUSED))
-        stored = (prod(each.shape) for name, each in checkpoint.tensors.items() if name.endswith(ends))
+        stored = (prod(each.shape) for name, each in tensors.items() if name.endswith(ends))
         return sum(stored) * _ELEMENTS_PER_BYTE
     config = model.config
     if str(config.get("quantization_config", {}).get("quant_method", "")).lower() != NAME:

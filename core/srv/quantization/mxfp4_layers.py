@@ -23,15 +23,20 @@ from srv.quantization.block_codes import codes_of, in_blocks
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
 from srv.quantization.method import StoredModel
-from srv.quantization.mxfp4 import BLOCK, BLOCK_TYPE, FUSED, PACKED, REMEDY, SCALE, are_quantized
+from srv.quantization.mxfp4 import (
+    BLOCK,
+    BLOCK_TYPE,
+    DOWNLOAD_REMEDY,
+    PAIRS,
+    PROJECTIONS,
+    REMEDY,
+    are_quantized,
+    check_tensors,
+)
 
-_REMEDY = "Download the checkpoint again, or use another one of the model"
 _SIZE = TYPES_BY_NAME[BLOCK_TYPE].size
 _NAN = 255  # the scale of a block that is not a number
-# The suffixes of a tensor's blocks and of its scales, and what stands before them in its name.
-_PAIRS = {**{part: (f"{part}_blocks", f"{part}_scales") for part in FUSED}, "weight": (PACKED, SCALE)}
-_PART_OF = {suffix: part for part, pair in _PAIRS.items() for suffix in pair}
-_PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_PART_OF = {suffix: part for part, pair in PAIRS.items() for suffix in pair}
 
 
 class MXFP4LayerFactory(LayerFactory):
@@ -65,7 +70,7 @@ class MXFP4StorageFormat(StorageFormat):
     """Blocks and scales, of a layer or of all experts, which become `weight` of each layer."""
 
     def __init__(self, model: StoredModel) -> None:
-        self._path = model.facts.path
+        self._model, self._path = model, model.facts.path
         self._shapes: dict[str, tuple[int, ...]] = {}  # [experts], outputs, inputs; by the name without a suffix
         self._groups = TensorGroups()
 
@@ -79,7 +84,7 @@ class MXFP4StorageFormat(StorageFormat):
         if part == "weight":
             return (f"{owner}.weight",)
         count = self._shapes.get(f"{owner}.{part}", (0,))[0]
-        return tuple(f"{owner}.{expert}.{each}.weight" for expert in range(count) for each in _PROJECTIONS[part])
+        return tuple(f"{owner}.{expert}.{each}.weight" for expert in range(count) for each in PROJECTIONS[part])
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {}
@@ -91,9 +96,9 @@ class MXFP4StorageFormat(StorageFormat):
             else:
                 found[name] = shape
         for (owner, part), shapes in tensors.items():
-            shape = self._shapes[f"{owner}.{part}"] = self._check(owner, part, shapes)
+            shape = self._shapes[f"{owner}.{part}"] = check_tensors(self._model, owner, part, shapes)
             *_, outputs, inputs = shape
-            rows = outputs // len(_PROJECTIONS.get(part, (part,)))
+            rows = outputs // len(PROJECTIONS.get(part, (part,)))
             found |= dict.fromkeys(self._targets(owner, part), (rows, inputs // BLOCK * _SIZE))
         return found
 
@@ -101,8 +106,8 @@ class MXFP4StorageFormat(StorageFormat):
         owner, part, suffix = self._split(name)
         if not part:
             return {name: stored}
-        pair = self._groups.add(f"{owner}.{part}", suffix, stored, len(_PAIRS[part]))
-        return {} if pair is None else self._rows(owner, part, *(pair[each] for each in _PAIRS[part]))
+        pair = self._groups.add(f"{owner}.{part}", suffix, stored, len(PAIRS[part]))
+        return {} if pair is None else self._rows(owner, part, *(pair[each] for each in PAIRS[part]))
 
     def _split(self, name: str) -> tuple[str, str, str]:
         """The owner of a tensor, which of its weights it belongs to, and its suffix; "" for all other tensors."""
@@ -110,48 +115,21 @@ class MXFP4StorageFormat(StorageFormat):
         part = _PART_OF.get(suffix, "")
         return (owner, part, suffix) if part else (name, "", "")
 
-    def _check(self, owner: str, part: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-        """[experts], outputs and inputs. Raises ModelError if a tensor is missing, or the shapes do not fit."""
-        for suffix in _PAIRS[part]:
-            if suffix not in shapes:
-                self._fail("missing_tensors", f"it lacks {owner}.{suffix}")
-        blocks, scales = (shapes[suffix] for suffix in _PAIRS[part])
-        fused = part != "weight"
-        if fused:
-            expected, fits = blocks[:-1], len(blocks) == 4 and blocks[-1] == BLOCK // 2
-            whole = (*blocks[:-2], blocks[-2] * BLOCK) if fits else ()
-            fits = fits and blocks[1] % len(_PROJECTIONS[part]) == 0
-        else:
-            fits = len(blocks) == 2 and blocks[1] % (BLOCK // 2) == 0
-            whole = (blocks[0], blocks[1] * 2) if fits else ()
-            expected = (blocks[0], blocks[1] * 2 // BLOCK) if fits else ()
-        if not fits:
-            wanted = f"[experts, outputs, blocks, {BLOCK // 2}]" if fused else f"[outputs, blocks of {BLOCK // 2}]"
-            self._fail("shape_mismatch", f"{owner}.{_PAIRS[part][0]} has the shape {list(blocks)}, not {wanted}")
-        if scales != expected:
-            reason = f"{owner}.{_PAIRS[part][1]} has the shape {list(scales)}, but {list(expected)} fits its blocks"
-            self._fail("shape_mismatch", f"{reason} of {BLOCK} weights")
-        return whole
-
     def _rows(self, owner: str, part: str, blocks: Tensor, scales: Tensor) -> dict[str, Tensor]:
-        for suffix, tensor in zip(_PAIRS[part], (blocks, scales), strict=True):
-            if tensor.dtype != torch.uint8:
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                self._fail("dtype_mismatch", f"{owner}.{suffix} is stored as {dtype}, not as uint8")
         if bool((scales == _NAN).any()):
-            self._fail("damaged", f"a scale in {owner}.{_PAIRS[part][1]} is {_NAN}, which is not a number")
+            self._fail("damaged", f"a scale in {owner}.{PAIRS[part][1]} is {_NAN}, which is not a number")
         if part == "weight":
             return {f"{owner}.weight": _blocks(blocks.view(*blocks.shape[:-1], -1, BLOCK // 2), scales)}
         found: dict[str, Tensor] = {}
-        count = len(_PROJECTIONS[part])
+        count = len(PROJECTIONS[part])
         for expert, (stored, factors) in enumerate(zip(blocks, scales, strict=True)):
             rows = _blocks(stored, factors)
-            for index, each in enumerate(_PROJECTIONS[part]):
+            for index, each in enumerate(PROJECTIONS[part]):
                 found[f"{owner}.{expert}.{each}.weight"] = rows[index::count]
         return found
 
     def _fail(self, code: str, reason: str) -> NoReturn:
-        raise ModelError(code, self._path, reason, _REMEDY)
+        raise ModelError(code, self._path, reason, DOWNLOAD_REMEDY)
 
 
 def _blocks(stored: Tensor, scales: Tensor) -> Tensor:

@@ -21,21 +21,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.packed_checks import BLOCK, DOWNLOAD_REMEDY, Layout, check_tensors, unfit_inputs, unpacked_shape
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
-Layout: TypeAlias = Literal["awq", "gptq", "rows"]
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
-BLOCK = 32  # weights in one of the blocks that layers hold
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
 LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
@@ -223,16 +222,19 @@ def _excluded(stated: Mapping[str, Any]) -> tuple[str, ...]:
 def is_packed(scheme: PackedScheme, types: Mapping[str, str], name: str) -> bool:
     """Whether a linear layer is quantized: its tensors say so; without weights, the configuration does."""
     if types:
-        return f"{name}.{SUFFIXES[scheme.layout][0]}" in types
+        return f"{name}.{scheme.suffixes[0]}" in types
     return not any(names_layer(pattern, name) for pattern in scheme.excluded)
 
 
 def are_packed(model: StoredModel, scheme: PackedScheme, names: Sequence[str], inputs: int) -> bool:
     """Whether layers that share one input are quantized: those that a linear layer fuses, or projections of experts.
 
-    Raises ModelError unsupported_quantization for those that layers cannot hold as blocks.
+    Raises ModelError: unsupported_quantization for those that layers cannot hold as blocks; missing_tensors,
+    unexpected_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
     packed = {name: is_packed(scheme, model.types, name) for name in names}
+    for name in names if model.types else ():
+        _check_stored(model, scheme, name)
     if not any(packed.values()):
         return False
     reason = unfit_inputs(scheme, inputs, names[0])
@@ -247,37 +249,26 @@ def are_packed(model: StoredModel, scheme: PackedScheme, names: Sequence[str], i
     return True
 
 
-def unfit_inputs(scheme: PackedScheme, inputs: int, layer: str) -> str | None:
-    """The clause that says why rows of a layer cannot be blocks; None if they can."""
-    if inputs % BLOCK or (scheme.group and inputs % scheme.group):
-        return f"the {inputs} inputs of {layer} are not whole groups and blocks"
-    return None
+def _check_stored(model: StoredModel, scheme: PackedScheme, name: str) -> None:
+    """Check the tensors of a layer, if it has any that unquantized layers do not have."""
+    stored = [suffix for suffix in SUFFIXES[scheme.layout] if f"{name}.{suffix}" in model.types]
+    plain = f"{name}.weight" in model.types
+    if scheme.suffixes[0] in stored and plain:
+        reason = f"it has both {name}.{scheme.suffixes[0]} and {name}.weight"
+        raise ModelError("unexpected_tensors", model.facts.path, reason, DOWNLOAD_REMEDY)
+    if stored and not plain:
+        check_tensors(model, scheme, name, {suffix: model.shapes[f"{name}.{suffix}"] for suffix in stored})
 
 
 def packed_sizes(model: ModelFacts) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of each quantized layer, by its name in the files; {} without weights."""
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is None:
-        return {}
     scheme = scheme_of(model.path, model.config)
     suffix, per_word = f".{scheme.suffixes[0]}", 32 // scheme.bits
     sizes: dict[str, tuple[int, int]] = {}
-    for name, tensor in checkpoint.tensors.items():
+    for name, tensor in needed_tensors(model).items():
         if name.endswith(suffix) and len(tensor.shape) == 2:
             sizes[name.removesuffix(suffix)] = unpacked_shape(scheme.layout, tensor.shape, per_word)
     return sizes
-
-
-def unpacked_shape(layout: Layout, packed: tuple[int, ...], per_word: int) -> tuple[int, int]:
-    """(outputs, inputs) of a layer from the shape of its packed integers."""
-    rows, columns = packed
-    match layout:
-        case "awq":
-            return columns * per_word, rows
-        case "gptq":
-            return columns, rows * per_word
-        case "rows":
-            return rows, columns * per_word
 
 
 def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
@@ -289,7 +280,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     if not isinstance(scheme, PackedScheme):
         return model.weight_bytes
     sizes = packed_sizes(model)
-    if not sizes:
+    if model.format != "safetensors":
         blocks = scheme.row_bytes(projection_params)
         return blocks + (model.counted_parameters() - projection_params) * item_size
     quantized = sum(math.prod(size) for size in sizes.values())

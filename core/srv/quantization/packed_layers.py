@@ -6,7 +6,7 @@ the whole model. Must not know how words are packed (`srv.quantization.packed_wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NoReturn
 
 import torch
@@ -22,21 +22,13 @@ from srv.models.layers.moe_config import expert_names
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
 from srv.quantization.method import StoredModel
-from srv.quantization.packed import (
-    REMEDY,
-    SUFFIXES,
-    PackedScheme,
-    are_packed,
-    scheme_of,
-    unfit_inputs,
-    unpacked_shape,
-)
+from srv.quantization.packed import REMEDY, SUFFIXES, PackedScheme, are_packed, is_packed, scheme_of
+from srv.quantization.packed_checks import DOWNLOAD_REMEDY, SCALES, check_tensors
 from srv.quantization.packed_words import blocks, unpack
 
+_BIAS = ".bias"
 _ORDER = ("g_idx", "weight_g_idx")
-_SCALES = ("scales", "weight_scale")
 _ZEROS = ("qzeros", "weight_zero_point")
-_REMEDY = "Download the checkpoint again, or use another one of the model"
 
 
 class OrderedLinear(Projection):
@@ -104,13 +96,23 @@ class PackedStorageFormat(StorageFormat):
 
     def __init__(self, model: StoredModel, scheme: PackedScheme | None = None) -> None:
         """`scheme`: None for the one that the configuration of the checkpoint states."""
-        self._path = model.facts.path
+        self._model, self._path = model, model.facts.path
         self._scheme = scheme or scheme_of(self._path, model.facts.config)
         self._groups = TensorGroups()
+        self._biases: set[str] = set()  # those that no layer has, once `unused` has seen them
 
     def parts(self, name: str) -> tuple[str, ...]:
         layer, suffix = self._split(name)
+        if name in self._biases:
+            return (f"{name.removesuffix(_BIAS)}.weight",)  # it is read, so that it is checked
         return (f"{layer}.weight", f"{layer}.columns") if suffix else (name,)
+
+    def unused(self, names: Collection[str]) -> set[str]:
+        """AutoGPTQ stores a bias with each quantized layer, also if the model has none: zeros then."""
+        layers = {name.removesuffix(_BIAS): name for name in names if name.endswith(_BIAS)}
+        packed = (layer for layer in layers if is_packed(self._scheme, self._model.types, layer))
+        self._biases = {layers[layer] for layer in packed} if self._scheme.layout == "gptq" else set()
+        return self._biases
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {}
@@ -122,7 +124,7 @@ class PackedStorageFormat(StorageFormat):
             else:
                 found[name] = shape
         for layer, tensors in layers.items():
-            outputs, inputs = self._check(layer, tensors)
+            outputs, inputs = check_tensors(self._model, self._scheme, layer, tensors)
             found[f"{layer}.weight"] = (outputs, self._scheme.row_bytes(inputs))
             if self._scheme.ordered:
                 found[f"{layer}.columns"] = (inputs,)
@@ -130,6 +132,10 @@ class PackedStorageFormat(StorageFormat):
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         layer, suffix = self._split(name)
+        if name in self._biases:
+            if bool(stored.any()):
+                self._fail("unexpected_tensors", f"it has {name}, which is not 0, and the layer has no bias")
+            return {}
         if not suffix:
             return {name: stored}
         tensors = self._groups.add(layer, suffix, stored, len(self._scheme.suffixes))
@@ -140,45 +146,9 @@ class PackedStorageFormat(StorageFormat):
         layer, _, suffix = name.rpartition(".")
         return (layer, suffix) if suffix in SUFFIXES[self._scheme.layout] else (name, "")
 
-    def _check(self, layer: str, tensors: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
-        """The sizes of a layer. Raises ModelError if tensors are missing, left over, or of other shapes."""
-        scheme, per_word = self._scheme, 32 // self._scheme.bits
-        missing = [suffix for suffix in scheme.suffixes if suffix not in tensors]
-        if missing:
-            self._fail("missing_tensors", f"it lacks {layer}.{missing[0]}")
-        extra = [suffix for suffix in tensors if suffix not in scheme.suffixes]
-        if extra:
-            self._fail("unexpected_tensors", f"it has {layer}.{extra[0]}, which its quantization_config does not state")
-        first = tensors[scheme.suffixes[0]]
-        if len(first) != 2:
-            self._fail("shape_mismatch", f"{layer}.{scheme.suffixes[0]} has the shape {list(first)}, not two axes")
-        outputs, inputs = unpacked_shape(scheme.layout, first, per_word)
-        groups = -(-inputs // scheme.group) if scheme.group else 1
-        if (unfit := unfit_inputs(scheme, inputs, layer)) is not None:
-            self._fail("unsupported_quantization", unfit)
-        words = -(-outputs // per_word)
-        expected = {
-            "scales": (groups, outputs),
-            "qzeros": (groups, words),
-            "g_idx": (inputs,),
-            "weight_scale": (outputs, groups),
-            "weight_zero_point": (words, groups),
-            "weight_g_idx": (inputs,),
-            "weight_shape": (2,),
-        }
-        for suffix, shape in tensors.items():
-            if shape != expected.get(suffix, shape):
-                reason = f"{layer}.{suffix} has the shape {list(shape)}, but {list(expected[suffix])} fits its weights"
-                self._fail("shape_mismatch", f"{reason} and groups of {scheme.group or inputs} inputs")
-        return outputs, inputs
-
     def _rows(self, layer: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The rows of blocks of a layer whose tensors are complete, and the order of its inputs."""
         scheme = self._scheme
-        for suffix, tensor in tensors.items():
-            if suffix not in _SCALES and tensor.is_floating_point():
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                self._fail("dtype_mismatch", f"{layer}.{suffix} is stored as {dtype}, not as integers")
         values, scales, zeros = self._unpacked(layer, tensors)
         found: dict[str, Tensor] = {}
         order = next((tensors[suffix].long() for suffix in _ORDER if suffix in tensors), None)
@@ -199,7 +169,7 @@ class PackedStorageFormat(StorageFormat):
     def _unpacked(self, layer: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Values uint8 [N, K], scales float16 [N, groups], and zeros uint8 [N, groups] unless they are the middle."""
         scheme = self._scheme
-        scales = self._scales(layer, next(tensors[suffix] for suffix in _SCALES if suffix in tensors))
+        scales = self._scales(layer, next(tensors[suffix] for suffix in SCALES if suffix in tensors))
         words = tensors[scheme.suffixes[0]]
         stored = next((tensors[suffix] for suffix in _ZEROS if suffix in tensors), None)
         if scheme.layout == "rows":
@@ -236,4 +206,4 @@ class PackedStorageFormat(StorageFormat):
         return scales
 
     def _fail(self, code: str, reason: str) -> NoReturn:
-        raise ModelError(code, self._path, reason, _REMEDY)
+        raise ModelError(code, self._path, reason, DOWNLOAD_REMEDY)

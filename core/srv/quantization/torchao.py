@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8 import are_fp8, held_scale
 from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
@@ -283,11 +283,10 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
         form = _read(model.config.get("quantization_config") or {})
     except ValueError:
         return model.weight_bytes
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is None:
+    tensors = needed_tensors(model)
+    if not tensors:
         held = _row_bytes(projection_params) if form.weights == "int4" else projection_params
         return held + (model.counted_parameters() - projection_params) * item_size
-    tensors = checkpoint.tensors
     shapes = [each.shape for name, each in tensors.items() if name.endswith(f".{DATA}") and len(each.shape) == 2]
     match form.weights:
         case "int8":

@@ -28,6 +28,7 @@ MIB = 1 << 20
 # Of methods that describe the weights in a file of their own, with its name: forms that layers support or not.
 QUANTIZED = {
     "llama-nvfp4": ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}),
+    "llama-gptq": ("quantize_config.json", {"bits": 2, "group_size": 128}),
     "llama-w4a8": ("quant_model_description.json", {"model.layers.0.weight": "W4A8"}),
     "llama-w8a8": ("quant_model_description.json", {"model.layers.0.weight": "W8A8"}),
 }
@@ -55,6 +56,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHub]:
     for name, (file, described) in QUANTIZED.items():
         write_checkpoint(root / "org" / name)
         (root / "org" / name / file).write_text(json.dumps(described))
+    packed = {"model.layers.0.mlp.down_proj.qweight": (1,)}
+    write_shard(root / "org" / "llama-gptq" / SHARDS[1], packed | {"model.layers.1.weight": (16384, 16384)})
     (root / "org" / "demo").mkdir()
     (root / "org" / "demo" / "model.gguf").symlink_to(demo_model())
     (root / "org" / "demo" / "damaged.gguf").write_bytes(b"GGUF" + bytes(100))
@@ -143,6 +146,7 @@ def test_a_launch_refuses_before_it_downloads(hub: LocalHub, environment: dict[s
             "org/llama-nvfp4: its weights are quantized with modelopt, which srv does not load yet in this "
             "form: its quant_algo is NVFP4",
         ),
+        ("llama-gptq", "quantized with gptq, which srv does not load yet in this form: its integers have 2 bits"),
         ("llama-w4a8", "quant_model_description.json: it contains weights of type W4A8"),
     ],
 )

@@ -127,6 +127,15 @@ NESTED, INT8 = Form(nested=True), Form("int8")
             "damaged",
             "a scale of .* is not a finite number",
         ),
+        (INT8, _change("SCB", lambda each: each[:-1]), "shape_mismatch", r"SCB has the shape \[63\]"),
+        (INT8, _change("SCB", lambda each: each.int()), "dtype_mismatch", "SCB is stored as int32, not as floats"),
+        (INT8, _change("weight", lambda each: each.float()), "dtype_mismatch", "float32, not as int8"),
+        (
+            Form(),
+            _change("weight.quant_state.bitsandbytes__nf4", lambda _: None),
+            "missing_tensors",
+            "lacks .*down_proj.weight.quant_state.bitsandbytes__nf4",
+        ),
         (INT8, _change("SCB", _poisoned), "damaged", "down_proj.SCB has the value inf"),
         (INT8, _change("SCB", lambda each: -each), "damaged", "SCB .* not a finite number from 0 on"),
         (INT8, _change("weight_format", lambda each: each + 1), "unsupported_quantization", "in the order .?1"),
@@ -140,6 +149,9 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     with pytest.raises(ModelError, match=part) as caught:
         built(folder)
     assert caught.value.code == code
+    refusals = make_plan(user_input(["--model-path", str(folder)])).refusals
+    if code in ("missing_tensors", "dtype_mismatch") or part.startswith("SCB has the shape"):  # headers show it
+        assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
 
 def test_rows_that_are_no_whole_blocks_are_refused_by_a_plan_as_well(tmp_path: Path) -> None:

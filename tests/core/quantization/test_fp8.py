@@ -197,6 +197,7 @@ BLOCKS, STATIC = FORMS["fp8, blocks"], FORMS["fp8, static"]
 INVERSE = "weight_scale_inv"
 DAMAGED: list[tuple[Form, Callable[[dict[str, Tensor]], None], str, str, bool]] = [
     (BLOCKS, _change(INVERSE, lambda scale: None), "missing_tensors", f"{LAYER}.weight_scale", True),
+    (BLOCKS, _change("weight", lambda weight: None), "missing_tensors", f"lacks {LAYER}.weight, which", True),
     (BLOCKS, _change(INVERSE, lambda scale: scale[:-1]), "shape_mismatch", f"{LAYER}.weight_scale_inv", True),
     (BLOCKS, _change(INVERSE, lambda scale: scale.int()), "dtype_mismatch", "stored as int32", True),
     (BLOCKS, _change("weight", lambda weight: weight.view(torch.int8)), "unsupported_quantization", "as int8", True),
@@ -207,6 +208,7 @@ DAMAGED: list[tuple[Form, Callable[[dict[str, Tensor]], None], str, str, bool]] 
         "float8_e5m2, not as float8_e4m3fn",
         True,
     ),
+    (STATIC, _change("weight", lambda weight: weight[0]), "shape_mismatch", "shape [64], which is no matrix", True),
     (STATIC, _change("weight_scale", lambda scale: torch.ones(3)), "shape_mismatch", "one per output, or one", True),
     (STATIC._replace(config=fp8((32, 32))), lambda tensors: None, "shape_mismatch", "blocks of 32 x 32", True),
     (BLOCKS._replace(config=fp8()), lambda tensors: None, "shape_mismatch", "one per output, or one", True),

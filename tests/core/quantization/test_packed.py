@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from every import every
-from models_small import built, expected_logits, our_logits, small_model, tokens_of
-from packed_weights import AWQ, FORMS, Form, compressed, gptq, write_packed
+from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from packed_weights import AWQ, FORMS, Form, compressed, gptq, packed, write_packed
 from torch import Tensor
 
 from srv.errors import ModelError
@@ -86,6 +87,94 @@ def test_layers_that_predict_further_tokens_do_not_count(tmp_path: Path) -> None
         facts = read_facts(tmp_path / name)
         sizes += [method.weight_bytes(facts, 4, 0), built(tmp_path / name).loaded_bytes()]
     assert sizes == sizes[:1] * 4
+
+
+@every(
+    ("form", "name", "fields"),
+    [
+        (gptq(desc_act=True), "quantize_config.json", {}),
+        (gptq(), "quantize_config.json", {"quant_method": None, "checkpoint_format": None}),
+        (AWQ, "quant_config.json", {"quant_method": None, "bits": None, "w_bit": 4, "version": "GEMM"}),
+    ],
+)
+def test_a_file_beside_the_configuration_states_the_method(
+    form: Form, name: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """As older tools wrote it."""
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    model = write_packed(folder, form, num_hidden_layers=1)
+    stated = {key: value for key, value in {**form.config, **fields}.items() if value is not None}
+    edit_config(folder, quantization_config=None)
+    (folder / name).write_text(json.dumps(stated))
+    assert read_facts(folder).quantization == form.method
+    tokens = tokens_of(model, 12)
+    logits = our_logits(built(folder), tokens)
+    torch.testing.assert_close(logits, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    (folder / name).write_text("[1]")
+    with pytest.raises(ModelError, match=f"{name}: it does not describe a quantization") as caught:
+        read_facts(folder)
+    assert caught.value.code == "damaged"
+
+
+def test_a_file_that_describes_no_stored_weights_is_not_read(tmp_path: Path) -> None:
+    """Of a checkpoint that was dequantized since, or whose config.json states its method."""
+    small_model("llama", num_hidden_layers=1).save_pretrained(tmp_path / "plain")
+    write_packed(tmp_path / "awq", AWQ, num_hidden_layers=1)
+    for name, method in (("plain", None), ("awq", "awq")):
+        (tmp_path / name / "quantize_config.json").write_text("[1]")
+        assert read_facts(tmp_path / name).quantization == method
+
+
+def _bias(value: float) -> Callable[[dict[str, Tensor]], None]:
+    def add(tensors: dict[str, Tensor]) -> None:
+        packed = [name for name in tensors if name.endswith(".qweight")]
+        biases = {name.replace("qweight", "bias"): torch.full(tensors[name].shape[1:], value) for name in packed}
+        tensors.update(biases)
+
+    return add
+
+
+def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
+    """AutoGPTQ stores one with each quantized layer."""
+    model = write_packed(tmp_path / "zeros", gptq(), _bias(0.0))
+    tokens = tokens_of(model, 12)
+    logits = our_logits(built(tmp_path / "zeros"), tokens)
+    torch.testing.assert_close(logits, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    write_packed(tmp_path / "ones", gptq(), _bias(1.0), num_hidden_layers=1)
+    with pytest.raises(ModelError, match=r"_proj\.bias, which is not 0") as caught:
+        built(tmp_path / "ones")
+    assert caught.value.code == "unexpected_tensors"
+
+
+def _counts_what_is_loaded(folder: Path, method_name: str) -> bool:
+    method = find(method_name)
+    assert method is not None
+    return built(folder).loaded_bytes() == method.weight_bytes(read_facts(folder), 4, 0)
+
+
+def test_only_the_tensors_that_are_loaded_count(tmp_path: Path) -> None:
+    """Not those of a vision tower, nor the copy of a tied output layer; and packed integers only where they are."""
+
+    def copy_head(tensors: dict[str, Tensor]) -> None:
+        tensors.update(packed("lm_head", torch.randn(96, 64), gptq())[0])
+
+    write_packed(tmp_path / "tied", gptq(lm_head=True), copy_head, vocab_size=96, tie_word_embeddings=True)
+    assert _counts_what_is_loaded(tmp_path / "tied", "gptq")
+    small_model("llama").save_pretrained(tmp_path / "plain")
+    edit_config(tmp_path / "plain", quantization_config=gptq().config)
+    assert _counts_what_is_loaded(tmp_path / "plain", "gptq")
+
+    def add_vision(tensors: dict[str, Tensor]) -> None:
+        text = {f"language_model.{name}": tensors.pop(name) for name in list(tensors)}
+        tensors.update(text | packed("vision_tower.layers.0.fc_proj", torch.randn(96, 64), AWQ)[0])
+
+    folder = tmp_path / "vision"
+    write_packed(folder, AWQ, add_vision, kind="gemma3")
+    nested = json.loads((folder / "config.json").read_text())
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": nested}
+    (folder / "config.json").write_text(json.dumps({**whole, "quantization_config": nested.pop("quantization_config")}))
+    assert read_facts(folder).text_part_of is not None
+    assert _counts_what_is_loaded(folder, "awq")
 
 
 LAST = "model.layers.1.mlp.experts"
@@ -181,7 +270,17 @@ def _poisoned(tensor: Tensor) -> Tensor:
         (AWQ, _first_with(".scales", torch.neg), "damaged", "a scale of model.layers.0.mlp.down_proj is negative"),
         (AWQ, _first_with(".scales", lambda tensor: tensor.float() * 1e-9), "damaged", "that float16 can hold"),
         (AWQ, _first_with(".scales", lambda tensor: tensor[:-1]), "shape_mismatch", "groups of 32 inputs"),
-        (AWQ, _first_with(".qzeros", lambda tensor: tensor.float()), "dtype_mismatch", "not as integers"),
+        (AWQ, _first_with(".qzeros", lambda tensor: tensor.float()), "dtype_mismatch", "float32, not as int32"),
+        (AWQ, _first_with(".qweight", lambda tensor: None), "missing_tensors", ".qweight"),
+        (AWQ, _first_with(".qweight", lambda tensor: tensor.to(torch.uint8)), "dtype_mismatch", "uint8, not as int32"),
+        (AWQ, _first_with(".scales", lambda tensor: tensor.int()), "dtype_mismatch", "int32, not as float64 or"),
+        (AWQ, _first_with(".qweight", lambda tensor: tensor[0]), "shape_mismatch", "not two axes"),
+        (
+            AWQ,
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(96, 64)}),
+            "unexpected_tensors",
+            "both model.layers.0.mlp.up_proj.qweight and model.layers.0.mlp.up_proj.weight",
+        ),
         (gptq(), _first_with(".qzeros", torch.zeros_like), "damaged", "symmetric"),
         (gptq(), _first_with(".g_idx", torch.zeros_like), "damaged", "desc_act"),
         (gptq(desc_act=True), _first_with(".g_idx", torch.zeros_like), "damaged", "do not fill its groups"),
@@ -197,11 +296,15 @@ def _poisoned(tensor: Tensor) -> Tensor:
 def test_a_damaged_checkpoint_is_refused_by_name(
     form: Form, spoil: Callable[[dict[str, Tensor]], None], code: str, part: str, tmp_path: Path
 ) -> None:
+    """By a plan as well, if headers show it."""
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
-    write_packed(folder, form, spoil)
+    write_packed(folder, form, spoil, num_hidden_layers=1)
     with pytest.raises(ModelError) as caught:
         built(folder)
     assert (caught.value.code, part in str(caught.value)) == (code, True), caught.value
+    if code != "damaged" and part != "weight_shape":  # whose values are stored
+        refusals = make_plan(user_input(["--model-path", str(folder)])).refusals
+        assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
 
 def test_layers_that_share_an_input_must_be_quantized_alike(tmp_path: Path) -> None:

@@ -29,9 +29,3 @@ SAME_FOR_TEXT: Mapping[str, str] = MappingProxyType(
         "gemma3": "gemma3_text",
     }
 )
-# The beginnings of the names of weights in vision models, and what they are in the language model.
-TEXT_PREFIXES = (
-    ("language_model.lm_head.", "lm_head."),
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-)

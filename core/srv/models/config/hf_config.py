@@ -28,11 +28,13 @@ from srv.models.config.sentence import read_sentence
 from srv.models.config.stored_names import model_names
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
+from srv.models.formats.text_names import OUTPUT_LAYER, is_tied
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
 from srv.models.sizes.parts import MAX_LAYERS
 from srv.models.sizes.registry import COUNT_FROM_PADDING
 from srv.quantization import registry as quantization
+from srv.quantization.stated_files import with_stated_file
 from srv.specs import CacheSpec, ModelFacts, attention_groups
 
 # Field names of the same quantity in different configurations, the most common first.
@@ -59,6 +61,7 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         _refuse_pickles(path)
+    config = with_stated_file(path, config, None if checkpoint is None else checkpoint.tensors)
     try:
         whole = vision_class(config)
         if whole is not None:
@@ -74,7 +77,8 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     """`whole`: the class of the vision model whose language model `config` describes, or None."""
     architecture = _architecture(path, config)
     if checkpoint is not None:
-        checkpoint = _needed(checkpoint, model_names(architecture, whole))
+        tied = is_tied(with_defaults(architecture, _text_config(config)))
+        checkpoint = _needed(checkpoint, model_names(architecture, whole), tied)
     stored_types = _stored_types(checkpoint)
     dtype, method = _dtype(config, stored_types), quantization.detect(path, _text_config(config))
     model = described(architecture, config, dtype)
@@ -120,9 +124,11 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     )
 
 
-def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None]) -> Checkpoint:
+def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None], tied: bool) -> Checkpoint:
     """Without the tensors that the model does not need."""
-    return replace(checkpoint, tensors={each: tensor for each, tensor in checkpoint.tensors.items() if name(each)})
+    names = {each: found for each in checkpoint.tensors if (found := name(each))}
+    kept = [each for each, found in names.items() if not (tied and found.startswith(OUTPUT_LAYER))]
+    return replace(checkpoint, tensors={each: checkpoint.tensors[each] for each in kept})
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The language model in a folder of a vision model: its configuration, and the names of its weights. Torch-free.
+"""The language model in a folder of a vision model: its configuration. Torch-free.
 
-Owns how checkpoints of vision models name the weights of their language model, which is served alone. Images are not
-served, so that weights of the vision part are skipped. `srv.models.architectures.vision_models` lists the models.
+The language model is served alone. Images are not served, so that weights of the vision part are skipped.
+`srv.models.architectures.vision_models` lists the models, `srv.models.formats.text_names` has the names of weights.
 
     LlavaForConditionalGeneration              LlamaForCausalLM
     ├─ vision_tower, multi_modal_projector     (skipped)
@@ -11,19 +11,16 @@ served, so that weights of the vision part are skipped. `srv.models.architecture
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from srv.models.architectures.registry import name_of_type
-from srv.models.architectures.vision_models import SAME_FOR_TEXT, TEXT_PREFIXES, VISION_CLASSES
+from srv.models.architectures.vision_models import SAME_FOR_TEXT, VISION_CLASSES
+from srv.models.formats.text_names import text_weight_name
 from srv.models.sizes.fields import known_defaults
 from srv.models.sizes.registry import FAMILIES
 
 _THREE_AXES = ("mrope_section", "mrope_interleaved")
-_VISION = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|vision_embed_tokens|multi_modal_projector|image_newline)(\.|$)"
-)
 # What transformers fills in for sizes that a nested configuration leaves out, as those of LLaVA 1.5 do.
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -33,16 +30,6 @@ def vision_class(config: Mapping[str, Any]) -> str | None:
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     return name if isinstance(name, str) and name in VISION_CLASSES else None
-
-
-def text_weight_name(stored: str) -> str | None:
-    """The name that a tensor of a vision model has in its language model; None for the vision part."""
-    if _VISION.match(stored):
-        return None
-    for prefix, own in TEXT_PREFIXES:
-        if stored.startswith(prefix):
-            return own + stored.removeprefix(prefix)
-    return stored
 
 
 def text_config(config: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from transformers.utils import logging as hf_logging
 
 from srv.errors import ModelError, SrvError
 from srv.models.architectures.registry import gguf_layout
-from srv.models.architectures.vision_models import TEXT_PREFIXES
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
 from srv.models.formats.gguf_loader import load_gguf
+from srv.models.formats.text_names import TEXT_PREFIXES
 from srv.models.options import merged
 from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
 from srv.models.transformers.hf_attention import (

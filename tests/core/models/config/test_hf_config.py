@@ -70,6 +70,13 @@ def test_dtype_and_size_are_those_of_the_weights(tmp_path: Path) -> None:
     assert (facts.format, facts.dtype, facts.parameters, facts.weight_bytes) == ("safetensors", "float16", 40, 96)
 
 
+def test_the_copy_of_a_tied_output_layer_does_not_count(tmp_path: Path) -> None:
+    stored = {"model.embed_tokens.weight": ("F16", [4, 8], 64), "lm_head.weight": ("F16", [4, 8], 64)}
+    safetensors(tmp_path / "model.safetensors", stored)
+    counted = [read_facts(folder(tmp_path, tie_word_embeddings=tied)).parameters for tied in (True, False)]
+    assert counted == [32, 64]
+
+
 def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
     folder(tmp_path)
     for name in ("one", "two", "stray"):
