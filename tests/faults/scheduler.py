@@ -33,7 +33,7 @@ FAULTS = (
     Fault(
         name="chunk-budget-not-spent",
         file="core/srv/sched/planner.py",
-        text="        step.budget -= count if is_prompt else drafts\n",
+        text="        step.budget -= count if is_prompt else drafts + jumped\n",
         planted="",
         effect="A step computes more prompt tokens than --chunked-prefill-size, and runs out of activation memory.",
         tests=(_SCHEDULER,),
@@ -137,8 +137,8 @@ FAULTS = (
     Fault(
         name="drafts-outside-the-budget",
         file="core/srv/sched/planner.py",
-        text="min(self._limits.drafts, step.draft_budget, step.budget, left)",
-        planted="min(self._limits.drafts, left)",
+        text="min(most, step.draft_budget, step.budget, left)",
+        planted="min(most, left)",
         effect="With speculative decoding, a step computes more tokens than the memory for activations is meant for.",
         tests=(_SCHEDULER,),
     ),
