@@ -46,6 +46,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [97]},
     "/abort_request": {"abort_all": True},
     "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "a"},
     MESSAGES: {"model": MODEL, "max_tokens": 2, "messages": HELLO},
     COUNT_TOKENS: {"model": MODEL, "messages": HELLO},
     "/start_profile": {},
