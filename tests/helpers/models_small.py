@@ -197,8 +197,9 @@ def edit_weights(folder: Path, **changes: Tensor | None) -> None:
 def edit_config(folder: Path, **fields: Any) -> None:
     """Overwrite fields of config.json; None removes one."""
     path = folder / "config.json"
+    removed = {name for name, value in fields.items() if value is None}
     config = {**json.loads(path.read_text()), **fields}
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    path.write_text(json.dumps({name: value for name, value in config.items() if name not in removed}))
 
 
 GGUF_NAMES = {

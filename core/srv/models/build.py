@@ -17,9 +17,9 @@ from srv.dist.group import RankGroup
 from srv.errors import InternalError, ModelError
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.registry import gguf_layout, with_defaults
+from srv.models.architectures.registry import gguf_layout
 from srv.models.base import CausalLM, NativeModel, inference_ready
-from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers, own_order
+from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers, interleaved_dims, own_order
 from srv.models.config.stored_model import stored_model
 from srv.models.config.stored_names import model_names
 from srv.models.formats.architecture_storage import ArchitectureStorage
@@ -132,8 +132,7 @@ def _architecture_storage(facts: ModelFacts, config: NativeConfig, storage: Stor
     weights = own_order(facts)
     if weights is None:
         return FusedExperts(storage)
-    fields = with_defaults(facts.architecture, facts.config)
-    rotary_dim = 0 if weights.interleaved is None else weights.interleaved(fields)
+    rotary_dim = interleaved_dims(facts, weights)
     storage = ArchitectureStorage(weights, config.attention_layers[0], rotary_dim, storage)
     return FusedExperts(storage, weights.fused_experts)
 

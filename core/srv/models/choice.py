@@ -13,7 +13,7 @@ from typing import NamedTuple
 from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.expert_layers import mixture_of
-from srv.models.architectures.registry import find, native_config, native_names
+from srv.models.architectures.registry import find, native_config, native_names, with_defaults
 from srv.models.formats.safetensors_header import PACKED_BITS
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig
@@ -82,13 +82,8 @@ def choose_layers(
         if model_impl == "transformers" and facts.architecture in native_names():
             remedy = "Leave --model-impl at auto"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-    own = own_order(facts)
-    if method is not None and method.fused_experts and own is not None:
-        own = own if own._replace(fused_experts="").in_own_order else None
-    if config is not None and method is not None and not method.online and own is not None:
-        reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
-        remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
-        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    if config is not None and method is not None:
+        _check_order(facts, config, method)
     moe = mixture_of(config)
     refused = method.experts(moe.expert_bias) if moe is not None and method is not None and method.experts else None
     if refused is not None and method is not None:
@@ -108,6 +103,29 @@ def _check_generates(facts: ModelFacts, fallback: str) -> None:
     if name in native:
         remedy = "Leave --model-impl at auto" if not facts.generates else "Use another checkpoint of the model"
     raise ModelError("unsupported_architecture", f"{name} ({facts.path})", reason, remedy)
+
+
+def _check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod) -> None:
+    """Refuse quantized weights that the architecture fuses or orders otherwise than the layers hold them."""
+    own = own_order(facts)
+    if own is not None and method.fused_experts:
+        own = own._replace(fused_experts="")
+    if method.online or own is None or not own.in_own_order:
+        return
+    reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
+    if method.crossing is not None and not own._replace(interleaved=None).in_own_order:
+        crossing = method.crossing(facts, config.attention_layers, interleaved_dims(facts, own))
+        if crossing is None:
+            return
+        reason += f", and {crossing}"
+    remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
+    raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+
+
+def interleaved_dims(facts: ModelFacts, weights: StoredWeights) -> int:
+    """The dimensions per head whose rotary pairs are adjacent in the files of a model; 0 for none."""
+    fields = with_defaults(facts.architecture, facts.config)
+    return 0 if weights.interleaved is None else weights.interleaved(fields)
 
 
 def own_order(facts: ModelFacts) -> StoredWeights | None:

@@ -8,6 +8,8 @@ not know how configurations state it (`srv.quantization.fp8_configs`), nor layer
     input_scale and the like        of static activations; not needed, since activations are not quantized
     k_scale, v_scale and the like   of an FP8 KV pool, if there is one (`srv.planning.kv_scales`); not read here
 
+The up-projection of latent attention, which is no linear layer here, is dequantized at load.
+
 Layers hold a scale per output, or per block (docs/adr/0071-fp8-weights.md).
 """
 
@@ -21,13 +23,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
+from srv.models.formats.rotary_rows import crossing_rows
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
-from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
+from srv.quantization.fp8_configs import UP_PROJECTION, Fp8Scheme, declares, scheme_or_reason
 from srv.quantization.method import LayerOps, StoredModel
 
 if TYPE_CHECKING:
-    from srv.specs import ModelFacts
+    from srv.specs import AttentionLayer, ModelFacts
 
 DTYPE = "float8_e4m3fn"
 SCALE = "weight_scale"  # the suffix that layers have
@@ -55,6 +58,11 @@ def held_scale(scheme: Fp8Scheme, outputs: int, inputs: int) -> tuple[int, int]:
         return outputs, 1
     rows, columns = scheme.block
     return -(-outputs // rows), -(-inputs // columns)
+
+
+def matrix_bytes(scheme: Fp8Scheme, outputs: int, inputs: int) -> int:
+    """Those of a weight and its scales in a layer."""
+    return outputs * inputs + math.prod(held_scale(scheme, outputs, inputs)) * _SCALE_BYTES
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -133,11 +141,32 @@ def check_embedding(model: StoredModel, name: str) -> None:
         raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
 
 
+def check_dequantized(model: StoredModel, scheme: Fp8Scheme) -> None:
+    """Raises ModelError like `are_fp8` for the FP8 weights that are dequantized at load: those of no linear layer."""
+    for name in model.types:
+        layer, _, suffix = name.rpartition(".")
+        if layer.endswith(UP_PROJECTION) and suffix in (scheme.weight, *scheme.scales):
+            _is_stored(model, scheme, layer)
+
+
+def crossing(model: ModelFacts, layers: Sequence[AttentionLayer], rotary_dim: int) -> str | None:
+    """As `QuantMethod.crossing`: a block of rows has one scale, so that its rows may change places only within it."""
+    scheme = scheme_or_reason(Path(model.path), model.config)
+    if isinstance(scheme, str) or scheme.block is None:
+        return None
+    found = crossing_rows(layers, rotary_dim, scheme.block[0])
+    if found is None:
+        return None
+    blocks = "blocks of {} x {}".format(*scheme.block)
+    return f"the {rotary_dim} rotary rows of a head of {found.layers[-1]} are not within one of its {blocks}"
+
+
 def layer_ops(model: StoredModel) -> LayerOps:
     """As `QuantMethod.layer_ops`."""
     scheme = scheme_or_reason(Path(model.facts.path), model.facts.config)
     if isinstance(scheme, str):  # the checkpoint is refused
         return lambda names, inputs, rows: ""
+    check_dequantized(model, scheme)
 
     def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
         if rows:
@@ -168,7 +197,8 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
         if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(tensors, layer)):
             excluded += count
         elif tensor.dtype == DTYPE and len(tensor.shape) == 2:
-            held += count + math.prod(held_scale(scheme, *tensor.shape)) * _SCALE_BYTES
+            up = layer.endswith(UP_PROJECTION)  # which is dequantized
+            held += count * item_size if up else matrix_bytes(scheme, *tensor.shape)
             excluded += count
         elif suffix == _FLOAT32:
             wide += count

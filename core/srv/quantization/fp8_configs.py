@@ -34,10 +34,10 @@ _MODELOPT_BLOCKS: Mapping[str, tuple[int, int] | None] = {
     "FP8_PB_WO": (128, 128),
 }
 _INPUTS = 32  # blocks have a multiple of so many inputs
-# The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor
-# `kv_b_proj`, which is no linear layer here.
+# The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor the
+# up-projection, which is no linear layer here.
 _LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
-_NOT_LINEAR = ".kv_b_proj"
+UP_PROJECTION = ".kv_b_proj"  # of latent attention
 _LM_HEAD = "lm_head"
 
 
@@ -83,7 +83,7 @@ def detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
 
 def declares(scheme: Fp8Scheme, layer: str) -> bool:
     """Whether a configuration without weights says that a layer is quantized."""
-    linear = scheme.head if layer == _LM_HEAD else layer.endswith(_LINEAR) and not layer.endswith(_NOT_LINEAR)
+    linear = scheme.head if layer == _LM_HEAD else layer.endswith(_LINEAR) and not layer.endswith(UP_PROJECTION)
     return linear and not any(names_layer(pattern, layer) for pattern in scheme.excluded)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.formats.slices import Slice
-from srv.models.formats.storage import StorageFormat
+from srv.models.formats.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
@@ -30,11 +30,12 @@ from srv.quantization.fp8 import (
     REMEDY,
     SCALE,
     are_fp8,
+    check_dequantized,
     check_embedding,
     held_scale,
     squeezed,
 )
-from srv.quantization.fp8_configs import Fp8Scheme, scheme_of
+from srv.quantization.fp8_configs import UP_PROJECTION, Fp8Scheme, scheme_of
 from srv.quantization.int8_online import is_quantized
 from srv.quantization.method import StoredModel
 
@@ -159,6 +160,7 @@ class Fp8LayerFactory(LayerFactory):
         """`scheme`: None for the one that the configuration of the checkpoint states."""
         super().__init__(context)
         self._model, self._scheme = model, scheme or scheme_of(Path(model.facts.path), model.facts.config)
+        check_dequantized(model, self._scheme)
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
@@ -192,6 +194,7 @@ class Fp8StorageFormat(StorageFormat):
         self._path, self._types = model.facts.path, model.types
         self._scheme = scheme or scheme_of(Path(self._path), model.facts.config)
         self._sizes: dict[str, tuple[int, ...]] = {}  # of each FP8 weight, once `shapes` has seen it
+        self._dequantized = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
         layer, kind = self._kind(name)
@@ -199,7 +202,7 @@ class Fp8StorageFormat(StorageFormat):
             case "weight" | "input":
                 return (f"{layer}.weight",)  # a scale of inputs is read, so that it is checked
             case "scale":
-                return (f"{layer}.{SCALE}",)
+                return (f"{layer}.{'weight' if layer.endswith(UP_PROJECTION) else SCALE}",)
         return (name,)
 
     def unused(self, names: Collection[str]) -> set[str]:
@@ -211,7 +214,7 @@ class Fp8StorageFormat(StorageFormat):
             layer, kind = self._kind(name)
             if kind == "weight":
                 self._sizes[layer] = shape
-                if len(shape) == 2:
+                if len(shape) == 2 and not layer.endswith(UP_PROJECTION):
                     found[f"{layer}.{SCALE}"] = held_scale(self._scheme, *shape)
             if kind in ("weight", ""):
                 found[self.parts(name)[0]] = shape
@@ -224,11 +227,25 @@ class Fp8StorageFormat(StorageFormat):
                 return {name: stored}
             case "weight":
                 self._check_weight(name, stored)
-                return {f"{layer}.weight": stored}
+                return self._made(layer, "weight", stored)
             case "scale":
-                return {f"{layer}.{SCALE}": self._held(layer, self._checked(name, stored, largest=_LARGEST))}
+                return self._made(layer, SCALE, self._held(layer, self._checked(name, stored, largest=_LARGEST)))
         self._checked(name, stored)
         return {}
+
+    def _made(self, layer: str, suffix: str, tensor: Tensor) -> dict[str, Tensor]:
+        """The tensor of a layer; of an up-projection, the dequantized weight once weight and scale are there."""
+        if not layer.endswith(UP_PROJECTION):
+            return {f"{layer}.{suffix}": tensor}
+        group = self._dequantized.add(layer, suffix, tensor, count=2)
+        return {} if group is None else {f"{layer}.weight": self._widened(group["weight"], group[SCALE])}
+
+    def _widened(self, weight: Tensor, scale: Tensor) -> Tensor:
+        """Dequantized in float32."""
+        outputs, inputs = weight.shape
+        rows, columns = _blocks(self._scheme, inputs)
+        wide = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
+        return weight.float() * wide
 
     def _kind(self, name: str) -> tuple[str, str]:
         """The layer of a tensor, and what it is: "weight", "scale", "input", or "" for unquantized ones."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from srv.dtypes import FLOATS
@@ -30,6 +33,13 @@ def _experts(remedy: str, bias: bool) -> tuple[str, str] | None:
     return ("experts with biases cannot be FP8", remedy) if bias else None
 
 
+def _of_form(name: str, model: ModelFacts) -> QuantMethod:
+    """With the bytes of a matrix for a configuration alone, which does not say what the tensors of files do."""
+    method = _METHODS[name]
+    scheme = fp8_configs.scheme_or_reason(Path(model.path), model.config) if model.format == "config" else ""
+    return method if isinstance(scheme, str) else method._replace(matrix_bytes=partial(fp8.matrix_bytes, scheme))
+
+
 METHOD = QuantMethod(
     name=fp8_configs.FP8,
     layers="srv.quantization.fp8_layers:Fp8LayerFactory",
@@ -40,14 +50,25 @@ METHOD = QuantMethod(
     weight_bytes=fp8.weight_bytes,
     sharding=_SHARDING,
     layer_ops=fp8.layer_ops,
+    crossing=fp8.crossing,
     experts=partial(_experts, "Use the checkpoint in full precision"),
     at_load=_at_load,
+    of_form=partial(_of_form, fp8_configs.FP8),
     note="its FP8 weights are multiplied by activations in the model's dtype: they are not quantized to FP8, which is "
     "more exact than the static or dynamic scales for them",
 )
 FBGEMM_METHOD, MODELOPT_METHOD = (
-    METHOD._replace(name=name, detect=partial(fp8_configs.detect, name), accepts=None, at_load=None)
+    METHOD._replace(
+        name=name,
+        detect=partial(fp8_configs.detect, name),
+        accepts=None,
+        at_load=None,
+        of_form=partial(_of_form, name),
+    )
     for name in (fp8_configs.FBGEMM, fp8_configs.MODELOPT)
+)
+_METHODS: Mapping[str, QuantMethod] = MappingProxyType(
+    {each.name: each for each in (METHOD, FBGEMM_METHOD, MODELOPT_METHOD)}
 )
 FP8WO = QuantMethod(
     name=ONLINE,

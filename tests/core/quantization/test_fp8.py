@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from deepseek_small import small
 from every import every
 from fp8_weights import FORMS, Form, compressed, fp8, write_fp8
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
@@ -68,16 +67,6 @@ def test_experts_have_fp8_weights(kind: str, tmp_path: Path) -> None:
     assert sum(isinstance(module, Fp8Experts) for module in ours.modules()) == 2
     assert ours.loaded_bytes() == planned(folder)
     assert refusals(folder) == ()
-
-
-def test_rows_in_another_order_are_refused(tmp_path: Path) -> None:
-    """DeepSeek stores rotary pairs side by side, and a block of rows has one scale."""
-    write_fp8(tmp_path, FORMS["fp8, blocks"], made=small("v3"))
-    with pytest.raises(ModelError, match="stores them in another order") as caught:
-        built(tmp_path)
-    assert caught.value.code == "unsupported_quantization"
-    found = refusals(tmp_path)
-    assert ["in another order" in each.reason for each in found] == [True], found
 
 
 def test_scales_of_a_pool_are_left_out(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Owns the order of rows; fused experts are divided before (`srv.models.formats.fused_experts`). Must not know files,
 names of architectures or quantization: what it makes of a tensor is converted further by the format of the quantization
-method.
+method. Scales per row are ordered like the rows; those of blocks of rows stay, since `srv.models.choice` lets only
+weights through whose rows stay within their blocks.
 
     one KV head after another                        all queries, all keys, all values
     q0 q1 k0 v0 │ q2 q3 k1 v1        ──►             q0 q1 q2 q3 │ k0 k1 │ v0 v1
@@ -18,22 +19,25 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from srv.models.formats.rotary_rows import RotaryRows, rotary_rows
 from srv.models.formats.storage import StorageFormat
 from srv.models.formats.stored_weights import StoredWeights
 from srv.specs import AttentionLayer
 
-_ROTATED = (".q_proj.", ".k_proj.")
-_LATENT_QUERIES, _LATENT_KEY = (".q_proj.", ".q_b_proj."), ".kv_a_proj_with_mqa."
 _NORMS = (".q_norm.", ".k_norm.")  # of each head, whose weights have the order of the rows
+_BY_ROWS = ("weight", "bias")
 
 
 class ArchitectureStorage(StorageFormat):
     """`layer`: the attention of the whole model's layers. `rotary_dim`: the interleaved dimensions per head, or 0."""
 
     def __init__(self, weights: StoredWeights, layer: AttentionLayer, rotary_dim: int, inner: StorageFormat) -> None:
-        self._weights, self._inner, self._rotary_dim = weights, inner, rotary_dim
+        self._weights, self._inner = weights, inner
         self._heads, self._kv_heads, self._dim = layer.heads, layer.kv_heads, layer.head_dim
-        self._latent = layer.latent
+        self._rotated = {f".{name}.": rows for rows in rotary_rows(layer, rotary_dim) for name in rows.layers}
+        if rotary_dim and layer.latent is None:
+            self._rotated |= dict.fromkeys(_NORMS, RotaryRows((), 1, layer.head_dim, 0, rotary_dim))
+        self._outputs: dict[str, int] = {}  # of each layer, once `shapes` has seen its weight
 
     def parts(self, name: str) -> tuple[str, ...]:
         return tuple(part for own in self._weights.parts(name) for part in self._inner.parts(own))
@@ -50,8 +54,11 @@ class ArchitectureStorage(StorageFormat):
         for name, shape in stored.items():
             parts = self._weights.parts(name)
             shape = tuple(reversed(shape)) if self._weights.is_transposed(name) else shape
-            rows = of_attention if len(parts) == len(of_attention) else [shape[0] // 2] * 2
-            divided = len(parts) > 1 and shape[0] == sum(rows)  # otherwise the shape is reported
+            layer, _, suffix = name.rpartition(".")
+            if suffix == "weight":
+                self._outputs[layer] = shape[0] if shape else 1
+            rows = of_attention if len(parts) == len(of_attention) else [shape[0] // 2 if shape else 0] * 2
+            divided = len(parts) > 1 and shape[:1] == (sum(rows),)  # otherwise the shape is reported
             found |= (
                 {part: (count, *shape[1:]) for part, count in zip(parts, rows, strict=True)}
                 if divided
@@ -80,28 +87,17 @@ class ArchitectureStorage(StorageFormat):
         return tuple(part.reshape(-1, *rest) for part in torch.split(groups, [group, 1, 1], 1))
 
     def _in_pairs(self, name: str, rows: Tensor) -> Tensor:
-        """A weight or bias with rotary pairs half the rotated dimensions apart.
-
-        The rotated dimensions are the first ones of a head. In latent attention they are the last ones of a query, and
-        of the vector that is compressed.
-        """
-        if not self._rotary_dim:
+        """A weight or bias, or scales of its rows, with rotary pairs half the rotated dimensions apart."""
+        found = next((each for part, each in self._rotated.items() if part in name), None)
+        if found is None or not self._is_by_rows(name, rows):
             return rows
-        if self._latent is None and any(each in name for each in _ROTATED):
-            return self._reordered(rows, self._dim, 0)
-        if self._latent is None and any(each in name for each in _NORMS):
-            return self._reordered(rows.flatten(), self._dim, 0).view(rows.shape)
-        if self._latent is None:
-            return rows
-        if any(each in name for each in _LATENT_QUERIES):
-            return self._reordered(rows, self._dim, self._latent.key_dim)
-        if _LATENT_KEY in name:
-            return self._reordered(rows, self._latent.latent_dim + self._rotary_dim, self._latent.latent_dim)
-        return rows
+        flat = rows.flatten() if any(each in name for each in _NORMS) else rows
+        order = torch.tensor(found.order())
+        return flat.reshape(-1, found.dim, *flat.shape[1:])[:, order].reshape(rows.shape)
 
-    def _reordered(self, rows: Tensor, dim: int, first: int) -> Tensor:
-        """Rows of whole heads of `dim`, with the pairs of each that begin at `first` in another order."""
-        half = torch.arange(first, first + self._rotary_dim, 2)
-        end = first + self._rotary_dim
-        order = torch.cat((torch.arange(first), half, half + 1, torch.arange(end, dim)))
-        return rows.reshape(-1, dim, *rows.shape[1:])[:, order].reshape(rows.shape)
+    def _is_by_rows(self, name: str, stored: Tensor) -> bool:
+        """Whether a tensor has the rows of its layer; scales of a whole weight, or of its blocks, have not."""
+        layer, _, suffix = name.rpartition(".")
+        if suffix in _BY_ROWS:
+            return True
+        return stored.dim() > 0 and stored.shape[0] == self._outputs.get(layer)

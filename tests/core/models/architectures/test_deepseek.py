@@ -13,6 +13,7 @@ import pytest
 import torch
 from deepseek_small import COMMON, MODELS, YARN, small
 from every import every
+from latent_steps import Steps
 from models_reference_ops import reference_ops
 from models_small import HOST, built, edit_config, expected_logits, tokens_of
 from thread_ranks import ThreadCommunicator, on_ranks
@@ -22,18 +23,13 @@ from srv.dist.group import RankGroup
 from srv.errors import ModelError
 from srv.models.architectures.load_layers import load_layers
 from srv.models.architectures.registry import native_config
-from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.choice import choose_layers
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
-from srv.platform.interface import BackendContext
-from srv.platform.pools import plain_pool
-from srv.specs import KVLayout, Latent
-from srv.worker.attention import StepAttention
-from srv_cpu.latent_attention import TorchLatentAttention
+from srv.specs import Latent
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +40,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Pa
         model.save_pretrained(folder)
         found[kind] = model, folder
     return found
-
-
-class Steps:
-    """The model's steps over a pool that contains NaN wherever nothing was written."""
-
-    def __init__(self, model: CausalLM, group: Latent, **arguments: bool) -> None:
-        pool = plain_pool(KVLayout(group, 4, "float32"), 40, HOST)
-        for tensor in pool.all():
-            tensor.fill_(float("nan"))
-        self._model = model
-        self.backend = TorchLatentAttention(BackendContext(None, HOST, pool, 8, None, arguments))  # type: ignore[arg-type]
-        for layer, up in model.up_projections():
-            self.backend.prepare(layer, up)
-
-    def run(self, rows: list[tuple[list[int], Tensor, int]]) -> Tensor:
-        """The logits of a step; each row has its pages, its new tokens, and how many come before these."""
-        lens, ends = [len(tokens) for _, tokens, _ in rows], [done + len(tokens) for _, tokens, done in rows]
-        width = max(len(pages) for pages, _, _ in rows)
-        table = torch.tensor([pages + [0] * (width - len(pages)) for pages, _, _ in rows], dtype=torch.int32)
-        tokens = torch.cat([tokens for _, tokens, _ in rows])
-        positions = torch.cat([torch.arange(done, done + len(tokens)) for _, tokens, done in rows])
-        with torch.inference_mode():
-            attend = StepAttention([self.backend], lens, ends, [table])
-            return self._model.logits(self._model(ModelInputs(tokens, positions), ForwardContext(attend)))
 
 
 @every("kind", list(MODELS))
