@@ -85,7 +85,7 @@ def test_quantization_param_path(small: Small, tmp_path: Path) -> None:
         logprobs(small, **fp8, quantization_param_path=scale_file(tmp_path, 0.5))
 
 
-@covers("calculate_kv_scales", platform="cpu")
+@covers("calculate_kv_scales=true", "calculate_kv_scales=false", platform="cpu")
 def test_calculate_kv_scales(small: Small, tmp_path: Path) -> None:
     """Values that are out of the range of the format are not limited, unlike unscaled ones.
 
