@@ -49,9 +49,9 @@ FAULTS = (
     ),
     Fault(
         name="rotary-pairs-are-exchanged",
-        file="core/srv/models/formats/architecture_storage.py",
-        text="torch.arange(first), half, half + 1,",
-        planted="torch.arange(first), half + 1, half,",
+        file="core/srv/models/formats/rotary_rows.py",
+        text="*first, *second, *range(end",
+        planted="*second, *first, *range(end",
         effect="GPT-J rotates queries and keys backwards, and generates nonsense.",
         tests=(_LAYER_NORM,),
     ),
