@@ -115,7 +115,7 @@ def test_calculated_scales_of_keys_and_values_lose_no_more_than_none(
 ) -> None:
     """The demo model has no keys and values that 8-bit floats do not hold, so that scales must not make it worse."""
     weights = ("--dtype", "float32", "--dequantize-weights")
-    few = windows[:3]  # of which each takes seconds in float32
+    few = windows[:8]  # of which each takes a second in float32
     count = len(few) * (WINDOW - 1)
     expected = Scores(exact.logprobs[:count], exact.best[:count])
     for dtype in ("fp8_e4m3", "fp8_e5m2"):
