@@ -161,6 +161,7 @@ class EngineLoop:
         late = self._late.make(rows) if self._late is not None and rows else LateInputs()
         if late.forced:
             self._scheduler.jump(plan, late)
+            late = late._replace(forced=())  # ranks have no use for it
         self._executor.sample(plan.step, late)
         self._waiting = None
 

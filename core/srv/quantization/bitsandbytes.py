@@ -24,7 +24,7 @@ from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -36,7 +36,6 @@ INT8_SCALE, INT8_FORMAT = "SCB", "weight_format"
 BLOCK = TYPES_BY_NAME["NF4"].elements
 PLAIN, NESTED = ("absmax", "quant_map"), ("nested_absmax", "nested_quant_map")  # suffixes of a weight of 4 bits
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
-DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
 _SKIPPED = "llm_int8_skip_modules"
 _STORAGES = ("uint8", "int8", "bfloat16", "float16", "float32")
 # Bytes of 64 weights where a platform repeats the scale for each 32 of them.

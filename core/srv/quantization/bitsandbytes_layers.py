@@ -26,7 +26,6 @@ from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.bitsandbytes import (
     BLOCK,
-    DOWNLOAD_REMEDY,
     INT8_FORMAT,
     INT8_SCALE,
     NESTED,
@@ -40,7 +39,7 @@ from srv.quantization.block_codes import codes_of, in_blocks
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
 from srv.quantization.int8_layers import WeightOnlyInt8Linear
-from srv.quantization.method import StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 _LEVELS = 127  # of an int8 weight whose magnitude is that of the largest of its row
 # The values of codes, which checkpoints have as `quant_map`.

@@ -27,7 +27,7 @@ from srv.models.formats.rotary_rows import crossing_rows
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8_configs import UP_PROJECTION, Fp8Scheme, declares, scheme_or_reason
-from srv.quantization.method import LayerOps, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, StoredModel
 
 if TYPE_CHECKING:
     from srv.specs import AttentionLayer, ModelFacts
@@ -36,7 +36,6 @@ DTYPE = "float8_e4m3fn"
 SCALE = "weight_scale"  # the suffix that layers have
 INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub", "activation_scale_ub")
 REMEDY = "Use another checkpoint of the model"
-DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
 _SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
 _SCALE_BYTES = 4
 _FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32

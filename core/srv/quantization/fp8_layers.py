@@ -24,7 +24,6 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.fp8 import (
-    DOWNLOAD_REMEDY,
     DTYPE,
     INPUT_SCALES,
     REMEDY,
@@ -37,7 +36,7 @@ from srv.quantization.fp8 import (
 )
 from srv.quantization.fp8_configs import UP_PROJECTION, Fp8Scheme, scheme_of
 from srv.quantization.int8_online import is_quantized
-from srv.quantization.method import StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _NAN = 0x7F  # its code, without the sign

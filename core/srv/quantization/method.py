@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from srv.specs import AttentionLayer, ModelFacts  # what lists arguments reads the registry, and needs no facts
 
 GROUP = "srv.quantization"  # the entry points of other distributions
+DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"  # for damaged ones
 
 _KEPT_BYTES: Mapping[str, int] = {"int8": 1}  # stored dtypes that layers keep; all others become the model's dtype
 

@@ -23,7 +23,7 @@ from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -34,7 +34,6 @@ BLOCK = TYPES_BY_NAME[BLOCK_TYPE].elements
 FUSED = ("gate_up_proj", "down_proj")  # projections of all experts in one tensor, with `_blocks` and `_scales`
 PACKED, SCALE = "weight_packed", "weight_scale"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
-DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
 # The suffixes of a tensor's blocks and of its scales, and what stands before them in its name.
 PAIRS = {**{part: (f"{part}_blocks", f"{part}_scales") for part in FUSED}, "weight": (PACKED, SCALE)}
 PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # of fused experts

@@ -22,11 +22,10 @@ from srv.models.layers.moe_config import expert_names
 from srv.quantization.block_codes import codes_of, in_blocks
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
-from srv.quantization.method import StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.mxfp4 import (
     BLOCK,
     BLOCK_TYPE,
-    DOWNLOAD_REMEDY,
     PAIRS,
     PROJECTIONS,
     REMEDY,

@@ -28,8 +28,8 @@ from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
-from srv.quantization.packed_checks import BLOCK, DOWNLOAD_REMEDY, Layout, check_tensors, unfit_inputs, unpacked_shape
+from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
+from srv.quantization.packed_checks import BLOCK, Layout, check_tensors, unfit_inputs, unpacked_shape
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 if TYPE_CHECKING:
-    from srv.quantization.method import StoredModel
     from srv.quantization.packed import PackedScheme
 
 Layout: TypeAlias = Literal["awq", "gptq", "rows"]
 BLOCK = 32  # weights in one of the blocks that layers hold
-DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
 SCALES = ("scales", "weight_scale")
 _INDICES = ("g_idx", "weight_g_idx", "weight_shape")  # integers that are not packed
 

@@ -21,9 +21,9 @@ from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
-from srv.quantization.method import StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.packed import REMEDY, SUFFIXES, PackedScheme, are_packed, is_packed, scheme_of
-from srv.quantization.packed_checks import DOWNLOAD_REMEDY, SCALES, check_tensors
+from srv.quantization.packed_checks import SCALES, check_tensors
 from srv.quantization.packed_words import blocks, unpack
 
 _BIAS = ".bias"

@@ -30,7 +30,7 @@ from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8 import are_fp8, held_scale
 from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -39,7 +39,6 @@ NAME = "torchao"
 DATA, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 BLOCK_TYPE = "Q4_1"  # as which layers hold weights of 4 bits
 REMEDY = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
-DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"
 Weights: TypeAlias = Literal["int8", "int4", "fp8"]
 # The weights of each configuration and the op of its layers, by its class or, in older files, its name.
 _KINDS: Mapping[str, tuple[Weights, str]] = {

@@ -21,14 +21,13 @@ from srv.quantization.fp8_layers import Fp8LayerFactory, Fp8StorageFormat
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
 from srv.quantization.int8_layers import DynamicInt8Linear, WeightOnlyInt8Linear
-from srv.quantization.method import StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.packed_words import blocks
 from srv.quantization.torchao import (
     BLOCK,
     BLOCK_BYTES,
     BLOCK_TYPE,
     DATA,
-    DOWNLOAD_REMEDY,
     REMEDY,
     SCALE,
     ZERO,

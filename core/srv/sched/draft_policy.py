@@ -66,9 +66,7 @@ class DraftCost:
         (first, least), *_, (last, most) = self._points
         if tokens >= last or first == last:
             return most * tokens / last
-        upper = next(index for index, (count, _) in enumerate(self._points) if count > tokens)
-        (low, fast), (high, slow) = self._points[max(upper - 1, 0)], self._points[upper]
-        return least if tokens <= first else fast + (slow - fast) * (tokens - low) / (high - low)
+        return least if tokens <= first else self._on_line(tokens)
 
 
 class AcceptanceRate:

@@ -1,8 +1,8 @@
 """Calculates the scales of a KV pool of 8-bit floats, from the keys and values of a fixed sequence of tokens.
 
 Owns the tokens and the measurement. The model computes them before the pool is allocated, with pages of their own in
-the dtype of the activations: no scale has an influence on them, and none changes once a page of the pool is written. It
-must not know what scales follow from magnitudes (`srv.planning.kv_scales`), nor requests.
+the dtype of the activations, which no scale affects. The scales are fixed before a page of the pool is written. It must
+not know what scales follow from magnitudes (`srv.planning.kv_scales`), nor requests.
 """
 
 from __future__ import annotations

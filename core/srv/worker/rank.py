@@ -31,7 +31,7 @@ from srv.models.formats.safetensors_header import weight_files
 from srv.planning.budget import Budget
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.kernel_steps import PIECES
-from srv.planning.kv_scales import configured_scales
+from srv.planning.kv_scales import ScaleSource, configured_scales
 from srv.planning.ledger import (
     BUFFERS,
     CAPTURED_INPUTS,
@@ -247,9 +247,7 @@ class RankWorker:
         self.start.expect(budget)
         if config.weights.calculate_kv_scales:
             with self.start.phase("scales", ACTIVATIONS, does="running steps"):
-                layouts = self._layouts([group.page_size for group in budget.groups])
-                steps = ScaleSteps(config, model, self.model, layouts, self._communicator)
-                self._scales = steps.scales(context, self._backends, budget.max_request_tokens)
+                self._scales = self._calculated_scales(context, budget)
         with self.start.phase("pool", POOL):
             pools, state_pools = self._allocate_pools(budget)
         self._recorder = make_recorder(self.model, config.experts, self.device)
@@ -298,13 +296,23 @@ class RankWorker:
         )
         report = (*compile_report, *piece_report, *capture_report)
         with self.start.phase("step times", ACTIVATIONS, does="running steps"):
-            jumps = captured.rows if captured and not compiled and late and not draft_count(config) else ()
-            measure = partial(self.runner.seconds, repeats=3) if jumps else self.runner.seconds
-            seconds = step_seconds(measure, draft_count(config), rows, jumps)
+            seconds = self._step_seconds(captured.rows if captured and late and not compiled else ())
         self.start.complete()
         ledger, phases = self.start.ledger.lines, self.start.phases.done
         pool_bytes = sum(map(_bytes, (*pools, *state_pools)))
         return Allocation(pool_bytes, report, seconds, ledger, phases, kernels, self.start.counts_peak)
+
+    def _calculated_scales(self, context: BackendContext, budget: Budget) -> ScaleSource:
+        layouts = self._layouts([group.page_size for group in budget.groups])
+        steps = ScaleSteps(self._config, self._spec.model, self.model, layouts, self._communicator)
+        return steps.scales(context, self._backends, budget.max_request_tokens)
+
+    def _step_seconds(self, captured: Sequence[int]) -> tuple[tuple[int, float], ...]:
+        """`Allocation.step_seconds`. `captured`: the row counts of captured steps, if grammars may force tokens."""
+        drafts, rows = draft_count(self._config), self._config.schedule.max_running_requests
+        if drafts:
+            return step_seconds(self.runner.seconds, drafts, rows)
+        return step_seconds(partial(self.runner.seconds, repeats=3), 0, rows, captured)
 
     def _allocate_pools(self, budget: Budget) -> tuple[list[KVBuffers], list[KVBuffers]]:
         """The pools of cache groups, and those of recurrent states."""

@@ -23,7 +23,7 @@ from srv.models.architectures.layer_stack import LayerStack, StackedLayer
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.mlp import GatedMLP
-from srv.models.layers.moe import MoE
+from srv.models.layers.moe import MoE, feed_forward
 from srv.models.layers.norm import RMSNorm
 from srv.models.layers.rope import cos_sin_table
 
@@ -43,11 +43,8 @@ class DecoderLayer(StackedLayer):
         self.attention_norm = RMSNorm(factory.context, config.hidden_size, config.norm_eps)
         self.attention = Attention(config, factory, f"{self.prefix}.self_attn", index)
         self.mlp_norm = RMSNorm(factory.context, config.hidden_size, config.norm_eps)
-        name, hidden, moe = f"{self.prefix}.mlp", config.hidden_size, config.moe_of(index)
-        if moe is None:
-            self.mlp = GatedMLP(factory, name, hidden, config.intermediate_size, config.mlp_bias)
-        else:
-            self.mlp = MoE(factory, name, hidden, moe)
+        sizes, moe = (config.hidden_size, config.intermediate_size), config.moe_of(index)
+        self.mlp = feed_forward(factory, f"{self.prefix}.mlp", *sizes, moe, bias=config.mlp_bias)
 
     def layer_norms(self) -> Mapping[str, RMSNorm]:
         return {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.mlp_norm}

@@ -16,7 +16,7 @@ from srv.models.architectures.layer_stack import LayerStack, StackedLayer
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.mlp import GatedMLP
-from srv.models.layers.moe import MoE
+from srv.models.layers.moe import MoE, feed_forward
 from srv.models.layers.norm import RMSNorm
 from srv.models.layers.rope import cos_sin_table
 from srv.specs import AttentionLayer
@@ -37,10 +37,7 @@ class DeepseekLayer(StackedLayer):
         self.attention = LatentAttention(config.attention, factory, f"{self.prefix}.self_attn", index)
         self.mlp_norm = RMSNorm(context, hidden, eps)
         moe = sizes.moe_of(index)
-        if moe is None:
-            self.mlp = GatedMLP(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, bias=False)
-        else:
-            self.mlp = MoE(factory, f"{self.prefix}.mlp", hidden, moe)
+        self.mlp = feed_forward(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, moe)
 
     def layer_norms(self) -> Mapping[str, RMSNorm]:
         return {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.mlp_norm}

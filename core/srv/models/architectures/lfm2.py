@@ -17,15 +17,12 @@ from srv.models.architectures.op_uses import (
     ADD_NORM,
     NORM,
     OUTPUT,
-    SILU,
-    ExpertMatrices,
     Matrix,
     ModelOps,
     OpUse,
-    expert_sizes,
-    mixture_matrices,
-    mixture_ops,
-    mlp_matrices,
+    feed_forward_matrices,
+    feed_forward_ops,
+    layer_experts,
     rotary,
 )
 from srv.models.formats.stored_weights import StoredWeights
@@ -90,16 +87,8 @@ class Lfm2Config(NamedTuple):
         ops += [OpUse(NORM, {"dim": sizes.head_dim}), *rotary(sizes)]
         if not all(self.attends):
             ops.append(OpUse("causal_conv1d", {"channels": hidden, "width": self.width}))
-        if None in self._mixtures:
-            ops.append(OpUse(SILU, {"dim": sizes.intermediate_size}))
-        if self.moe is not None:
-            ops += mixture_ops(self.moe)
-        experts = tuple(
-            ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(moe, hidden))
-            for index, moe in enumerate(self._mixtures)
-            if moe is not None
-        )
-        return ModelOps(tuple(ops), tuple(self._matrices()), experts)
+        ops += feed_forward_ops(self._mixtures, sizes.intermediate_size)
+        return ModelOps(tuple(ops), tuple(self._matrices()), layer_experts(self._mixtures, hidden))
 
     @property
     def _mixtures(self) -> tuple[MoEConfig | None, ...]:
@@ -118,11 +107,7 @@ class Lfm2Config(NamedTuple):
             else:
                 yield Matrix((f"{prefix}.conv.in_proj",), hidden, 3 * hidden)
                 yield Matrix((f"{prefix}.conv.out_proj",), hidden, hidden)
-            moe = self.moe_of(index)
-            if moe is None:
-                yield from mlp_matrices(f"{prefix}.mlp", hidden, sizes.intermediate_size)
-            else:
-                yield from mixture_matrices(moe, f"{prefix}.mlp", hidden)
+            yield from feed_forward_matrices(self.moe_of(index), f"{prefix}.mlp", hidden, sizes.intermediate_size)
         yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
 
 

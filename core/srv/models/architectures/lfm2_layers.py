@@ -6,8 +6,7 @@ from srv.models.architectures.attention import Attention
 from srv.models.architectures.hybrid_layers import HybridLayer, HybridStack
 from srv.models.architectures.lfm2 import Lfm2Config
 from srv.models.layers.factory import LayerFactory
-from srv.models.layers.mlp import GatedMLP
-from srv.models.layers.moe import MoE
+from srv.models.layers.moe import feed_forward
 from srv.models.layers.norm import RMSNorm
 from srv.models.layers.short_conv import ShortConvolution
 
@@ -29,10 +28,7 @@ class Lfm2Layer(HybridLayer):
             self.mixer = ShortConvolution(factory, name, hidden, config.width, config.bias, index)
         self.mlp_norm = RMSNorm(context, hidden, eps)
         moe = config.moe_of(index)
-        if moe is not None:
-            self.feed_forward = MoE(factory, f"{self.prefix}.mlp", hidden, moe)
-        else:
-            self.feed_forward = GatedMLP(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, False)
+        self.feed_forward = feed_forward(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, moe)
 
 
 class Lfm2(HybridStack[Lfm2Layer]):

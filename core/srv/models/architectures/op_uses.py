@@ -6,7 +6,7 @@ reads it, and a test compares it with what the layers bind. Must not know platfo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from srv.models.layers.moe_config import ROUTER
@@ -81,16 +81,27 @@ def decoder_ops(config: DecoderConfig) -> ModelOps:
     if config.qk_norm or (config.unit_rotated and any(config.rotated)):
         ops.append(OpUse(NORM, {"dim": config.head_dim}))
     ops += rotary(config)
-    mixtures = {index: moe for index in range(config.layers) if (moe := config.moe_of(index)) is not None}
-    if len(mixtures) < config.layers:
-        ops.append(OpUse(SILU, {"dim": config.intermediate_size}))
-    for moe in dict.fromkeys(mixtures.values()):
-        ops += mixture_ops(moe)
-    experts = tuple(
-        ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(moe, config.hidden_size))
-        for index, moe in mixtures.items()
+    mixtures = [config.moe_of(index) for index in range(config.layers)]
+    ops += feed_forward_ops(mixtures, config.intermediate_size)
+    return ModelOps(tuple(ops), tuple(matrices(config)), layer_experts(mixtures, config.hidden_size))
+
+
+def feed_forward_ops(mixtures: Sequence[MoEConfig | None], width: int) -> Iterator[OpUse]:
+    """Those of the feed-forward parts of all layers: the mixture of experts of each, or None for an MLP of `width`."""
+    if None in mixtures:
+        yield OpUse(SILU, {"dim": width})
+    for moe in dict.fromkeys(mixtures):
+        if moe is not None:
+            yield from mixture_ops(moe)
+
+
+def layer_experts(mixtures: Sequence[MoEConfig | None], hidden: int) -> tuple[ExpertMatrices, ...]:
+    """The experts of all layers. `mixtures`: as of `feed_forward_ops`."""
+    return tuple(
+        ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(moe, hidden))
+        for index, moe in enumerate(mixtures)
+        if moe is not None
     )
-    return ModelOps(tuple(ops), tuple(matrices(config)), experts)
 
 
 def mixture_ops(moe: MoEConfig) -> Iterator[OpUse]:
@@ -113,6 +124,15 @@ def mixture_matrices(moe: MoEConfig, prefix: str, hidden: int) -> Iterator[Matri
         yield from mlp_matrices(shared, hidden, moe.shared_intermediate)
         if moe.shared_gate:
             yield Matrix((f"{shared}_gate",), hidden, 1)
+
+
+def feed_forward_matrices(
+    moe: MoEConfig | None, prefix: str, hidden: int, width: int, *, gated: bool = True
+) -> Iterator[Matrix]:
+    """Those of a mixture of experts or, for None, of an MLP of `width`."""
+    if moe is None:
+        return mlp_matrices(prefix, hidden, width, gated=gated)
+    return mixture_matrices(moe, prefix, hidden)
 
 
 def mlp_matrices(prefix: str, hidden: int, width: int, *, gated: bool = True) -> Iterator[Matrix]:
@@ -151,9 +171,5 @@ def matrices(config: DecoderConfig, *, gated: bool = True) -> Iterator[Matrix]:
         qkv = tuple(f"{attention}.{name}_proj" for name in "qkv")
         yield Matrix(qkv, hidden, heads + 2 * config.kv_heads * config.head_dim)
         yield Matrix((f"{attention}.o_proj",), heads, hidden)
-        moe = config.moe_of(index)
-        if moe is None:
-            yield from mlp_matrices(mlp, hidden, config.intermediate_size, gated=gated)
-        else:
-            yield from mixture_matrices(moe, mlp, hidden)
+        yield from feed_forward_matrices(config.moe_of(index), mlp, hidden, config.intermediate_size, gated=gated)
     yield Matrix((OUTPUT,), hidden, config.vocab_size, tied=config.tied_embeddings)

@@ -18,15 +18,12 @@ from srv.models.architectures.op_uses import (
     ADD_NORM,
     NORM,
     OUTPUT,
-    SILU,
-    ExpertMatrices,
     Matrix,
     ModelOps,
     OpUse,
-    expert_sizes,
-    mixture_matrices,
-    mixture_ops,
-    mlp_matrices,
+    feed_forward_matrices,
+    feed_forward_ops,
+    layer_experts,
     rotary,
 )
 from srv.models.layers.delta_sizes import DeltaSizes
@@ -105,16 +102,9 @@ class Qwen3NextConfig(NamedTuple):
             ops.append(OpUse("causal_conv1d", {"channels": delta.channels, "width": delta.width}))
             ops.append(OpUse("gated_delta_rule", {**heads, **dims}))
             ops.append(OpUse(NORM, {"dim": delta.value_dim}))
-        if not all(self.has_experts):
-            ops.append(OpUse(SILU, {"dim": sizes.intermediate_size}))
-        if self.moe is None:
-            return ModelOps(tuple(ops), tuple(self._matrices()))
-        experts = tuple(
-            ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(self.moe, sizes.hidden_size))
-            for index, has_experts in enumerate(self.has_experts)
-            if has_experts
-        )
-        return ModelOps((*ops, *mixture_ops(self.moe)), tuple(self._matrices()), experts)
+        mixtures = [self.moe_of(index) for index in range(sizes.layers)]
+        ops += feed_forward_ops(mixtures, sizes.intermediate_size)
+        return ModelOps(tuple(ops), tuple(self._matrices()), layer_experts(mixtures, sizes.hidden_size))
 
     def _matrices(self) -> Iterator[Matrix]:
         """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
@@ -132,11 +122,7 @@ class Qwen3NextConfig(NamedTuple):
                     names = tuple(f"{prefix}.linear_attn.{name}" for name in inputs)
                     yield Matrix(names, hidden, sum(inputs.values()))
                 yield Matrix((f"{prefix}.linear_attn.out_proj",), delta.values, hidden)
-            moe = self.moe_of(index)
-            if moe is None:
-                yield from mlp_matrices(f"{prefix}.mlp", hidden, sizes.intermediate_size)
-            else:
-                yield from mixture_matrices(moe, f"{prefix}.mlp", hidden)
+            yield from feed_forward_matrices(self.moe_of(index), f"{prefix}.mlp", hidden, sizes.intermediate_size)
         yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
 
 

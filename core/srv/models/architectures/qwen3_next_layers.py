@@ -10,8 +10,7 @@ from srv.models.architectures.hybrid_layers import HybridLayer, HybridStack
 from srv.models.architectures.qwen3_next import Qwen3NextConfig
 from srv.models.layers.delta import GatedDeltaNet
 from srv.models.layers.factory import LayerFactory
-from srv.models.layers.mlp import GatedMLP
-from srv.models.layers.moe import MoE
+from srv.models.layers.moe import feed_forward
 from srv.models.layers.norm import UnitOffsetRMSNorm
 
 
@@ -32,10 +31,7 @@ class Qwen3NextLayer(HybridLayer):
             self.mixer = GatedDeltaNet(factory, name, hidden, config.delta, eps, index)
         self.mlp_norm = UnitOffsetRMSNorm(context, hidden, eps)
         moe = config.moe_of(index)
-        if moe is not None:
-            self.feed_forward = MoE(factory, f"{self.prefix}.mlp", hidden, moe)
-        else:
-            self.feed_forward = GatedMLP(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, False)
+        self.feed_forward = feed_forward(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, moe)
 
 
 class Qwen3Next(HybridStack[Qwen3NextLayer]):

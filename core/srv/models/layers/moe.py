@@ -99,3 +99,12 @@ class MoE(nn.Module):
         shared = () if self.shared is None else self.shared.projections
         optional = tuple(each for each in (self.choice_bias, self.shared_gate) if each is not None)
         return self.router, self.experts, *shared, *optional
+
+
+def feed_forward(
+    factory: LayerFactory, prefix: str, hidden: int, intermediate: int, moe: MoEConfig | None, *, bias: bool = False
+) -> GatedMLP | MoE:
+    """The feed-forward part of a layer: its mixture of experts or, for None, an MLP of `intermediate`."""
+    if moe is None:
+        return GatedMLP(factory, prefix, hidden, intermediate, bias)
+    return MoE(factory, prefix, hidden, moe)
