@@ -167,6 +167,10 @@ def starting(server: Server, *command: str) -> None:
     wait_until(lambda: bool(server.engines()), START_S, "the engine process exists")
 
 
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
+    reason="SIGHUP is ignored here, and so by the server: run the tests without nohup",
+)
 def test_sighup_during_the_start_ends_it_in_order(tmp_path: Path) -> None:
     """A terminal that is closed sends it to the group. By default, it would kill the server and leave the rest."""
     server = Server(ARGUMENTS, tmp_path / "log")

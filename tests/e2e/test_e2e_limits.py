@@ -211,6 +211,10 @@ def test_smallest_limits(common: tuple[str, ...], tmp_path: Path) -> None:
         assert "hung for 3 s (watchdog_timeout)" in server.log_text()
 
 
+@pytest.mark.skipif(
+    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
+    reason="SIGHUP is ignored here, and so by the server: run the tests without nohup",
+)
 def test_a_hang_up_lets_requests_finish(plain: Server) -> None:
     """SIGHUP, as a closed terminal sends it to the whole process group."""
     answers: list[Any] = []
