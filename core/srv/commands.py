@@ -34,6 +34,10 @@ class ReadExpertCounts(msgspec.Struct, frozen=True, tag=True):
     """Read the counts, and forget them."""
 
 
+class ReadExpertLoad(msgspec.Struct, frozen=True, tag=True):
+    """Read how evenly experts were used in all steps so far (`ExpertLoad`)."""
+
+
 class ExpertCounts(msgspec.Struct, frozen=True):
     """How many tokens chose each expert in some steps.
 
@@ -60,18 +64,31 @@ class ExpertUsage(msgspec.Struct, frozen=True):
     records: list[ExpertCounts]
 
 
+class ExpertLoad(msgspec.Struct, frozen=True):
+    """How evenly the experts of each layer were used; all three lists are by layer.
+
+    layers: their numbers. mean: tokens per expert, added up over steps. busiest: the tokens of the expert that got most
+    in a step, added up over steps.
+    """
+
+    layers: list[int]
+    mean: list[float]
+    busiest: list[int]
+
+
 class Answer(msgspec.Struct, frozen=True):
     """What a rank answers: the files that it has written, or why the command failed.
 
     peak_bytes: what steps have needed at most, beyond what the start allocated; None if that is not known. experts: the
-    answer to ReadExpertCounts.
+    answer to ReadExpertCounts. expert_load: the answer to ReadExpertLoad.
     """
 
     files: list[str] = []
     error: str | None = None
     peak_bytes: int | None = None
     experts: ExpertUsage | None = None
+    expert_load: ExpertLoad | None = None
 
 
-ExpertCommand = StartExpertCounts | StopExpertCounts | ReadExpertCounts
+ExpertCommand = StartExpertCounts | StopExpertCounts | ReadExpertCounts | ReadExpertLoad
 Command = StartProfile | StopProfile | ReadMemory | ExpertCommand

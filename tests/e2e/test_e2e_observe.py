@@ -325,20 +325,42 @@ def test_profile(watched: Server, tmp_path: Path) -> None:
 
 @covers(*(f"endpoint:POST /{action}_expert_distribution_record" for action in ("start", "stop", "dump")))
 def test_the_usage_of_experts(plain: Server, tmp_path: Path) -> None:
-    """Every token of the one request chooses two experts in each layer; a server without a recorder says so."""
+    """Every token of the one request chooses two experts in each layer; a server without a recorder says so.
+
+    Metrics have the load of the same steps and of those of the start.
+    """
     response = plain.post("/start_expert_distribution_record")
     assert response.json()["error"]["code"] == "expert_record_refused"
     small = make_small("qwen3_moe", tmp_path)
     flags = ("--model-path", str(small.folder), "--skip-tokenizer-init", "--expert-distribution-recorder-mode", "stat")
+    flags = (*flags, "--enable-expert-distribution-metrics")
     with served(tmp_path / "log", "--device", "cpu", *flags) as server:
         assert server.post("/start_expert_distribution_record").json() == {"recording": True}
         sampling = {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
         assert server.post("/generate", input_ids=[3, 4, 5], sampling_params=sampling).status_code == 200
         usage = server.post("/dump_expert_distribution_record").json()
         assert server.post("/stop_expert_distribution_record").json() == {"recording": False}
+        metrics = expert_metrics(server)
     chosen = small.model.config.num_experts_per_tok
     assert (usage["layers"], usage["tokens"]) == ([0, 1, 2], 6)  # the last token of the output is not computed
     assert [sum(counts) for counts in usage["logical_count"]] == [6 * chosen] * 3
+    experts = small.model.config.num_experts
+    for layer in ("0", "1", "2"):
+        mean, busiest = (
+            metrics["srv_expert_tokens_mean_total"][layer],
+            metrics["srv_expert_tokens_busiest_total"][layer],
+        )
+        assert 6 * chosen / experts <= mean <= busiest <= experts * mean
+
+
+def expert_metrics(server: Server) -> dict[str, dict[str, float]]:
+    """By name, then by layer."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(server.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name.startswith("srv_expert_tokens") and sample.name.endswith("_total"):
+                found.setdefault(sample.name, {})[sample.labels["layer"]] = sample.value
+    return found
 
 
 def test_a_folder_for_profiles_needs_an_admin_key(plain: Server, tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ EFFECTS: Mapping[str, str] = {
     "decode_attention_backend": ENGINE + "test_decode_attention_backend",
     "sampling_backend": ENGINE + "test_sampling_backend",
     "moe_runner_backend": EXPERTS + "test_moe_runner_backend",
+    "enable_expert_distribution_metrics": EXPERTS + "test_enable_expert_distribution_metrics",
     "expert_distribution_recorder_mode": EXPERTS + "test_expert_distribution_recorder_mode",
     "expert_distribution_recorder_buffer_size": EXPERTS + "test_expert_distribution_recorder_buffer_size",
     "kv_cache_dtype": ENGINE + "test_kv_cache_dtype",

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from srv.args.groups.observe import ObserveArgs
+from srv.commands import ExpertLoad
 from srv.io.memory_lines import MemoryLine
 from srv.io.messages import Stats
 from srv.io.phases import Phase
@@ -54,6 +55,7 @@ _COUNTERS = (
 )
 STEP_TOKENS = "srv_step_tokens"
 _DEVICE = ("device", "name")  # the labels of a device
+_LAYER = ("layer",)
 _DEVICE_GAUGES = (
     ("srv_device_utilization_ratio", "Share of the last period in which the device computed.", "utilization"),
     ("srv_device_temperature_celsius", "Temperature of the device.", "temperature"),
@@ -152,6 +154,28 @@ class _DeviceReadings(Collector):
             yield throttled
 
 
+class _ExpertLoads(Collector):
+    """Exports the load of experts that was read last: rate(mean) / rate(busiest) is 1 where all are used equally."""
+
+    def __init__(self) -> None:
+        self.load: ExpertLoad | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        if self.load is None:
+            return
+        text = "added up over engine steps, by layer."
+        mean = CounterMetricFamily(
+            "srv_expert_tokens_mean", f"Mean number of tokens of an expert, {text}", labels=_LAYER
+        )
+        busiest = CounterMetricFamily(
+            "srv_expert_tokens_busiest", f"Tokens of the expert that gets most in a step, {text}", labels=_LAYER
+        )
+        for layer, one, most in zip(self.load.layers, self.load.mean, self.load.busiest, strict=True):
+            mean.add_metric([str(layer)], one)
+            busiest.add_metric([str(layer)], most)
+        yield from (mean, busiest)
+
+
 class _Ledgers(Collector):
     """Exports the memory ledger and the start-up ledger."""
 
@@ -195,6 +219,8 @@ class Metrics:
         self._devices = _DeviceReadings()
         self.registry.register(self._engine)
         self.registry.register(self._devices)
+        self._experts = _ExpertLoads()
+        self.registry.register(self._experts)
         self.registry.register(_Ledgers(memory, startup))
         info = Gauge("srv_model_info", "The served model.", ["model"], registry=self.registry)
         info.labels(model_name).set(1)
@@ -211,9 +237,15 @@ class Metrics:
     def responded(self, status: int) -> None:
         self._http.labels(str(status)).inc()
 
-    def expose(self, stats: Stats | None, alive: bool, devices: Sequence[Reading] = ()) -> bytes:
-        """The text exposition format, version 0.0.4. devices: what their sensors report now."""
+    def expose(
+        self, stats: Stats | None, alive: bool, devices: Sequence[Reading] = (), experts: ExpertLoad | None = None
+    ) -> bytes:
+        """The text exposition format, version 0.0.4. devices: what their sensors report now.
+
+        experts: their load; None: it could not be read, and the last one is exposed again.
+        """
         self._devices.devices = devices
+        self._experts.load = (experts or self._experts.load) if alive else None
         self._engine.stats = stats if alive else None  # the last report of a dead engine is outdated
         self._up.set(1 if alive else 0)
         text = generate_latest(self.registry).decode()

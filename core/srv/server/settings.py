@@ -54,7 +54,8 @@ class ServerSettings:
     chunk of a stream. `stream_segments`: chunks of `/generate` hold only what is new. `sampling_defaults`: values of
     `Sampling` for the fields that a request omits. `text`: how texts are encoded. `custom_processors`: those that
     requests may name; None: they may name none.
-    `counts_peak`: the ranks know how much memory steps have needed at most. `startup`: of each process, the phases of
+    `counts_peak`: the ranks know how much memory steps have needed at most. `measures_experts`: they measure how evenly
+    experts are used. `startup`: of each process, the phases of
     its start so far. `sensors`: reads the devices' sensors for `/metrics`; None without any.
     `reply_format`: how the model writes reasoning and tool calls. `fill_in`: how prompts with a suffix mark their
     parts; None: as the tokenizer's tokens say.
@@ -89,6 +90,7 @@ class ServerSettings:
     slow_paths: Mapping[str, str] = field(default_factory=dict)
     memory: Sequence[Sequence[MemoryLine]] = ()
     counts_peak: bool = False
+    measures_experts: bool = False
     startup: Callable[[], Mapping[str, Sequence[Phase]]] = dict
     sensors: Callable[[], Readings] | None = None
     reply_format: ReplyFormat = TEXT_ONLY

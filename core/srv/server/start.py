@@ -117,6 +117,7 @@ def server_settings(
         slow_paths=context.kernels.slow_paths(ready.kernels),
         memory=ready.memory,
         counts_peak=ready.counts_peak,
+        measures_experts=config.experts.enable_expert_distribution_metrics,
         startup=lambda: {"api": phases.done, **ready.phases},
         sensors=partial(context.manifest.sensors, context.device),
         reply_format=replies,

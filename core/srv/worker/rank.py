@@ -288,6 +288,8 @@ class RankWorker:
             pooler=self._pooler(),
             experts=self._recorder,
         )
+        if self._recorder is not None and config.experts.enable_expert_distribution_metrics:
+            self._recorder.measure_load()
         kernels = (
             *self._kernels,
             *attention_kernels(self._spec.backends, attention, self._spec.latent_backends),

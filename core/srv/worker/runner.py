@@ -144,7 +144,7 @@ class Runner:
         A plan with late rows is enqueued up to its logits only, and None is returned; `sample` goes on.
         """
         self._waiting = None
-        self._recorded = self._experts is not None and self._experts.recording
+        self._recorded = self._experts is not None and self._experts.counts_steps
         with torch.inference_mode():
             self._begin(plan)
             if self._drafting is not None and self._drafting.concerns(plan.rows):

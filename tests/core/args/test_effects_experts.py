@@ -8,7 +8,15 @@ import pytest
 import torch
 from engine_small import Small, engine, make_small, messages
 
-from srv.commands import Answer, ExpertUsage, ReadExpertCounts, StartExpertCounts, StopExpertCounts
+from srv.commands import (
+    Answer,
+    ExpertLoad,
+    ExpertUsage,
+    ReadExpertCounts,
+    ReadExpertLoad,
+    StartExpertCounts,
+    StopExpertCounts,
+)
 from srv.errors import Refusal
 from srv.testing.engine import CheckedEngine
 from srv_cpu.facts import FACTS
@@ -108,6 +116,34 @@ def test_expert_distribution_recorder_mode(mixture: Small, tmp_path: Path) -> No
     dense = make_small("llama", tmp_path / "dense", num_hidden_layers=1)
     assert refusal(dense.folder, dense, expert_distribution_recorder_mode="stat")[0] == "inert"
     assert refusal(mixture.folder, mixture, expert_distribution_recorder_mode="per_token")[0] == "planned"
+
+
+@covers("enable_expert_distribution_metrics=true", platform="cpu")
+def test_enable_expert_distribution_metrics(mixture: Small, tmp_path: Path) -> None:
+    """The load is that of all steps, whether they are recorded or not; a model without experts has none."""
+    with engine(
+        mixture, expert_distribution_recorder_mode="per_pass", enable_expert_distribution_metrics=True
+    ) as served:
+        before = expert_load(served)
+        passes = torch.tensor([record.counts for record in counted(served, mixture).records])
+        assert served.executor.control(StopExpertCounts()) == [Answer()]
+        after = expert_load(served)
+        assert torch.tensor(after.mean) - torch.tensor(before.mean) == pytest.approx(passes.sum(0).float().mean(1))
+        busiest = torch.tensor(after.busiest) - torch.tensor(before.busiest)
+        assert (after.layers, busiest.tolist()) == ([0, 1, 2], passes.amax(2).sum(0).tolist())
+        served.generate(messages(mixture.prompts))
+        assert all(one > other for one, other in zip(expert_load(served).mean, after.mean, strict=True))
+    with engine(mixture, expert_distribution_recorder_mode="stat") as served:
+        assert served.executor.control(ReadExpertLoad()) == [Answer()]
+    dense = make_small("llama", tmp_path / "dense", num_hidden_layers=1)
+    code, reason = refusal(dense.folder, dense, enable_expert_distribution_metrics=True)
+    assert (code, "no experts that native layers compute" in reason) == ("inert", True), reason
+
+
+def expert_load(served: CheckedEngine) -> ExpertLoad:
+    (answer,) = served.executor.control(ReadExpertLoad())
+    assert answer.expert_load is not None
+    return answer.expert_load
 
 
 def test_a_placement_of_experts_is_refused_because_it_needs_several_ranks(mixture: Small) -> None:

@@ -147,7 +147,11 @@ class ExpertsArgs(NamedTuple):
         ),
     ] = None
     enable_expert_distribution_metrics: Annotated[
-        bool, Arg("Report metrics of the expert load balance.", planned=_BALANCE)
+        bool,
+        Arg(
+            "Report how evenly experts are used: at each scrape of /metrics, the tokens of each layer's busiest expert"
+            " beside the mean of all. Steps run eagerly."
+        ),
     ] = False
     elastic_ep_backend: Annotated[
         str | None,

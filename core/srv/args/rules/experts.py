@@ -21,20 +21,18 @@ def _eplb_needs_ranks(context: ResolutionContext) -> str | None:
     return "all experts are on one rank (ep_size is 1)"
 
 
-def _no_experts(context: ResolutionContext) -> str | None:
-    if context.model is None or context["moe_runner_backend"] == "auto":
-        return None
-    if mixture(context.model, {"model_impl": context["model_impl"]}) is not None:
-        return None
-    return f"{context.model.name} has no experts that native layers compute"
+def _needs_experts(argument: str, unset: object) -> Constraint:
+    """A value other than `unset` is refused for models without experts that native layers compute."""
 
+    def reason(context: ResolutionContext) -> str | None:
+        if context.model is None or context[argument] == unset:
+            return None
+        if mixture(context.model, {"model_impl": context["model_impl"]}) is not None:
+            return None
+        return f"{context.model.name} has no experts that native layers compute"
 
-def _nothing_to_record(context: ResolutionContext) -> str | None:
-    if context.model is None or context["expert_distribution_recorder_mode"] is None:
-        return None
-    if mixture(context.model, {"model_impl": context["model_impl"]}) is not None:
-        return None
-    return f"{context.model.name} has no experts that native layers compute"
+    remedy = "Leave it out, or serve a model with experts."
+    return Constraint(argument, "inert", reason, remedy, reads=("model_impl",))
 
 
 def _deepep_normal_mode(context: ResolutionContext) -> bool:
@@ -115,18 +113,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 )
 
 USER_CONSTRAINTS: tuple[Constraint, ...] = (
-    Constraint(
-        "moe_runner_backend",
-        "inert",
-        _no_experts,
-        "Leave it out, or serve a model with experts.",
-        reads=("model_impl",),
-    ),
-    Constraint(
-        "expert_distribution_recorder_mode",
-        "inert",
-        _nothing_to_record,
-        "Leave it out, or serve a model with experts.",
-        reads=("model_impl",),
-    ),
+    _needs_experts("moe_runner_backend", "auto"),
+    _needs_experts("expert_distribution_recorder_mode", None),
+    _needs_experts("enable_expert_distribution_metrics", False),
 )

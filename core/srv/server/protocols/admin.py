@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import srv
-from srv.commands import ReadMemory
+from srv.commands import Answer, Command, ExpertLoad, ReadExpertLoad, ReadMemory
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Stats
 from srv.reply.tools import ToolUse
@@ -244,8 +244,10 @@ class Admin:
                 code="metrics_disabled",
                 status=404,
             )
-        stats, devices = await asyncio.gather(self._stats(), self.service.devices.devices())
-        text = self.service.metrics.expose(stats, self.service.client.alive, devices)
+        stats, devices, experts = await asyncio.gather(
+            self._stats(), self.service.devices.devices(), self._expert_load()
+        )
+        text = self.service.metrics.expose(stats, self.service.client.alive, devices, experts)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def _peaks(self) -> Sequence[int | None]:
@@ -255,9 +257,19 @@ class Admin:
         """
         if not self.service.settings.counts_peak:
             return ()
+        return [answer.peak_bytes for answer in await self._asked(ReadMemory())]
+
+    async def _expert_load(self) -> ExpertLoad | None:
+        """None if it is not measured, or the engine is busy or gone. Ranks choose alike: the first one's load."""
+        if not self.service.settings.measures_experts:
+            return None
+        return next((answer.expert_load for answer in await self._asked(ReadExpertLoad())), None)
+
+    async def _asked(self, command: Command) -> Sequence[Answer]:
+        """What the ranks answer; () if the engine is busy or gone."""
         try:
             async with asyncio.timeout(STATS_SECONDS):
-                return [answer.peak_bytes for answer in await self.service.client.control(ReadMemory())]
+                return await self.service.client.control(command)
         except (TimeoutError, EngineDead):
             return ()
 
