@@ -9,9 +9,9 @@ or not found.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from srv.args.backends import SLOTS, on_one_rank
 from srv.args.config import ARGUMENTS, SPELLINGS
@@ -29,7 +29,6 @@ from srv_matrix.variant_context import VariantContext
 CORE = "srv"
 _ORDER = {name: position for position, name in enumerate(ARGUMENTS)}
 _SEVERAL_DEVICES = 4  # for dependencies that hosts with one device do not show
-Answers: TypeAlias = dict[tuple[str, int], dict[tuple[Any, ...], str | None]]  # by model and number of devices
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
@@ -82,17 +81,36 @@ def _values(context: VariantContext, argument: str) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(value for value in tried if value is None or declared.validation_error(value) is None))
 
 
+class _RecordingContext(DeclaredReadsContext):
+    """A context that records which arguments are read, in their order."""
+
+    def __init__(
+        self, owner: str, member: str, facts: Facts, reads: Collection[str], values: Mapping[str, Any]
+    ) -> None:
+        super().__init__(owner, member, facts, reads, values)
+        self.read: dict[str, None] = {}
+
+    def __getitem__(self, argument: str) -> Any:
+        self.read[argument] = None
+        return super().__getitem__(argument)
+
+
 # ---- constraints
 
 
 def _by_constraints(context: VariantContext) -> Iterator[Dependency]:
+    models = _models(context)
+    several = replace(context.device, count=_SEVERAL_DEVICES)
     for owner, constraint in _constraints(context.manifest):
         if _cannot_be_set(context, constraint.argument):
             continue
-        answers: Answers = {}
+        asked = [
+            _Asked(owner, constraint, context.facts._replace(device=device, model=model), context.values, label)
+            for device, (label, model) in itertools.product((context.device, several), models.items())
+        ]
         for other in constraint.reads:
             if other in ARGUMENTS and other != constraint.argument and len(_values(context, other)) > 1:
-                reason = _describe_refusal(context, owner, constraint, other, answers)
+                reason = _describe_refusal(context, constraint, other, asked)
                 if reason or not _is_about_a_backend(constraint):
                     text = reason or _undescribed(constraint, other)
                     yield Dependency(constraint.argument, other, constraint.code, text, owner)
@@ -107,38 +125,34 @@ def _constraints(manifest: Manifest) -> Iterator[tuple[str, Constraint]]:
 def _cannot_be_set(context: VariantContext, argument: str) -> bool:
     """Whether the variant refuses every value but the default whatever else is set: then nothing depends on others."""
     several = replace(context.device, count=_SEVERAL_DEVICES)
-    context = replace(context, facts=context.facts._replace(device=several))
+    facts = context.facts._replace(device=several)
     others = [value for value in _values(context, argument) if value != ARGUMENTS[argument].default]
     return any(
-        all(_check(context, owner, each, {argument: value}) is not None for value in others)
+        all(_Asked(owner, each, facts, context.values).answer({argument: value}) is not None for value in others)
         for owner, each in _constraints(context.manifest)
         if each.argument == argument and not each.reads
     )
 
 
-def _describe_refusal(context: VariantContext, owner: str, constraint: Constraint, other: str, answers: Answers) -> str:
+def _describe_refusal(context: VariantContext, constraint: Constraint, other: str, asked: Sequence[_Asked]) -> str:
     """Describe two values that the constraint refuses together, although it accepts one of them with another value.
 
     If no two values alone are refused, up to two further arguments that it reads are varied too, and are part of the
-    description, on one device and then on several. "" if none are found; of a constraint on a backend, because the
-    platform does not have the backend that it is about. `answers`: of the constraint so far.
+    description. `asked`: the constraint with each model, on one device and then on several. "" if none are found; of a
+    constraint on a backend, because the platform does not have the backend that it is about.
     """
     one = constraint.argument
     further = [name for name in constraint.reads if name in ARGUMENTS and name not in (one, other)]
-    devices = (context.device, replace(context.device, count=_SEVERAL_DEVICES))
     counts = range(min(2, len(further)) + 1)
     tried = {name: _values(context, name) for name in (one, other, *further)}
-    for device, (label, model), count in itertools.product(devices, _models(context).items(), counts):
-        with_model = replace(context, facts=context.facts._replace(device=device, model=model))
-        told = answers.setdefault((label, device.count), {})
+    for asking, count in itertools.product(asked, counts):
         for names in itertools.combinations(further, count):
             for chosen in itertools.product(*(tried[name] for name in names)):
                 further_values = dict(zip(names, chosen, strict=True))
                 for value in tried[one]:
-                    values = {one: value, **further_values}
-                    refusal = _refusal(with_model, owner, constraint, (other, tried[other]), values, told)
+                    refusal = _refusal(asking, (other, tried[other]), {one: value, **further_values})
                     if refusal:
-                        return refusal + label
+                        return refusal + asking.label
     return ""
 
 
@@ -150,26 +164,48 @@ def _undescribed(constraint: Constraint, other: str) -> str:
     return f"{constraint.argument} depends on {other} and other arguments. {constraint.remedy}".removesuffix(".")
 
 
-def _refusal(
-    context: VariantContext,
-    owner: str,
-    constraint: Constraint,
-    varied: tuple[str, Sequence[Any]],
-    values: Mapping[str, Any],
-    told: dict[tuple[Any, ...], str | None],
-) -> str:
-    """The first refusal of `values` with a value of the `varied` argument; "" unless another value is accepted.
+class _Asked:
+    """A constraint with one model on one number of devices, and its answers so far. `label`: of the model.
 
-    `told`: the answers so far, by the values that the constraint reads.
+    The answers form a tree by what the constraint reads, in its order, because most answers follow from few arguments:
+
+        tp_size ─┬─ 1 ─► None
+                 └─ 2 ── model_impl ─┬─ "transformers" ─► "the layers of transformers ..."
+                                     └─ ...
     """
-    one, (other, candidates) = constraint.argument, varied
-    verdicts: list[tuple[Any, str | None]] = []
-    for tried in candidates:
-        read = {**values, other: tried}
-        key = tuple(read.get(name, context.values.get(name)) for name in (one, *constraint.reads))
-        if key not in told:
-            told[key] = _check(context, owner, constraint, read)
-        verdicts.append((tried, told[key]))
+
+    def __init__(
+        self, owner: str, constraint: Constraint, facts: Facts, defaults: Mapping[str, Any], label: str = ""
+    ) -> None:
+        self.constraint, self.label = constraint, label
+        self._owner, self._facts, self._defaults = owner, facts, defaults
+        self._tree: dict[tuple[Any, ...], str | tuple[str | None]] = {}
+
+    def answer(self, values: Mapping[str, Any]) -> str | None:
+        """The reason of a refusal of these values, and the defaults of all other arguments; or None."""
+        path: tuple[Any, ...] = ()
+        while isinstance(found := self._tree.get(path), str):
+            path = (*path, values[found] if found in values else self._defaults.get(found))
+        return found[0] if found is not None else self._ask(values)
+
+    def _ask(self, values: Mapping[str, Any]) -> str | None:
+        reads = {self.constraint.argument, *self.constraint.reads}
+        member = f"constraint {self.constraint.code} on {self.constraint.argument}"
+        read = {name: values.get(name, self._defaults.get(name)) for name in reads}
+        context = _RecordingContext(self._owner, member, self._facts, reads, read)
+        reason = call_plugin(self._owner, member, self.constraint.check, context)
+        path: tuple[Any, ...] = ()
+        for name in context.read:
+            self._tree[path] = name
+            path = (*path, read[name])
+        self._tree[path] = (reason,)
+        return reason
+
+
+def _refusal(asked: _Asked, varied: tuple[str, Sequence[Any]], values: Mapping[str, Any]) -> str:
+    """The first refusal of `values` with a value of the `varied` argument; "" unless another value is accepted."""
+    one, (other, candidates) = asked.constraint.argument, varied
+    verdicts = [(tried, asked.answer({**values, other: tried})) for tried in candidates]
     refused = [(tried, reason) for tried, reason in verdicts if reason is not None]
     if not refused or len(refused) == len(verdicts):
         return ""
@@ -179,14 +215,6 @@ def _refusal(
     return f"not {one} {_show(one, values[one])} with {others}: {reason}"
 
 
-def _check(context: VariantContext, owner: str, constraint: Constraint, values: Mapping[str, Any]) -> str | None:
-    """Call the constraint with these values, and the defaults of all other arguments."""
-    reads = {constraint.argument, *constraint.reads}
-    member = f"constraint {constraint.code} on {constraint.argument}"
-    read = {name: values.get(name, context.values.get(name)) for name in reads}
-    return call_plugin(owner, member, constraint.check, DeclaredReadsContext(owner, member, context.facts, reads, read))
-
-
 def _show(argument: str, value: Any) -> str:
     return ARGUMENTS[argument].show(value)
 
@@ -194,16 +222,8 @@ def _show(argument: str, value: Any) -> str:
 # ---- backends
 
 
-class _RecordingContext(DeclaredReadsContext):
-    """A context that records which arguments are read; the model depends on `tp_size`."""
-
-    def __init__(self, owner: str, member: str, facts: Facts, values: Mapping[str, Any]) -> None:
-        super().__init__(owner, member, facts, ARGUMENTS.keys(), values)
-        self.read: dict[str, None] = {}
-
-    def __getitem__(self, argument: str) -> Any:
-        self.read[argument] = None
-        return super().__getitem__(argument)
+class _OfModel(_RecordingContext):
+    """For the check of a backend, to which the model depends on `tp_size`."""
 
     @property
     def model(self) -> ModelFacts | None:
@@ -271,7 +291,7 @@ def _check_backend(
     """The result of the backend's check if a user sets these values, and the arguments that it read."""
     owner, member = f"platform {context.manifest.name}", f"backend {spec.name}"
     facts = Facts(context.device, on_one_rank(model, values.get("tp_size", 1)), context.facts.capabilities)
-    recording = _RecordingContext(owner, member, facts, values)
+    recording = _OfModel(owner, member, facts, ARGUMENTS.keys(), values)
     return call_plugin(owner, member, spec.check, recording), tuple(recording.read)
 
 

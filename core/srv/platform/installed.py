@@ -46,7 +46,12 @@ class Entry(NamedTuple):
 
 def entries(group: str) -> tuple[Entry, ...]:
     """The entry points of one of `srv`'s groups, in the order of the import path."""
-    return tuple(entry for entry in _all_entries(tuple(sys.path)) if entry.group == group)
+    return _entries(tuple(sys.path), group)
+
+
+@functools.lru_cache(maxsize=64)
+def _entries(import_path: tuple[str, ...], group: str) -> tuple[Entry, ...]:
+    return tuple(entry for entry in _all_entries(import_path) if entry.group == group)
 
 
 @functools.lru_cache(maxsize=1)

@@ -9,6 +9,7 @@ faulty one does not affect them. `srv.models.architectures.third_party` checks t
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -179,6 +180,7 @@ def native_or_reason(name: str, config: Mapping[str, Any]) -> NativeConfig | str
         return f"its configuration lacks a field or has an invalid value ({error!r})"
 
 
+@functools.cache
 def _built_in(name: str) -> Architecture:
     module, _, attribute = BUILT_IN[name].partition(":")
     found = importlib.import_module(f"{__package__}.{module}")
