@@ -11,7 +11,7 @@ from args_world import described
 from srv.args.config import ARGUMENTS
 from srv.models.architectures.attention_layers import attention_layers
 from srv.platform.facts import Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires, Unfit
-from srv.platform.layers import missing_traits, unsupported_layers
+from srv.platform.layers import layer_kinds, missing_traits, unsupported_layers
 from srv.platform.registry import find_platforms
 from srv.specs import FullAttention, ModelFacts
 
@@ -81,8 +81,8 @@ def fit(
         assert answer.reasons
         return "; ".join(answer.reasons)
     if about is not None and family == "attention":
-        layers, why = attention_layers(about), partial(missing_traits, spec.layer_traits)
-        if missing := unsupported_layers(layers, about, why):
+        kinds, why = layer_kinds(attention_layers(about), about), partial(missing_traits, spec.layer_traits)
+        if missing := unsupported_layers(kinds, why):
             return "; ".join(missing)
     assert isinstance(answer, Requires)
     return dict(answer.values)

@@ -29,10 +29,10 @@ from srv.platform.experts import FAMILY as MOE
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.experts import missing_ops, needed_ops
 from srv.platform.facts import BackendSpec, OpSpec, Requires, Unfit
-from srv.platform.layers import missing_traits, unsupported_layers
+from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
 from srv.platform.manifest import Manifest
 from srv.quantization.registry import chosen, method_of
-from srv.specs import AttentionLayer, ModelFacts
+from srv.specs import ModelFacts
 
 # slot -> (family, the arguments that name its backend, the most specific first)
 SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -103,7 +103,7 @@ def choose_backends(
     values = {name: statement.value for name, statement in user.items()}
     moe = None if facts.model is None else mixture(facts.model, values)
     facts = facts._replace(model=on_one_rank(facts.model, user["tp_size"].value if "tp_size" in user else 1))
-    layers = () if facts.model is None else attention_layers(facts.model)
+    layers = () if facts.model is None else layer_kinds(attention_layers(facts.model), facts.model)
     names = [name for name in SLOTS if name != MOE_SLOT or moe is not None]
     slots = [_make_slot(name, platform, offered, facts, layers, user) for name in names]
     slots = [_without_ops(slot, facts, values, ops) if slot.name == MOE_SLOT else slot for slot in slots]
@@ -139,15 +139,13 @@ def _make_slot(
     platform: str,
     offered: Mapping[str, Sequence[BackendSpec]],
     facts: Facts,
-    layers: Sequence[AttentionLayer],
+    layers: Sequence[LayerKind],
     user: Mapping[str, Statement],
 ) -> BackendSlot:
     family, arguments = SLOTS[name]
     specs = sorted(offered.get(family, ()), key=lambda spec: (-spec.priority, spec.name))
     user_choice = next((user[argument] for argument in arguments if argument in user), None)
-    candidates = tuple(
-        _without_layers(_make_candidate(name, spec, platform, facts, user), facts.model, layers) for spec in specs
-    )
+    candidates = tuple(_without_layers(_make_candidate(name, spec, platform, facts, user), layers) for spec in specs)
     return BackendSlot(name, family, candidates, user_choice)
 
 
@@ -189,11 +187,11 @@ def _make_candidate(
     return Candidate(slot, spec, requires, tuple(reasons), tuple(unmet))
 
 
-def _without_layers(candidate: Candidate, model: ModelFacts | None, layers: Sequence[AttentionLayer]) -> Candidate:
+def _without_layers(candidate: Candidate, layers: Sequence[LayerKind]) -> Candidate:
     """The candidate, unfit if it is an attention backend without a trait that one of the model's layers has."""
-    if model is None or SLOTS[candidate.slot][0] != "attention":
+    if SLOTS[candidate.slot][0] != "attention":
         return candidate
-    missing = unsupported_layers(layers, model, partial(missing_traits, candidate.spec.layer_traits))
+    missing = unsupported_layers(layers, partial(missing_traits, candidate.spec.layer_traits))
     reasons = tuple(dict.fromkeys((*candidate.reasons, *missing)))  # that of latent groups may be among them already
     return candidate._replace(reasons=reasons)
 

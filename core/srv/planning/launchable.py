@@ -25,9 +25,9 @@ from srv.planning.kv_scales import configured_scales, has_scales, missing_scales
 from srv.planning.offload import host_layers
 from srv.planning.states import missing_native_layers
 from srv.planning.target import Target
-from srv.platform.layers import missing_traits, unsupported_layers
+from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
 from srv.platform.placeholder import CODE, DescribedBackend
-from srv.specs import AttentionLayer, ModelFacts
+from srv.specs import ModelFacts
 
 _FILES = "the tokenizer, the chat template, and whether the weights have the names and shapes that the layers expect"
 
@@ -149,16 +149,17 @@ def _of_transformers(target: Target, model: ModelFacts, resolved: Resolved, answ
     if (refused := answer.refused) is not None:
         return (_of_model(resolved, ModelError(refused.code, refused.what, refused.reason, refused.remedy)),)
     slots = dict.fromkeys(resolved.backends[slot].spec.name for slot in ATTENTION_SLOTS if slot in resolved.backends)
-    found = (_unfit(target, model, resolved, answer.layers, name, len(slots) > 1) for name in slots)
+    kinds = layer_kinds(answer.layers, model)
+    found = (_unfit(target, model, resolved, kinds, name, len(slots) > 1) for name in slots)
     return tuple(each for each in found if each is not None)
 
 
 def _unfit(
-    target: Target, model: ModelFacts, resolved: Resolved, layers: Sequence[AttentionLayer], name: str, split: bool
+    target: Target, model: ModelFacts, resolved: Resolved, layers: Sequence[LayerKind], name: str, split: bool
 ) -> Rejection | None:
     """The rejection of a chosen attention backend that lacks a trait of a layer; `split`: there are two of them."""
     traits = {spec.name: spec.layer_traits for spec in target.backends("attention")}
-    missing = {other: unsupported_layers(layers, model, partial(missing_traits, own)) for other, own in traits.items()}
+    missing = {other: unsupported_layers(layers, partial(missing_traits, own)) for other, own in traits.items()}
     if not missing[name]:
         return None
     slot = next(slot for slot in ATTENTION_SLOTS if resolved.backends[slot].spec.name == name)

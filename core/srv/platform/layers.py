@@ -7,24 +7,41 @@ how a model's layers are found, nor what is done about the answer.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from srv.specs import AttentionLayer, ModelFacts, Recurrent
 
 
-def unsupported_layers(
-    layers: Sequence[AttentionLayer], model: ModelFacts, why: Callable[[AttentionLayer], str | None]
-) -> tuple[str, ...]:
+class LayerKind(NamedTuple):
+    """Layers that a backend cannot treat differently: a layer with all that they have in common, and their numbers."""
+
+    layer: AttentionLayer
+    numbers: tuple[int, ...]
+
+
+def layer_kinds(layers: Sequence[AttentionLayer], model: ModelFacts) -> tuple[LayerKind, ...]:
+    """The kinds of a model's attention layers, which are given in its order.
+
+    A window or chunk that is not shorter than the context hides nothing: such a layer is one with full attention here.
+    """
+    found: dict[AttentionLayer, list[int]] = {}
+    for number, layer in zip(_numbers(len(layers), model), layers, strict=True):
+        window = layer.window if layer.window is not None and layer.window < model.context_length else None
+        chunk = layer.chunk if layer.chunk is not None and layer.chunk < model.context_length else None
+        found.setdefault(dataclasses.replace(layer, index=0, window=window, chunk=chunk), []).append(number)
+    return tuple(LayerKind(layer, tuple(numbers)) for layer, numbers in found.items())
+
+
+def unsupported_layers(kinds: Iterable[LayerKind], why: Callable[[AttentionLayer], str | None]) -> tuple[str, ...]:
     """The layers that a backend cannot compute, a clause per reason: "it cannot compute layers 0-4: it has no ...".
 
-    layers: all attention layers of the model, in its order. `why(layer)` returns None or the reason. A window or chunk
-    that is not shorter than the context hides nothing, so that such a layer is one with full attention here.
+    why(layer): None or the reason.
     """
     reasons: dict[str, list[int]] = {}
-    for asked, numbers in _distinct_layers(tuple(layers), _numbers(len(layers), model), model.context_length):
-        if (reason := why(asked)) is not None:
+    for layer, numbers in kinds:
+        if (reason := why(layer)) is not None:
             reasons.setdefault(reason, []).extend(numbers)
     return tuple(f"it cannot compute {layer_names(sorted(numbers))}: {reason}" for reason, numbers in reasons.items())
 
@@ -34,22 +51,6 @@ def _numbers(count: int, model: ModelFacts) -> tuple[int, ...]:
     paged = (group for group in model.cache_groups if not isinstance(group, Recurrent))
     cached = sorted(number for group in paged for number in group.layers)
     return tuple(cached) if len(cached) == count else tuple(range(count))
-
-
-@functools.lru_cache(maxsize=64)  # every backend is asked about the same layers
-def _distinct_layers(
-    layers: tuple[AttentionLayer, ...], numbers: tuple[int, ...], context_length: int
-) -> tuple[tuple[AttentionLayer, tuple[int, ...]], ...]:
-    """The layers that a backend may treat differently, each with the numbers of its equals: most differ only in index.
-
-    A window or chunk that is not shorter than the context is left out.
-    """
-    found: dict[AttentionLayer, list[int]] = {}
-    for number, layer in zip(numbers, layers, strict=True):
-        window = layer.window if layer.window is not None and layer.window < context_length else None
-        chunk = layer.chunk if layer.chunk is not None and layer.chunk < context_length else None
-        found.setdefault(dataclasses.replace(layer, index=0, window=window, chunk=chunk), []).append(number)
-    return tuple((layer, tuple(numbers)) for layer, numbers in found.items())
 
 
 def missing_traits(traits: Collection[str], layer: AttentionLayer) -> str | None:

@@ -13,7 +13,7 @@ from srv.errors import StartError
 from srv.platform import registry
 from srv.platform.contract import why_unsupported
 from srv.platform.interface import AttentionBackend
-from srv.platform.layers import missing_traits, unsupported_layers
+from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
 from srv.specs import AttentionLayer, ModelFacts
 
 
@@ -31,18 +31,17 @@ class LayerCheck:
         backends: the live one of each cache group. PluginError if one of them answers with anything but a reason or
         None.
         """
-        found = unsupported_layers(
-            layers, self._model, lambda layer: why_unsupported(backends[layer.group], layer, name)
-        )
+        kinds = layer_kinds(layers, self._model)
+        found = unsupported_layers(kinds, lambda layer: why_unsupported(backends[layer.group], layer, name))
         if found:
             reason = f"attention backend {name} does not fit {self._model.name}: {'; '.join(found)}"
-            raise StartError([f"{reason}. {self._remedy(layers, argument, name)} [layers_unsupported]"], 2)
+            raise StartError([f"{reason}. {self._remedy(kinds, argument, name)} [layers_unsupported]"], 2)
 
-    def _remedy(self, layers: Sequence[AttentionLayer], argument: str, name: str) -> str:
+    def _remedy(self, kinds: Sequence[LayerKind], argument: str, name: str) -> str:
         others = [
             other
             for other, traits in self._offered().items()
-            if other != name and not unsupported_layers(layers, self._model, partial(missing_traits, traits))
+            if other != name and not unsupported_layers(kinds, partial(missing_traits, traits))
         ]
         another = (
             f"Choose another backend with {ARGUMENTS[argument].flag} ({', '.join(others)}), or" if others else "Choose"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rules_world import model
 
-from srv.platform.layers import unsupported_layers
+from srv.platform.layers import layer_kinds, unsupported_layers
 from srv.specs import AttentionLayer, FullAttention, Recurrent, StateTensor
 
 
@@ -19,5 +19,5 @@ def test_layers_have_their_numbers_in_the_model() -> None:
         return "no" if layer.window is None else None
 
     layers[1] = AttentionLayer(1, 16, 8, 64, 0.125, window=5)
-    assert unsupported_layers(layers, hybrid, not_the_second) == ("it cannot compute layers 3, 11: no",)
-    assert unsupported_layers(layers, encoder, not_the_second) == ("it cannot compute layers 0, 2: no",)
+    assert unsupported_layers(layer_kinds(layers, hybrid), not_the_second) == ("it cannot compute layers 3, 11: no",)
+    assert unsupported_layers(layer_kinds(layers, encoder), not_the_second) == ("it cannot compute layers 0, 2: no",)
