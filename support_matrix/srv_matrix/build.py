@@ -80,15 +80,13 @@ class TriedValue:
     limit: Verdict = ACCEPTED
 
 
-def build(
-    manifests: Iterable[Manifest],
-    models: Sequence[ModelFacts],
-    evidence: Sequence[Evidence] = (),
-    tables: Sequence[Table] = (),
+def judge_arguments(
+    manifests: Iterable[Manifest], models: Sequence[ModelFacts], evidence: Sequence[Evidence] = ()
 ) -> tuple[Record, ...]:
-    """Every record of these platforms, in the order of arguments, then platforms, then variants.
+    """Every record of these platforms by the rules alone, in the order of arguments, then platforms, then variants.
 
-    `models`: the models with which values are judged, the most common one first.
+    `models`: the models with which values are judged, the most common one first. `evidence`: each number that it names
+    has a cell.
     """
     manifests = tuple(manifests)
     platforms = [each for manifest in manifests for each in _variants(manifest, models[0], evidence)]
@@ -99,6 +97,13 @@ def build(
         for platform in platforms:
             tried = _try(argument, platform, models, core, planned)
             records += _records(argument, platform, tried)
+    return tuple(records)
+
+
+def with_tables_and_evidence(
+    records: Sequence[Record], tables: Sequence[Table], evidence: Sequence[Evidence]
+) -> tuple[Record, ...]:
+    """The records of arguments with what others publish of them, and with what was run."""
     return tuple(_with_values(with_evidence(_with_published(records, tables), evidence)))
 
 
@@ -108,11 +113,11 @@ def _variants(manifest: Manifest, model: ModelFacts, evidence: Sequence[Evidence
         support = {name: on_variant(variant, each) for name, each in by_argument(manifest.facts.support).items()}
         capabilities = manifest.facts.capabilities(device)
         base = baseline(model, manifest, device)
-        tested = _tested_numbers(evidence, manifest.name, variant)
+        tested = tested_numbers(evidence, manifest.name, variant)
         yield PlatformVariant(manifest, variant, device, capabilities, support, base, tested)
 
 
-def _tested_numbers(evidence: Sequence[Evidence], platform: str, variant: str) -> Mapping[str, tuple[Any, ...]]:
+def tested_numbers(evidence: Sequence[Evidence], platform: str, variant: str) -> Mapping[str, tuple[Any, ...]]:
     """Numbers that evidence of a variant names, by argument. Each is a cell, in addition to the values always tried."""
     found: dict[str, list[Any]] = {}
     cells = (cell for each in evidence if (each.platform, each.variant) == (platform, variant) for cell in each.covers)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from srv.args.config import ARGUMENTS
 from srv.args.resolve import resolve
@@ -15,7 +16,7 @@ from srv.platform.manifest import Manifest
 from srv.platform.registry import find_platforms
 from srv.specs import ModelFacts
 from srv_matrix.architectures import ArchitectureTable, read_table
-from srv_matrix.build import build, with_evidence
+from srv_matrix.build import judge_arguments, with_evidence, with_tables_and_evidence
 from srv_matrix.evidence import read_folder
 from srv_matrix.features import features, without_device_code
 from srv_matrix.inventory import Inventory, observe_in_child
@@ -70,6 +71,41 @@ class Matrix:
         return next((table for table in self.tables if table.platform == platform), None)
 
 
+class Judged(NamedTuple):
+    """What follows from rules alone, before evidence: records of `arguments`, and of all other `features`.
+
+    `unbuilt` and `defaults`: as in `Inventory` and `Matrix`.
+    """
+
+    manifests: tuple[Manifest, ...]
+    arguments: tuple[Record, ...]
+    features: tuple[Record, ...]
+    unbuilt: Mapping[str, str]
+    defaults: Mapping[tuple[str, str], Mapping[str, str]]
+
+    def shown(self, tables: Sequence[Table] = (), evidence: Sequence[Evidence] = ()) -> Matrix:
+        """The matrix, with what others publish and with evidence."""
+        others = with_evidence(self.features, evidence)
+        arguments = without_device_code(with_tables_and_evidence(self.arguments, tables, evidence), self.unbuilt)
+        return Matrix(self.manifests, by_key((*arguments, *others)), self.defaults, tuple(tables), tuple(evidence))
+
+
+def judge(
+    manifests: Iterable[Manifest],
+    *,
+    evidence: Sequence[Evidence] = (),
+    models: Sequence[ModelFacts] = (),
+    inventory: Inventory | None = None,
+) -> Judged:
+    """Judge every cell of these platforms, with `models` (default: `sample_models`), and of the numbers in evidence."""
+    manifests = tuple(manifests)
+    models = models or sample_models()
+    inventory = inventory or Inventory()
+    defaults = {(each.name, variant): _defaults(each, variant) for each in manifests for variant in each.variants}
+    arguments = judge_arguments(manifests, models, evidence)
+    return Judged(manifests, arguments, features(manifests, models, inventory), inventory.unbuilt, defaults)
+
+
 def make_matrix(
     manifests: Iterable[Manifest],
     *,
@@ -78,15 +114,8 @@ def make_matrix(
     models: Sequence[ModelFacts] = (),
     inventory: Inventory | None = None,
 ) -> Matrix:
-    """Judge every cell of these platforms, with `models` (default: `sample_models`)."""
-    manifests = tuple(manifests)
-    models = models or sample_models()
-    inventory = inventory or Inventory()
-    others = with_evidence(features(manifests, models, inventory), evidence)
-    arguments = without_device_code(build(manifests, models, evidence, tables), inventory.unbuilt)
-    records = by_key((*arguments, *others))
-    defaults = {(each.name, variant): _defaults(each, variant) for each in manifests for variant in each.variants}
-    return Matrix(manifests, records, defaults, tuple(tables), tuple(evidence))
+    """Judge every cell of these platforms, as `judge` does, and add evidence and published tables."""
+    return judge(manifests, evidence=evidence, models=models, inventory=inventory).shown(tables, evidence)
 
 
 def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) -> Matrix:
@@ -112,11 +141,10 @@ def read_plugin_matrix(platform: str, reports: Sequence[Path]) -> Matrix:
     manifest = found[platform].loaded
     read = read_reports(reports, platform)
     inventory = with_reported_ops(observe_in_child(core_only=True), read)
-    bare = make_matrix([manifest], inventory=inventory)
-    testable = [key for key, record in bare.records.items() if not record.values]
+    judged = judge([manifest], inventory=inventory)
+    testable = [key for key, record in judged.shown().records.items() if not record.values]
     evidence = on_known_cells((each for report in read for each in evidence_of(report)), testable)
-    shown = make_matrix([manifest], evidence=evidence, inventory=inventory) if evidence else bare
-    return replace(shown, runs=tuple(map(summary_of, read)))
+    return replace(judged.shown(evidence=evidence), runs=tuple(map(summary_of, read)))
 
 
 def _defaults(manifest: Manifest, variant: str) -> Mapping[str, str]:

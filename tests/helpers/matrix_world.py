@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from srv.platform import API_VERSION
 from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Support
 from srv.platform.manifest import Manifest
-from srv_matrix.matrix import Matrix, make_matrix
+from srv_matrix.build import tested_numbers
+from srv_matrix.inventory import Inventory
+from srv_matrix.matrix import Judged, Matrix, judge
 from srv_matrix.published import Reason, Row, Table
 from srv_matrix.records import Evidence, Level
 
@@ -49,14 +50,21 @@ def manifest(*support: Support, capabilities: frozenset[str] = CAPABLE) -> Manif
     return Manifest("imagined", API_VERSION, ">=0.1", VARIANTS, 1, "exists in tests only", facts, _unused, _unused)
 
 
-def matrix(*support: Support, **given: Any) -> Matrix:
-    """The matrix of only that platform."""
-    return make_matrix([manifest(*support)], **given) if given else _matrix(support)
+def matrix(
+    *support: Support,
+    evidence: Sequence[Evidence] = (),
+    tables: Sequence[Table] = (),
+    inventory: Inventory | None = None,
+) -> Matrix:
+    """The matrix of only that platform. What follows from rules alone takes seconds, and is kept for other evidence."""
+    numbers = {variant: tested_numbers(evidence, "imagined", variant) for variant in VARIANTS}
+    key = repr((support, inventory, numbers))
+    if key not in _JUDGED:
+        _JUDGED[key] = judge([manifest(*support)], evidence=evidence, inventory=inventory)
+    return _JUDGED[key].shown(tables, evidence)
 
 
-@functools.lru_cache(maxsize=16)  # each takes seconds
-def _matrix(support: tuple[Support, ...]) -> Matrix:
-    return make_matrix([manifest(*support)])
+_JUDGED: dict[str, Judged] = {}
 
 
 def row(flag: str, mk1: bool, mk2: bool, options: str = "Type: str", section: str = "One") -> Row:
