@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,39 @@ def save_bfloat16(model: Any, folder: Path) -> None:
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
 
 
+def decided(kind: str, experts: int, **fields: Any) -> Any:
+    """A mixture of `experts` whose routers read the first numbers of a token's embedding, so that rounding changes no
+    choice of experts.
+    """
+    model = random_model(kind, **fields)
+    config = model.config
+    groups, generator = getattr(config, "n_group", None) or 1, torch.Generator().manual_seed(3)
+    routers = 0
+    with torch.no_grad():
+        embeddings = model.get_input_embeddings().weight.mul_(10)
+        for row in embeddings:
+            members = torch.arange(experts).view(groups, -1)[torch.randperm(groups, generator=generator)]
+            row[:experts] = -4.0
+            row[members.flatten()[: config.num_experts_per_tok]] = 4.0
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                parameter.mul_(0.2)[:, :experts] = torch.eye(experts)
+                routers += 1
+            if name.endswith("post_attention_layernorm.weight"):
+                parameter[:experts] = 1.0
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
+    assert routers >= 2
+    return rounded(model)
+
+
 @contextmanager
-def served(path: Path, *arguments: str) -> Iterator[CheckedEngine]:
+def served(path: Path, *arguments: str, device: str = "cpu") -> Iterator[CheckedEngine]:
     """The engine of a user who sets nothing. `arguments`: a smaller pool makes the checks of its pages faster."""
     threads = torch.get_num_threads()
     try:
-        with CheckedEngine.launch(["--device=cpu", f"--model-path={path}", *arguments]) as engine:
+        with CheckedEngine.launch([f"--device={device}", f"--model-path={path}", *arguments]) as engine:
             torch.set_num_threads(1)
             yield engine
     finally:
@@ -68,17 +95,18 @@ def assert_fast_path(engine: CheckedEngine, attention: str = "NativeAttention") 
     assert experts <= {"native"}
 
 
-def prompts() -> list[list[int]]:
+def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
     return [
         [10 + number, *torch.randint(3, 97, (length - 1,), generator=generator).tolist()]
-        for number, length in enumerate(LENGTHS)
+        for number, length in enumerate(lengths)
     ]
 
 
-def requests(**params: Any) -> list[RequestSpec]:
+def requests(lengths: Sequence[int] = LENGTHS, **params: Any) -> list[RequestSpec]:
     return [
-        message(f"{number} {params}", prompt, OUTPUT, logprobs=0, **params) for number, prompt in enumerate(prompts())
+        message(f"{number} {params}", prompt, OUTPUT, logprobs=0, **params)
+        for number, prompt in enumerate(prompts(lengths))
     ]
 
 
@@ -86,10 +114,12 @@ def logprobs(model: Any, tokens: list[int]) -> Tensor:
     return expected_logits(model, torch.tensor(tokens)).float().log_softmax(-1)
 
 
-def errors(results: list[GenerationResult], exact: Any, coarse: Any) -> tuple[list[float], list[float], list[float]]:
+def errors(
+    results: list[GenerationResult], exact: Any, coarse: Any, lengths: Sequence[int] = LENGTHS
+) -> tuple[list[float], list[float], list[float]]:
     """The errors of our log-probabilities, of those of `coarse`, and by which a token is not the best one."""
     ours, theirs, missed = list[float](), list[float](), list[float]()
-    for prompt, result in zip(prompts(), results, strict=True):
+    for prompt, result in zip(prompts(lengths), results, strict=True):
         assert result.error is None
         tokens = [*prompt, *result.tokens]
         right, near = logprobs(exact, tokens), logprobs(coarse, tokens)
@@ -106,12 +136,16 @@ def errors(results: list[GenerationResult], exact: Any, coarse: Any) -> tuple[li
 
 
 def assert_as_close_as_transformers(
-    results: list[GenerationResult], exact: Any, allowed: float = 2.0, of: Combined = max
+    results: list[GenerationResult],
+    exact: Any,
+    allowed: float = 2.0,
+    of: Combined = max,
+    lengths: Sequence[int] = LENGTHS,
 ) -> None:
     """allowed: our error as a multiple of that of transformers in bfloat16, which another rounding changes.
 
-    of: which of the errors, by default the largest.
+    of: which of the errors, by default the largest. lengths: of the prompts.
     """
-    ours, theirs, missed = map(of, errors(results, exact, copy.deepcopy(exact).to(torch.bfloat16)))
+    ours, theirs, missed = map(of, errors(results, exact, copy.deepcopy(exact).to(torch.bfloat16), lengths))
     assert ours <= allowed * theirs
     assert missed <= 2 * allowed * theirs  # both the token that was chosen and the best one are that far off

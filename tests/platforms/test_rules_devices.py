@@ -280,6 +280,38 @@ def test_npu_s_experts_with_biases_are_limited_in_number(experts: int, fits: boo
     assert fit(device("npu", "a3"), "npu", "moe", "ascend", plain) == {}
 
 
+DEEPSEEK = {
+    **{"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4, "first_k_dense_replace": 4},
+    **{"num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 1000, "max_position_embeddings": 4096},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1},
+}
+
+
+def latent_on_npu(heads: int = 128, running: int = 64, **fields: int) -> object:
+    """The answer of "ascend" about DeepSeek-V3 with other sizes, `heads` of which one rank has."""
+    config = {**DEEPSEEK, **fields}
+    group = Latent((0, 1, 2, 3), config.get("kv_lora_rank", 512), config.get("qk_rope_head_dim", 64))
+    about = model("DeepseekV3ForCausalLM", config=config, heads=heads, kv_heads=1, head_dim=192, cache_groups=(group,))
+    return fit(device("npu", "a2"), "npu", "attention", "ascend", about, max_running_requests=running)
+
+
+def test_npu_s_operator_computes_latent_attention_of_deepseek_s_sizes() -> None:
+    """And adds heads up to a power of two; what it cannot read is known before a start."""
+    for heads in (1, 20, 128):
+        assert latent_on_npu(heads) == {"page_size": (128,)}
+    assert latent_on_npu(129) == "129 query heads of latent attention are more than 128"
+    cached = "latent attention caches {} + {} elements per token; only 512 + 64 can be read"
+    assert latent_on_npu(kv_lora_rank=256) == cached.format(256, 64)
+    assert latent_on_npu(qk_rope_head_dim=32) == cached.format(512, 32)
+    assert latent_on_npu(qk_nope_head_dim=192, v_head_dim=256) == (
+        "keys of 192 and values of 256 elements per head of latent attention; only 128 and 128 can be read"
+    )
+    assert latent_on_npu(running=4096) == {"page_size": (128,)}
+    assert latent_on_npu(running=4097) == (
+        "max_running_requests 4097 is more than the 4096 rows that one call takes for latent attention"
+    )
+
+
 def test_only_models_that_native_attention_reads_in_int8_are_sent_there() -> None:
     on = device("cpu", "avx512")
     latent = replace(LATENT, cache_groups=(Latent((0,), 512, 64),))

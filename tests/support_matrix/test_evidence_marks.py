@@ -26,6 +26,7 @@ from srv_matrix.repository import Repository
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = {"cuda": "sm90"}  # platform -> the GPU that is simulated
+SIMULATED = {**GPUS, "npu": "a2"}
 # Their effect is tested on simulated GPUs in a child process that records no evidence, so pages say "declared".
 UNRECORDED = {"triton_attention_num_kv_splits", "triton_attention_split_tile_size"}
 Marks = Mapping[str, Mapping[str, Any]]
@@ -76,6 +77,7 @@ def simulated_marks(all_marks: Marks) -> dict[str, Marks]:
     gpu = _marks("platforms/gpu/tests")
     return {
         "toy": {**_marks("plugins/toy_device/tests"), **_on("toy", elsewhere)},
+        "npu": {**_marks("platforms/npu/tests"), **_on("npu", elsewhere)},
         **{name: {**_on(name, gpu), **_on(name, elsewhere)} for name in GPUS},
     }
 
@@ -87,7 +89,7 @@ def shown(marks: Marks) -> Matrix:
 
 @pytest.fixture(scope="module")
 def shown_simulated(simulated_marks: dict[str, Marks]) -> dict[str, Matrix]:
-    return {name: _shown(found, name, Level.E3, GPUS.get(name, "")) for name, found in simulated_marks.items()}
+    return {name: _shown(found, name, Level.E3, SIMULATED.get(name, "")) for name, found in simulated_marks.items()}
 
 
 def _covered(marks: Marks) -> set[str]:
@@ -154,7 +156,7 @@ def test_every_mark_is_compared_with_a_matrix(all_marks: Marks, simulated_marks:
     assert {mark["platform"] for mark in _marks("plugins/toy_device/tests").values()} <= {"", "toy"}
 
 
-@every("platform", ["cpu", "toy", *GPUS])
+@every("platform", ["cpu", "toy", *SIMULATED])
 def test_every_mark_names_a_cell_that_works(
     platform: str,
     marks: Marks,

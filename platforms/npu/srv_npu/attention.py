@@ -28,11 +28,12 @@ from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv.platform.transfers import Transfers
 from srv_npu.limits import KV_ORDER, MASK, PACKED_DIMS, PACKED_ROWS, PAGE, head_reasons
 from srv_npu.platform import NpuPlatform
 from srv_npu.sdk import Sdk
 
-_CAUSAL = 3  # sparse mode "right-down causal": the last query sees every key, the one before it all but one
+CAUSAL = 3  # sparse mode "right-down causal": the last query sees every key, the one before it all but one
 
 Ints = npt.NDArray[np.int64]
 
@@ -109,8 +110,7 @@ class AscendAttention:
                 f"ascend cannot read keys of {layout.group.key_dim} with values of {self._value_dim} elements in steps "
                 f"of up to {context.max_rows} rows"
             )
-        # True where a key is masked out; the operator applies this one square mask to rows of any length.
-        self._mask = torch.ones(MASK, MASK, dtype=torch.bool).triu_(1).to(self._device)
+        self._mask = causal_mask(self._device)
         self._transfers = context.transfers
         self._captured: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
 
@@ -127,7 +127,7 @@ class AscendAttention:
         queries = np.asarray(batch.query_lens, dtype=np.int64)
         kv_lens = [int(length) for length in batch.kv_lens]
         table = batch.page_table.contiguous()
-        slots = self._slots(queries, np.asarray(kv_lens, dtype=np.int64), table)
+        slots = token_slots(self._transfers, queries, np.asarray(kv_lens, dtype=np.int64), table)
         if batch.graph is not None:
             return self._captured_step(batch.graph, slots, kv_lens, table)
         if int(queries.max()) == 1:
@@ -153,16 +153,6 @@ class AscendAttention:
         """Cumulative query lengths of decode rows, which only TND takes."""
         return list(range(1, rows + 1)) if self._dims_differ else None
 
-    def _slots(self, queries: Ints, kv_lens: Ints, table: Tensor) -> Tensor:
-        """int32 [tokens, 1], computed on the host except for the page numbers, which may exist only on the device."""
-        ends = np.cumsum(queries)
-        positions = np.arange(int(ends[-1])) + np.repeat(kv_lens - ends, queries)
-        rows = np.repeat(np.arange(len(queries)), queries)
-        entries = np.stack((rows * table.shape[1] + positions // PAGE, positions % PAGE))
-        moved = self._transfers.upload(entries)
-        pages = table.flatten().index_select(0, moved[0])
-        return (pages * PAGE + moved[1].to(torch.int32)).unsqueeze(1)
-
     def _decode_rows(self, queries: Ints, ends: Ints, kv_lens: list[int], table: Tensor) -> Decode | None:
         """The rows with one query token, in a step that also has longer ones."""
         rows = np.flatnonzero(queries == 1)
@@ -176,8 +166,8 @@ class AscendAttention:
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
         keys, values = self._keys[layer.index], self._values[layer.index]
-        self._write(keys, k, metadata.slots)
-        self._write(values, v, metadata.slots)
+        write_tokens(self._sdk, keys, k, metadata.slots)
+        write_tokens(self._sdk, values, v, metadata.slots)
         query = q.contiguous()
         if metadata.packed is not None:
             return self._attend_packed(layer, query, keys, values, metadata.packed)
@@ -191,11 +181,6 @@ class AscendAttention:
         for row in metadata.single_rows:
             out[row.begin : row.end] = self._attend_single(layer, query[row.begin : row.end], keys, values, row)
         return out
-
-    def _write(self, pool: Tensor, new: Tensor, slots: Tensor) -> None:
-        """Write new [tokens, kv_heads, dim] into slots of the pool, whose dtype is the model's."""
-        rows = new.reshape(new.shape[0], -1).contiguous()
-        self._sdk.npu_scatter_nd_update_(pool.view(-1, pool.shape[-1]), slots, rows)
 
     def _attend_decode(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, rows: Decode) -> Tensor:
         """q [rows, heads, key_dim] -> [rows, heads, value_dim]."""
@@ -230,7 +215,7 @@ class AscendAttention:
         return {
             **_sizes(layer, table, "TND"),
             "atten_mask": self._mask,
-            "sparse_mode": _CAUSAL,
+            "sparse_mode": CAUSAL,
             "actual_seq_lengths": ends,
             "actual_seq_lengths_kv": kv_lens,
         }
@@ -243,11 +228,33 @@ class AscendAttention:
             values,
             **_sizes(layer, row.table, "BSND"),
             atten_mask=self._mask,
-            sparse_mode=_CAUSAL,
+            sparse_mode=CAUSAL,
             actual_seq_lengths=[row.end - row.begin],
             actual_seq_lengths_kv=[row.kv_len],
         )[0]
         return out.squeeze(0)
+
+
+def causal_mask(device: torch.device) -> Tensor:
+    """True where a key is masked out; the operator applies this one square mask to rows of any length."""
+    return torch.ones(MASK, MASK, dtype=torch.bool).triu_(1).to(device)
+
+
+def token_slots(transfers: Transfers, queries: Ints, kv_lens: Ints, table: Tensor) -> Tensor:
+    """int32 [tokens, 1], computed on the host except for the page numbers, which may exist only on the device."""
+    ends = np.cumsum(queries)
+    positions = np.arange(int(ends[-1])) + np.repeat(kv_lens - ends, queries)
+    rows = np.repeat(np.arange(len(queries)), queries)
+    entries = np.stack((rows * table.shape[1] + positions // PAGE, positions % PAGE))
+    moved = transfers.upload(entries)
+    pages = table.flatten().index_select(0, moved[0])
+    return (pages * PAGE + moved[1].to(torch.int32)).unsqueeze(1)
+
+
+def write_tokens(sdk: Sdk, pool: Tensor, new: Tensor, slots: Tensor) -> None:
+    """Write new [tokens, kv_heads, dim] into slots of the pool, whose dtype is the model's."""
+    rows = new.reshape(new.shape[0], -1).contiguous()
+    sdk.npu_scatter_nd_update_(pool.view(-1, pool.shape[-1]), slots, rows)
 
 
 def sdk_of(context: BackendContext) -> Sdk:

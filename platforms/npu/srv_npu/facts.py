@@ -9,6 +9,7 @@ from srv.args.rules.graphs import default_max_graph_rows
 from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.models.architectures.expert_layers import mixture
+from srv.models.architectures.registry import native_or_reason
 from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
@@ -91,6 +92,8 @@ def _dtype_reasons(context: ResolutionContext) -> list[str]:
 
 
 def _head_reasons(model: ModelFacts) -> list[str]:
+    if model.latents:
+        return _latent_reasons(model)
     reasons = limits.head_reasons(model.heads, model.kv_heads, model.head_dim)
     supported = " or ".join(f"{key} with {value}" for key, value in limits.PACKED_DIMS if key != value)
     reasons += [
@@ -101,11 +104,24 @@ def _head_reasons(model: ModelFacts) -> list[str]:
     return reasons
 
 
+def _latent_reasons(model: ModelFacts) -> list[str]:
+    """Of native layers, since no others cache compressed vectors."""
+    native = native_or_reason(model.architecture, model.config)
+    layers = () if isinstance(native, str) or native is None else native.attention_layers
+    sizes = dict.fromkeys(layer.latent for layer in layers if layer.latent is not None)
+    return [reason for dims in sizes for reason in limits.latent_reasons(model.heads, dims)]
+
+
 def _row_reasons(context: ResolutionContext, model: ModelFacts) -> list[str]:
-    """If key and value dims differ, every step is one packed call, which takes a limited number of rows."""
+    """If key and value dims differ, or attention is latent, calls are packed, and take a limited number of rows."""
     running = context["max_running_requests"]
     if running is None or running <= limits.PACKED_ROWS:
         return []
+    if model.latents:
+        return [
+            f"max_running_requests {running} is more than the {limits.PACKED_ROWS} rows that one call takes for latent "
+            "attention"
+        ]
     return [
         f"max_running_requests {running} is more than the {limits.PACKED_ROWS} rows that one call takes for keys of "
         f"{group.key_dim} and values of {group.value_dim} elements"
@@ -172,6 +188,7 @@ BACKENDS = {
             target="srv_npu.attention:AscendAttention",
             kv_order=limits.KV_ORDER,
             graphs=True,
+            latent="srv_npu.latent_attention:AscendLatentAttention",
         ),
     ),
     "sampling": (

@@ -2,8 +2,9 @@
 
 The fused attention operator takes sequence lengths as host integers, and a capture records them with the call. With
 `auto_dispatch_capture`, a graph knows which of its calls took such values, and `update` changes them; a replay without
-an update would use the lengths of the capture. The new lengths are in the step's attention metadata
-(`srv_npu.attention.AttentionMetadata.kv_lens`), the only field that this module reads.
+an update would use the lengths of the capture. The new lengths are in the step's attention metadata (`kv_lens` of
+`srv_npu.attention.AttentionMetadata` and of `srv_npu.latent_attention.LatentMetadata`), the only field that this module
+reads.
 
     replay n      the captured calls wait for their new lengths, run with them, and wait for the next update
     update n + 1  must not come before that: it would change calls that are still running, and a call that sees two

@@ -5,6 +5,8 @@ Source: op-plugin's documentation of npu_fused_infer_attention_score.
 
 from __future__ import annotations
 
+from srv.specs import LatentDims
+
 KV_ORDER = "page_token_flat"  # [pages + 1, PAGE, kv_heads * dim]
 PAGE = 128  # the only page size that prefill, decode and decode in graphs all support
 MASK = 2048  # side of the fixed causal mask of sparse mode 3
@@ -17,6 +19,12 @@ MAX_HEADS = 256
 MAX_SHARING = 64  # query heads per KV head
 MAX_HEAD_DIM = 512
 DIM_MULTIPLE = 16
+# Multi-head latent attention: the compressed vector and the rotated key of a token, and a head's key without its
+# rotated part with its value, which calls with query_rope and key_rope take.
+LATENT_DIM, ROPE_DIM = 512, 64
+LATENT_HEAD = (128, 128)
+MAX_LATENT_HEADS = 128
+LATENT_QUERIES = 16  # query tokens per row that a call over compressed vectors takes
 
 
 def head_reasons(heads: int, kv_heads: int, head_dim: int) -> list[str]:
@@ -31,4 +39,22 @@ def head_reasons(heads: int, kv_heads: int, head_dim: int) -> list[str]:
         reasons.append(f"head_dim {head_dim} is more than {MAX_HEAD_DIM}")
     elif head_dim % DIM_MULTIPLE:
         reasons.append(f"head_dim {head_dim} is not a multiple of {DIM_MULTIPLE}")
+    return reasons
+
+
+def latent_reasons(heads: int, dims: LatentDims) -> list[str]:
+    """Why the operator cannot compute latent attention of this size; [] if it can."""
+    reasons: list[str] = []
+    if heads > MAX_LATENT_HEADS:
+        reasons.append(f"{heads} query heads of latent attention are more than {MAX_LATENT_HEADS}")
+    if (dims.latent_dim, dims.rope_dim) != (LATENT_DIM, ROPE_DIM):
+        reasons.append(
+            f"latent attention caches {dims.latent_dim} + {dims.rope_dim} elements per token; only {LATENT_DIM} + "
+            f"{ROPE_DIM} can be read"
+        )
+    if (dims.key_dim, dims.value_dim) != LATENT_HEAD:
+        reasons.append(
+            f"keys of {dims.key_dim} and values of {dims.value_dim} elements per head of latent attention; only "
+            f"{LATENT_HEAD[0]} and {LATENT_HEAD[1]} can be read"
+        )
     return reasons

@@ -12,6 +12,7 @@ from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv_npu.limits import DTYPES
 
 ASCEND = "ascend"  # the backend of experts
+_RECURRENT_OPS = ("causal_conv1d", "gated_delta_rule")
 MAX_FEATURES = 65535  # input features, and output features, that one npu_quant_matmul takes
 _MAX_EXPERTS = 1024  # groups that one npu_grouped_matmul takes
 MAX_LISTED = 128  # of which each has a weight of its own, as those with scales or biases need
@@ -67,4 +68,9 @@ OPS = (
     OpSpec(EXPERTS, ASCEND, _check_experts),  # npu_grouped_matmul
     OpSpec(INT8, ASCEND, _check_int8_experts),  # npu_dynamic_quant, npu_grouped_matmul
     *torch_expert_ops(_check_dtype, (EXPERTS,)),
+    # npu_recurrent_gated_delta_rule takes states of 16 bits alone, and torch_npu has no such convolution.
+    *(
+        OpSpec(op, "torch (reference)", _check_dtype, f"srv_kernels.recurrent_reference:{op}", fallback=True)
+        for op in _RECURRENT_OPS
+    ),
 )

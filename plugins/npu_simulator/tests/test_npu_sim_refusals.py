@@ -114,7 +114,6 @@ ATTENTION: dict[str, tuple[str, Callable[[], dict[str, Any]], str]] = {
     "kv_lengths_on_card": ("tnd", lambda: {"actual_seq_lengths_kv": integers([130, 4])}, r"actual_seq_lengths_kv: is a tensor on npu:0"),
     "kv_lengths_nested": ("tnd", lambda: {"actual_seq_lengths_kv": [[130], [4]]}, r"actual_seq_lengths_kv: is \[\[130\], \[4\]\], must be one list of integers"),
     "pse_shift": ("tnd", lambda: {"pse_shift": npu(1)}, r"pse_shift: is given, but the simulator has no reference"),
-    "query_rope": ("tnd", lambda: {"query_rope": npu(7, 4, 64)}, r"query_rope: is given"),
     "quant_scale2": ("tnd", lambda: {"quant_scale2": npu(1)}, r"quant_scale2: is given"),
     "antiquant_scale": ("tnd", lambda: {"antiquant_scale": npu(1)}, r"antiquant_scale: is given"),
     "key_antiquant_scale": ("tnd", lambda: {"key_antiquant_scale": npu(1)}, r"key_antiquant_scale: is given"),

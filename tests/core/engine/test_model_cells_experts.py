@@ -18,9 +18,8 @@ from model_cells import (
     Combined,
     assert_as_close_as_transformers,
     assert_fast_path,
-    random_model,
+    decided,
     requests,
-    rounded,
     save_bfloat16,
     served,
 )
@@ -69,31 +68,6 @@ GGUF = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 OF: dict[str, Combined] = {"qwen3_next": statistics.fmean}
 
 
-def decided(kind: str) -> Any:
-    """A model each of whose routers reads the first numbers of a token's embedding."""
-    model = random_model(kind, **KINDS[kind][1])
-    config = model.config
-    groups, generator = getattr(config, "n_group", None) or 1, torch.Generator().manual_seed(3)
-    routers = 0
-    with torch.no_grad():
-        embeddings = model.get_input_embeddings().weight.mul_(10)
-        for row in embeddings:
-            members = torch.arange(COUNT).view(groups, -1)[torch.randperm(groups, generator=generator)]
-            row[:COUNT] = -4.0
-            row[members.flatten()[: config.num_experts_per_tok]] = 4.0
-        for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):
-                parameter.mul_(0.2)[:, :COUNT] = torch.eye(COUNT)
-                routers += 1
-            if name.endswith("post_attention_layernorm.weight"):
-                parameter[:COUNT] = 1.0
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(0.0, 0.1)
-    assert routers >= 2
-    return rounded(model)
-
-
 def marked(kind: str, form: str) -> Any:
     slow = () if kind == "qwen3_moe" else (pytest.mark.slow,)
     return pytest.param(kind, marks=[covers(f"model:{KINDS[kind][0]}/{form}", platform="cpu"), *slow])
@@ -102,7 +76,7 @@ def marked(kind: str, form: str) -> Any:
 @pytest.mark.parametrize("kind", [marked(kind, "safetensors") for kind in KINDS])
 def test_a_bfloat16_checkpoint(kind: str, tmp_path: Path) -> None:
     """The second time, prompts begin with cached pages, and steps of up to 16 rows are replayed."""
-    model = decided(kind)
+    model = decided(kind, COUNT, **KINDS[kind][1])
     save_bfloat16(model, tmp_path)
     with served(tmp_path, "--max-total-tokens=2048") as engine:
         assert_fast_path(engine, "NativeLatentAttention" if kind.startswith("deepseek") else "NativeAttention")
@@ -117,7 +91,7 @@ def test_a_bfloat16_checkpoint(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [marked(kind, "gguf") for kind in GGUF])
 def test_a_gguf_file_of_blocks(kind: str, tmp_path: Path) -> None:
     """Native kernels multiply its blocks of 8 bits (Q8_0) by inputs that they round to 8 bits as well."""
-    model = decided(kind)
+    model = decided(kind, COUNT, **KINDS[kind][1])
     config = model.config
     fields = {"expert_count": COUNT, "expert_used_count": config.num_experts_per_tok}
     if kind != "mixtral":

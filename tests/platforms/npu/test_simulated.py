@@ -18,7 +18,7 @@ def run_on(soc: str, seconds: float, *arguments: str | Path) -> Outcome:
 
 @pytest.mark.slow
 def test_device_attention_and_sampling_on_a2() -> None:
-    files = ("on_device", "attention", "sampling", "copies", "experts")
+    files = ("on_device", "attention", "latent", "sampling", "copies", "experts")
     outcome = run_on("a2", 280, *(TESTS / f"test_npu_{name}.py" for name in files))
     assert outcome.passed, outcome.end
     assert not outcome.skipped, outcome.end
@@ -45,9 +45,17 @@ def test_the_engine_computes_what_the_cpu_computes(soc: str, chosen: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_models_with_latent_attention_and_recurrent_states_on_a2() -> None:
+    outcome = run_on("a2", 1700, TESTS / "test_npu_models.py")
+    assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("soc", ["a2-32g", "a3"])
 def test_device_attention_and_sampling_on_other_cards(soc: str) -> None:
-    files = ("test_npu_on_device.py", "test_npu_attention.py", "test_npu_sampling.py")
+    files = ("test_npu_on_device.py", "test_npu_attention.py", "test_npu_latent.py", "test_npu_sampling.py")
     outcome = run_on(soc, 280, *(TESTS / file for file in files))
     assert outcome.passed, outcome.end
     assert not outcome.skipped, outcome.end

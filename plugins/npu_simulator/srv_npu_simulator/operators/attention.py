@@ -2,6 +2,7 @@
 
 cache [blocks, block_size, KV heads * D]  or  [blocks, KV heads, block_size, D]
 token t of row b is in block block_table[b, t // block_size], at position t % block_size
+key_rope has the axes of key; with it, scores are those of [query, query_rope] and [key, key_rope]
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from srv_npu_simulator.operators.attention_call import UNBOUNDED, AttentionOptions, AttentionPlan, Row
+from srv_npu_simulator.operators.attention_latent import ROPE_DIM
 from srv_npu_simulator.operators.attention_rules import NAME, ResultSizes, plan_call, result_sizes
 from srv_npu_simulator.operators.checks import Rules
 
@@ -91,9 +93,15 @@ def _attend_all(
     for sequence in planned.rows:
         if sequence.queries == 0 or sequence.keys == 0:
             continue
+        queries = _queries(query, planned, sequence)
+        keys = _keys(key, options, planned, sequence, planned.query_dim)
+        if options.query_rope is not None and options.key_rope is not None:
+            rope = _keys(options.key_rope, options, planned, sequence, ROPE_DIM)
+            keys = torch.cat((keys, rope), -1)
+            queries = torch.cat((queries, _queries(options.query_rope, planned, sequence)), -1)
         attended, lse_rows = _attend(
-            _queries(query, planned, sequence).float(),
-            _keys(key, options, planned, sequence, planned.query_dim).float(),
+            queries.float(),
+            keys.float(),
             _keys(value, options, planned, sequence, planned.value_dim).float(),
             options,
             planned,

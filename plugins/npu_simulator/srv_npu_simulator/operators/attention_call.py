@@ -52,6 +52,11 @@ class AttentionOptions:
     value_antiquant_mode: int = 0
     softmax_lse_flag: bool = False
 
+    @property
+    def latent(self) -> bool:
+        """Whether this is a call for multi-head latent attention, with one rope at least."""
+        return self.query_rope is not None or self.key_rope is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

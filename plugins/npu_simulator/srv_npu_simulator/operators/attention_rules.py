@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from srv_npu_simulator.operators.attention_call import AttentionOptions, AttentionPlan, Row, query_tokens
+from srv_npu_simulator.operators.attention_latent import check_latent_heads, check_latent_rows, check_ropes
 from srv_npu_simulator.operators.attention_masks import check_mask
 from srv_npu_simulator.operators.checks import HALVES, Rules
 
@@ -29,13 +30,20 @@ def plan_call(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptio
     _check_tensors(rules, query, key, value, options)
     heads, kv_heads, query_dim = _heads(rules, query, options)
     value_dim = _check_keys(rules, key, value, options, kv_heads, query_dim)
-    _check_head_dim(rules, query, value, options.input_layout, query_dim, value_dim)
+    if options.latent:
+        check_ropes(rules, query, key, options)
+        check_latent_heads(rules, options, heads, kv_heads, query_dim)
+        rules.require(value_dim == query_dim, "value", f"of head dim {value_dim}", f"must be {query_dim}, as of query")
+    else:
+        _check_head_dim(rules, query, value, options.input_layout, query_dim, value_dim)
     if options.input_layout == "TND":
         sequences = _tnd_sequences(rules, query, key, options)
     else:
         sequences = _batch_sequences(rules, query, key, options)
     if options.block_table is not None:
         _check_pages(rules, key, options, sequences, query_tokens(query, options.input_layout))
+    if options.latent:
+        check_latent_rows(rules, options, query_dim, sequences)
     check_mask(rules, query, options, sequences)
     return AttentionPlan(
         options.input_layout,
@@ -74,7 +82,7 @@ def _check_unsimulated(rules: Rules, query: Tensor, options: AttentionOptions) -
     unsimulated: dict[str, Any] = {
         name: getattr(options, name)
         for name in AttentionOptions.__dataclass_fields__
-        if name.endswith(("_scale", "_offset", "_rope", "_prefix", "_len", "_padding_size", "_shift"))
+        if name.endswith(("_scale", "_offset", "_prefix", "_len", "_padding_size", "_shift"))
         or name.startswith(("quant_", "dequant_"))
     }
     rules.absent(**unsimulated)
@@ -114,7 +122,7 @@ def _heads(rules: Rules, query: Tensor, options: AttentionOptions) -> tuple[int,
     fits = 1 <= kv_heads <= heads and heads % kv_heads == 0
     rules.require(fits, "num_key_value_heads", kv_heads, f"must divide num_heads, {heads}; 0 means num_heads")
     rules.require(
-        heads // kv_heads <= MAX_GROUP,
+        options.latent or heads // kv_heads <= MAX_GROUP,
         "num_key_value_heads",
         kv_heads,
         f"at most {MAX_GROUP} query heads may share a KV head, and {heads // kv_heads} would",

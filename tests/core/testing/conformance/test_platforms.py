@@ -79,7 +79,6 @@ NPU = frozenset(
         "attention.window_pages",
         "attention.soft_cap",
         "attention.alibi",
-        "attention.latent",
         "engine.float32",
         "engine.bfloat16",
     )
