@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 import transformers
-from architectures_tiny import WITHIN_OTHERS, model_class, model_types, tiny_model
+from architectures_tiny import TEXT_ALONE, WITHIN_OTHERS, model_class, model_types, tiny_config, tiny_model
 from engine_small import messages
 from models_small import expected_logits
+from safetensors.torch import save_file
 from transformers.utils import logging as hf_logging
 
 import srv.models.transformers.hf_model
@@ -67,11 +68,15 @@ def row(model_type: str, folder: Path) -> ArchitectureRow:
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this row's
         return ArchitectureRow(**about, outcome="uncomputed", reason=_text(error, folder))
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    model.config.architectures = [made.__name__]
-    model.config.save_pretrained(folder)
+    config = tiny_config(model_type) if model_type in TEXT_ALONE else model.config
+    config.architectures = [made.__name__]
+    config.save_pretrained(folder)
     with suppress(ModelError):
         about["planned"] = read_facts(folder).parameters
-    model.save_pretrained(folder)
+    if model_type in TEXT_ALONE:
+        _save_within(model, folder)
+    else:
+        model.save_pretrained(folder)
     with suppress(ModelError):
         if (facts := read_facts(folder)).text_part_of is not None:
             about["parameters"] = facts.parameters  # stored ones of the language model, which is served alone
@@ -82,6 +87,12 @@ def row(model_type: str, folder: Path) -> ArchitectureRow:
         return ArchitectureRow(**about, outcome="refused", code=code, reason=_text(error, folder))
     except Exception as error:  # noqa: BLE001
         return ArchitectureRow(**about, outcome="failed", reason=_text(error, folder))
+
+
+def _save_within(model: Any, folder: Path) -> None:
+    """Save the weights of a language model under the names that they have in the folder of a vision model."""
+    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in model.named_parameters()}
+    save_file({name: each.detach() for name, each in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 def _served(folder: Path, expected: list[tuple[list[int], list[float]]]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from srv.models.config.sentence import read_sentence
 from srv.models.config.stored_names import model_names
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
-from srv.models.formats.text_names import OUTPUT_LAYER, is_tied
+from srv.models.formats.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
 from srv.models.sizes.parts import MAX_LAYERS
@@ -77,8 +77,8 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     """`whole`: the class of the vision model whose language model `config` describes, or None."""
     architecture = _architecture(path, config)
     if checkpoint is not None:
-        tied = is_tied(with_defaults(architecture, _text_config(config)))
-        checkpoint = _needed(checkpoint, model_names(architecture, whole), tied)
+        text = with_defaults(architecture, _text_config(config))
+        checkpoint = _needed(checkpoint, model_names(architecture, whole), text)
     stored_types = _stored_types(checkpoint)
     dtype, method = _dtype(config, stored_types), quantization.detect(path, _text_config(config))
     model = described(architecture, config, dtype)
@@ -124,10 +124,11 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     )
 
 
-def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None], tied: bool) -> Checkpoint:
-    """Without the tensors that the model does not need."""
+def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None], text: Mapping[str, Any]) -> Checkpoint:
+    """Without the tensors that the model does not need. `text`: the configuration of the language model."""
     names = {each: found for each in checkpoint.tensors if (found := name(each))}
-    kept = [each for each, found in names.items() if not (tied and found.startswith(OUTPUT_LAYER))]
+    skipped = OUTPUT_LAYER if is_tied(text) else ()
+    kept = [each for each, found in names.items() if not found.startswith(skipped) and not is_unread(found, text)]
     return replace(checkpoint, tensors={each: checkpoint.tensors[each] for each in kept})
 
 
