@@ -40,6 +40,7 @@ LIMITS: Mapping[str, str] = {
     "Own attention in transformers": r"does not support attention backends",
     "A package that is not installed": r"ImportError",
     "A model that only assists another": r"only assists",
+    "Audio, and patches of bytes": r"generates audio|patches of bytes",
 }
 
 

@@ -178,13 +178,18 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "mllama_text_model": {"cross_attention_layers": [1]},
     "dots3_note": {"vision_config": {"per_layer_config": {}}},
+    "blt": {  # the sizes of its parts depend on one another
+        "encoder_config": {"hidden_size_global": 16},
+        "decoder_config": {"hidden_size_global": 16},
+        "encoder_hash_byte_group_vocab": 50,
+    },
     "codegen": {"n_head": 4},  # its class divides them by four
     "falcon_h1": {"mamba_d_ssm": 96},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 12, "n_groups": 1},
     "nemotron_h": {"hybrid_override_pattern": "M*-E", "n_groups": 1},
     "reformer": {"axial_pos_embds": False},
-    "zamba": {"layers_block_type": ["mamba", "hybrid"]},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": 2 * ["mamba", "hybrid"]},  # hybrid ones share weights
     "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
     "moshi": {"audio_vocab_size": VOCAB},
     "dbrx": {
@@ -194,9 +199,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 # Models whose parts for images need packages that are not installed: only their language models are made.
 TEXT_ALONE = ("gemma3n",)
-# Models that compute nothing from tokens alone.
-_ASSISTS = "it only assists another model, from whose hidden states it drafts"
-WITHIN_OTHERS = {"gemma4_assistant": _ASSISTS, "gemma4_unified_assistant": _ASSISTS}
+# Models that compute no text from tokens alone: those that assist others, and decoders of audio.
+WITHIN_OTHERS = ("gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody")
 
 
 def model_types() -> tuple[str, ...]:
