@@ -36,11 +36,11 @@ LIMITS: Mapping[str, str] = {
     "Attention within chunks": r"attention within chunks",
     "Masks or biases of its own": r"builds its own attention mask|position_bias",
     "Layers that attend more than once": r"attends more than once|attends \d+ times in a pass",
-    "Layers that attend to images only": r"only layers [\d, -]+ use attention",
     "Encoders and decoders": r"encoder-decoder|its attention is not causal|cross.attention",
     "Own attention in transformers": r"does not support attention backends",
     "A package that is not installed": r"ImportError",
     "A model that only assists another": r"only assists",
+    "Audio, and patches of bytes": r"generates audio|patches of bytes",
 }
 
 

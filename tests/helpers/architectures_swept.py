@@ -8,12 +8,13 @@ model types, only their rows of the record are replaced.
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -21,9 +22,10 @@ from typing import Any
 
 import torch
 import transformers
-from architectures_tiny import WITHIN_OTHERS, model_class, model_types, tiny_model
+from architectures_tiny import TEXT_ALONE, WITHIN_OTHERS, model_class, model_types, tiny_config, tiny_model
 from engine_small import messages
 from models_small import expected_logits
+from safetensors.torch import save_file
 from transformers.utils import logging as hf_logging
 
 import srv.models.transformers.hf_model
@@ -60,21 +62,31 @@ def row(model_type: str, folder: Path) -> ArchitectureRow:
         "declares": bool(made._supports_attention_backend),
     }
     if model_type in WITHIN_OTHERS:
-        return ArchitectureRow(**about, outcome="uncomputed", reason=WITHIN_OTHERS[model_type])
+        fields = {"model_type": model_type, "architectures": [made.__name__]}
+        (folder / "config.json").write_text(json.dumps(fields))
+        return _launched(about, folder, [])
     try:
         model = tiny_model(model_type)
         expected = [_greedy(model, prompt) for prompt in _prompts()]
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this row's
         return ArchitectureRow(**about, outcome="uncomputed", reason=_text(error, folder))
     about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    model.config.architectures = [made.__name__]
-    model.config.save_pretrained(folder)
+    config = tiny_config(model_type) if model_type in TEXT_ALONE else model.config
+    config.architectures = [made.__name__]
+    config.save_pretrained(folder)
     with suppress(ModelError):
         about["planned"] = read_facts(folder).parameters
-    model.save_pretrained(folder)
+    if model_type in TEXT_ALONE:
+        _save_within(model, folder)
+    else:
+        model.save_pretrained(folder)
     with suppress(ModelError):
         if (facts := read_facts(folder)).text_part_of is not None:
             about["parameters"] = facts.parameters  # stored ones of the language model, which is served alone
+    return _launched(about, folder, expected)
+
+
+def _launched(about: Mapping[str, Any], folder: Path, expected: list[tuple[list[int], list[float]]]) -> ArchitectureRow:
     try:
         return ArchitectureRow(**about, **_served(folder, expected))
     except SrvError as error:
@@ -82,6 +94,12 @@ def row(model_type: str, folder: Path) -> ArchitectureRow:
         return ArchitectureRow(**about, outcome="refused", code=code, reason=_text(error, folder))
     except Exception as error:  # noqa: BLE001
         return ArchitectureRow(**about, outcome="failed", reason=_text(error, folder))
+
+
+def _save_within(model: Any, folder: Path) -> None:
+    """Save the weights of a language model under the names that they have in the folder of a vision model."""
+    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in model.named_parameters()}
+    save_file({name: each.detach() for name, each in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 def _served(folder: Path, expected: list[tuple[list[int], list[float]]]) -> dict[str, Any]:

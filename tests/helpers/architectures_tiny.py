@@ -148,12 +148,19 @@ TOWER: dict[str, Any] = {
     "head_dim": 8,
 }
 DELTA_AND_ATTENTION = ["linear_attention", "full_attention"]  # by default, only every fourth layer attends
+# The two upper layers attend with the keys and values of the two lower ones.
+SHARED_KEYS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": 2 * ["sliding_attention", "full_attention"],
+}
 # What a model needs beside, by model type. `...` leaves a field at its default.
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "flint": {"layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0]},
-    "gemma4_text": {"global_head_dim": 2 * HEAD_DIM},
-    "gemma4_unified_text": {"global_head_dim": 2 * HEAD_DIM},
+    "gemma3n_text": {**SHARED_KEYS, "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0]},
+    "gemma4_text": {**SHARED_KEYS, "global_head_dim": 2 * HEAD_DIM},
+    "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 2 * HEAD_DIM},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "qwen3_5": {"text_config": {"layer_types": DELTA_AND_ATTENTION}},
@@ -171,13 +178,18 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "mllama_text_model": {"cross_attention_layers": [1]},
     "dots3_note": {"vision_config": {"per_layer_config": {}}},
+    "blt": {  # the sizes of its parts depend on one another
+        "encoder_config": {"hidden_size_global": 16},
+        "decoder_config": {"hidden_size_global": 16},
+        "encoder_hash_byte_group_vocab": 50,
+    },
     "codegen": {"n_head": 4},  # its class divides them by four
     "falcon_h1": {"mamba_d_ssm": 96},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 12, "n_groups": 1},
     "nemotron_h": {"hybrid_override_pattern": "M*-E", "n_groups": 1},
     "reformer": {"axial_pos_embds": False},
-    "zamba": {"layers_block_type": ["mamba", "hybrid"]},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": 2 * ["mamba", "hybrid"]},  # hybrid ones share weights
     "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
     "moshi": {"audio_vocab_size": VOCAB},
     "dbrx": {
@@ -185,9 +197,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
     },
 }
-# Models that compute nothing from tokens alone.
-_ASSISTS = "it only assists another model, from whose hidden states it drafts"
-WITHIN_OTHERS = {"gemma4_assistant": _ASSISTS, "gemma4_unified_assistant": _ASSISTS}
+# Models whose parts for images need packages that are not installed: only their language models are made.
+TEXT_ALONE = ("gemma3n",)
+# Models that compute no text from tokens alone: those that assist others, and decoders of audio.
+WITHIN_OTHERS = ("gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody")
 
 
 def model_types() -> tuple[str, ...]:
@@ -230,9 +243,15 @@ def _merged(fields: Mapping[str, Any], special: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
+def tiny_config(model_type: str) -> Any:
+    config_class = CONFIG_MAPPING[model_type]
+    return config_class(**tiny_fields(config_class))
+
+
 def tiny_model(model_type: str) -> Any:
     """The model in float32 with its own attention."""
-    config_class = CONFIG_MAPPING[model_type]
-    config = config_class(**tiny_fields(config_class))
+    config = tiny_config(model_type)
+    if model_type in TEXT_ALONE:
+        config = config.get_text_config()
     torch.manual_seed(0)
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from srv.models.sizes.registry import FAMILIES
@@ -176,7 +177,10 @@ def meta_model(architecture: str, config: Any) -> torch.nn.Module:
 
 
 def make_model(architecture: str, config: Any) -> torch.nn.Module:
-    """The model of transformers in bfloat16."""
+    """The model of transformers in bfloat16; some classes are listed for the configuration of a whole alone."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not architecture.endswith("ConditionalGeneration"):
+        alone: torch.nn.Module = getattr(transformers, architecture)._from_config(config, dtype=torch.bfloat16)
+        return alone.eval()
     auto = AutoModelForImageTextToText if architecture.endswith("ConditionalGeneration") else AutoModelForCausalLM
     model: torch.nn.Module = auto.from_config(config, dtype=torch.bfloat16)
     return model.eval()
@@ -256,6 +260,10 @@ def _draw(config: Any, draw: random.Random) -> dict[str, Any]:
     model_type = config.model_type
     if model_type in LAYER_KINDS and (model_type in ALWAYS_STATED or draw.random() < 0.5):
         fields["layer_types"] = draw.choices(LAYER_KINDS[model_type], k=fields["num_hidden_layers"])
+    if model_type == "gemma3n_text":
+        fields["num_kv_shared_layers"] = draw.choice((0, 1))
+    if model_type == "mllama_text_model":
+        fields["cross_attention_layers"] = draw.choice(([1], [0, 2], None))
     if "kv_lora_rank" in fields:
         fields.pop("num_key_value_heads", None)
         fields["num_key_value_heads"] = fields["num_attention_heads"]

@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 VISION_CLASSES = (
     "Gemma3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
     "LlavaForConditionalGeneration",
+    "MllamaForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",

@@ -18,7 +18,7 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig, PooledConfig
 from srv.models.architectures.registry import known_name, name_of_type, native_config, native_names, with_defaults
-from srv.models.config import layer_fields
+from srv.models.config import layer_fields, unserved
 from srv.models.config.described import DescribedModel, described, weight_sizes
 from srv.models.config.field_types import check_fields
 from srv.models.config.layer_fields import Heads
@@ -28,7 +28,7 @@ from srv.models.config.sentence import read_sentence
 from srv.models.config.stored_names import model_names
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
-from srv.models.formats.text_names import OUTPUT_LAYER, is_tied
+from srv.models.formats.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
 from srv.models.sizes.parts import MAX_LAYERS
@@ -47,8 +47,6 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 }
 # Configuration fields of models that have state other than keys and values.
 OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
-# Model types without attention whose sizes are not known; their fields may have any names.
-WITHOUT_ATTENTION = ("falcon_mamba", "rwkv", "xlstm")
 ENCODER_DECODER_FIELDS = ("decoder_layers", "num_decoder_layers", "decoder_attention_heads")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 REMEDY = "Use the folder of a causal language model that transformers supports"
@@ -77,8 +75,8 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     """`whole`: the class of the vision model whose language model `config` describes, or None."""
     architecture = _architecture(path, config)
     if checkpoint is not None:
-        tied = is_tied(with_defaults(architecture, _text_config(config)))
-        checkpoint = _needed(checkpoint, model_names(architecture, whole), tied)
+        text = with_defaults(architecture, _text_config(config))
+        checkpoint = _needed(checkpoint, model_names(architecture, whole), text)
     stored_types = _stored_types(checkpoint)
     dtype, method = _dtype(config, stored_types), quantization.detect(path, _text_config(config))
     model = described(architecture, config, dtype)
@@ -124,10 +122,11 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     )
 
 
-def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None], tied: bool) -> Checkpoint:
-    """Without the tensors that the model does not need."""
+def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None], text: Mapping[str, Any]) -> Checkpoint:
+    """Without the tensors that the model does not need. `text`: the configuration of the language model."""
     names = {each: found for each in checkpoint.tensors if (found := name(each))}
-    kept = [each for each, found in names.items() if not (tied and found.startswith(OUTPUT_LAYER))]
+    skipped = OUTPUT_LAYER if is_tied(text) else ()
+    kept = [each for each, found in names.items() if not found.startswith(skipped) and not is_unread(found, text)]
     return replace(checkpoint, tensors={each: checkpoint.tensors[each] for each in kept})
 
 
@@ -170,9 +169,8 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: DescribedModel) -> dict[str, int]:
     text = with_defaults(architecture, _text_config(config))
-    if text.get("model_type") in WITHOUT_ATTENTION:
-        reason = f"{architecture} has no attention: it keeps a recurrent state, which srv does not serve"
-        raise ModelError("unsupported_config", str(path), reason, REMEDY)
+    if architecture not in native_names() and (lacking := unserved.reason_of(config)) is not None:
+        raise ModelError("unsupported_config", str(path), f"{architecture} {lacking}", REMEDY)
     if any(text.get(name) for name in ENCODER_DECODER_FIELDS):
         reason = f"{architecture} belongs to an encoder-decoder, whose decoder attends to what an encoder computes"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
@@ -186,6 +184,8 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Desc
     for quantity, names in FIELD_NAMES.items():
         value = next((text[name] for name in names if text.get(name) is not None), None)
         value = model.default(quantity) if value is None else value
+        if quantity == "layers" and value is None:
+            value = len(kinds or text.get("hybrid_override_pattern") or ()) or None
         limit = MAX_LAYERS if quantity == "layers" else MAX_SIZE
         times = layer_fields.attentions_per_layer(text) if quantity == "layers" else 1
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value * times <= limit:

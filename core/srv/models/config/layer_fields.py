@@ -66,9 +66,10 @@ def common_heads(text: Mapping[str, Any], hidden_size: int, heads: int) -> Heads
 
 
 def cache_groups(text: Mapping[str, Any], layers: int, common: Heads, context_length: int) -> tuple[CacheSpec, ...]:
-    """The cache groups of a model by the fields of its layers."""
+    """The cache groups of a model by the fields of its layers; the last ones may read the keys and values of others."""
     found: list[CacheSpec] = []
-    for index, window in enumerate(layer_windows(text, layers)):
+    windows = layer_windows(text, layers)[: layers - int(text.get("num_kv_shared_layers") or 0)]
+    for index, window in enumerate(windows):
         kv_heads, size = _heads_of(text, index, common)
         sizes = (kv_heads, size, size)
         found.append(FullAttention((index,), *sizes) if window is None else SlidingWindow((index,), *sizes, window))

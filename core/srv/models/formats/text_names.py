@@ -24,12 +24,14 @@ TEXT_PREFIXES = (
     ("language_model.model.", "model."),
 )
 _VISION = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|vision_embed_tokens|multi_modal_projector|image_newline)(\.|$)"
+    r"(model\.)?(visual|vision_tower|vision_model|vision_embed_tokens|embed_vision|audio_tower|embed_audio"
+    r"|multi_modal_projector|image_newline)(\.|$)"
 )
+_KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.")
 
 
 def text_weight_name(stored: str) -> str | None:
-    """The name that a tensor of a vision model has in its language model; None for the vision part."""
+    """The name that a tensor of a vision model has in its language model; None for the parts for images and audio."""
     if _VISION.match(stored):
         return None
     for prefix, own in TEXT_PREFIXES:
@@ -44,6 +46,16 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     `config`: of the language model, with the defaults of its architecture.
     """
     return bool(config.get("tie_word_embeddings"))
+
+
+def is_unread(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor computes keys or values of a layer that reads those of a lower layer instead (Gemma 3n).
+
+    Published checkpoints have them nevertheless. `config`: of the language model.
+    """
+    shared, layers = (int(config.get(each) or 0) for each in ("num_kv_shared_layers", "num_hidden_layers"))
+    found = _KEYS_AND_VALUES.match(name) if shared else None
+    return found is not None and int(found[1]) >= layers - shared
 
 
 def needed_tensors(facts: ModelFacts) -> Mapping[str, StoredTensor]:

@@ -142,6 +142,7 @@ def decoder(
     name: str = "model",
     layers: str = "layers",
     embedding: str = "embed_tokens",
+    embedded: int | None = None,
     last_norm: str | None = "norm",
     norm_bias: object = False,
     head: str = "lm_head",
@@ -152,12 +153,12 @@ def decoder(
 ) -> Part:
     """Embedding, layers, last norm and output layer.
 
-    `tied`: the output layer is the embedding; by default as stated. `count`: the layers, if not the stated number.
+    `embedded`: the rows of the embedding, if not those of the vocabulary. `tied`: the output layer is the embedding; by
+    default as stated. `count`: the layers, if not the stated number.
     """
     hidden, vocab = c.hidden_size, c.vocab_size
-    body = (
-        plain(embedding, vocab, hidden) + extra + stack(layers, c.num_hidden_layers if count is None else count, layer)
-    )
+    body = plain(embedding, vocab if embedded is None else embedded, hidden) + extra
+    body += stack(layers, c.num_hidden_layers if count is None else count, layer)
     body += norm(last_norm, hidden, norm_bias) if last_norm else NOTHING
     shared = c.tie_word_embeddings if tied is None else tied
     output = linear(head, hidden, vocab, head_bias)

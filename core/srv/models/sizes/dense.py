@@ -289,6 +289,25 @@ def minicpm3(c: Fields) -> Part:
     return decoder(c, lambda i: pre_norm(c, own, gated_mlp(c, bias=c.get("mlp_bias"))))
 
 
+def mllama(c: Fields) -> Part:
+    """Layers that only attend to images keep nothing of text; eight rows of the embedding stand for images."""
+    crossing = c.cross_attention_layers or [3, 8, 13, 18, 23, 28, 33, 38]
+
+    def layer(i: int) -> Part:
+        if i not in crossing:
+            return pre_norm(c, attention(c, dim=_divided(c)), gated_mlp(c))
+        own = attention(c, "cross_attn", qk_norms="head", dim=_divided(c))
+        gates = plain("cross_attn_attn_gate", 1) + plain("cross_attn_mlp_gate", 1)
+        return pre_norm(c, Part(own.weights), gates, gated_mlp(c))
+
+    return decoder(c, layer, embedded=c.vocab_size + 8, tied=False)
+
+
+def _divided(c: Fields) -> int:
+    """The size of a head in classes that read no `head_dim`."""
+    return int(c.hidden_size // c.num_attention_heads)
+
+
 def gemma3n(c: Fields) -> Part:
     """Embeddings per layer, four alternative residual streams, and upper layers that read the cache of lower ones."""
     hidden, small, layers = c.hidden_size, c.hidden_size_per_layer_input, c.num_hidden_layers

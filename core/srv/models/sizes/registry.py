@@ -96,6 +96,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "MinistralForCausalLM": Family("ministral", "dense:ministral"),
         "MistralForCausalLM": Family("mistral", "dense:mistral"),
         "MixtralForCausalLM": Family("mixtral", "mixture:mixtral"),
+        "MllamaForCausalLM": Family("mllama_text_model", "dense:mllama"),
         "MptForCausalLM": Family("mpt", "older:mpt", FACTS_ONLY),
         "NemotronForCausalLM": Family("nemotron", "dense:nemotron"),
         "NemotronHForCausalLM": Family("nemotron_h", "hybrid:nemotron_h", FACTS_ONLY),

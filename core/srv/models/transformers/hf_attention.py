@@ -7,6 +7,7 @@ Owns the function that is registered with transformers, and the calls that it su
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -86,11 +87,15 @@ class FoundLayers:
 
     `by_call`: a module attends more than once in a pass, so that layers are numbered by calls. A class of transformers
     makes these in an order of its own, which is that of its cache slots.
+
+    `sources`: for each layer without a cache, the lower one with whose keys and values it attends, and whose cache it
+    reads.
     """
 
     def __init__(self, by_call: bool = False) -> None:
         self.by_call = by_call
         self.fitted: dict[int, FittedLayer] = {}
+        self.sources: dict[int, int] = {}
         self._numbers: dict[nn.Module, int] = {}
 
     def number(self, module: nn.Module, call: int) -> int:
@@ -109,7 +114,7 @@ class HFForwardPass:
 
     def __init__(self, what: str, context: ForwardContext, found: FoundLayers, trial: Trial | None = None) -> None:
         self.what, self.context, self.found, self.trial = what, context, found, trial
-        self._attended: set[int] = set()
+        self._attended: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer, in trial passes
         self._calls = 0
 
     def __call__(
@@ -144,14 +149,15 @@ class HFForwardPass:
         if index in self._attended:
             again = unsupported(self.what, f"its layer {index} attends more than once, which shows only with weights")
             raise AttendsAgain(again.code, again.what, again.reason, again.remedy)
-        self._attended.add(index)
+        source = self._source(trial, index, key, value)
+        self._attended[index] = key, value
         causal = options.get("is_causal")
         if not (getattr(module, "is_causal", True) if causal is None else causal):
             raise unsupported(self.what, "its attention is not causal")
         if query.shape[-1] != key.shape[-1]:
             raise unsupported(self.what, "its queries and keys have heads of different sizes")
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[-1]
-        room = trial.pool.get(index, PoolHeads(kv_heads, dim))
+        room = trial.pool.get(source, PoolHeads(kv_heads, dim))
         copies = room.kv_heads // kv_heads if room.kv_heads % kv_heads == 0 and heads % room.kv_heads == 0 else 1
         scale = options.get("scaling")
         layer = AttentionLayer(
@@ -165,7 +171,18 @@ class HFForwardPass:
             sinks=options.get(SINKS) is not None,
             sink_scores=self._sink_scores(module, heads, options.get(SINKS)),
         )
-        self.found.fitted[index] = FittedLayer(layer, copies, value.shape[-1])
+        fitted = FittedLayer(layer, copies, value.shape[-1])
+        if source != index:
+            if fitted != _numbered(self.found.fitted[source], index):
+                reason = f"its layer {index} attends to the keys of layer {source}, but not in the same way"
+                raise unsupported(self.what, reason)
+            self.found.sources[index] = source
+        self.found.fitted[index] = fitted
+
+    def _source(self, trial: Trial, index: int, key: Tensor, value: Tensor) -> int:
+        """The layer whose cache a layer reads: its own, unless it has none and attends to what a lower one computed."""
+        others = (at for at, (k, v) in self._attended.items() if k is key and v is value)
+        return index if index in trial.pool else next(others, index)
 
     def _sink_scores(self, module: nn.Module, heads: int, sinks: Tensor | None) -> tuple[float, ...] | None:
         """The scores of attention sinks; None without them, and before weights are loaded."""
@@ -174,6 +191,10 @@ class HFForwardPass:
         if all(sinks is not each for each in module.parameters()) or sinks.shape != (heads,):
             raise unsupported(self.what, f"its attention takes {SINKS}, which is not a parameter per head")
         return None if sinks.is_meta else tuple(sinks.float().tolist())
+
+
+def _numbered(fitted: FittedLayer, index: int) -> FittedLayer:
+    return fitted._replace(layer=replace(fitted.layer, index=index))
 
 
 def _filled(part: Tensor, size: int) -> Tensor:

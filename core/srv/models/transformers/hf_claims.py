@@ -27,15 +27,16 @@ def check_claims(what: str, layers: Sequence[AttentionLayer], facts: ModelFacts)
     if len(numbers) > facts.layers:
         reason = f"it attends {len(numbers)} times in a pass, but its configuration tells of {facts.layers} layers"
         raise unsupported(what, reason)
-    if numbers != list(range(facts.layers)):
-        raise unsupported(what, f"only layers {listed([str(number) for number in numbers])} use attention")
     windows: dict[int, int | None] = {}
     for group in facts.cache_groups:
         if not isinstance(group, AttentionSpec):
             raise unsupported(what, f"layers {group.layers} need a {spec_name(group)} cache group")
         windows.update(dict.fromkeys(group.layers, group.window))
+    if numbers != sorted(windows):
+        found, told = (listed([str(number) for number in each]) for each in (numbers, sorted(windows)))
+        raise unsupported(what, f"layers {found} use attention, but its configuration tells of layers {told}")
     pool = pool_heads(facts)
-    for index, layer in enumerate(layers):
+    for index, layer in zip(numbers, layers, strict=True):
         if windows[index] not in (None, layer.window):
             reason = f"layer {index} has a window of {layer.window} tokens, not {windows[index]}"
             if facts.config.get("attention_chunk_size") == windows[index]:

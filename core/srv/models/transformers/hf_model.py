@@ -83,7 +83,9 @@ class HFModel(CausalLM):
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(fitted.layer for _, fitted in sorted(self._found.fitted.items()))
+        """Those with a cache of their own; a layer that reads the cache of another is equal to it."""
+        found = self._found
+        return tuple(fitted.layer for index, fitted in sorted(found.fitted.items()) if index not in found.sources)
 
     def marked_modules(self) -> dict[str, nn.Module]:
         """By the names that the class of transformers gives them."""
@@ -174,6 +176,8 @@ class HFModel(CausalLM):
             fitted = self._found.fitted[index]
             placed = replace(fitted.layer, index=place, group=group)
             self._found.fitted[index] = fitted._replace(layer=placed)
+        for index, source in self._found.sources.items() if places else ():
+            self._found.fitted[index] = self._found.fitted[source]
 
     def check_layers(self, facts: ModelFacts) -> None:
         """Raises ModelError if its attention layers are not those of the facts."""

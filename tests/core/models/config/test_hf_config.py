@@ -138,6 +138,16 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
             "unsupported_config",
             "RwkvForCausalLM has no attention: it keeps a recurrent state",
         ),
+        (
+            {"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant", "text_config": {}},
+            "unsupported_config",
+            "Gemma4AssistantForCausalLM only assists another model",
+        ),
+        (
+            {"architectures": ["XLNetLMHeadModel"], "model_type": "xlnet", "max_position_embeddings": ...},
+            "unsupported_config",
+            "its class in transformers does not support attention backends",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str, reason: str, tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def test_a_count_may_be_stated_per_layer(tmp_path: Path) -> None:
         read(tmp_path, intermediate_size=[80, "many"])
 
 
+def test_layers_may_be_counted_by_their_kinds(tmp_path: Path) -> None:
+    assert read(tmp_path, num_hidden_layers=None, layer_types=3 * ["full_attention"]).layers == 3
+    nemotron = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h"}
+    assert read(tmp_path, **nemotron, num_hidden_layers=None, hybrid_override_pattern="M-*M").layers == 4
+
+
+def test_the_last_layers_may_have_no_cache(tmp_path: Path) -> None:
+    facts = read(tmp_path, num_hidden_layers=4, num_kv_shared_layers=1)
+    assert (facts.layers, [group.layers for group in facts.cache_groups]) == (4, [(0, 1, 2)])
+
+
 def test_decoders_of_encoder_decoders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="belongs to an encoder-decoder") as caught:
         read(tmp_path, decoder_layers=2)

@@ -11,10 +11,12 @@ import torch
 from engine_small import engine, messages, saved_small
 from every import every
 from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, tokens_of
-from transformers import AutoConfig, AutoModelForImageTextToText
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForImageTextToText, Gemma3nForCausalLM
 
 from srv.cli.main import main
 from srv.errors import ModelError
+from srv.models.architectures.registry import BUILT_IN
 from srv.models.config.text_part import text_config
 from srv.models.formats.text_names import text_weight_name
 from srv.models.read import read_facts
@@ -51,6 +53,10 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": {**TILES, "model_type": "siglip_vision_model"},
         "mm_tokens_per_image": 4,
     },
+    "mllama": {
+        "text_config": {**SIZES, "pad_token_id": 0, "num_hidden_layers": 3, "cross_attention_layers": [1]},
+        "vision_config": {**TILES, "attention_heads": 2, "num_global_layers": 1, "intermediate_layers_indices": [0]},
+    },
 }
 SERVED_AS = {
     "llava": ("LlavaForConditionalGeneration", "LlamaForCausalLM"),
@@ -59,6 +65,7 @@ SERVED_AS = {
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM"),
     "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
+    "mllama": ("MllamaForConditionalGeneration", "MllamaForCausalLM"),
 }
 
 
@@ -93,12 +100,36 @@ def test_logits_are_those_of_the_whole_model(kind: str, tmp_path: Path) -> None:
     assert (facts.text_part_of, facts.architecture) == SERVED_AS[kind]
     text = [tensor for name, tensor in model.model.named_parameters() if "language_model" in name or "lm_head" in name]
     assert facts.parameters == sum(tensor.numel() for tensor in text)
-    native = built(tmp_path, impl="srv")
-    torch.testing.assert_close(our_logits(native, tokens), expected, atol=3e-4, rtol=1e-3)
+    ours = built(tmp_path)
+    assert isinstance(ours, HFModel) == (facts.architecture not in BUILT_IN)
+    torch.testing.assert_close(our_logits(ours, tokens), expected, atol=3e-4, rtol=1e-3)
     if kind in ("llava", "qwen3_vl"):  # which name the weights differently
         through = built(tmp_path, impl="transformers")
         assert isinstance(through, HFModel)
         torch.testing.assert_close(our_logits(through, tokens), expected, atol=3e-4, rtol=1e-3)
+
+
+def test_a_language_model_beside_parts_for_images_and_audio(tmp_path: Path) -> None:
+    """Those of Gemma 3n need packages that are not installed. Its checkpoints have keys that its layers do not read."""
+    text: dict[str, Any] = {**TEXT, "num_hidden_layers": 4, "layer_types": 2 * ["sliding_attention", "full_attention"]}
+    text |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97, "altup_num_inputs": 2}
+    whole = AutoConfig.for_model("gemma3n", text_config={**text, "num_kv_shared_layers": 2, "sliding_window": 5})
+    whole.architectures = ["Gemma3nForConditionalGeneration"]
+    torch.manual_seed(0)
+    model = randomized(Gemma3nForCausalLM._from_config(whole.text_config, attn_implementation="eager"))
+    whole.save_pretrained(tmp_path)
+    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in model.named_parameters()}
+    for unread in ("language_model.layers.2.self_attn.k_proj", "language_model.layers.3.self_attn.v_proj"):
+        tensors[f"model.{unread}.weight"] = torch.zeros(16, 48)
+    for part in ("vision_tower.stem", "audio_tower.conformer.0", "embed_vision.embedding", "embed_audio.embedding"):
+        tensors[f"model.{part}.weight"] = torch.zeros(3)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    facts = read_facts(tmp_path)
+    assert (facts.text_part_of, facts.architecture) == ("Gemma3nForConditionalGeneration", "Gemma3nForCausalLM")
+    assert facts.parameters == sum(each.numel() for each in model.parameters())
+    ours, tokens = built(tmp_path), tokens_of(model)
+    assert ours.loaded_bytes() == facts.weight_bytes
+    torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-3)
 
 
 def test_the_sizes_of_a_language_model_without_native_layers_are_known(tmp_path: Path) -> None:
@@ -171,6 +202,8 @@ def test_the_older_layout_of_qwen2_vl(tmp_path: Path) -> None:
         ("model.visual.pos_embed.weight", None),
         ("model.vision_tower.ln_pre.weight", None),
         ("multi_modal_projector.linear_1.bias", None),
+        ("model.audio_tower.conformer.0.norm.weight", None),
+        ("model.embed_vision.embedding.weight", None),
         ("visualization.weight", "visualization.weight"),
     ],
 )

@@ -13,6 +13,7 @@ from architectures_tiny import model_class, model_types
 from srv.models.architectures.registry import BUILT_IN
 from srv_matrix.architectures import ArchitectureRow, ArchitectureTable, read_table
 
+SHARE = 0.88  # of all classes that declare backends, those excluded by a limit among them
 RECORD = Path(__file__).parents[4] / "support_matrix" / "architectures.jsonl"
 
 
@@ -38,6 +39,13 @@ def test_classes_that_declare_backends_are_served(record: ArchitectureTable) -> 
     failing = [row.model_type for row in declared if row.outcome != "equal"]
     assert len(declared) > 90
     assert len(failing) <= 0.05 * len(declared), failing
+    equal, every = record.served(declared=True)
+    assert equal >= SHARE * every, [row.model_type for row in record.rows if row.declares and row.outcome != "equal"]
+
+
+def test_every_class_that_is_not_served_is_refused_for_a_listed_limit(record: ArchitectureTable) -> None:
+    others = {row.model_type: (row.outcome, row.limit) for row in record.rows if row.outcome != "equal"}
+    assert {kind: found for kind, found in others.items() if found[0] != "refused" or found[1] is None} == {}
 
 
 def test_planned_parameters_are_those_of_the_models(record: ArchitectureTable) -> None:

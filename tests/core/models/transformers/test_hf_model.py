@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import transformers
 from models_reference_ops import reference_impls
 from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, small_model, tokens_of
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, MllamaForCausalLM
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 from srv.errors import ModelError
 from srv.models.architectures.attention_layers import attention_layers
-from srv.models.base import ForwardContext
+from srv.models.base import ForwardContext, ModelInputs
 from srv.models.config.layer_fields import ATTENTIONS_PER_LAYER
 from srv.models.read import read_facts
-from srv.models.transformers.hf_attention import FoundLayers, HFForwardPass, Trial, attention
+from srv.models.transformers.hf_attention import FoundLayers, HFForwardPass, PoolHeads, Trial, attention
 from srv.models.transformers.hf_check import DenseCache, largest_difference
-from srv.models.transformers.hf_model import HFModel
+from srv.models.transformers.hf_model import HFModel, check_without_weights
 from srv.platform.interface import AttentionLayer, OpImpl
 from srv.platform.ops import Ops
 
@@ -73,13 +76,27 @@ SERVED: dict[str, dict[str, Any]] = {
     },
     "diffllama": {"head_dim": 8},  # each of whose layers attends twice
     "hrm_text": {**PLAIN, "head_dim": 8, "H_cycles": 2, "L_cycles": 1},  # whose layers are computed in cycles
+    "gemma3n_text": {  # whose upper layers attend with the keys and values of lower ones
+        "head_dim": 8,
+        "sliding_window": 5,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 97,
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+        "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0, 0.0],
+        "altup_num_inputs": 2,
+        "laurel_rank": 4,
+    },
     "gemma4_text": {  # whose layers have heads of different sizes
         "head_dim": 8,
         "global_head_dim": 16,
         "sliding_window": 5,
         "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": 97,
-        "num_kv_shared_layers": 0,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": 2 * ["sliding_attention", "full_attention"],
     },
 }
 
@@ -129,6 +146,45 @@ def test_attentions_that_the_configuration_does_not_count_are_refused(
     monkeypatch.delitem(ATTENTIONS_PER_LAYER, "diffllama")
     with pytest.raises(ModelError, match="attends 4 times in a pass, but its configuration tells of 2 layers"):
         built(tmp_path)
+
+
+def test_layers_that_attend_with_the_keys_of_others_have_no_cache(tmp_path: Path) -> None:
+    saved("gemma3n_text", SERVED["gemma3n_text"], tmp_path)
+    facts = read_facts(tmp_path)
+    assert [group.layers for group in facts.cache_groups] == [(0,), (1,)]
+    ours = built(tmp_path, cache_places={0: (0, 0), 1: (1, 0)})
+    assert [(layer.group, layer.index) for layer in ours.attention_layers] == [(0, 0), (1, 0)]
+    asked: list[tuple[int, int]] = []
+
+    def attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        asked.append((layer.group, layer.index))
+        return q
+
+    one = torch.zeros(1, dtype=torch.int64)
+    ours(ModelInputs(one, one), ForwardContext(attend))
+    assert asked == [(0, 0), (1, 0), (1, 0), (0, 0), (0, 0)]
+
+
+def test_sharing_keys_but_not_the_way_of_attention_is_refused() -> None:
+    queries, heads = torch.zeros(1, 4, 1, 4), torch.zeros(1, 2, 1, 4)
+    context, trial = ForwardContext(lambda layer, q, k, v: q), Trial({0: PoolHeads(2, 4)}, {})
+    step = HFForwardPass("Any", context, FoundLayers(), trial)
+    attention(torch.nn.Linear(2, 2), queries, heads, heads, None, srv_step=step)
+    with pytest.raises(ModelError, match="its layer 1 attends to the keys of layer 0, but not in the same way"):
+        attention(torch.nn.Linear(2, 2), queries, heads, heads, None, srv_step=step, sliding_window=3)
+
+
+def test_layers_that_do_not_attend_are_those_of_the_configuration(tmp_path: Path) -> None:
+    fields = {**SIZES, "pad_token_id": 0, "num_hidden_layers": 3, "cross_attention_layers": [1]}
+    config = MllamaTextConfig(**fields)
+    made = MllamaForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    randomized(made).save_pretrained(tmp_path)
+    assert [layer.index for layer in built(tmp_path).attention_layers] == [0, 2]
+    facts = read_facts(tmp_path)
+    (group,) = facts.cache_groups
+    whole = replace(facts, cache_groups=(msgspec.structs.replace(group, layers=(0, 1, 2)),))
+    with pytest.raises(ModelError, match="layers 0, 2 use attention, but its configuration tells of layers 0, 1, 2"):
+        check_without_weights(whole)
 
 
 def test_sinks_are_told_before_and_after_weights_are_loaded(tmp_path: Path) -> None:
