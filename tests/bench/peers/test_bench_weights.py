@@ -79,7 +79,10 @@ def test_the_table_has_the_ratio_and_leaves_out_what_a_server_did_not_do() -> No
     ]
 
 
-def test_a_server_that_fails_has_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_fails_has_no_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(turns, "LOGS", tmp_path)
     absent = Peer("absent", "vllm", "", "bf16", False, "Q4_1", ["/no/such/python"])
     (load, *_) = weights_race.LOADS
     assert turns.measure([absent], [load], 1, vocab=1000, finish=pytest.fail) == {load.name: {}}
