@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import experts_file
 import install
 import raced
-from bench_loads import WORKLOADS, Prompts, Workload
+import turns
+from bench_loads import WORKLOADS
 from catalogue import PEERS, Peer
 from machine import describe
-from race import LOGS, order
 from rich.console import Console
 from rich.table import Table
-from serving import ServerFailed, Serving
-from stream_client import run_load
 
 from srv.models.locate import demo_model
 
@@ -52,32 +49,6 @@ def _with_file(peer: Peer, file: Path) -> Peer:
     return replace(peer, arguments=arguments)
 
 
-def measure(peers: Sequence[Peer], loads: Sequence[Workload], rounds: int, vocab: int) -> dict[str, dict[str, float]]:
-    """Median tokens per second by load and engine; no figures for an engine that does not start."""
-    spent: dict[str, dict[str, list[float]]] = {load.name: {} for load in loads}
-    for number in range(rounds):
-        for peer in (peers[index] for index in order(len(peers), number)):
-            try:
-                _round(peer, loads, vocab, number, spent)
-            except ServerFailed as error:
-                print(f"{peer.name}: {error}", file=sys.stderr)
-    return {
-        load.name: {name: load.counted / statistics.median(each) for name, each in spent[load.name].items()}
-        for load in loads
-    }
-
-
-def _round(
-    peer: Peer, loads: Sequence[Workload], vocab: int, number: int, spent: dict[str, dict[str, list[float]]]
-) -> None:
-    with Serving(peer, LOGS / f"experts-{peer.engine}.log") as serving:
-        prompts = Prompts(vocab, seed=number)
-        run_load(serving.port, replace(loads[0], output=8), prompts)  # warm-up
-        for load in loads:
-            seconds = run_load(serving.port, load, prompts).seconds
-            spent[load.name].setdefault(peer.engine, []).append(seconds)
-
-
 def show(figures: Mapping[str, Mapping[str, float]]) -> None:
     table = Table("load", "server", "tokens/s", "÷ llama.cpp")
     for load, found in figures.items():
@@ -96,7 +67,7 @@ def main() -> None:
     if not FILE.exists():
         FILE.parent.mkdir(parents=True, exist_ok=True)
         experts_file.write(FILE, demo_model())
-    figures = measure(servers(options.peers, FILE), LOADS, options.rounds, raced.model_shape().vocab)
+    figures = turns.measure(servers(options.peers, FILE), LOADS, options.rounds, raced.model_shape().vocab)
     show(figures)
     if options.json is not None:
         content = {"machine": describe(), "commit": raced.commit(), "tokens_s": figures}
