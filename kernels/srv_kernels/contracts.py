@@ -36,7 +36,7 @@ from srv_kernels.expert_cases import (
     experts_int8_cases,
     route_experts_cases,
 )
-from srv_kernels.recurrent_cases import causal_conv1d_cases, gated_delta_rule_cases
+from srv_kernels.recurrent_cases import causal_conv1d_cases, gated_delta_rule_cases, state_space_scan_cases
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -237,6 +237,20 @@ CONTRACTS: Mapping[str, OpContract] = {
             " by sqrt(their squared norm + 1e-6), and q by sqrt(K); head h of q and k is that of the HV / H heads of v"
             " from h HV / H on",
             sizes=("key_heads", "value_heads", "key_dim", "value_dim"),
+            tolerances=_RECURRENT_SUMS,
+            result=torch.float32,
+            module="recurrent_reference",
+        ),
+        _contract(
+            recurrent_oracles.state_space_scan,
+            state_space_scan_cases,
+            signature="(x [T, H, P], b [T, G, N], c [T, G, N], decay float32 [T, H], step float32 [T, H] | None, states"
+            " [S, H, P, N], slots int64 [R], lens: R integers) -> (float32 [T, H, P], new states float32 [R, H, P, N]):"
+            " row i has lens[i] >= 1 tokens and begins with states[slots[i]], which is not changed; at each token, the"
+            " state is multiplied by exp(decay), of which decay is at most 0, and x times step (or x, without steps)"
+            " times b is added; the result is the product of the state and c; group g of b and c is that of the H / G"
+            " heads from g H / G on",
+            sizes=("heads", "groups", "head_dim", "state_size"),
             tolerances=_RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",

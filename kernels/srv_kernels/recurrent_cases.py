@@ -65,3 +65,35 @@ def gated_delta_rule_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     decay[1::2] = -80.0  # forgets everything
     args = (zeros, zeros, zeros, decay, torch.ones(70, 2), states, torch.tensor([4]), lens)
     yield Case("zero vectors, extreme decays, and other slots that are not finite", args)
+
+
+def state_space_scan_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 13)
+    for number, lens in enumerate(_ROWS):
+        for heads, groups, head_dim, size in ((1, 1, 8, 8), (6, 2, 12, 16), (4, 4, 32, 64)):
+            tokens, sizes = sum(lens), (heads * head_dim, groups * size, groups * size)
+            x, b, c = random_tensor(generator, tokens, sum(sizes), dtype=dtype).split(sizes, -1)
+            states = random_tensor(generator, _SLOTS, heads, head_dim, size, dtype=torch.float32)
+            step = torch.rand(tokens, heads, generator=generator) if number % 2 == 0 else None
+            label = f"rows of {', '.join(map(str, lens))} tokens, {heads}/{groups} heads of {head_dim}, {size}"
+            yield Case(
+                label,
+                (
+                    x.view(tokens, heads, head_dim),
+                    b.view(tokens, groups, size),
+                    c.view(tokens, groups, size),
+                    -random_tensor(generator, tokens, heads, dtype=torch.float32).abs(),
+                    step,
+                    states,
+                    _slots(generator, lens),
+                    lens,
+                ),
+            )
+    lens = (140,)
+    states = torch.full((_SLOTS, 2, 8, 8), torch.inf)
+    states[4] = 1
+    x, b, c = (random_tensor(generator, 140, 2, 8, dtype=dtype) for _ in range(3))
+    decay = torch.full((140, 2), -0.01)
+    decay[1::7] = -900.0  # forgets everything, and the next tokens nearly nothing
+    args = (x, b, c, decay, None, states, torch.tensor([4]), lens)
+    yield Case("extreme decays, and other slots that are not finite", args)

@@ -64,3 +64,32 @@ def gated_delta_rule(
         kept.append(state)
         begin += length
     return torch.stack(out), torch.stack(kept)
+
+
+def state_space_scan(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    decay: Tensor,
+    step: Tensor | None,
+    states: Tensor,
+    slots: Tensor,
+    lens: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of Mamba-2 (Dao and Gu 2024, arXiv:2405.21060), one token after the other.
+
+    S is exp(decay) S + (step x) bᵀ; the result is S c. Without steps, it is linear attention with a decay.
+    """
+    group = x.shape[1] // b.shape[1]
+    key, query = (float64(each).repeat_interleave(group, 1) for each in (b, c))
+    value, factor = float64(x), float64(decay).exp()
+    value = value if step is None else value * float64(step).unsqueeze(-1)
+    begin, out, kept = 0, [], []
+    for slot, length in zip(slots.tolist(), lens, strict=True):
+        state = float64(states)[slot]
+        for token in range(begin, begin + length):
+            state = state * factor[token, :, None, None] + value[token].unsqueeze(-1) * key[token].unsqueeze(-2)
+            out.append(torch.einsum("hpn,hn->hp", state, query[token]))
+        kept.append(state)
+        begin += length
+    return torch.stack(out), torch.stack(kept)

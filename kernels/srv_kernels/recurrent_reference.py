@@ -117,3 +117,66 @@ def _delta_chunks(
         to_end = (total[:, -1:] - total).exp().unsqueeze(-1)
         state = state * since_begin[:, -1:] + (k * to_end).transpose(-1, -2) @ written
     return torch.cat(out, 1).transpose(0, 1), state
+
+
+def state_space_scan(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    decay: Tensor,
+    step: Tensor | None,
+    states: Tensor,
+    slots: Tensor,
+    lens: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """x [T, H, P], b, c [T, G, N], decay, step float32 [T, H], states [S, H, P, N], slots int64 [R] -> (float32
+    [T, H, P], new states float32 [R, H, P, N]).
+
+    The leading rows of one token are computed together, by the recurrence; the others one by one, in chunks.
+    """
+    heads, groups = x.shape[1], b.shape[1]
+    value = x.float() if step is None else x.float() * step.unsqueeze(-1)
+    value = value.reshape(-1, groups, heads // groups, x.shape[2])
+    rates = decay.reshape(-1, groups, heads // groups)
+    key, query = b.float(), c.float()
+    kept = states.index_select(0, slots).float().view(-1, groups, heads // groups, *states.shape[2:])
+    single = _leading_rows_of_one(lens)
+    stepped, states_after = _scan_step(*(each[:single] for each in (value, key, query, rates, kept)))
+    out, new, begin = [stepped], [states_after], single
+    for row in range(single, len(lens)):
+        part = slice(begin, begin + lens[row])
+        chunks, state = _scan_chunks(value[part], key[part], query[part], rates[part], kept[row])
+        out.append(chunks)
+        new.append(state.unsqueeze(0))
+        begin = part.stop
+    return _joined(out).flatten(1, 2), _joined(new).flatten(1, 2)
+
+
+def _scan_step(value: Tensor, key: Tensor, query: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """One token of each row: value [R, G, H, P], key, query [R, G, N], decay [R, G, H], state [R, G, H, P, N].
+
+    `state` is a copy already, and is overwritten.
+    """
+    state.mul_(decay.exp()[..., None, None]).addcmul_(value.unsqueeze(-1), key[:, :, None, None])
+    return (state @ query[:, :, None, :, None]).squeeze(-1), state
+
+
+def _scan_chunks(value: Tensor, key: Tensor, query: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens of one row: value [T, G, H, P], key, query [T, G, N], decay [T, G, H], state [G, H, P, N].
+
+    Within a chunk, the products of keys and queries weight the values, as in attention (Dao and Gu 2024). Decays
+    between two tokens are sums of their own: differences of sums since the begin lose what follows a large one.
+    """
+    out = []
+    for begin in range(0, len(value), _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        v, rates = value[part].permute(1, 2, 0, 3), decay[part].permute(1, 2, 0)  # [G, H, L, P], [G, H, L]
+        k, q = key[part].transpose(0, 1), query[part].transpose(0, 1)  # [G, L, N]
+        tokens = v.shape[2]
+        between = rates.unsqueeze(-1).expand(*rates.shape, tokens).tril(-1).cumsum(-2)  # of token j's value, at token i
+        weights = (q @ k.transpose(-1, -2)).unsqueeze(1) * between.exp().tril()
+        since_begin = rates.cumsum(-1).exp().unsqueeze(-1)
+        out.append(weights @ v + since_begin * (q.unsqueeze(1) @ state.transpose(-1, -2)))
+        to_end = between[..., -1, :].exp().unsqueeze(-1)
+        state = state * since_begin[..., -1:, :] + (v * to_end).transpose(-1, -2) @ k.unsqueeze(1)
+    return torch.cat(out, 2).permute(2, 0, 1, 3), state

@@ -161,6 +161,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3n_text": {**SHARED_KEYS, "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0]},
     "gemma4_text": {**SHARED_KEYS, "global_head_dim": 2 * HEAD_DIM},
     "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 2 * HEAD_DIM},
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": DELTA_AND_ATTENTION},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "qwen3_5": {"text_config": {"layer_types": DELTA_AND_ATTENTION}},

@@ -16,11 +16,15 @@ from models_reference_ops import reference_ops
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    BambaConfig,
+    FalconH1Config,
     Gemma3TextConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
+    MiniMaxConfig,
     MistralConfig,
     MixtralConfig,
     Qwen2Config,
@@ -53,6 +57,10 @@ CONFIGS: dict[str, Any] = {
     "qwen3_5_moe": Qwen3_5MoeTextConfig,
     "lfm2": Lfm2Config,
     "lfm2_moe": Lfm2MoeConfig,
+    "granitemoehybrid": GraniteMoeHybridConfig,
+    "bamba": BambaConfig,
+    "falcon_h1": FalconH1Config,
+    "minimax": MiniMaxConfig,
     "mixtral": MixtralConfig,
     "qwen2_moe": Qwen2MoeConfig,
     "qwen3_moe": Qwen3MoeConfig,
@@ -87,6 +95,7 @@ SHARED_EXPERTS = {
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 24,
 }
+MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
 # Fields whose defaults in transformers do not fit these sizes.
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8},
@@ -103,6 +112,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "num_dense_layers": 1,
     },
+    "granitemoehybrid": {
+        **MAMBA,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 24,
+    },
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 96},
+    "minimax": {"num_local_experts": 5, "block_size": 16},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 6,

@@ -251,6 +251,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _of(2048, 12288, 16, 32, 8, 65536, block_ff_dim=12288, block_multiple_of=256, block_ffn_dim_multiplier=1.0)
         | {"full_attn_idxs": [2, 5, 8, 10, 12, 14], "conv_L_cache": 3, "block_auto_adjust_ff_dim": True},
     ),
+    "MiniMax-Text-01": (
+        "MiniMaxForCausalLM",
+        _of(6144, 9216, 80, 64, 8, 200064, 128, num_local_experts=32, num_experts_per_tok=2)
+        | {"layer_types": ["linear_attention" if (i + 1) % 8 else "full_attention" for i in range(80)]},
+    ),
     "MiniMax-M2": (
         "MiniMaxM2ForCausalLM",
         _of(3072, 1536, 62, 48, 8, 200064, 128, num_local_experts=256, num_experts_per_tok=8),

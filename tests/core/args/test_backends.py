@@ -48,7 +48,7 @@ STATES = Recurrent((1, 2), (StateTensor("state", (4,), "float32"),))
             "LlamaForCausalLM",
             "it cannot compute layers 1-2: it does not support multi-head latent attention (MLA)",
         ),
-        (STATES, "BambaForCausalLM", "the cache group of layers 1-2 is recurrent"),
+        (STATES, "JambaForCausalLM", "the cache group of layers 1-2 is recurrent"),
     ],
 )
 def test_attention_backends_are_not_asked_about_other_cache_groups(

@@ -44,6 +44,10 @@ CELLS = {
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
     "vaultgemma": "any other decoder",  # without native layers: through transformers
 }
 SLOW = dict.fromkeys(CELLS.keys() - {"llama"}, (pytest.mark.slow,))
@@ -57,6 +61,9 @@ POOL = "--max-total-tokens=2048"
 OF_KIND: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16},
     "qwen3_5_moe": {"moe_intermediate_size": 32},  # transformers' product of experts needs rows of whole 16 bytes
+    "granitemoehybrid": {"mamba_n_heads": 16},
+    "bamba": {"mamba_n_heads": 16},
+    "falcon_h1": {"mamba_n_heads": 16, "mamba_d_ssm": 128},
     "vaultgemma": {"query_pre_attn_scalar": 16},
 }
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0}

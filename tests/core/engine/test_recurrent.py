@@ -11,6 +11,7 @@ from models_small import SHARED_EXPERTS
 from srv.io.messages import Abort
 from srv.testing.engine import CheckedEngine
 
+STATE_SPACE = ("granitemoehybrid", "bamba", "falcon_h1", "minimax")
 LONG = [(place * 37 + 11) % 90 + 3 for place in range(75)]  # longer than a chunk of the delta rule
 
 
@@ -60,7 +61,7 @@ def test_experts_in_a_batch_and_chunks(tmp_path: Any) -> None:
         assert [result.tokens for result in made.generate(messages(sparse.prompts))] == sparse.tokens
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", *STATE_SPACE])
 def test_other_models_in_a_batch_in_chunks_and_after_a_prefix(kind: str, tmp_path: Any) -> None:
     other = make_small(kind, tmp_path)
     expected = greedy(other.model, LONG, OUTPUT)
@@ -72,6 +73,20 @@ def test_other_models_in_a_batch_in_chunks_and_after_a_prefix(kind: str, tmp_pat
         (second,) = made.generate([message("second", turn)])
     assert [again.tokens, second.tokens] == [expected, greedy(other.model, turn, OUTPUT)]
     assert [again.cached_tokens, second.cached_tokens] == [72, 72]
+
+
+@pytest.mark.parametrize("kind", ["granitemoehybrid", "falcon_h1", "minimax"])
+def test_states_beside_keys_are_measured_and_computed_again_after_a_retraction(kind: str, tmp_path: Any) -> None:
+    other = make_small(kind, tmp_path)
+    expected = greedy(other.model, LONG, OUTPUT)
+    flags: dict[str, Any] = {"chunk": 16, "max_running_requests": 6, "mamba_track_interval": 8}
+    with engine(other, pool=148, schedule_conservativeness=0.01, **flags) as made:
+        (line,) = [each for each in made.ready.memory[0] if each.name == "recurrent states"]
+        assert line.predicted == line.measured > 0
+        results = made.generate(messages([LONG, *other.prompts[4:]]))
+        assert made.stats().retractions > 0
+        assert kept(made)[1] == 0
+    assert [result.tokens for result in results] == [expected, *other.tokens[4:]]
 
 
 def test_a_prefix_goes_on_from_its_snapshot(small: Small, after_long: list[int]) -> None:

@@ -109,6 +109,22 @@ LFM2_MOE = LFM2 | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16}
+GRANITE_HYBRID = (
+    LLAMA
+    | MAMBA
+    | {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 4,
+        "shared_intermediate_size": 48,
+    }
+)
+GRANITE_DENSE = GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"}
+BAMBA = LLAMA | MAMBA | {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "attn_layer_indices": [0]}
+FALCON_H1 = LLAMA | MAMBA | {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "mamba_d_ssm": 128}
+MINIMAX = LLAMA | {"architectures": ["MiniMaxForCausalLM"], "model_type": "minimax", "num_local_experts": 4}
 UNKNOWN = LLAMA | {"hidden_act": "gelu"}  # no native layers
 
 
@@ -237,6 +253,11 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (QWEN3_5_MOE, ()),
         (LFM2, ("--torchao-config", "int8dq")),
         (LFM2_MOE, ()),
+        (GRANITE_HYBRID, ()),
+        (GRANITE_DENSE, ()),
+        (BAMBA, ()),
+        (FALCON_H1, ()),
+        (MINIMAX, ()),
         (DEEPSEEK, ()),
         (UNKNOWN, ()),
     ],
@@ -253,6 +274,11 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "qwen3.5-moe",
         "lfm2-int8dq",
         "lfm2-moe",
+        "granite-hybrid",
+        "granite-hybrid-dense",
+        "bamba",
+        "falcon-h1",
+        "minimax",
         "deepseek",
         "transformers",
     ],

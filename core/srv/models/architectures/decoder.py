@@ -57,8 +57,8 @@ class Decoder(LayerStack[DecoderLayer]):
 
     def __init__(self, config: DecoderConfig, factory: LayerFactory, context_length: int) -> None:
         super().__init__(config, factory, context_length, lambda index: DecoderLayer(config, factory, index))
-        self._embedding_multiplier = _unless_one(config.embedding_multiplier)
-        self._residual_multiplier = _unless_one(config.residual_multiplier)
+        self._embedding_multiplier = unless_one(config.embedding_multiplier)
+        self._residual_multiplier = unless_one(config.residual_multiplier)
         self.cos_sin: Tensor
         cos_sin = cos_sin_table(config.rope, context_length).to(factory.context.device)
         self.register_buffer("cos_sin", cos_sin, persistent=False)
@@ -104,5 +104,5 @@ def _query_factors(temperature: Temperature, positions: int) -> Tensor:
     return torch.log1p(steps) * temperature.scale + 1.0
 
 
-def _unless_one(factor: float) -> float | None:
+def unless_one(factor: float) -> float | None:
     return None if factor == 1.0 else factor

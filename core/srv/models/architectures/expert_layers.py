@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import native_or_reason
-from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import MoEConfig
+from srv.models.layers.recurrent_sizes import RecurrentSizes
 from srv.specs import ModelFacts
 
 
@@ -30,7 +30,7 @@ class SpecialLayers(NamedTuple):
     """Layers that need more temporary memory than attention and an MLP do; None of which a model has none."""
 
     mixture: MoEConfig | None = None
-    recurrent: DeltaSizes | None = None
+    recurrent: RecurrentSizes | None = None
 
 
 def special_layers(model: ModelFacts) -> SpecialLayers:
@@ -38,5 +38,5 @@ def special_layers(model: ModelFacts) -> SpecialLayers:
     native = native_or_reason(model.architecture, model.config)
     if isinstance(native, str):
         return SpecialLayers()
-    recurrent = getattr(native, "delta", None)
-    return SpecialLayers(mixture_of(native), recurrent if isinstance(recurrent, DeltaSizes) else None)
+    recurrent = getattr(native, "recurrent", None)
+    return SpecialLayers(mixture_of(native), recurrent if isinstance(recurrent, RecurrentSizes) else None)

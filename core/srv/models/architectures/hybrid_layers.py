@@ -14,11 +14,13 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from srv.models.architectures.attention import Attention
+from srv.models.architectures.decoder import unless_one
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.gated_attention import GatedAttention
 from srv.models.architectures.layer_stack import LayerStack, StackedLayer
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.formats.slices import Slice
+from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.mlp import GatedMLP
 from srv.models.layers.moe import MoE
@@ -80,9 +82,11 @@ class HybridStack(LayerStack[Layer]):
         factory: LayerFactory,
         context_length: int,
         make_layer: Callable[[int], Layer],
-        norm: type[RMSNorm] = RMSNorm,
+        norm: Callable[[BuildContext, int, float], RMSNorm] = RMSNorm,
     ) -> None:
         super().__init__(config, factory, context_length, make_layer, norm)
+        self._embedding_multiplier = unless_one(config.embedding_multiplier)
+        self._residual_multiplier = unless_one(config.residual_multiplier)
         self.cos_sin: Tensor
         table = cos_sin_table(config.rope, context_length).to(factory.context.device)
         self.register_buffer("cos_sin", table, persistent=False)
@@ -94,6 +98,9 @@ class HybridStack(LayerStack[Layer]):
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         residual: Tensor = self.lookup(inputs.tokens)
+        if self._embedding_multiplier is not None:
+            residual = residual * self._embedding_multiplier
+        multiplier = self._residual_multiplier
         x: Tensor | None = None
         for layer in self.stack:
             if x is None:
@@ -101,8 +108,12 @@ class HybridStack(LayerStack[Layer]):
             else:
                 normed, residual = layer.attention_norm.add_and_norm(x, residual)
             mixed = layer.mix(normed, inputs, self.cos_sin, context)
+            if multiplier is not None:
+                mixed = mixed * multiplier
             normed, residual = layer.mlp_norm.add_and_norm(mixed, residual)
             x = layer.feed_forward.forward(normed)
+            if multiplier is not None:
+                x = x * multiplier
         if x is None:
             return self.norm.forward(residual)
         return self.norm.add_and_norm(x, residual)[0]

@@ -50,6 +50,10 @@ class Qwen3NextConfig(NamedTuple):
         return self.moe if self.has_experts[index] else None
 
     @property
+    def recurrent(self) -> DeltaSizes:
+        return self.delta
+
+    @property
     def parameters(self) -> int:
         """Biases of attention, norms, routers, and what computes decays come on top of the matrices."""
         sizes, delta = self.decoder, self.delta

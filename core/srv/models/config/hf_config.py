@@ -177,6 +177,8 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Desc
     kinds = text.get("layer_types") or text.get("layers_block_type") or text.get("block_types") or ()
     foreign = [name for name in OTHER_STATE_FIELDS if text.get(name)] + sorted(set(kinds) - ATTENTION_LAYERS)
     foreign = [name for name in foreign if name != "kv_lora_rank" or not layer_fields.latent_head(text)]
+    if kinds and set(kinds) <= ATTENTION_LAYERS:  # Granite 4 has models without the layers that the sizes are of
+        foreign = [name for name in foreign if name != "mamba_d_state"]
     if foreign and (not model.known or (architecture in native_names() and not model.keeps_other_states)):
         reason = f"{architecture} has state other than keys and values ({', '.join(foreign)})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)

@@ -25,11 +25,12 @@ class StoredWeights(NamedTuple):
     """The weights of one architecture, as its checkpoints have them.
 
     `prefix`: the beginning of all names but that of the output layer, which some checkpoints leave out. `names`: from
-    the stored names of modules, without it, to those of the layers; "*" stands for the number of a layer, of which a
-    name has at most one. Other names stay as they are. `unused`: stored tensors, with their prefix, that no layer
-    needs. `fused`: the name of the matrix of queries, keys and values in a layer ("self_attn.query_key_value"), which
-    is divided into q_proj, k_proj and v_proj; "" if it is not fused. `rows`: the order of its rows. `fused_mlp`: the
-    name of the matrix of gate and up projection ("mlp.gate_up_proj"), which is divided into its halves; "" likewise.
+    the stored names of modules, or of single tensors, without it, to those of the layers; "*" stands for the number of
+    a layer, of which a name has at most one. Other names stay as they are. `unused`: stored tensors, with their prefix,
+    that no layer needs. `fused`: the name of the matrix of queries, keys and values in a layer
+    ("self_attn.query_key_value"), which is divided into q_proj, k_proj and v_proj; "" if it is not fused. `rows`: the
+    order of its rows. `fused_mlp`: the name of the matrix of gate and up projection ("mlp.gate_up_proj"), which is
+    divided into its halves; "" likewise.
     `interleaved`: the function from the fields of the configuration to the number of dimensions per head whose rotary
     pairs are adjacent (GPT-J); they are reordered, so that the pairs are those of the other models. None for none.
     `transposed`: names of modules of a layer, as the layers have them, whose weights are stored as [in, out].
@@ -69,18 +70,21 @@ class StoredWeights(NamedTuple):
             stored = ".".join(self.components.get(part, part) for part in stored.split("."))
         module, _, suffix = stored.removeprefix(self.prefix).rpartition(".")
         found = _NUMBER.search(module)
-        name = self.names.get(module if found is None else _NUMBER.sub(".*.", module, count=1))
+        pattern = module if found is None else _NUMBER.sub(".*.", module, count=1)
+        whole = self.names.get(f"{pattern}.{suffix}")
+        name = whole or self.names.get(pattern)
         if name is None:
             return stored
-        last = self.suffixes.get(suffix, suffix)
-        return f"{name if found is None else name.replace('*', found[1])}.{last}"
+        name = name if found is None else name.replace("*", found[1])
+        return name if whole else f"{name}.{self.suffixes.get(suffix, suffix)}"
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The names of the model's tensors that a tensor of this name is divided into: itself, or two or three."""
         if self.fused and f".{self.fused}." in name:
             return tuple(name.replace(self.fused, f"self_attn.{each}_proj") for each in "qkv")
         if self.fused_mlp and f".{self.fused_mlp}." in name:
-            return tuple(name.replace(self.fused_mlp, f"mlp.{each}_proj") for each in ("gate", "up"))
+            mlp = self.fused_mlp.rpartition(".")[0]
+            return tuple(name.replace(self.fused_mlp, f"{mlp}.{each}_proj") for each in ("gate", "up"))
         return (name,)
 
 

@@ -167,12 +167,12 @@ def decoder(
     return (body.under(name) if name else body) + output
 
 
-def state_cache(c: Fields, conv: tuple[int, int], recurrent: tuple[int, ...] | None = None) -> Part:
+def state_cache(c: Fields, conv: tuple[int, int] | None, recurrent: tuple[int, ...] | None = None) -> Part:
     """What a recurrent layer keeps per request: the inputs of a convolution ``[channels, width]``, and a state.
 
     The inputs have the dtype of the model. The state is float32, as the recurrence is computed.
     """
-    states = [StateTensor("conv", conv, c.dtype_name)]
+    states = [] if conv is None else [StateTensor("conv", conv, c.dtype_name)]
     if recurrent is not None:
         states.append(StateTensor("state", recurrent, "float32"))
     return Part((), (Recurrent((), tuple(states)),))

@@ -10,6 +10,7 @@ from srv.models.sizes.blocks import (
     decoder,
     experts,
     gated_mlp,
+    head_dim,
     kinds,
     latent_attention,
     mamba1,
@@ -222,6 +223,23 @@ def kimi_linear(c: Fields) -> Part:
         return pre_norm(c, latent if types[i] == "full_attention" else recurrent, sparse if is_sparse else dense)
 
     return decoder(c, layer, tied=False)
+
+
+def minimax(c: Fields) -> Part:
+    """Lightning attention, and softmax attention in every second layer by default."""
+    hidden, heads, dim = c.hidden_size, c.num_attention_heads, head_dim(c)
+    types = kinds(c, lambda i: "linear_attention" if i % 2 else "full_attention")
+    linears = linear("qkv_proj", hidden, 3 * heads * dim) + linear("output_gate", hidden, heads * dim)
+    linears += linear("out_proj", heads * dim, hidden) + norm("norm", heads * dim)
+    block = c.block_size
+    decays = buffer("slope_rate", heads) + buffer("query_decay", heads, block) + buffer("key_decay", heads, block)
+    decays += buffer("diagonal_decay", heads, block, block)
+    recurrent = (linears + decays).under("self_attn") + state_cache(c, None, (heads, dim, dim))
+    own = attention(c, window=c.sliding_window)
+    mlp = moe(
+        c, count=c.num_local_experts, inner=c.intermediate_size, used=c.num_experts_per_tok, name="block_sparse_moe"
+    )
+    return decoder(c, lambda i: pre_norm(c, recurrent if types[i] == "linear_attention" else own, mlp))
 
 
 def _short_convolution(c: Fields, width: int) -> Part:

@@ -91,6 +91,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "MambaForCausalLM": Family("mamba", "hybrid:mamba", FACTS_ONLY),
         "MiMoV2FlashForCausalLM": Family("mimo_v2_flash", "mixture:mimo_v2_flash"),
         "MiniCPM3ForCausalLM": Family("minicpm3", "dense:minicpm3"),
+        "MiniMaxForCausalLM": Family("minimax", "hybrid:minimax", FACTS_ONLY),
         "MiniMaxM2ForCausalLM": Family("minimax_m2", "mixture:minimax_m2"),
         "Ministral3ForCausalLM": Family("ministral3", "dense:mistral"),
         "MinistralForCausalLM": Family("ministral", "dense:ministral"),

@@ -1,0 +1,166 @@
+"""MiniMax-Text-01: lightning attention in most layers, softmax attention in the others, and experts in all.
+
+Each norm's result, times a constant, is the residual. Torch-free; `minimax_layers` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from srv.models.architectures.architecture import Architecture, DividedSizes
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
+from srv.models.architectures.op_uses import (
+    NORM,
+    OUTPUT,
+    Matrix,
+    ModelOps,
+    OpUse,
+    layer_experts,
+    mixture_matrices,
+    mixture_ops,
+    rotary,
+)
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.recurrent_sizes import ScanSizes
+from srv.specs import AttentionLayer
+
+KINDS = (ATTENTION, "linear_attention")
+
+_DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # stored, but known from the sizes
+
+
+class Factors(NamedTuple):
+    """By which the residual (`kept`), and what is added to it, are multiplied."""
+
+    kept: float
+    added: float
+
+
+class MiniMaxConfig(NamedTuple):
+    """`decoder`: the sizes of attention. `attends`: whether each layer has softmax attention. `full`, `linear`, `mlp`:
+    the factors after softmax attention, after lightning attention and after experts.
+    """
+
+    decoder: DecoderConfig
+    moe: MoEConfig
+    attends: tuple[bool, ...]
+    full: Factors
+    linear: Factors
+    mlp: Factors
+
+    @property
+    def scan(self) -> ScanSizes:
+        sizes = self.decoder
+        return ScanSizes(sizes.heads, sizes.heads, sizes.head_dim, sizes.head_dim)
+
+    @property
+    def recurrent(self) -> ScanSizes | None:
+        return None if all(self.attends) else self.scan
+
+    def share(self, index: int) -> float:
+        """That of `LightningAttention` in a layer."""
+        return 1 - index / (self.decoder.layers - 1 + 1e-5) + 1e-5
+
+    @property
+    def parameters(self) -> int:
+        """The matrices, norms and routers."""
+        sizes, hidden = self.decoder, self.decoder.hidden_size
+        recurrent = (sizes.layers - sum(self.attends)) * self.scan.inner
+        layers = sizes.layers * (2 * hidden + self.moe.other_params(hidden))
+        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
+        return embeddings + self.projection_params + recurrent + layers + hidden
+
+    @property
+    def projection_params(self) -> int:
+        sizes, hidden, attending = self.decoder, self.decoder.hidden_size, sum(self.attends)
+        attention = 2 * hidden * (sizes.heads + sizes.kv_heads) * sizes.head_dim
+        recurrent = 5 * hidden * self.scan.inner
+        experts = sizes.layers * self.moe.projection_params(hidden)
+        return experts + attending * attention + (sizes.layers - attending) * recurrent
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
+
+    @property
+    def divided(self) -> DividedSizes | None:
+        """Recurrent states are on one rank."""
+        return None
+
+    def of_rank(self, ranks: int) -> MiniMaxConfig:
+        return self
+
+    def model_ops(self, dtype: str) -> ModelOps:
+        sizes, hidden = self.decoder, self.decoder.hidden_size
+        ops = [OpUse(NORM, {"dim": hidden})]
+        if not all(self.attends):
+            if self.scan.inner != hidden:
+                ops.append(OpUse(NORM, {"dim": self.scan.inner}))
+            ops.append(OpUse("state_space_scan", self.scan.op_sizes))
+        ops += [*rotary(sizes), *mixture_ops(self.moe)]
+        experts = layer_experts([self.moe] * sizes.layers, hidden)
+        return ModelOps(tuple(ops), tuple(self._matrices()), experts)
+
+    def _matrices(self) -> Iterator[Matrix]:
+        """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
+        sizes, hidden, inner = self.decoder, self.decoder.hidden_size, self.scan.inner
+        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
+        for index, attends in enumerate(self.attends):
+            mixer = f"model.layers.{index}.self_attn"
+            if attends:
+                qkv = tuple(f"{mixer}.{name}_proj" for name in "qkv")
+                yield Matrix(qkv, hidden, inner + 2 * sizes.kv_heads * sizes.head_dim)
+                yield Matrix((f"{mixer}.o_proj",), inner, hidden)
+            else:
+                yield Matrix((f"{mixer}.qkv_proj",), hidden, 3 * inner)
+                yield Matrix((f"{mixer}.output_gate",), hidden, inner)
+                yield Matrix((f"{mixer}.out_proj",), inner, hidden)
+            yield from mixture_matrices(self.moe, f"model.layers.{index}.mlp", hidden)
+        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+
+
+def make_config(config: Mapping[str, Any]) -> MiniMaxConfig:
+    base, window = decoder_config(config, reads=("num_local_experts",)), config["sliding_window"]
+    types = config["layer_types"]
+    attends = attending([KINDS[i % 2] for i in range(base.layers)] if types is None else types, KINDS, base.layers)
+    routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
+    moe = MoEConfig(int(config["num_local_experts"]), base.intermediate_size, routing)
+    check_experts(moe)
+    full, linear, mlp = (
+        Factors(float(config[f"{name}_alpha_factor"]), float(config[f"{name}_beta_factor"]))
+        for name in ("full_attn", "linear_attn", "mlp")
+    )
+    decoder = base._replace(windows=(None if window is None else int(window),) * base.layers)
+    return MiniMaxConfig(decoder, moe, attends, full, linear, mlp)
+
+
+ARCHITECTURE = Architecture(
+    name="MiniMaxForCausalLM",
+    make_config=make_config,
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "layer_types": None,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        **{f"{name}_{side}_factor": 1 for name in ("full_attn", "linear_attn", "mlp") for side in ("alpha", "beta")},
+    },
+    layers="srv.models.architectures.minimax_layers:MiniMax",
+    weights=StoredWeights(
+        components={"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+        unused=tuple(f"model.layers.*.self_attn.{name}" for name in _DECAYS),
+    ),
+)

@@ -1,0 +1,95 @@
+"""What the plan of memory asks of recurrent layers, and the sizes of a state-space layer. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+_FLOAT32 = 4  # bytes
+_STATES_AT_ONCE = 5  # as it was, decayed, what is added, their sum, and all of them in one tensor
+GATED_NORM = "gated_rms_norm"  # its name among the ops of a layer
+_CHUNK = 64  # tokens whose products of b and c are computed at once
+
+
+@runtime_checkable
+class RecurrentSizes(Protocol):
+    """The sizes of a recurrent layer. `item`: bytes per element of the model's dtype."""
+
+    def step_bytes(self, item: int) -> int:
+        """Bytes of temporary tensors per token, at most."""
+
+    def row_bytes(self, item: int) -> int:
+        """Bytes of temporary tensors per request of a step: its states, which the layer reads and computes anew."""
+
+
+class ScanSizes(NamedTuple):
+    """The sizes of the op `state_space_scan`: heads, groups of heads with one b and c, and the two of a state."""
+
+    heads: int
+    groups: int
+    head_dim: int
+    state_size: int
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """The elements of b, or of c, of one token."""
+        return self.groups * self.state_size
+
+    @property
+    def op_sizes(self) -> Mapping[str, int]:
+        return self._asdict()
+
+    def step_bytes(self, item: int) -> int:
+        """As `RecurrentSizes.step_bytes`: values before and after they are multiplied by steps, keys, the weights of a
+        chunk, and results of a chunk and before it; projections are in the model's dtype."""
+        scan = 5 * self.inner + 2 * self.keys + (self.groups + 3 * self.heads) * _CHUNK
+        return item * 4 * (self.inner + self.keys) + _FLOAT32 * scan
+
+    def row_bytes(self, item: int) -> int:
+        return _STATES_AT_ONCE * self.inner * self.state_size * _FLOAT32
+
+
+class StateSpaceSizes(NamedTuple):
+    """Those of a Mamba-2 layer. `width`: tokens that the convolution reads. `conv_bias`, `bias`, `output_bias`: whether
+    the convolution and the two projections have biases. `norm`: whether results are normalised, for each group of
+    heads. `norm_first`: before they are multiplied by the gate, not after.
+    """
+
+    scan: ScanSizes
+    width: int
+    conv_bias: bool
+    bias: bool
+    output_bias: bool
+    norm: bool = True
+    norm_first: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Those of the convolution: values, b and c."""
+        return self.scan.inner + 2 * self.scan.keys
+
+    @property
+    def inputs(self) -> int:
+        """The rows of the projection of gates, channels and steps."""
+        return self.scan.inner + self.channels + self.scan.heads
+
+    def projection_params(self, hidden: int) -> int:
+        return hidden * (self.inputs + self.scan.inner)
+
+    def other_params(self, hidden: int) -> int:
+        """The number of parameters of the convolution, steps, decays, the norm and biases."""
+        convolution = self.channels * (self.width + self.conv_bias)
+        biases = self.inputs * self.bias + hidden * self.output_bias
+        return convolution + 3 * self.scan.heads + self.scan.inner * self.norm + biases
+
+    def step_bytes(self, item: int) -> int:
+        """As `RecurrentSizes.step_bytes`; the taps of the convolution are in float32."""
+        convolution = _FLOAT32 * self.channels * (self.width + 4)
+        return item * 2 * self.inputs + max(convolution, self.scan.step_bytes(item))
+
+    def row_bytes(self, item: int) -> int:
+        return self.scan.row_bytes(item) + _STATES_AT_ONCE * self.channels * self.width * item
