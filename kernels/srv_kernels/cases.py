@@ -16,10 +16,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call: a label for error messages, and positional arguments on the host."""
+    """One call: a label for error messages, and positional arguments on the host.
+
+    needs: the capability of a platform without which its implementations need not support the call; "": none.
+    """
 
     label: str
     args: tuple[Any, ...]
+    needs: str = ""
 
 
 # Magnitudes whose results are finite in every dtype, float16 included.
@@ -206,7 +210,21 @@ GGUF_BLOCKS = {
     "MXFP4": (32, 17, ()),
     "NF4": (64, 36, ()),
     "FP4": (64, 36, ()),
+    "IQ1_S": (256, 50, (0,)),
+    "IQ1_M": (256, 56, ()),
+    "IQ2_XXS": (256, 66, (0,)),
+    "IQ2_XS": (256, 74, (0,)),
+    "IQ2_S": (256, 82, (0,)),
+    "IQ3_XXS": (256, 98, (0,)),
+    "IQ3_S": (256, 110, (0,)),
+    "TQ1_0": (256, 54, (52,)),
+    "TQ2_0": (256, 66, (64,)),
 }
+
+
+def gguf_capability(*quant_types: str) -> str:
+    """The capability that blocks of such types need beyond gguf_blocks; "": none."""
+    return "gguf_codebooks" if any(name.startswith(("IQ1", "IQ2", "IQ3", "TQ")) for name in quant_types) else ""
 
 
 def random_gguf_rows(generator: torch.Generator, outputs: int, inputs: int, quant_type: str) -> Tensor:
@@ -222,7 +240,17 @@ def random_gguf_rows(generator: torch.Generator, outputs: int, inputs: int, quan
     elif quant_type in ("NF4", "FP4"):
         scale = torch.rand(outputs, count, 1, generator=generator) * 0.4 + 0.05
         rows[:, :, :4] = scale.view(torch.uint8)
+    elif quant_type == "IQ1_M":
+        _put_iq1_m_scales(rows, torch.rand(outputs, count, generator=generator) * 0.004 + 0.0005)
     return rows.view(outputs, -1)
+
+
+def _put_iq1_m_scales(rows: Tensor, scales: Tensor) -> None:
+    """The four bits of each quarter of a half-precision scale are the highest of a 16-bit word, the lowest first."""
+    bits = scales.half().view(torch.int16).int()
+    for index in range(4):
+        high = rows[:, :, 49 + 2 * index]
+        high.copy_((high & 15) | ((bits >> 4 * index & 15) << 4).to(torch.uint8))
 
 
 def linear_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
@@ -233,6 +261,7 @@ def linear_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
             yield Case(
                 f"{quant_type}, {rows}x{inputs} to {outputs}",
                 (x, random_gguf_rows(generator, outputs, inputs, quant_type), quant_type),
+                gguf_capability(quant_type),
             )
     for quant_type in ("Q4_1", "Q8_0"):
         weight = random_gguf_rows(generator, 33, 96, quant_type)
@@ -248,6 +277,7 @@ def rows_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 6)
     for quant_type in GGUF_BLOCKS:
         indices = torch.tensor([0, 69, 33, 33, 31, 32])
-        yield Case(quant_type, (random_gguf_rows(generator, 70, 512, quant_type), quant_type, indices, dtype))
+        rows = random_gguf_rows(generator, 70, 512, quant_type)
+        yield Case(quant_type, (rows, quant_type, indices, dtype), gguf_capability(quant_type))
     no_rows = torch.zeros(0, dtype=torch.int64)
     yield Case("no row", (random_gguf_rows(generator, 3, 256, "Q8_0"), "Q8_0", no_rows, dtype))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from srv_kernels.cases import ALL_INPUTS, Case, fp8_scales, random_fp8, random_gguf_rows
+from srv_kernels.cases import ALL_INPUTS, Case, fp8_scales, gguf_capability, random_fp8, random_gguf_rows
 from srv_kernels.expert_oracles import ACTIVATIONS
 
 
@@ -205,7 +205,7 @@ def experts_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         down = rows(sizes.experts, sizes.hidden, sizes.intermediate, types[1])
         args = (*routed[1:4], gate_up, types[0], down, types[1], activation)
         if not biased:
-            return Case(f"{label}, {' and '.join(types)}, {activation}", args)
+            return Case(f"{label}, {' and '.join(types)}, {activation}", args, gguf_capability(*types))
         shapes = (sizes.experts, 2 * sizes.intermediate), (sizes.experts, sizes.hidden)
         biases = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
         return Case(f"{label}, {' and '.join(types)}, {activation}, with biases", (*args, *biases))
@@ -219,3 +219,6 @@ def experts_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         yield case(small.label, small, types)
     for types in (("MXFP4", "MXFP4"), ("IQ4_NL", "IQ4_XS"), ("NF4", "FP4")):
         yield case("with a table", small, types, "swiglu_clamped", biased=types[0] != "NF4")
+    mixed = (("IQ2_XXS", "IQ3_S"), ("IQ1_M", "IQ2_S"), ("TQ2_0", "TQ1_0"), ("IQ3_XXS", "IQ2_XS"), ("IQ1_S", "Q4_K"))
+    for types in mixed:
+        yield case("with codebooks", small, types)

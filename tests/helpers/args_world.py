@@ -22,6 +22,7 @@ CAPABLE = frozenset(
         "overlap",
         "graphs",
         "gguf_blocks",
+        "gguf_codebooks",
         "communicator",
         "float32",
         "float16",

@@ -40,6 +40,7 @@ from transformers import (
 from srv.errors import ModelError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.build import build
+from srv.models.formats.gguf_types import CODEBOOK_TYPES
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 
@@ -291,7 +292,20 @@ SCALES = {
     **{Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)},
     **dict.fromkeys((Kind.IQ4_NL, Kind.IQ4_XS, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS), (0,)),
     **dict.fromkeys((Kind.IQ3_S, Kind.IQ1_S), (0,)),
+    Kind.IQ1_M: (),
 }
+
+
+def codebook_kinds() -> Callable[[str], Kind]:
+    """A type of 1 to 3 bits for each matrix; every type comes up among nine of them."""
+    names: dict[str, int] = {}
+
+    def kind_of(name: str) -> Kind:
+        if "norm" in name:
+            return Kind.F32
+        return Kind[CODEBOOK_TYPES[names.setdefault(name, len(names)) % len(CODEBOOK_TYPES)]]
+
+    return kind_of
 
 
 def blocks(weight: np.ndarray, kind: Kind, random: np.random.Generator) -> np.ndarray:
@@ -303,6 +317,9 @@ def blocks(weight: np.ndarray, kind: Kind, random: np.random.Generator) -> np.nd
     data = random.integers(0, 256, (*rows, columns // elements, size), dtype=np.uint8)
     for at in SCALES[kind]:
         data[..., at : at + 2] = np.frombuffer(np.float16(0.002).tobytes(), dtype=np.uint8)
+    if kind == Kind.IQ1_M:  # the highest four bits of four words are a scale, the lowest of them first
+        nibbles = int(np.float16(0.02).view(np.uint16)) >> np.arange(0, 16, 4) & 15
+        data[..., 49::2] = data[..., 49::2] & 15 | (nibbles << 4).astype(np.uint8)
     return data.reshape(*rows, -1)
 
 

@@ -13,7 +13,7 @@ ERROR = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}  # relative to the result
 
 def uses_int16_path(isa: str, stored: str) -> bool:
     """Whether gguf_linear.cpp multiplies this type as int16, with a row's inputs quantized to 16 bits."""
-    return isa == "avx2" and stored in ("Q5_0", "Q8_0", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+    return isa == "avx2" and (stored in ("Q5_0", "Q8_0", "Q6_K", "MXFP4") or stored.startswith("IQ"))
 
 
 def assert_linear(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -26,6 +26,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "int8_weights": "int8 weights times activations that are not quantized: op linear_int8",
         "fp8_weights": "FP8 (e4m3) weights with scales of outputs or blocks, times activations: op linear_fp8",
         "gguf_blocks": "weights that stay in GGUF's quantized blocks: ops linear_gguf, rows_gguf (embedding lookup)",
+        "gguf_codebooks": "the ops of GGUF blocks also for types of 1 to 3 bits: IQ1, IQ2, IQ3 and TQ",
         "int8_kv": "an int8 KV pool with space for its scales, and attention that reads it: see KVLayout",
         "fp8_kv": "a KV pool of 8-bit floats, and attention that applies the scales of layers: see KVLayout",
         "batch_invariant": "weight products, and ops that declare it, give a row the same bits with any other rows",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _PACKED = {
     **{"Q2_K": 13, "Q3_K": 11, "Q4_0": 11, "Q4_1": 11, "Q4_K": 11},
     **{"IQ4_NL": 12, "IQ4_XS": 12, "MXFP4": 12},
+    **{"TQ1_0": 6, "TQ2_0": 6, "IQ1_S": 9, "IQ1_M": 10},
+    **{"IQ2_XXS": 9, "IQ2_XS": 10, "IQ2_S": 10, "IQ3_XXS": 11, "IQ3_S": 11},
 }
 _UNPACKED = 18
 

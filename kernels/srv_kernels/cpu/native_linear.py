@@ -217,8 +217,17 @@ GGML_TYPES = {
     "Q4_K": 12,
     "Q5_K": 13,
     "Q6_K": 14,
+    "IQ2_XXS": 16,
+    "IQ2_XS": 17,
+    "IQ3_XXS": 18,
+    "IQ1_S": 19,
     "IQ4_NL": 20,
+    "IQ3_S": 21,
+    "IQ2_S": 22,
     "IQ4_XS": 23,
+    "IQ1_M": 29,
+    "TQ1_0": 34,
+    "TQ2_0": 35,
     "MXFP4": 39,
     "NF4": 1000,
     "FP4": 1001,
@@ -249,9 +258,9 @@ class GGUFWeight:
 
         x is quantized to 8 bits with a scale per 16 inputs: 1/127 of their largest magnitude, rounded up to an integer
         multiple of the row's scale, which is at most 1/17,045 of the row's largest such scale and at least 2^-120. With
-        AVX2 but not AVX-512, Q5_0, Q8_0 and Q6_K quantize x to 16 bits instead: one scale per row, 1/32,767 of its
-        largest magnitude, at least 2^-120. bias: [outputs] of x's dtype. out: receives the result; rows must be
-        contiguous.
+        AVX2 but not AVX-512, Q5_0, Q8_0, Q6_K and types with a table of bytes quantize x to 16 bits instead: one scale
+        per row, 1/32,767 of its largest magnitude, at least 2^-120. bias: [outputs] of x's dtype. out: receives the
+        result; rows must be contiguous.
         """
         rows = input_rows(x, self.inputs, bias)
         if bias is not None:

@@ -48,7 +48,8 @@ def _fast_in_bfloat16(device: DeviceFacts) -> bool:
 def _capabilities(device: DeviceFacts) -> frozenset[str]:
     """Graphs, GGUF-quantized weights, int8 KV and batch invariance need the native kernels; compiled steps need a C++
     compiler."""
-    native = {"gguf_blocks", "graphs", "int8_kv", "batch_invariant"} if NATIVE_KERNELS in device.features else set()
+    kernels = {"gguf_blocks", "gguf_codebooks", "graphs", "int8_kv", "batch_invariant"}
+    native = kernels if NATIVE_KERNELS in device.features else set()
     compiled = {"torch_compile"} if COMPILER in device.features else set()
     return frozenset(_CAPABILITIES | native | compiled)
 

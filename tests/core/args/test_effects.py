@@ -24,7 +24,7 @@ from engine_small import OUTPUT, Small, engine, make_small, message, messages
 from fp8_weights import FORMS as FP8_FORMS
 from fp8_weights import write_fp8
 from gguf import GGMLQuantizationType
-from models_small import small_model, write_gguf
+from models_small import codebook_kinds, small_model, write_gguf
 from mxfp4_weights import write_compressed
 from packed_weights import FORMS, write_packed
 from platform_plugins import write_plugin
@@ -345,6 +345,18 @@ def test_dequantize_weights(small: Small, tmp_path: Path) -> None:
     """Computing with quantize_weights blocks rounds the inputs, so the results differ slightly."""
     file = tmp_path / "model.gguf"
     write_gguf(file, small_model("llama", **GGUF_SIZES), "llama", GGMLQuantizationType.Q8_0)
+    plain = _logprobs(small, model_path=file, dequantize_weights=True)
+    blocks = _logprobs(small, model_path=file)
+    distances = [abs(one - two) for one, two in zip(plain, blocks, strict=True)]
+    assert 0 < max(distances) < 0.5
+
+
+@needs_native
+def test_weights_of_codebooks_are_multiplied_in_their_blocks(small: Small, tmp_path: Path) -> None:
+    """A file of all types of 1 to 3 bits, the embedding's included, compared with its dequantized weights."""
+    file = tmp_path / "model.gguf"
+    sizes = {**GGUF_SIZES, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
+    write_gguf(file, small_model("llama", **sizes), "llama", kinds=codebook_kinds())
     plain = _logprobs(small, model_path=file, dequantize_weights=True)
     blocks = _logprobs(small, model_path=file)
     distances = [abs(one - two) for one, two in zip(plain, blocks, strict=True)]

@@ -11,17 +11,18 @@ import pytest
 from every import every
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
-from models_small import agree, built, small_model, write_gguf
+from models_small import agree, built, codebook_kinds, small_model, write_gguf
 
 from srv.errors import ModelError
 from srv.models.base import CausalLM
 from srv.models.formats.gguf_header import read_header
 from srv.models.formats.gguf_loader import DEQUANTIZED
 from srv.models.formats.gguf_scales import finite_scales
-from srv.models.formats.gguf_types import OP_TYPES, TYPES_BY_NAME
+from srv.models.formats.gguf_types import CODEBOOK_TYPES, OP_TYPES, TYPES_BY_NAME
 from srv.models.layers.embedding import Embedding
 from srv.models.layers.linear import Linear
 from srv.planning.plan import make_plan
+from srv.quantization.gguf import loaded_bytes
 from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear
 from srv.testing.engine import user_input
 
@@ -85,17 +86,28 @@ def test_unquantized_tensors_stay_unquantized(tmp_path: Path) -> None:
     assert isinstance(ours.embedding, Embedding)
 
 
-@every("kind", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "TQ1_0", "TQ2_0"])
-def test_types_without_a_product_are_dequantized_if_the_user_says_so(kind: str, tmp_path: Path) -> None:
+@every("kind", CODEBOOK_TYPES)
+def test_platforms_without_a_product_of_a_type_dequantize_it_if_the_user_says_so(kind: str, tmp_path: Path) -> None:
     model = small_model("llama", **{**WIDE, "num_hidden_layers": 1}, num_attention_heads=8, head_dim=32)
     path = tmp_path / f"{kind}.gguf"
     write_gguf(path, model, "llama", Kind[kind])
     assert agree(built(path), model)
-    refusals = make_plan(user_input(["--model-path", str(path)])).refusals
-    assert [(each.what, each.code, kind in each.reason) for each in refusals] == [
+    gpu = ["--model-path", str(path), "--device", "cuda:sm90"]
+    assert [(each.what, each.code, kind in each.reason) for each in make_plan(user_input(gpu)).refusals] == [
         ("dequantize_weights", "slower_path", True)
     ]
-    assert make_plan(user_input(["--model-path", str(path), "--dequantize-weights"])).refusals == ()
+    assert make_plan(user_input([*gpu, "--dequantize-weights"])).refusals == ()
+    assert make_plan(user_input(["--model-path", str(path), "--device", "cpu:avx512"])).refusals == ()
+
+
+def test_a_plan_counts_the_blocks_of_codebooks_as_they_are_loaded(tmp_path: Path) -> None:
+    """Each matrix has another type; other tensors are float32."""
+    ours, model = stored(tmp_path, kind=codebook_kinds())
+    assert agree(ours, model)
+    facts = make_plan(user_input(["--model-path", str(tmp_path / "model.gguf"), "--device", "cpu:avx512"])).model
+    assert facts is not None
+    assert set(CODEBOOK_TYPES) <= facts.stored_types.keys()
+    assert loaded_bytes(facts, 4) == sum(view.numel() * view.itemsize for view in ours.weight_views().values())
 
 
 def test_by_default_the_weights_are_dequantized(tmp_path: Path) -> None:

@@ -295,19 +295,21 @@ bool w8a8_linear(int type) {
     return check.passed();
 }
 
-// A quantization type: the bytes of its block, and the offsets of its scales: of half precision, but one byte in MXFP4
-// and float32 in NF4 and FP4.
+// A quantization type: the bytes of its block, and the offsets of its scales: of half precision, but one byte in MXFP4,
+// float32 in NF4 and FP4, and the highest four bits of four words in IQ1_M.
 struct BlockType {
     int32_t type;
     int64_t block;
     std::vector<int> scales;
 };
 
-constexpr int32_t IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39, NF4 = 1000, FP4 = 1001;
+constexpr int32_t IQ4_NL = 20, IQ4_XS = 23, IQ1_M = 29, MXFP4 = 39, NF4 = 1000, FP4 = 1001;
 const BlockType GGML_TYPES[] = {
     {2, 18, {0}},       {3, 20, {0, 2}},    {6, 22, {0}},       {7, 24, {0, 2}},    {8, 34, {0}},
     {10, 84, {80, 82}}, {11, 110, {108}},   {12, 144, {0, 2}},  {13, 176, {0, 2}},  {14, 210, {208}},
     {IQ4_NL, 18, {0}},  {IQ4_XS, 136, {0}}, {MXFP4, 17, {0}},   {NF4, 36, {0}},     {FP4, 36, {0}},
+    {16, 66, {0}},      {17, 74, {0}},      {18, 98, {0}},      {19, 50, {0}},      {21, 110, {0}},
+    {22, 82, {0}},      {IQ1_M, 56, {48}},  {34, 54, {52}},     {35, 66, {64}},
 };
 
 // Writes a scale of about 2^-7.
@@ -319,7 +321,11 @@ void put_scale(int32_t type, uint8_t* at) {
         std::memcpy(at, &scale, 4);
     } else {
         const auto half = static_cast<uint16_t>(0x2000 + (bits() & 0xff));
-        std::memcpy(at, &half, 2);
+        if (type != IQ1_M) {
+            std::memcpy(at, &half, 2);
+            return;
+        }
+        for (int i = 0; i < 4; ++i) at[2 * i + 1] = static_cast<uint8_t>((at[2 * i + 1] & 15) | (half >> 4 * i & 15) << 4);
     }
 }
 

@@ -18,7 +18,9 @@ from native_again import own_tests
 from native_cases import DTYPES, avx2_cases
 from native_linear_checked import BLOCK_WEIGHTS, assert_linear, uses_int16_path
 
+from srv.models.formats.gguf_types import CODEBOOK_TYPES
 from srv_kernels import oracles
+from srv_kernels.cases import GGUF_BLOCKS
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu import build, library
 from srv_matrix.pytest_plugin import covers
@@ -32,6 +34,7 @@ NO_KERNELS = f"no native kernels here: {LOADED.reason}"
 native = pytest.mark.skipif(LOADED.library is None, reason=NO_KERNELS)
 GGUF_TYPES = tuple(native_linear.GGML_TYPES) if LOADED.library is not None else ("none",)
 ISAS = tuple(build.isas())
+CAPABILITIES = ("gguf_codebooks",)
 OPS = (
     *("rms_norm", "add_rms_norm", "rotary", "silu_and_mul"),
     *("linear_w8a8", "linear_w8a8_static", "linear_int8", "linear_gguf", "linear_gguf_float32", "rows_gguf"),
@@ -41,7 +44,7 @@ OPS = (
 @every("dtype", DTYPES)
 @every("op", OPS)
 def test_ops_keep_their_contract(isa: str, threads: int, op: str, dtype: torch.dtype) -> None:
-    assert violations(CONTRACTS[op], getattr(native_ops, op), dtype) == []
+    assert violations(CONTRACTS[op], getattr(native_ops, op), dtype, capabilities=CAPABILITIES) == []
 
 
 @pytest.mark.parametrize("isa", ["avx2"], indirect=True)
@@ -50,7 +53,7 @@ def test_a_newer_processor_made_to_take_the_path_of_avx2_keeps_the_contract(
     isa: str, op: str, dtype: torch.dtype
 ) -> None:
     assert LOADED.isa == isa
-    assert violations(CONTRACTS[op], getattr(native_ops, op), dtype) == []
+    assert violations(CONTRACTS[op], getattr(native_ops, op), dtype, capabilities=CAPABILITIES) == []
 
 
 def _matrix(seed: int, rows: int, columns: int, dtype: torch.dtype, spread: float = 1.0) -> torch.Tensor:
@@ -230,8 +233,11 @@ def _stored_rows(stored: str, inputs: int) -> torch.Tensor:
     return rows[:40, : rows.shape[1] * inputs // 512].clone()
 
 
-# The bytes of a scale of 2^-14, of types whose scales are not in half precision.
-OTHER_SCALES = {"MXFP4": [128 - 14], "NF4": [0, 0, 128, 56], "FP4": [0, 0, 128, 56]}
+# The bytes of a scale of 2^-14, of types whose scales are not in half precision, or in parts of words (IQ1_M).
+OTHER_SCALES = {
+    **{"MXFP4": [128 - 14], "NF4": [0, 0, 128, 56], "FP4": [0, 0, 128, 56]},
+    "IQ1_M": [0, 0, 0, 0, 0, 64, 0, 0],
+}
 
 
 def _blocks_of(rows: torch.Tensor, stored: str, inputs: int) -> torch.Tensor:
@@ -243,10 +249,35 @@ def _blocks_of(rows: torch.Tensor, stored: str, inputs: int) -> torch.Tensor:
 def _scales_at(stored: str) -> list[slice]:
     """The positions of a block's scales."""
     if stored in OTHER_SCALES:
-        return [slice(0, len(OTHER_SCALES[stored]))]
+        first = 48 if stored == "IQ1_M" else 0
+        return [slice(first, first + len(OTHER_SCALES[stored]))]
     offsets = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    offsets |= {"TQ1_0": (52,), "TQ2_0": (64,)}
     found = offsets.get(stored, (0, 2) if stored in ("Q4_1", "Q5_1") else (0,))
     return [slice(offset, offset + 2) for offset in found]
+
+
+@every("stored", CODEBOOK_TYPES)
+def test_weights_of_codebooks_are_unpacked_bit_by_bit_as_by_the_gguf_library(isa: str, stored: str) -> None:
+    """All indices and signs occur. Scales are powers of two, so that nothing is rounded, zero included."""
+    weights, size, scales = GGUF_BLOCKS[stored]
+    rows = torch.randint(0, 256, (67, 8, size), generator=torch.Generator().manual_seed(2), dtype=torch.uint8)
+    powers = torch.tensor([2.0**-14, 2.0**-8, 0.0, -1.0, 2.0**10, -(2.0**-3), 1.0, 2.0**-12]).half().view(torch.int16)
+    for at in scales:
+        rows[..., at : at + 2] = powers.view(torch.uint8).view(8, 2)
+    if stored == "IQ1_M":
+        for index in range(4):
+            high = (powers.int() >> 4 * index & 15) << 4
+            rows[..., 49 + 2 * index] = rows[..., 49 + 2 * index] & 15 | high.to(torch.uint8)
+    rows = rows.view(67, -1)
+    want = oracles.dequantize_rows(rows, stored).float()
+    assert weights * 8 == want.shape[1]
+    weight = native_linear.GGUFWeight(rows, stored, want.shape[1])
+    assert torch.equal(weight.rows(torch.arange(67), torch.float32), want)
+    picked = torch.randperm(2048, generator=torch.Generator().manual_seed(3))[:40]
+    ones = torch.eye(2048)[picked]
+    for count in (3, 40):  # with 40 rows, blocks are unpacked first
+        torch.testing.assert_close(weight.linear(ones[:count]), want[:, picked[:count]].T, rtol=1e-6, atol=0)
 
 
 @every("byte", [0, 127, 128, 255])
@@ -344,7 +375,7 @@ def test_intermediate_results_of_the_largest_floats_do_not_overflow(isa: str, st
 
 
 @every("bad", [float("nan"), float("inf")])
-@every("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K", "MXFP4", "NF4"])
+@every("stored", ["Q8_0", "Q5_0", "Q6_K", "Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K", "MXFP4", "NF4", "TQ1_0", "IQ2_XS"])
 def test_non_finite_inputs_affect_only_their_row_with_gguf_weights(isa: str, stored: str, bad: float) -> None:
     weight = native_linear.GGUFWeight(_stored_rows(stored, 512), stored, 512)
     x = _matrix(13, 3, 512, torch.float32)

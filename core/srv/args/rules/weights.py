@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from srv.models.formats.gguf_types import OP_TYPES, TYPES_BY_NAME
+from srv.models.formats.gguf_types import CODEBOOK_TYPES, OP_TYPES
 from srv.platform.capabilities import missing_capability
 from srv.platform.facts import Constraint, Default, ResolutionContext
 from srv.quantization.method import QuantMethod
@@ -58,10 +58,10 @@ def _dequantized_only(context: ResolutionContext) -> str | None:
         return None
     if context["load_format"] == "dummy" or context["model_impl"] == "transformers":
         return None
-    types = sorted(name for name in model.stored_types if name in TYPES_BY_NAME and TYPES_BY_NAME[name].quantized)
-    if slow := [name for name in types if name not in OP_TYPES]:
-        return f"no platform has a kernel for weights of type {', '.join(slow)}, so that they would be dequantized"
-    return None
+    slow = sorted(name for name in model.stored_types if name in CODEBOOK_TYPES)
+    if not slow or "gguf_codebooks" in context.capabilities:
+        return None
+    return f"the platform has no kernel for weights of type {', '.join(slow)}, so that they would be dequantized"
 
 
 def _not_quantized_yet(context: ResolutionContext) -> str | None:
@@ -158,13 +158,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Leave it out, or leave --model-impl at auto.",
         reads=("model_impl",),
     ),
-    Constraint(
-        "dequantize_weights",
-        "slower_path",
-        _dequantized_only,
-        f"Use a file of {', '.join(OP_TYPES)}, or set --dequantize-weights: the weights then take the model's dtype.",
-        reads=("load_format", "model_impl"),
-    ),
 )
 
 # Constraints that apply only if a platform is known.
@@ -180,5 +173,13 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "capability_missing",
         partial(_ops_supported, "torchao_config"),
         "Leave it out, or use another platform.",
+    ),
+    Constraint(
+        "dequantize_weights",
+        "slower_path",
+        _dequantized_only,
+        f"Use a file of {', '.join(name for name in OP_TYPES if name not in CODEBOOK_TYPES)}, or set "
+        "--dequantize-weights: the weights then take the model's dtype.",
+        reads=("load_format", "model_impl"),
     ),
 )

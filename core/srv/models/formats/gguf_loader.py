@@ -39,10 +39,7 @@ _Bytes: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]"
 
 CHUNK = 1 << 22  # elements dequantized at a time: 16 MiB of float32
 UNQUANTIZED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-DEQUANTIZED = (
-    *OP_TYPES,
-    *("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"),
-)
+DEQUANTIZED = OP_TYPES
 
 
 def load_gguf(

@@ -67,8 +67,13 @@ TYPES_BY_NAME: Mapping[str, TensorType] = MappingProxyType(
     {each.name: each for each in (*TENSOR_TYPES.values(), *OTHER_BLOCKS)}
 )
 
-# The types that the ops `linear_gguf` and `rows_gguf` support; matrices of other types are dequantized at load.
+# Types of 1 to 3 bits: indices of vectors in a codebook, and ternary values. Only platforms with the capability
+# "gguf_codebooks" multiply them.
+CODEBOOK_TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
+
+# The types that the ops `linear_gguf` and `rows_gguf` support.
 OP_TYPES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "MXFP4"),
+    *CODEBOOK_TYPES,
 )

@@ -42,7 +42,8 @@ def loaded(kit: Kit) -> str:
                     continue
                 own: list[ExpertSizes] = []
                 layer, name = _layer(kit, context, op, own), str(dtype).removeprefix("torch.")
-                found = pkgutil.resolve_name(VIOLATIONS)(contracts()[op], layer, dtype, kit.device)
+                check = pkgutil.resolve_name(VIOLATIONS)
+                found = check(contracts()[op], layer, dtype, kit.device, capabilities=kit.capabilities)
                 if found:
                     raise Fault(f"{spec.name}, {name}: after post_load, {found[0]}")
                 if not own:

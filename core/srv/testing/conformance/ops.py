@@ -175,7 +175,7 @@ def _check(kit: Kit, name: str) -> str:
     seen: list[str] = []
     for dtype in contract.dtypes:
         for impl in _implementations(kit, name, dtype):
-            found = violations(contract, _function(impl), dtype, kit.device)
+            found = violations(contract, _function(impl), dtype, kit.device, capabilities=kit.capabilities)
             if found:
                 more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
                 raise Fault(

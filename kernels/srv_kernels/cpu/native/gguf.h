@@ -1,10 +1,11 @@
-// Quantized weights of GGUF files, and the one format that all types are repacked to: unsigned integers of 4 or 8 bits,
-// a scale per group of 16 or 32 inputs, and either a zero point of the type or a minimum per group:
+// Quantized weights of GGUF files, and the one format that all types are repacked to: unsigned integers of 2, 3, 4 or
+// 8 bits, a scale per group of 16 or 32 inputs, and either a zero point of the type or a minimum per group:
 //
-//     weight = scale * (quant - zero_point)        or        weight = scale * quant + min
+//     weight = unit * scale * (quant - zero_point)        or        weight = scale * quant + min
 //
-// The 4 bits of some types are indices of a table of 16 unsigned integers, of 1 or 2 bytes each, which are the quants.
-// Their scales are float32, since powers of two (MXFP4) and scales of float32 (NF4) do not fit half precision.
+// The 3 or 4 bits of some types are indices of a table of 8 or 16 unsigned integers, of 1 or 2 bytes each, which are
+// the quants. Powers of two (MXFP4) and scales of float32 (NF4) do not fit half precision, so that scales of such types
+// are float32.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +16,27 @@ namespace srv {
 constexpr int64_t K_BLOCK = 32;         // inputs per K block: the unit of the packed layout, together with 32 outputs
 constexpr int64_t MAX_QUANT_BYTES = 2;  // bytes of a quantized input, at most
 
-// The packed format of a type.
-struct PackedFormat {
-    int bits, group;
-    bool has_min;
-    int zero_point;
+// What kernels are compiled for.
+struct PackedShape {
+    int bits = 0, group = K_BLOCK;
+    bool has_min = false;
     int table_bytes = 0;  // of an entry of the table; 0: none
+    int scale_bytes = 2;  // of a scale or minimum: 2 in half precision, 4 in float32
+
+    constexpr bool operator==(const PackedShape&) const = default;
+};
+constexpr PackedShape Q4_SHAPE{4, 32}, Q4_MIN_SHAPE{4, 32, true}, Q8_SHAPE{8, 32}, Q8_MIN_SHAPE{8, 32, true};
+constexpr PackedShape Q2_K_SHAPE{4, 16, true}, Q3_K_SHAPE{4, 16}, Q6_K_SHAPE{8, 16};
+constexpr PackedShape TABLE4_SHAPE{4, 32, false, 1, 4}, WIDE_TABLE4_SHAPE{4, 32, false, 2, 4};
+constexpr PackedShape TERNARY_SHAPE{2, 32}, TABLE3_SHAPE{3, 32, false, 1}, TABLE3_K_SHAPE{3, 16, false, 1};
+constexpr PackedShape TABLE4_HALF_SHAPE{4, 32, false, 1};
+
+// The packed format of a type. unit: a power of two, by which packed scales are multiplied, so that they are not
+// subnormal numbers.
+struct PackedFormat {
+    PackedShape shape;
+    int zero_point = 0;
+    float unit = 1;
 };
 
 // The values of ggml_type; those from 1000 on are types of other checkpoints (see srv.models.formats.gguf_types).
@@ -35,8 +51,17 @@ enum class GgmlType : int32_t {
     q4_k = 12,
     q5_k = 13,
     q6_k = 14,
+    iq2_xxs = 16,
+    iq2_xs = 17,
+    iq3_xxs = 18,
+    iq1_s = 19,
     iq4_nl = 20,
+    iq3_s = 21,
+    iq2_s = 22,
     iq4_xs = 23,
+    iq1_m = 29,
+    tq1_0 = 34,
+    tq2_0 = 35,
     mxfp4 = 39,
     nf4 = 1000,
     fp4 = 1001,
@@ -44,21 +69,30 @@ enum class GgmlType : int32_t {
 
 constexpr PackedFormat packed_format_of(GgmlType type) {
     switch (type) {
-        case GgmlType::q4_0: return {4, 32, false, 8};
-        case GgmlType::q4_1: return {4, 32, true, 0};
-        case GgmlType::q5_0: return {8, 32, false, 16};
-        case GgmlType::q5_1: return {8, 32, true, 0};
-        case GgmlType::q8_0: return {8, 32, false, 128};
-        case GgmlType::q2_k: return {4, 16, true, 0};
-        case GgmlType::q3_k: return {4, 16, false, 4};
-        case GgmlType::q4_k: return {4, 32, true, 0};
-        case GgmlType::q5_k: return {8, 32, true, 0};
-        case GgmlType::q6_k: return {8, 16, false, 32};
+        case GgmlType::q4_0: return {Q4_SHAPE, 8};
+        case GgmlType::q4_1: return {Q4_MIN_SHAPE};
+        case GgmlType::q5_0: return {Q8_SHAPE, 16};
+        case GgmlType::q5_1: return {Q8_MIN_SHAPE};
+        case GgmlType::q8_0: return {Q8_SHAPE, 128};
+        case GgmlType::q2_k: return {Q2_K_SHAPE};
+        case GgmlType::q3_k: return {Q3_K_SHAPE, 4};
+        case GgmlType::q4_k: return {Q4_MIN_SHAPE};
+        case GgmlType::q5_k: return {Q8_MIN_SHAPE};
+        case GgmlType::q6_k: return {Q6_K_SHAPE, 32};
         case GgmlType::iq4_nl:
-        case GgmlType::iq4_xs: return {4, 32, false, 128, 1};
-        case GgmlType::mxfp4: return {4, 32, false, 12, 1};
-        case GgmlType::nf4: return {4, 32, false, 32768, 2};
-        case GgmlType::fp4: return {4, 32, false, 192, 2};
+        case GgmlType::iq4_xs: return {TABLE4_SHAPE, 128};
+        case GgmlType::mxfp4: return {TABLE4_SHAPE, 12};
+        case GgmlType::nf4: return {WIDE_TABLE4_SHAPE, 32768};
+        case GgmlType::fp4: return {WIDE_TABLE4_SHAPE, 192};
+        case GgmlType::tq1_0:
+        case GgmlType::tq2_0: return {TERNARY_SHAPE, 1};
+        case GgmlType::iq1_s: return {TABLE3_SHAPE, 9, 0.125f};
+        case GgmlType::iq1_m: return {TABLE3_K_SHAPE, 9, 0.125f};
+        case GgmlType::iq2_xxs: return {TABLE3_SHAPE, 43, 0.125f};
+        case GgmlType::iq2_xs:
+        case GgmlType::iq2_s: return {TABLE3_K_SHAPE, 43, 0.125f};
+        case GgmlType::iq3_xxs: return {TABLE4_HALF_SHAPE, 62, 0.25f};
+        case GgmlType::iq3_s: return {TABLE4_HALF_SHAPE, 15};
     }
     return {};
 }
@@ -72,11 +106,11 @@ struct QuantTable {
 const QuantTable* table_of(GgmlType type);  // null: none
 
 // Bytes of a K block of 32 outputs: scales and minimums, in half precision or float32, and the quantized weights.
-constexpr int64_t scale_size(PackedFormat format) { return format.table_bytes != 0 ? 4 : 2; }
-constexpr int64_t scale_bytes(PackedFormat format) { return K_BLOCK / format.group * 32 * scale_size(format); }
-constexpr int64_t k_block_bytes(PackedFormat format) {
-    return scale_bytes(format) * (format.has_min ? 2 : 1) + K_BLOCK * 32 * format.bits / 8;
+constexpr int64_t scale_bytes(PackedShape shape) { return K_BLOCK / shape.group * 32 * shape.scale_bytes; }
+constexpr int64_t k_block_bytes(PackedShape shape) {
+    return scale_bytes(shape) * (shape.has_min ? 2 : 1) + K_BLOCK * 32 * shape.bits / 8;
 }
+constexpr int64_t HIGH_BITS_AT = K_BLOCK * 32 * 2 / 8;  // the third bits of weights follow the other two
 
 inline float from_half(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;

@@ -4,18 +4,15 @@
 // ggml-quants.c. Q4_0 to Q8_0 have blocks of 32 weights. K-quants have super-blocks of 256 weights with quantized
 // scales; a byte holds bits of weights from several K blocks, and K block i is in half i / 4. NF4 and FP4 are the types
 // of bitsandbytes, 64 weights with a scale in float32, whose nibbles are in the order of GGUF's (see `nf4_table`).
+// Types of 1 to 3 bits are in gguf_codebooks.h.
 #include "gguf.h"
 
 #include <array>
 
+#include "gguf_codebooks.h"
+
 namespace srv {
 namespace {
-
-float half_at(const uint8_t* at) {
-    uint16_t half;
-    std::memcpy(&half, at, sizeof(half));
-    return from_half(half);
-}
 
 // Two weights per byte: the low nibbles hold the first 16, the high nibbles the others.
 void nibbles(const uint8_t* from, KBlock& to) {
@@ -185,6 +182,13 @@ constexpr QuantTable NF4_TABLE = nf4_table();
 constexpr QuantTable FP4_TABLE =
     table({0, 1, 128, 192, 64, 96, 32, 48, 0, -1, -128, -192, -64, -96, -32, -48}, 192);
 
+// Magnitudes and signs, or a ternary value in eighths and the sign of an eighth.
+constexpr QuantTable IQ1_TABLE = table({-7, 1, 9, 0, -9, -1, 7}, 9);
+constexpr QuantTable IQ2_TABLE = table({8, 25, 43, 0, -8, -25, -43}, 43);
+constexpr QuantTable IQ3_XXS_TABLE =
+    table({4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62}, 62);
+constexpr QuantTable IQ3_S_TABLE = table({1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15}, 15);
+
 struct BlockLayout {
     int64_t weights, bytes;
 };
@@ -201,6 +205,15 @@ BlockLayout layout_of(GgmlType type) {
         case GgmlType::q4_k: return {256, 144};
         case GgmlType::q5_k: return {256, 176};
         case GgmlType::q6_k: return {256, 210};
+        case GgmlType::iq2_xxs: return {256, 66};
+        case GgmlType::iq2_xs: return {256, 74};
+        case GgmlType::iq2_s: return {256, 82};
+        case GgmlType::iq3_xxs: return {256, 98};
+        case GgmlType::iq3_s: return {256, 110};
+        case GgmlType::iq1_s: return {256, 50};
+        case GgmlType::iq1_m: return {256, 56};
+        case GgmlType::tq1_0: return {256, 54};
+        case GgmlType::tq2_0: return {256, 66};
         case GgmlType::iq4_nl: return {32, 18};
         case GgmlType::iq4_xs: return {256, 136};
         case GgmlType::mxfp4: return {32, 17};
@@ -217,6 +230,13 @@ const QuantTable* table_of(GgmlType type) {
         case GgmlType::iq4_nl:
         case GgmlType::iq4_xs: return &IQ4_TABLE;
         case GgmlType::mxfp4: return &MXFP4_TABLE;
+        case GgmlType::iq1_s:
+        case GgmlType::iq1_m: return &IQ1_TABLE;
+        case GgmlType::iq2_xxs:
+        case GgmlType::iq2_xs:
+        case GgmlType::iq2_s: return &IQ2_TABLE;
+        case GgmlType::iq3_xxs: return &IQ3_XXS_TABLE;
+        case GgmlType::iq3_s: return &IQ3_S_TABLE;
         case GgmlType::nf4: return &NF4_TABLE;
         case GgmlType::fp4: return &FP4_TABLE;
         default: return nullptr;
@@ -244,6 +264,15 @@ void read_k_block(GgmlType type, const uint8_t* row, int64_t index, KBlock& to) 
         case GgmlType::q4_k: return read_q4_k(block, within, to);
         case GgmlType::q5_k: return read_q5_k(block, within, to);
         case GgmlType::q6_k: return read_q6_k(block, within, to);
+        case GgmlType::iq2_xxs: return read_iq2_xxs(block, within, to);
+        case GgmlType::iq2_xs: return read_iq2_xs(block, within, to);
+        case GgmlType::iq2_s: return read_iq2_s(block, within, to);
+        case GgmlType::iq3_xxs: return read_iq3_xxs(block, within, to);
+        case GgmlType::iq3_s: return read_iq3_s(block, within, to);
+        case GgmlType::iq1_s: return read_iq1_s(block, within, to);
+        case GgmlType::iq1_m: return read_iq1_m(block, within, to);
+        case GgmlType::tq1_0: return read_tq1_0(block, within, to);
+        case GgmlType::tq2_0: return read_tq2_0(block, within, to);
         case GgmlType::iq4_nl: return read_q4_0(block, to);
         case GgmlType::iq4_xs: return read_iq4_xs(block, within, to);
         case GgmlType::mxfp4: return read_mxfp4(block, to);

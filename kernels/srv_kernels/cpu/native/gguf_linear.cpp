@@ -3,7 +3,8 @@
 //
 // A packed weight is [outputs / 32][inputs / 32] K blocks, read sequentially. A K block holds the scales of 32 outputs,
 // their minimums if the type has them, and the quantized weights as [8 quads][32 outputs][4 inputs]. With 4 bits, a
-// byte holds weights of two consecutive quads, the second in the high nibble. Four inputs are interleaved for the
+// byte holds weights of two consecutive quads, the second in the high nibble; with 2 bits, those of four. With 3 bits,
+// the lower two are followed by a byte with the third bit of the eight quads. Four inputs are interleaved for the
 // processor's 4-byte dot product (VPDPBUSD, USDOT) of unsigned weights with signed inputs.
 //
 //     16 inputs       x_quant = x / (sub_scale * row_scale); sub_scale is an integer, always 1 on the int16 path
@@ -12,7 +13,7 @@
 //     row             the above times row_scale
 //
 // One scale per 32 inputs raises the perplexity of the demo model by 0.5 %, one per 16 by half as much. The zero point
-// is applied by means of the sum of x_quant. For many rows, a block of 4-bit weights is first unpacked to bytes in
+// is applied by means of the sum of x_quant. For many rows, a block of less than 8 bits is first unpacked to bytes in
 // a thread-local buffer: unpacking it and widening its scales for every tile would take a sixth of the time.
 //
 // Types with a table have the indices of its entries packed. A byte shuffle replaces them when they are unpacked; with
@@ -43,24 +44,24 @@ constexpr int ROWS = 4, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
-constexpr int64_t UNPACK_FROM_ROWS = 32;  // rows from which unpacking a block of 4-bit weights once pays off
+constexpr int64_t UNPACK_FROM_ROWS = 32;  // rows from which unpacking a block once pays off
 constexpr int64_t PREFETCH_AHEAD = 4096;  // distance in bytes
 
 // How products are accumulated.
 //     int32        4-byte dot products into int32 for half a K block, then float32
-//     int16_sums   for weights up to 31 (4 bits, Q5_1, Q5_K): into int16 for half a K block; widened and multiplied by
-//                  sub_scale, and summed in int32 over a group
+//     int16_sums   for weights up to 31 (2 and 4 bits, Q5_1, Q5_K): into int16 for half a K block; widened and
+//                  multiplied by sub_scale, and summed in int32 over a group
 //     int16        for larger weights: weights and inputs are int16, products are summed in int32 over a group
 //     two_bytes    for weights of two bytes: as int32, with a sum for each byte
 enum class DotPath { int32, int16_sums, int16, two_bytes };
 
-constexpr DotPath dot_path_of([[maybe_unused]] int bits, [[maybe_unused]] bool has_min, int table = 0) {
-    if (table == 2) return DotPath::two_bytes;
+constexpr DotPath dot_path_of(PackedShape shape) {
+    if (shape.table_bytes == 2) return DotPath::two_bytes;
 #if defined(SRV_INT8_PAIRS)
-    if (table == 0 && (bits == 4 || has_min)) return DotPath::int16_sums;
+    if (shape.table_bytes == 0 && (shape.bits <= 4 || shape.has_min)) return DotPath::int16_sums;
 #endif
 #if defined(SRV_INT16_ACTIVATIONS)
-    if (table == 1 || bits == 8) return DotPath::int16;
+    if (shape.table_bytes == 1 || shape.bits == 8) return DotPath::int16;
 #endif
     return DotPath::int32;
 }
@@ -76,11 +77,12 @@ constexpr int64_t max_input_quant(DotPath path) { return path == DotPath::int16 
 
 // The largest sub_scale. It fits 16 bits and, where a group is summed in int32, the sum cannot overflow (nor can the
 // term of the zero point, since no zero point exceeds the largest weight).
-constexpr int64_t max_sub_scale(int bits, int group, bool has_min, int table) {
-    const DotPath path = dot_path_of(bits, has_min, table);
+constexpr int64_t max_sub_scale(PackedShape shape) {
+    const DotPath path = dot_path_of(shape);
     if (ends_per_half(path)) return INT16_MAX;
     if (path == DotPath::int16) return 1;
-    const int64_t quant = bits == 4 ? 15 : 31, fits = INT32_MAX / (group * quant * max_input_quant(path));
+    const int64_t quant = shape.bits <= 4 ? 15 : 31;
+    const int64_t fits = INT32_MAX / (shape.group * quant * max_input_quant(path));
     return fits < INT16_MAX ? fits : INT16_MAX;
 }
 static_assert(K_BLOCK * 255 * max_input_quant(DotPath::int16) <= INT32_MAX);
@@ -168,12 +170,12 @@ private:
 
 // How x is quantized for a format, and which sums of x it needs: values for the minimums, per group, or compensations
 // of the zero point, per half K block or group. With groups of 16, a half K block is a group.
-template <int BITS, int GROUP, bool WITH_MIN, int TABLE>
+template <PackedShape SHAPE>
 struct QuantScheme {
-    static constexpr bool HAS_MIN = WITH_MIN;
-    static constexpr DotPath PATH = dot_path_of(BITS, HAS_MIN, TABLE);
-    static constexpr bool PER_HALF = GROUP == LANES || (ends_per_half(PATH) && !HAS_MIN);
-    static constexpr float MAX_SUB_SCALE = max_sub_scale(BITS, GROUP, HAS_MIN, TABLE);
+    static constexpr bool HAS_MIN = SHAPE.has_min;
+    static constexpr DotPath PATH = dot_path_of(SHAPE);
+    static constexpr bool PER_HALF = SHAPE.group == LANES || (ends_per_half(PATH) && !HAS_MIN);
+    static constexpr float MAX_SUB_SCALE = max_sub_scale(SHAPE);
     static constexpr float ROW_LEVELS = MAX_SUB_SCALE * max_input_quant(PATH);  // row_scale: largest / ROW_LEVELS
     static constexpr int64_t sums(int64_t inputs) { return inputs / (PER_HALF ? LANES : K_BLOCK); }
 };
@@ -274,15 +276,16 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
 
 // The layout of a block of outputs as tiles read it: packed, or unpacked for many rows, with a byte per weight, and
 // scales and minimums in float32.
-template <int BITS, int GROUP, bool HAS_MIN, int TABLE, bool UNPACKED>
+template <PackedShape SHAPE, bool UNPACKED>
 struct Layout {
-    using Scale = std::conditional_t<UNPACKED || TABLE != 0, float, Half>;
-    static constexpr int QUANT_BITS = UNPACKED ? 8 : BITS;
-    static constexpr int64_t SCALES = K_BLOCK / GROUP * BLOCK_OUTPUTS * static_cast<int64_t>(sizeof(Scale));  // bytes
-    static constexpr int64_t QUANTS_AT = SCALES * (HAS_MIN ? 2 : 1);
+    using Scale = std::conditional_t<UNPACKED || SHAPE.scale_bytes == 4, float, Half>;
+    static constexpr int QUANT_BITS = UNPACKED ? 8 : SHAPE.bits;
+    static constexpr int64_t SCALES =
+        K_BLOCK / SHAPE.group * BLOCK_OUTPUTS * static_cast<int64_t>(sizeof(Scale));  // bytes
+    static constexpr int64_t QUANTS_AT = SCALES * (SHAPE.has_min ? 2 : 1);
     static constexpr int64_t SIZE = QUANTS_AT + K_BLOCK * BLOCK_OUTPUTS * QUANT_BITS / 8;  // bytes of a K block
 
-    static_assert(UNPACKED || SIZE == k_block_bytes({BITS, GROUP, HAS_MIN, 0, TABLE}));
+    static_assert(UNPACKED || SIZE == k_block_bytes(SHAPE));
 
     static Float32x16 scales(const uint8_t* at) { return load(reinterpret_cast<const Scale*>(at)); }
 };
@@ -300,12 +303,29 @@ struct alignas(64) CacheLine {
     uint8_t bytes[64];
 };
 
-// Unpacks a block of 4-bit weights to memory of this thread, valid until the thread unpacks another block. Indices of
-// entries of two bytes stay indices.
-template <int GROUP, bool HAS_MIN, int TABLE>
+// Loads the weights of quad `quad` of half `half` of a K block for COUNT vectors of outputs, the first at `from`.
+template <int BITS, int COUNT>
+inline void load_quants(const uint8_t* from, int half, int quad, Int32x16 (&quants)[COUNT]) {
+    constexpr int64_t STRIDE = BLOCK_OUTPUTS * 4;  // bytes of a dword per output
+    constexpr int QUADS = BITS == 3 ? 4 : 8 / BITS;  // in a dword
+    const uint8_t* dwords = from + (half * (LANES / 4 / QUADS) + quad / QUADS) * STRIDE;
+    for (int v = 0; v < COUNT; ++v) {
+        quants[v] = load_dwords(dwords + v * LANES * 4);
+        if constexpr (BITS == 4) quants[v] = (quad % 2 ? quants[v] >> 4 : quants[v]) & 0x0f0f0f0f;
+        if constexpr (BITS < 4) quants[v] = (quants[v] >> 2 * quad) & 0x03030303;
+        if constexpr (BITS == 3) {
+            const Int32x16 thirds = load_dwords(from + HIGH_BITS_AT + v * LANES * 4) >> 4 * half;
+            quants[v] = quants[v] | ((quad < 2 ? thirds << (2 - quad) : thirds >> (quad - 2)) & 0x04040404);
+        }
+    }
+}
+
+// Unpacks a block of weights of less than 8 bits to memory of this thread, valid until the thread unpacks another
+// block. Indices of entries of two bytes stay indices.
+template <PackedShape SHAPE>
 const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const QuantTable* table) {
-    using From = Layout<4, GROUP, HAS_MIN, TABLE, false>;
-    using To = Layout<4, GROUP, HAS_MIN, TABLE, true>;
+    using From = Layout<SHAPE, false>;
+    using To = Layout<SHAPE, true>;
     static_assert(To::SIZE % sizeof(CacheLine) == 0);
     thread_local std::vector<CacheLine> memory;
     const int64_t k_blocks = inputs / K_BLOCK;
@@ -314,52 +334,39 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const Quant
     auto* const begin = reinterpret_cast<uint8_t*>(memory.data());
     uint8_t* to = begin;
     Int32x16 entries{};
-    if constexpr (TABLE == 1) entries = table_part(table, 0);
-    const auto quants_of = [&](const Int32x16& fields) {
-        if constexpr (TABLE == 1) return byte_lookup(entries, fields);
-        return fields;
-    };
+    if constexpr (SHAPE.table_bytes == 1) entries = table_part(table, 0);
     for (int64_t s = 0; s < k_blocks; ++s, packed += From::SIZE, to += To::SIZE) {
         prefetch(packed, From::SIZE, PREFETCH_AHEAD);
         for (int64_t at = 0; at < To::QUANTS_AT; at += LANES * 4) {
             constexpr int64_t SCALE = sizeof(typename From::Scale);
             store(reinterpret_cast<float*>(to + at), From::scales(packed + at / 4 * SCALE));
         }
-        for (int64_t at = 0; at < K_BLOCK * BLOCK_OUTPUTS / 2; at += LANES * 4) {
-            constexpr int64_t QUAD_STRIDE = BLOCK_OUTPUTS * 4;
-            const Int32x16 both = load_dwords(packed + From::QUANTS_AT + at);
-            auto* quad = reinterpret_cast<int32_t*>(to + To::QUANTS_AT + at + at / QUAD_STRIDE * QUAD_STRIDE);
-            store(quad, quants_of(both & 0x0f0f0f0f));
-            store(quad + BLOCK_OUTPUTS, quants_of((both >> 4) & 0x0f0f0f0f));
+#pragma GCC unroll 8
+        for (int quad = 0; quad < K_BLOCK / 4; ++quad) {
+            Int32x16 quants[BLOCK_OUTPUTS / LANES];
+            load_quants<SHAPE.bits>(packed + From::QUANTS_AT, quad / 4, quad % 4, quants);
+            for (int v = 0; v < BLOCK_OUTPUTS / LANES; ++v) {
+                if constexpr (SHAPE.table_bytes == 1) quants[v] = byte_lookup(entries, quants[v]);
+                auto* at = to + To::QUANTS_AT + (quad * BLOCK_OUTPUTS + v * LANES) * 4;
+                store(reinterpret_cast<int32_t*>(at), quants[v]);
+            }
         }
     }
     return begin;
 }
 
-// Loads the weights of quad `quad` of a group for COUNT vectors of outputs.
-template <int BITS, int COUNT>
-inline void load_quants(const uint8_t* group, int quad, Int32x16 (&quants)[COUNT]) {
-    constexpr int QUAD_STRIDE = BLOCK_OUTPUTS * 4;  // in bytes
-    for (int v = 0; v < COUNT; ++v) {
-        if constexpr (BITS == 8) {
-            quants[v] = load_dwords(group + quad * QUAD_STRIDE + v * 64);
-        } else {
-            const Int32x16 both = load_dwords(group + quad / 2 * QUAD_STRIDE + v * 64);
-            quants[v] = (quad % 2 ? both >> 4 : both) & 0x0f0f0f0f;
-        }
-    }
-}
-
 // Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block at `weight`. The rows are
 // interleaved quad by quad, so that their dependency chains overlap. `prefetches`: the block is not in the caches yet.
-template <class T, int BITS, int GROUP, bool HAS_MIN, int TABLE, bool UNPACKED, int COUNT, int VECTORS>
+template <class T, PackedShape SHAPE, bool UNPACKED, int COUNT, int VECTORS>
 inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, int64_t first, int64_t row,
                  bool prefetches) {
-    using Weight = Layout<BITS, GROUP, HAS_MIN, TABLE, UNPACKED>;
+    using Weight = Layout<SHAPE, UNPACKED>;
+    constexpr int GROUP = SHAPE.group, TABLE = SHAPE.table_bytes;
+    constexpr bool HAS_MIN = SHAPE.has_min;
     constexpr int SCALE = sizeof(typename Weight::Scale), QUANT_BITS = Weight::QUANT_BITS;
     constexpr int GROUPS = K_BLOCK / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a k_block is one vector");
-    using Scheme = QuantScheme<BITS, GROUP, HAS_MIN, TABLE>;
+    using Scheme = QuantScheme<SHAPE>;
     constexpr DotPath PATH = Scheme::PATH;
     constexpr bool INT32_PATH = ends_per_half(PATH);
     constexpr int QUANT_BYTES = PATH == DotPath::int16 ? 2 : 1;  // bytes per quantized input
@@ -378,7 +385,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
         const int g = static_cast<int>(group % GROUPS);
         const uint8_t* k_block = weight + group / GROUPS * Weight::SIZE;
         const uint8_t* scales_at = k_block + (g * BLOCK_OUTPUTS + first) * SCALE;
-        const uint8_t* quants_at = k_block + Weight::QUANTS_AT + g * GROUP * 4 * QUANT_BITS + first * 4;
+        const uint8_t* quants_at = k_block + Weight::QUANTS_AT + first * 4;
         if (!UNPACKED && prefetches) {
             constexpr int64_t BYTES = Weight::SIZE / GROUPS;
             prefetch(k_block + g * BYTES, BYTES, PREFETCH_AHEAD);
@@ -394,7 +401,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
 #pragma GCC unroll 4
             for (int quad = 0; quad < LANES / 4; ++quad) {
                 Int32x16 quants[VECTORS];
-                load_quants<QUANT_BITS>(quants_at, h * (LANES / 4) + quad, quants);
+                load_quants<QUANT_BITS>(quants_at, g * HALVES + h, quad, quants);
                 Int32x16 parts[VECTORS][PARTS<PATH>];
                 for (int v = 0; v < VECTORS; ++v) {
                     if constexpr (TABLE == 2) {
@@ -431,6 +438,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
             }
         }
     }
+    const float unit = packed_format_of(a.ggml_type).unit;
     for (int v = 0; v < VECTORS; ++v) {
         const int64_t column = block * BLOCK_OUTPUTS + first + v * LANES;
         const int64_t lanes = a.outputs - column < LANES ? a.outputs - column : LANES;
@@ -438,76 +446,74 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
         const Float32x16 bias =
             a.bias == nullptr ? Float32x16{} : load_partial(static_cast<const T*>(a.bias) + column, lanes);
         for (int r = 0; r < COUNT; ++r) {
-            const Float32x16 value = totals[r][v] * a.row_scales[row + r] + bias;
+            const Float32x16 value = totals[r][v] * (a.row_scales[row + r] * unit) + bias;
             store_results<T>(a.out, (row + r) * a.out_stride + column, value, lanes, a.float32_out != 0);
         }
     }
 }
 
-template <class T, int BITS, int GROUP, bool HAS_MIN, int TABLE, bool UNPACKED, class BlockWeight>
+template <class T, PackedShape SHAPE, bool UNPACKED, class BlockWeight>
 void multiply_tiles(const GgufLinearArgs& a, const RowGroup& group, Range items, const BlockWeight& block_weight) {
-    constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN, TABLE));
+    constexpr int HIGHEST = tile_rows(dot_path_of(SHAPE));
     const auto compute_tile = [&]<int COUNT>(const auto* weight, int64_t block, int64_t row) {
         constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
         for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
             const bool prefetches = row == group.begin && first == 0;  // the first tile reads the block from memory
-            tile<T, BITS, GROUP, HAS_MIN, TABLE, UNPACKED, COUNT, VECTORS>(a, weight, block, first, row, prefetches);
+            tile<T, SHAPE, UNPACKED, COUNT, VECTORS>(a, weight, block, first, row, prefetches);
         }
     };
     run_tiles<HIGHEST>(items, group.begin, group.rows, block_weight, compute_tile);
 }
 
 // Runs the tiles [begin, end) of the rows of a group.
-template <class T, int BITS, int GROUP, bool HAS_MIN, int TABLE>
+template <class T, PackedShape SHAPE>
 void multiply_rows(const GgufLinearArgs& a, const RowGroup& group, Range items) {
-    const int64_t block_size = a.inputs / K_BLOCK * Layout<BITS, GROUP, HAS_MIN, TABLE, false>::SIZE;
+    const int64_t block_size = a.inputs / K_BLOCK * Layout<SHAPE, false>::SIZE;
     const uint8_t* weight = a.weight + group.weight * blocks(a.outputs) * block_size;
     const auto packed = [&](int64_t block) { return weight + block * block_size; };
-    if constexpr (BITS == 4) {
+    if constexpr (SHAPE.bits != 8) {
         if (group.rows >= UNPACK_FROM_ROWS) {
             const QuantTable* table = table_of(a.ggml_type);
             const auto unpack = [&](int64_t block) {
-                return unpacked_block<GROUP, HAS_MIN, TABLE>(packed(block), a.inputs, table);
+                return unpacked_block<SHAPE>(packed(block), a.inputs, table);
             };
-            return multiply_tiles<T, BITS, GROUP, HAS_MIN, TABLE, true>(a, group, items, unpack);
+            return multiply_tiles<T, SHAPE, true>(a, group, items, unpack);
         }
     }
-    multiply_tiles<T, BITS, GROUP, HAS_MIN, TABLE, false>(a, group, items, packed);
+    multiply_tiles<T, SHAPE, false>(a, group, items, packed);
 }
 
-template <class T, int BITS, int GROUP, bool HAS_MIN, int TABLE = 0>
+template <class T, PackedShape SHAPE>
 void multiply(const GgufLinearArgs& a) {
     for_rows(a.rows, a.inputs, [&](int64_t row) {
-        quantize_row<T, QuantScheme<BITS, GROUP, HAS_MIN, TABLE>>(a, row);
+        quantize_row<T, QuantScheme<SHAPE>>(a, row);
     });
     const OneGroup all(a.rows);
     const Grouping& grouping = a.grouping == nullptr ? all.grouping : *a.grouping;
-    constexpr int HIGHEST = tile_rows(dot_path_of(BITS, HAS_MIN, TABLE));
+    constexpr int HIGHEST = tile_rows(dot_path_of(SHAPE));
     for_groups<HIGHEST>(grouping, a.rows, a.inputs, a.outputs, [&](const RowGroup& group, Range items) {
         GgufLinearArgs mine = a;
         if (a.bias != nullptr) mine.bias = static_cast<const T*>(a.bias) + group.weight * a.outputs;
-        multiply_rows<T, BITS, GROUP, HAS_MIN, TABLE>(mine, group, items);
+        multiply_rows<T, SHAPE>(mine, group, items);
     });
+}
+
+// Calls `run` with the shape of a type, as a constant.
+template <PackedShape... SHAPES, class Run>
+void with_shape(PackedShape shape, const Run& run) {
+    ((shape == SHAPES ? run.template operator()<SHAPES>() : void()), ...);
 }
 
 template <class T>
 void multiply_impl(const GgufLinearArgs& a) {
-    const PackedFormat format = packed_format_of(a.ggml_type);
-    if (format.table_bytes == 1) return multiply<T, 4, 32, false, 1>(a);
-    if (format.table_bytes == 2) return multiply<T, 4, 32, false, 2>(a);
-    if (format.bits == 4 && format.group == 32) {
-        return format.has_min ? multiply<T, 4, 32, true>(a) : multiply<T, 4, 32, false>(a);
-    }
-    if (format.bits == 8 && format.group == 32) {
-        return format.has_min ? multiply<T, 8, 32, true>(a) : multiply<T, 8, 32, false>(a);
-    }
-    if (format.bits == 4) return format.has_min ? multiply<T, 4, 16, true>(a) : multiply<T, 4, 16, false>(a);
-    return multiply<T, 8, 16, false>(a);
+    with_shape<Q4_SHAPE, Q4_MIN_SHAPE, Q8_SHAPE, Q8_MIN_SHAPE, Q2_K_SHAPE, Q3_K_SHAPE, Q6_K_SHAPE, TABLE4_SHAPE,
+               WIDE_TABLE4_SHAPE, TERNARY_SHAPE, TABLE3_SHAPE, TABLE3_K_SHAPE, TABLE4_HALF_SHAPE>(
+        packed_format_of(a.ggml_type).shape, [&]<PackedShape SHAPE>() { multiply<T, SHAPE>(a); });
 }
 
 // A packed scale or minimum.
-inline float read_scale(PackedFormat format, const uint8_t* from) {
-    if (scale_size(format) == sizeof(float)) {
+inline float read_scale(PackedShape shape, const uint8_t* from) {
+    if (shape.scale_bytes == sizeof(float)) {
         float value;
         std::memcpy(&value, from, sizeof(value));
         return value;
@@ -517,8 +523,8 @@ inline float read_scale(PackedFormat format, const uint8_t* from) {
     return from_half(half);
 }
 
-inline void store_scale(PackedFormat format, uint8_t* to, float value) {
-    if (scale_size(format) == sizeof(float)) {
+inline void store_scale(PackedShape shape, uint8_t* to, float value) {
+    if (shape.scale_bytes == sizeof(float)) {
         std::memcpy(to, &value, sizeof(value));
         return;
     }
@@ -526,22 +532,50 @@ inline void store_scale(PackedFormat format, uint8_t* to, float value) {
     std::memcpy(to, &half, sizeof(half));
 }
 
+// Where weight `i` of an output is in the quantized weights of a K block: the byte and shift of its field, and of the
+// third bit. See `load_quants`.
+struct QuantPlace {
+    int64_t at, third_at;
+    int shift, third_shift;
+
+    QuantPlace(int bits, int64_t output, int64_t i) {
+        const int64_t quad = i / 4, per_dword = bits == 3 ? 4 : 8 / bits, byte = output * 4 + i % 4;
+        at = quad / per_dword * BLOCK_OUTPUTS * 4 + byte;
+        shift = static_cast<int>(quad % per_dword) * (bits == 3 ? 2 : bits);
+        third_at = HIGH_BITS_AT + byte;
+        third_shift = static_cast<int>(quad);
+    }
+};
+
+inline int read_quant(int bits, const uint8_t* quants, int64_t output, int64_t i) {
+    const QuantPlace place(bits, output, i);
+    const int field = quants[place.at] >> place.shift;
+    if (bits == 3) return (field & 3) | (quants[place.third_at] >> place.third_shift & 1) << 2;
+    return field & ((1 << bits) - 1);
+}
+
+// Adds a weight to memory that is 0.
+inline void add_quant(int bits, uint8_t* quants, int64_t output, int64_t i, int quant) {
+    const QuantPlace place(bits, output, i);
+    quants[place.at] |= static_cast<uint8_t>((bits == 3 ? quant & 3 : quant) << place.shift);
+    if (bits == 3) quants[place.third_at] |= static_cast<uint8_t>(quant >> 2 << place.third_shift);
+}
+
 // Dequantizes a row of a packed weight to type T.
 template <class T>
 void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
     const PackedFormat format = packed_format_of(a.ggml_type);
+    const PackedShape shape = format.shape;
     const QuantTable* table = table_of(a.ggml_type);
     const int64_t output = row % BLOCK_OUTPUTS, k_blocks = a.inputs / K_BLOCK;
-    const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * k_blocks * k_block_bytes(format);
-    for (int64_t s = 0; s < k_blocks; ++s, packed += k_block_bytes(format)) {
-        const uint8_t* quants = packed + scale_bytes(format) * (format.has_min ? 2 : 1);
+    const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * k_blocks * k_block_bytes(shape);
+    for (int64_t s = 0; s < k_blocks; ++s, packed += k_block_bytes(shape)) {
+        const uint8_t* quants = packed + scale_bytes(shape) * (shape.has_min ? 2 : 1);
         for (int64_t i = 0; i < K_BLOCK; ++i) {
-            const int64_t at = (i / format.group * BLOCK_OUTPUTS + output) * scale_size(format);
-            const float scale = read_scale(format, packed + at);
-            const float min = format.has_min ? read_scale(format, packed + scale_bytes(format) + at) : 0;
-            const int64_t quad = i / 4, dword = format.bits == 8 ? quad : quad / 2;
-            const uint8_t byte = quants[(dword * BLOCK_OUTPUTS + output) * 4 + i % 4];
-            const int field = format.bits == 8 ? byte : (quad % 2 ? byte >> 4 : byte & 15);
+            const int64_t at = (i / shape.group * BLOCK_OUTPUTS + output) * shape.scale_bytes;
+            const float scale = read_scale(shape, packed + at) * format.unit;
+            const float min = shape.has_min ? read_scale(shape, packed + scale_bytes(shape) + at) : 0;
+            const int field = read_quant(shape.bits, quants, output, i);
             const int quant = table == nullptr ? field : table->quant(field);
             store_scalar(to + s * K_BLOCK + i, scale * static_cast<float>(quant - format.zero_point) + min);
         }
@@ -568,8 +602,8 @@ void gguf_rows(Type type, const GgufRowsArgs& args) {
 }
 
 void pack_gguf(const PackGgufArgs& a) {
-    const PackedFormat format = packed_format_of(a.ggml_type);
-    const int64_t k_blocks = a.inputs / K_BLOCK, size = k_block_bytes(format), groups = K_BLOCK / format.group;
+    const PackedShape shape = packed_format_of(a.ggml_type).shape;
+    const int64_t k_blocks = a.inputs / K_BLOCK, size = k_block_bytes(shape), groups = K_BLOCK / shape.group;
     parallel(false, [&](int chunk, int chunks) {
         const Range mine = chunk_range(blocks(a.outputs), chunk, chunks);
         for (int64_t block = mine.begin; block < mine.end; ++block) {
@@ -582,17 +616,12 @@ void pack_gguf(const PackGgufArgs& a) {
                     read_k_block(a.ggml_type, row, s, k_block);
                     uint8_t* at = to + s * size;
                     for (int64_t g = 0; g < groups; ++g) {
-                        uint8_t* const scale_at = at + (g * BLOCK_OUTPUTS + output) * scale_size(format);
-                        store_scale(format, scale_at, k_block.scale[g]);
-                        if (format.has_min) store_scale(format, scale_at + scale_bytes(format), k_block.min[g]);
+                        uint8_t* const scale_at = at + (g * BLOCK_OUTPUTS + output) * shape.scale_bytes;
+                        store_scale(shape, scale_at, k_block.scale[g]);
+                        if (shape.has_min) store_scale(shape, scale_at + scale_bytes(shape), k_block.min[g]);
                     }
-                    at += scale_bytes(format) * (format.has_min ? 2 : 1);
-                    for (int64_t i = 0; i < K_BLOCK; ++i) {
-                        const int64_t quad = i / 4, dword = format.bits == 8 ? quad : quad / 2;
-                        const int shift = format.bits == 4 && quad % 2 ? 4 : 0;
-                        at[(dword * BLOCK_OUTPUTS + output) * 4 + i % 4] |=
-                            static_cast<uint8_t>(k_block.quants[i] << shift);
-                    }
+                    at += scale_bytes(shape) * (shape.has_min ? 2 : 1);
+                    for (int64_t i = 0; i < K_BLOCK; ++i) add_quant(shape.bits, at, output, i, k_block.quants[i]);
                 }
             }
         }

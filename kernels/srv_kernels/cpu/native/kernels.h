@@ -135,7 +135,7 @@ union InputSum {
 // y = x W^T + b with a weight in GGUF quantization: see gguf_linear.cpp. inputs: a multiple of K_BLOCK.
 struct GgufLinearArgs {
     const void* x;
-    const uint8_t* weight;  // packed: blocks(outputs) * inputs / K_BLOCK * k_block_bytes(format) bytes
+    const uint8_t* weight;  // packed: blocks(outputs) * inputs / K_BLOCK * k_block_bytes(shape) bytes
     const void* bias;       // null, or [outputs]
     void* out;
     void* quantized;       // scratch [rows, inputs], MAX_QUANT_BYTES each at most; like the next three

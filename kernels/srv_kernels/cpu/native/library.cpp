@@ -181,7 +181,7 @@ using srv::dispatch;
 extern "C" {
 
 // Callers must not use a library whose version differs from the one that they were written for.
-int32_t srv_abi_version() { return 17; }
+int32_t srv_abi_version() { return 18; }
 
 // Sizes of the structs that callers fill in: AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs,
 // RouteArgs, ExpertsArgs, LatentAttentionArgs; 0 past the last.
@@ -300,8 +300,8 @@ void srv_experts(int32_t type, const srv::ExpertsArgs* args) { dispatch(srv::exp
 
 // 0 for an unknown type.
 int64_t srv_packed_gguf_bytes(int32_t ggml_type, int64_t outputs, int64_t inputs) {
-    const srv::PackedFormat format = srv::packed_format_of(srv::GgmlType{ggml_type});
-    return format.bits == 0 ? 0 : srv::blocks(outputs) * (inputs / srv::K_BLOCK) * srv::k_block_bytes(format);
+    const srv::PackedShape shape = srv::packed_format_of(srv::GgmlType{ggml_type}).shape;
+    return shape.bits == 0 ? 0 : srv::blocks(outputs) * (inputs / srv::K_BLOCK) * srv::k_block_bytes(shape);
 }
 
 int64_t srv_gguf_row_bytes(int32_t ggml_type, int64_t inputs) {
