@@ -135,7 +135,7 @@ def test_what_does_not_exist_is_refused() -> None:
 
 
 def test_one_pool_merges_attention_layers_only() -> None:
-    assert single_pool(SPECS) == (FullAttention((0, 1, 4), 2, 24, 16), LATENT, RECURRENT)
+    assert single_pool(SPECS) == (FullAttention((0, 1, 4), 2, 24, 16), LATENT, RECURRENT, INDEXED)
     assert single_pool((RECURRENT, LATENT)) == (RECURRENT, LATENT)
     assert attention_specs(SPECS) == (FULL, WINDOW)
 
