@@ -68,8 +68,7 @@ class Latent(msgspec.Struct, frozen=True, tag="latent"):
     """A cache group of layers with multi-head latent attention, which share one page table and keep every token.
 
     Per token, a layer stores a compressed vector of `latent_dim` elements, from which the keys and values of all heads
-    follow, and one rotary key of `rope_dim` elements that all heads share. The layers `indexed`, which choose keys by
-    an indexer (`IndexDims`), also store its key, of `index_dim` elements.
+    follow, and one rotary key of `rope_dim` that all heads share; the layers `indexed` also an index key (`IndexDims`).
     """
 
     layers: tuple[int, ...]
