@@ -16,9 +16,11 @@ import msgspec
 
 from srv.dtypes import ITEM_SIZES, KVScales, item_size
 from srv.errors import InternalError
+from srv.latent_dims import IndexDims as IndexDims  # part of this interface
+from srv.latent_dims import LatentDims as LatentDims
 from srv.types import PooledHead
 
-LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional")
+LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional", "indexer")
 """What a layer may need beyond causal attention; names for `AttentionLayer.traits` and `BackendSpec.traits`."""
 
 SCALE_BYTES = 4  # in an int8 pool: one float32 per stored vector (the key of one token and KV head, for example)
@@ -66,17 +68,20 @@ class Latent(msgspec.Struct, frozen=True, tag="latent"):
     """A cache group of layers with multi-head latent attention, which share one page table and keep every token.
 
     Per token, a layer stores a compressed vector of `latent_dim` elements, from which the keys and values of all heads
-    follow, and one rotary key of `rope_dim` elements that all heads share.
+    follow, and one rotary key of `rope_dim` that all heads share; the layers `indexed` also an index key (`IndexDims`).
     """
 
     layers: tuple[int, ...]
     latent_dim: int
     rope_dim: int
     window: None = None
+    index_dim: int = 0
+    indexed: tuple[int, ...] = ()
 
     def bytes_per_token(self, dtype: str) -> int:
         """Bytes of one token over all layers of the group, for a pool of this dtype."""
-        return len(self.layers) * (_vector_bytes(self.latent_dim, dtype) + _vector_bytes(self.rope_dim, dtype))
+        vectors = _vector_bytes(self.latent_dim, dtype) + _vector_bytes(self.rope_dim, dtype)
+        return len(self.layers) * vectors + len(self.indexed) * _vector_bytes(self.index_dim, dtype)
 
 
 class StateTensor(msgspec.Struct, frozen=True):
@@ -163,19 +168,6 @@ def cache_places(groups: Sequence[CacheSpec]) -> dict[int, tuple[int, int]]:
     return {layer: (number, index) for number, group in enumerate(groups) for index, layer in enumerate(group.layers)}
 
 
-class LatentDims(NamedTuple):
-    """The sizes of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
-
-    A head's key has `key_dim` elements that follow from the compressed vector of `latent_dim`, and `rope_dim` rotated
-    ones that all heads share; its value has `value_dim`, which follow from the compressed vector as well.
-    """
-
-    latent_dim: int
-    key_dim: int
-    rope_dim: int
-    value_dim: int
-
-
 LATENT = "latent"  # a key of `AttentionLayer.traits`; a backend has it by `BackendSpec.latent`
 
 
@@ -190,7 +182,8 @@ class AttentionLayer:
     slope of each head (ALiBi, Press et al. 2022, arXiv:2108.12409): slope * (position of the key - position of the
     query), which is at most 0, is added to the scaled score. `sink_scores`: those of `sinks`, of each head; None before
     weights are loaded. `latent`: None, or the sizes of latent attention, whose cache group is `Latent`; then `head_dim`
-    is `key_dim` + `rope_dim`, and `kv_heads` is 1. `bidirectional`: a token also attends to the tokens after it, the
+    is `key_dim` + `rope_dim`, and `kv_heads` is 1. `indexer`: None, or how the keys of a query are chosen, in layers of
+    latent attention. `bidirectional`: a token also attends to the tokens after it, the
     `window - 1` next ones if there is a window. Such a layer has no place in a pool: all tokens of a sequence are rows
     of one step, with their keys and values.
     """
@@ -209,6 +202,7 @@ class AttentionLayer:
     sink_scores: tuple[float, ...] | None = None
     latent: LatentDims | None = None
     bidirectional: bool = False
+    indexer: IndexDims | None = None
 
     def result_dim(self, values: int) -> int:
         """The elements per head of the result of attention; `values`: the last axis of its third operand."""
@@ -229,6 +223,8 @@ class AttentionLayer:
             found["alibi"] = "linear position biases (ALiBi)"
         if self.latent is not None:
             found[LATENT] = "multi-head latent attention (MLA)"
+        if self.indexer is not None:
+            found["indexer"] = "keys chosen by an indexer (sparse attention)"
         if self.bidirectional:
             found["bidirectional"] = "attention to later tokens"
         return found
@@ -320,13 +316,13 @@ class TensorShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Names, shapes and dtypes of the tensors in the pool of one cache group: one tensor per name and layer.
+    """Names, shapes and dtypes of the tensors in the pool of one cache group: one per name and layer that has it.
 
     | group | names | plain tensor of one layer |
     |---|---|---|
     | attention, `order` "page_token_head" | "key", "value" | ``[pages + 1, page_size, kv_heads, dim]`` |
     | attention, `order` "page_token_flat" | "key", "value" | ``[pages + 1, page_size, kv_heads * dim]`` |
-    | `Latent` | "latent", "rope" | ``[pages + 1, page_size, dim]`` |
+    | `Latent` | "latent", "rope"; with `index_dim` "index", of the layers `indexed` | ``[pages + 1, page_size, dim]`` |
     | `Recurrent` | those of `states` | ``[slots + 1, *state.shape]`` |
 
     All are contiguous. The page ids of a group run from 1 to `pages`, the slots of a recurrent one from 1 to `slots`.
@@ -353,11 +349,15 @@ class KVLayout:
             case FullAttention() | SlidingWindow():
                 return "key", "value"
             case Latent():
-                return "latent", "rope"
+                return ("latent", "rope", "index") if self.group.index_dim else ("latent", "rope")
             case Recurrent(states=states):
                 return tuple(state.name for state in states)
             case _ as never:
                 assert_never(never)
+
+    def layers_of(self, name: str) -> tuple[int, ...]:
+        """The layers of the model that have a tensor of this name, in the order of the tensors."""
+        return self.group.indexed if isinstance(self.group, Latent) and name == "index" else self.group.layers
 
     def plain_tensors(self, pages: int) -> dict[str, TensorShape]:
         """For each name, the plain tensor of one layer in a pool of `pages` pages (slots of a recurrent group).
@@ -373,8 +373,8 @@ class KVLayout:
                 heads = {name: self._heads(group.kv_heads, dim) for name, dim in dims.items()}
                 return {name: TensorShape((*axes, *last), self.dtype) for name, last in heads.items()}
             case Latent():
-                dims = {"latent": group.latent_dim, "rope": group.rope_dim}
-                return {name: TensorShape((*axes, dim), self.dtype) for name, dim in dims.items()}
+                sizes = dict(zip(self.names(), (group.latent_dim, group.rope_dim, group.index_dim), strict=False))
+                return {name: TensorShape((*axes, size), self.dtype) for name, size in sizes.items()}
             case Recurrent():
                 return {state.name: TensorShape((pages + 1, *state.shape), state.dtype) for state in group.states}
             case _ as never:

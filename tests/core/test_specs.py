@@ -32,8 +32,9 @@ STATES = (StateTensor("convolution", (6, 3), "float32"), StateTensor("recurrence
 FULL = FullAttention((0, 4), 2, 24, 16)
 WINDOW = SlidingWindow((1,), 2, 24, 16, 7)
 LATENT = Latent((2, 5, 6), 33, 9)
+INDEXED = Latent((2, 5, 6), 33, 9, index_dim=7, indexed=(2, 6))
 RECURRENT = Recurrent((3, 7), STATES)
-SPECS: tuple[CacheSpec, ...] = (FULL, WINDOW, LATENT, RECURRENT)
+SPECS: tuple[CacheSpec, ...] = (FULL, WINDOW, LATENT, RECURRENT, INDEXED)
 
 SIZES = st.integers(1, 65)
 LAYERS = st.lists(st.integers(0, 20), min_size=1, max_size=5, unique=True).map(tuple)
@@ -47,6 +48,11 @@ PAGED = st.one_of(
     st.builds(FullAttention, LAYERS, SIZES, SIZES, SIZES),
     st.builds(SlidingWindow, LAYERS, SIZES, SIZES, SIZES, SIZES),
     st.builds(Latent, LAYERS, SIZES, SIZES),
+    LAYERS.flatmap(
+        lambda layers: st.builds(
+            Latent, st.just(layers), SIZES, SIZES, index_dim=SIZES, indexed=st.just(layers[: len(layers) // 2])
+        )
+    ),
 )
 RECURRENTS = st.builds(
     Recurrent, LAYERS, st.lists(STATE, min_size=1, max_size=4, unique_by=lambda each: each.name).map(tuple)
@@ -59,7 +65,7 @@ def layout(spec: CacheSpec, dtype: str = "bfloat16", order: str = "page_token_he
 
 def test_the_union_survives_msgspec() -> None:
     assert msgspec.json.decode(msgspec.json.encode(SPECS), type=tuple[CacheSpec, ...]) == SPECS
-    assert [spec_name(spec) for spec in SPECS] == ["full", "window", "latent", "recurrent"]
+    assert [spec_name(spec) for spec in SPECS] == ["full", "window", "latent", "recurrent", "latent"]
     with pytest.raises(msgspec.ValidationError, match="Invalid value 'ring'"):
         msgspec.json.decode(b'{"type": "ring", "layers": []}', type=CacheSpec)
 
@@ -70,7 +76,10 @@ def test_names_and_plain_tensors_of_each_spec() -> None:
         ("key", "value"),
         ("latent", "rope"),
         ("convolution", "recurrence"),
+        ("latent", "rope", "index"),
     ]
+    assert layout(INDEXED).plain_tensors(5)["index"] == ((6, 16, 7), "bfloat16")
+    assert [layout(INDEXED).layers_of(name) for name in ("rope", "index")] == [(2, 5, 6), (2, 6)]
     assert layout(FULL).plain_tensors(5) == {"key": ((6, 16, 2, 24), "bfloat16"), "value": ((6, 16, 2, 16), "bfloat16")}
     flat = layout(WINDOW, order="page_token_flat").plain_tensors(5)
     assert flat == {"key": ((6, 16, 48), "bfloat16"), "value": ((6, 16, 32), "bfloat16")}
@@ -92,7 +101,8 @@ def test_a_page_has_the_bytes_of_its_plain_tensors(
     each = KVLayout(spec, page_size, dtype, order)
     tensors = each.plain_tensors(pages)
     assert tuple(tensors) == each.names()
-    size = sum(math.prod(shape) * ITEM_SIZES[kind] for shape, kind in tensors.values()) * len(spec.layers)
+    layers = {name: len(each.layers_of(name)) for name in tensors}
+    size = sum(math.prod(shape) * ITEM_SIZES[kind] * layers[name] for name, (shape, kind) in tensors.items())
     assert size == (pages + 1) * each.bytes_per_page() == (pages + 1) * page_size * spec.bytes_per_token(dtype)
 
 
@@ -125,7 +135,7 @@ def test_what_does_not_exist_is_refused() -> None:
 
 
 def test_one_pool_merges_attention_layers_only() -> None:
-    assert single_pool(SPECS) == (FullAttention((0, 1, 4), 2, 24, 16), LATENT, RECURRENT)
+    assert single_pool(SPECS) == (FullAttention((0, 1, 4), 2, 24, 16), LATENT, RECURRENT, INDEXED)
     assert single_pool((RECURRENT, LATENT)) == (RECURRENT, LATENT)
     assert attention_specs(SPECS) == (FULL, WINDOW)
 

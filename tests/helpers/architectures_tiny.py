@@ -101,7 +101,7 @@ TINY: dict[str, Any] = {
     "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
-    "index_n_heads": 4,
+    "index_n_heads": 16,  # so that few keys have the score 0, which would be that of others
     "index_head_dim": 8,
     "index_topk": 8,
     # recurrent layers
@@ -154,8 +154,13 @@ SHARED_KEYS: dict[str, Any] = {
     "num_kv_shared_layers": 2,
     "layer_types": 2 * ["sliding_attention", "full_attention"],
 }
+# The embedding of a padding token is 0, and so are then all scores of an indexer: which keys are chosen is not defined.
+NO_PADDING = {"pad_token_id": None}
 # What a model needs beside, by model type. `...` leaves a field at its default.
 SPECIAL: dict[str, dict[str, Any]] = {
+    "deepseek_v32": NO_PADDING,
+    # the second layer attends to the keys that the indexer of the first one has chosen
+    "glm_moe_dsa": {**NO_PADDING, "indexer_types": ["full", "shared"]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "flint": {"layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0]},
     "gemma3n_text": {**SHARED_KEYS, "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0]},

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
-PROJECTION = re.compile(r"(_proj|\.w[123]|_proj_with_mqa)\.weight$")
+PROJECTION = re.compile(r"(_proj|\.w[123]|_proj_with_mqa|\.wq_b|\.wk)\.weight$")
 LARGEST = 448
 
 

@@ -10,15 +10,31 @@ from torch import Tensor
 
 from srv.platform.interface import AttentionBatch, KVBuffers
 from srv.platform.latent import LatentAttentionBackend
-from srv.specs import AttentionLayer, LatentDims
+from srv.specs import AttentionLayer, IndexDims, LatentDims
 
 
-def latent_layer(heads: int, dims: LatentDims, index: int = 0) -> AttentionLayer:
+def latent_layer(heads: int, dims: LatentDims, index: int = 0, indexer: IndexDims | None = None) -> AttentionLayer:
     head_dim = dims.key_dim + dims.rope_dim
-    return AttentionLayer(index, heads, 1, head_dim, head_dim**-0.5, latent=dims)
+    return AttentionLayer(index, heads, 1, head_dim, head_dim**-0.5, latent=dims, indexer=indexer)
 
 
-def dense(layer: AttentionLayer, q: Tensor, latent: Tensor, rope: Tensor, up: Tensor) -> Tensor:
+def best_keys(index: IndexDims, joined: Tensor, keys: Tensor) -> Tensor:
+    """Which keys the last tokens of a sequence attend to, bool [Q, K]: joined `IndexDims.operands`, keys [K, D]."""
+    _, queries, weights = joined.double().split(list(index.operands), 1)
+    scores = torch.zeros(len(joined), len(keys), dtype=torch.float64)
+    for head, query in enumerate(queries.view(len(joined), index.heads, index.dim).unbind(1)):
+        scores += weights[:, head, None] * torch.relu(query @ keys.double().T * index.dim**-0.5)
+    chosen = torch.zeros(scores.shape, dtype=torch.bool)
+    for row, own in enumerate(scores):
+        visible = len(keys) - len(joined) + row + 1
+        ranked = sorted(range(visible), key=lambda key: (-float(own[key]), key))
+        chosen[row, ranked[: index.top_k]] = True
+    return chosen
+
+
+def dense(
+    layer: AttentionLayer, q: Tensor, latent: Tensor, rope: Tensor, up: Tensor, chosen: Tensor | None = None
+) -> Tensor:
     """The last len(q) tokens of a sequence: q [Q, heads, D], latent [K, L], rope [K, R] -> float64 [Q, heads, V]."""
     dims = layer.latent
     assert dims is not None
@@ -27,6 +43,7 @@ def dense(layer: AttentionLayer, q: Tensor, latent: Tensor, rope: Tensor, up: Te
     keys = torch.cat((keys, rope.double()[:, None].expand(-1, layer.heads, -1)), -1)
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * layer.scale
     hidden = torch.arange(len(latent)) > torch.arange(len(latent) - len(q), len(latent))[:, None]
+    hidden = hidden if chosen is None else ~chosen
     return torch.einsum("hqk,khv->qhv", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
 
 
@@ -41,8 +58,10 @@ class LatentRows:
     up: Tensor
     seed: int = 0
     magnitude: float = 1.0
-    seen: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    seen: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     pages: dict[str, list[int]] = field(default_factory=dict)
+    last: tuple[AttentionBatch, Tensor, Tensor, Tensor] | None = None  # what the last step called `forward` with
+    chosen: dict[str, Tensor] = field(default_factory=dict)  # in the last step, for layers without an indexer
 
     def __post_init__(self) -> None:
         self._random = torch.Generator().manual_seed(self.seed)
@@ -60,24 +79,32 @@ class LatentRows:
         total = sum(count for _, count in counts)
         q = self.draw(total, self.layer.heads, dims.key_dim + dims.rope_dim)
         latent, rope = self.draw(total, 1, dims.latent_dim), self.draw(total, 1, dims.rope_dim)
+        index = self.layer.indexer
+        joined = self.draw(total, 1, 0 if index is None else sum(index.operands))
+        size_of_key = 0 if index is None else index.operands[0]
         expected, ends, begin = [], [], 0
         for name, count in counts:
             own = slice(begin, begin + count)
-            before = self.seen.get(name, (latent[:0, 0], rope[:0, 0]))
-            now = torch.cat((before[0], latent[own, 0])), torch.cat((before[1], rope[own, 0]))
-            self.seen[name] = now
+            new = latent[own, 0], rope[own, 0], joined[own, 0, :size_of_key]
+            before = self.seen.get(name, tuple(each[:0] for each in new))
+            self.seen[name] = now = tuple(torch.cat(pair) for pair in zip(before, new, strict=True))
+            if index is not None and index.own:
+                self.chosen[name] = best_keys(index, joined[own, 0], now[2])
             pages = self.pages.setdefault(name, [])
             while len(pages) * size < len(now[0]):
                 pages.append(self._free.pop())
-            expected.append(dense(self.layer, q[own], *now, self.up))
+            expected.append(dense(self.layer, q[own], *now[:2], self.up, self.chosen.get(name)))
             ends.append(len(now[0]))
             begin += count
         width = max(len(self.pages[name]) for name, _ in counts)
         rows = [self.pages[name] + [0] * (width - len(self.pages[name])) for name, _ in counts]
         table = torch.tensor(rows, dtype=torch.int32, device=self.pool.tensors["latent"][0].device)
-        plan = self.backend.plan(AttentionBatch([count for _, count in counts], ends, table))
+        batch = AttentionBatch([count for _, count in counts], ends, table)
+        plan = self.backend.plan(batch)
         place = table.device
-        got = self.backend.forward(self.layer, q.to(place), latent.to(place), rope.to(place), plan)
+        compressed = torch.cat((latent, joined), -1).to(place)
+        self.last = batch, q.to(place), compressed, rope.to(place)
+        got = self.backend.forward(self.layer, q.to(place), compressed, rope.to(place), plan)
         return got.cpu(), torch.cat(expected)
 
 

@@ -192,8 +192,9 @@ def _without_layers(candidate: Candidate, layers: Sequence[LayerKind]) -> Candid
     if SLOTS[candidate.slot][0] != "attention":
         return candidate
     missing = unsupported_layers(layers, partial(missing_traits, candidate.spec.layer_traits))
-    reasons = tuple(dict.fromkeys((*candidate.reasons, *missing)))  # that of latent groups may be among them already
-    return candidate._replace(reasons=reasons)
+    # That of latent groups may be among the candidate's already, without what else the same layers have.
+    own = (reason for reason in candidate.reasons if not any(each.startswith(reason) for each in missing))
+    return candidate._replace(reasons=(*own, *missing))
 
 
 def _without_ops(slot: BackendSlot, facts: Facts, values: Mapping[str, Any], ops: Sequence[OpSpec]) -> BackendSlot:

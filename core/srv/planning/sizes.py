@@ -65,8 +65,6 @@ def _parameters(model: ModelFacts) -> str:
 def _cache(group: CacheSpec, dtype: str) -> str:
     layers = f"{len(group.layers)} layers"
     match group:
-        case FullAttention(value_dim=0):
-            return f"{group.bytes_per_token(dtype):,} bytes per token: {layers} with an index of keys in {dtype}"
         case FullAttention():
             return f"{group.bytes_per_token(dtype):,} bytes per token: {layers} of attention in {dtype}"
         case SlidingWindow():
@@ -74,9 +72,9 @@ def _cache(group: CacheSpec, dtype: str) -> str:
             return f"{kept}: {layers} of attention in {dtype}"
         case Latent():
             vector = f"{group.latent_dim} + {group.rope_dim} numbers"
-            return (
-                f"{group.bytes_per_token(dtype):,} bytes per token: {layers} of latent attention, {vector} in {dtype}"
-            )
+            index = f", {len(group.indexed)} with an index key of {group.index_dim}" if group.indexed else ""
+            size = f"{group.bytes_per_token(dtype):,} bytes per token"
+            return f"{size}: {layers} of latent attention, {vector}{index} in {dtype}"
         case Recurrent():
             return f"{group.bytes_per_slot():,} bytes per request: {layers} with recurrent states"
         case _ as never:

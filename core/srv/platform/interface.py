@@ -82,7 +82,7 @@ class OpImpl:
 
 @dataclass(frozen=True, slots=True)
 class KVBuffers:
-    """The pool of one cache group: for each of `layout.names()`, one tensor per layer of the group.
+    """The pool of one cache group: for each of `layout.names()`, one tensor per layer of `layout.layers_of`.
 
     `layout` says what the first axis counts (pages, or slots of a recurrent group) and that it has one entry more than
     was requested. The device is the platform's. No two tensors share memory. Together they take at least the bytes that

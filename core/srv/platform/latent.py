@@ -16,7 +16,10 @@ class LatentAttentionBackend(AttentionBackend, Protocol):
 
     `forward` gets q [tokens, heads, key_dim + rope_dim], whose last `rope_dim` elements are rotated, as k the
     compressed vectors [tokens, 1, latent_dim], and as v the rotated keys that all heads share [tokens, 1, rope_dim]
-    (`srv.specs.LatentDims`). It writes both into the pool, attends, and returns [tokens, heads, value_dim]. It may
+    (`srv.specs.LatentDims`). In a layer with an indexer of its own (`AttentionLayer.indexer`), the index key, the index
+    queries of all heads and their weights follow the compressed vector in k (`IndexDims.operands`), and the index key
+    is written to the "index" tensor of the layer. Its choice serves the layers after it that have none, within a step.
+    It writes both into the pool, attends, and returns [tokens, heads, value_dim]. It may
     compute the keys and values of the heads (materialised), or multiply queries and results by the up-projection
     instead, and attend over the compressed vectors (absorbed).
     """

@@ -44,13 +44,13 @@ def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def pool_of(layout: KVLayout, shapes: Mapping[str, TensorShape], zeros: Zeros) -> KVBuffers:
-    """A pool with one tensor of each of these shapes per layer, which `zeros` allocates."""
+    """A pool with one tensor of each of these shapes per layer that has it, which `zeros` allocates."""
 
-    def tensors(shape: TensorShape) -> tuple[torch.Tensor, ...]:
+    def tensors(name: str, shape: TensorShape) -> tuple[torch.Tensor, ...]:
         dtype: torch.dtype = getattr(torch, shape.dtype)
-        return tuple(zeros(shape.shape, dtype) for _ in layout.group.layers)
+        return tuple(zeros(shape.shape, dtype) for _ in layout.layers_of(name))
 
-    return KVBuffers(layout, {name: tensors(shape) for name, shape in shapes.items()})
+    return KVBuffers(layout, {name: tensors(name, shape) for name, shape in shapes.items()})
 
 
 def is_float8(dtype: str) -> bool:

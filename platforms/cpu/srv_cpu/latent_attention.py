@@ -9,6 +9,9 @@ other attention.
 Each row takes the way with fewer products: for few queries (DeepSeek: up to 170), computing the keys and values of each
 head costs more than attending to longer vectors; for many, these take a third of the products. Keys are materialised
 once, in chunks whose results are merged (online softmax), so that memory does not grow with the prefix in the cache.
+
+With an indexer (`srv_cpu.chosen_keys`), a row with one query reads only the chosen keys, and in longer rows all others
+are hidden from a query.
 """
 
 from __future__ import annotations
@@ -18,16 +21,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.errors import InternalError
-from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, KVBuffers
 from srv.platform.layers import missing_traits
 from srv.specs import LATENT, LatentDims
+from srv_cpu.chosen_keys import Choice, IndexOperands, choose
 from srv_cpu.facts import ABSORB_PREFILL, WHOLE_PREFIX
 from srv_cpu.host import threads
 from srv_cpu.reach import ALL
-from srv_cpu.step_plan import StepPlan, StepPlanner
+from srv_cpu.step_plan import ReadPlan, StepPlan, StepPlanner
 
 _CHUNK = 1024  # keys whose heads' keys and values exist at the same time
 _QUERIES = 256  # queries whose scores exist at the same time
+_LEAST = torch.finfo(torch.float32).min
 
 
 class TorchLatentAttention:
@@ -44,11 +49,13 @@ class TorchLatentAttention:
         self._absorb_all = bool(context.arguments.get(ABSORB_PREFILL))
         self._chunk = None if context.arguments.get(WHOLE_PREFIX) else _CHUNK
         self._up: dict[int, Tensor] = {}
+        self._indexes = _index_pools(context.kv)
+        self._choice: tuple[StepPlan, Choice] | None = None  # of the last indexer, for layers without one
         torch.set_num_threads(threads())  # with native linear layers torch has one thread: see `post_load`
 
     def supports(self, layer: AttentionLayer) -> str | None:
         """See `srv.platform.interface.AttentionBackend`."""
-        return missing_traits((LATENT,), layer)
+        return missing_traits((LATENT, "indexer"), layer)
 
     def prepare(self, layer: AttentionLayer, up: Tensor) -> None:
         """See `srv.platform.latent.LatentAttentionBackend`."""
@@ -63,16 +70,19 @@ class TorchLatentAttention:
         dims, up = layer.latent, self._up[layer.index]
         assert dims is not None
         latents, ropes = self._latents[layer.index], self._ropes[layer.index]
-        latents.index_copy_(0, metadata.written, k[:, 0].to(self._dtype))
+        k, joined = k[:, 0].split_with_sizes([dims.latent_dim, k.shape[-1] - dims.latent_dim], 1)
+        latents.index_copy_(0, metadata.written, k.to(self._dtype))
         ropes.index_copy_(0, metadata.written, v[:, 0].to(self._dtype))
         read_plan = self._planner.read_plan(metadata, ALL)
+        choice = self._chosen(layer, joined, metadata, read_plan)
         out = q.new_empty(q.shape[0], layer.heads, dims.value_dim)
-        for group in read_plan.decode:
-            shape = (group.rows, 1, group.longest, -1)
-            key = torch.cat((latents[group.slots.indices], ropes[group.slots.indices]), -1).view(shape).to(q.dtype)
+        for group, few in zip(read_plan.decode, choice.decode, strict=True):
+            slots, hidden = (group.slots.indices, group.mask) if few is None else (few.slots.flatten(), few.mask)
+            key = torch.cat((latents[slots], ropes[slots]), -1).view(group.rows, 1, len(slots) // group.rows, -1)
+            key = key.to(q.dtype)
             query = q if group.tokens is None else q[group.tokens]
             absorbed = _absorbed(query, up, dims).unsqueeze(2)  # [rows, heads, 1, latent + rope]
-            mask = None if group.mask is None else group.mask.to(q.dtype)
+            mask = None if hidden is None else hidden.to(q.dtype)
             value = key[..., : dims.latent_dim]
             found = F.scaled_dot_product_attention(
                 absorbed, key.expand(-1, layer.heads, -1, -1), value.expand(-1, layer.heads, -1, -1), mask,
@@ -83,20 +93,41 @@ class TorchLatentAttention:
                 out = result
             else:
                 out[group.tokens] = result
-        for row in read_plan.extend:
+        for row, chosen in zip(read_plan.extend, choice.extend, strict=True):
             own = slice(row.begin, row.end)
-            latent, rope = (k[own, 0], v[own, 0]) if row.slots is None else (
+            latent, rope = (k[own], v[own, 0]) if row.slots is None else (
                 latents[row.slots.indices].to(q.dtype), ropes[row.slots.indices].to(q.dtype)
             )  # fmt: skip
-            out[own] = self._extend(layer, dims, q[own], latent, rope, up)
+            out[own] = self._extend(layer, dims, q[own], latent, rope, up, chosen)
         return out
 
+    def _chosen(self, layer: AttentionLayer, joined: Tensor, metadata: StepPlan, read_plan: ReadPlan) -> Choice:
+        """The keys that each query of the step reads; `joined`: the operands of the layer's indexer."""
+        dims = layer.indexer
+        if dims is None:
+            return Choice((None,) * len(read_plan.decode), (None,) * len(read_plan.extend))
+        if dims.own:
+            given, pool = IndexOperands.of(joined, dims), self._indexes[layer.index]
+            pool.index_copy_(0, metadata.written, given.keys.to(self._dtype))
+            self._choice = metadata, choose(read_plan, given, pool, dims)
+        if self._choice is None or self._choice[0] is not metadata:
+            raise InternalError("a layer without an indexer was computed before the layer that chooses its keys")
+        return self._choice[1]
+
     def _extend(
-        self, layer: AttentionLayer, dims: LatentDims, q: Tensor, latent: Tensor, rope: Tensor, up: Tensor
+        self,
+        layer: AttentionLayer,
+        dims: LatentDims,
+        q: Tensor,
+        latent: Tensor,
+        rope: Tensor,
+        up: Tensor,
+        chosen: Tensor | None,
     ) -> Tensor:
         """The last tokens q [Q, heads, D] of a row over its keys, latent [K, latent_dim] and rope [K, rope_dim].
 
-        Chunks of keys are merged in float32: `top` is the largest score so far, `total` the sum of weights.
+        `chosen`: the keys that each query reads, bool [Q, K]; None for all before it. Chunks of keys are
+        merged in float32: `top` is the largest score so far, `total` the sum of weights.
         """
         queries, keys = len(q), len(latent)
         absorb = self._absorb_all or _absorbs(queries, dims)
@@ -117,14 +148,24 @@ class TorchLatentAttention:
                 scores = (query[:, block] @ key[..., :seen, :].transpose(-1, -2)).float() * layer.scale
                 if begin + seen > keys - queries + block.start:
                     scores.masked_fill_(torch.arange(begin, begin + seen) > position[:, None], float("-inf"))
+                if chosen is not None:
+                    scores.masked_fill_(~chosen[block, begin : begin + seen], float("-inf"))
                 higher = torch.maximum(top[:, block], scores.amax(-1, keepdim=True))
-                weights, factor = (scores - higher).exp_(), (top[:, block] - higher).exp_()
+                base = higher if chosen is None else higher.clamp(min=_LEAST)  # a query may have no key in a chunk
+                weights, factor = (scores - base).exp_(), (top[:, block] - base).exp_()
                 total[:, block] = total[:, block] * factor + weights.sum(-1, keepdim=True)
                 results = (weights.to(q.dtype) @ value[..., :seen, :]).float()
                 weighted[:, block] = weighted[:, block] * factor + results
                 top[:, block] = higher
         found = (weighted / total).to(q.dtype).transpose(0, 1)
         return _expanded(found, up, dims) if absorb else found
+
+
+def _index_pools(kv: KVBuffers) -> dict[int, Tensor]:
+    """The index keys [slots, dim] of each layer that has an indexer, by its index in the group."""
+    place = {layer: index for index, layer in enumerate(kv.layout.group.layers)}
+    pools = zip(kv.layout.layers_of("index"), kv.tensors.get("index", ()), strict=False)
+    return {place[layer]: buffer.flatten(0, 1) for layer, buffer in pools}
 
 
 def _absorbs(queries: int, dims: LatentDims) -> bool:

@@ -15,6 +15,7 @@ KV_ORDER = "page_token_head"
 TRITON_HEAD = 256  # the longest head that Triton's attention computes
 TRITON_GROUP = 128  # the most query heads that may share a KV head
 TRAITS = ("window", "soft_cap")  # of layers, in the kernels that are called
+TRITON_TRAITS = tuple(trait for trait in LAYER_TRAITS if trait != "indexer")
 TORCH_TRAITS = (*TRAITS, "alibi")  # in attention with torch operators
 NUM_KV_SPLITS = "triton_attention_num_kv_splits"
 SPLIT_TILE_SIZE = "triton_attention_split_tile_size"
@@ -187,7 +188,7 @@ def not_called(name: str, priority: int, rule: Check) -> BackendSpec:
         return Unfit((f"{NOT_CALLED}{sizes}",))
 
     target = "srv_gpu.native_attention:NativeAttention"
-    return BackendSpec(name, priority, check, target, KV_ORDER, traits=LAYER_TRAITS, latent=target)
+    return BackendSpec(name, priority, check, target, KV_ORDER, traits=TRITON_TRAITS, latent=target)
 
 
 TRITON_ATTENTION = attention(

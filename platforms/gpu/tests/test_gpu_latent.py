@@ -38,7 +38,8 @@ def test_the_user_limits_the_splits_of_a_row(platform: GpuPlatform, most: dict[s
     """Of 321 tokens; results are equal, launches are not. Rows of several tokens are not divided."""
     world = latent_rows(platform, **most)
     world.pages["a"] = list(range(1, 21))
-    world.seen["a"] = latent, rope = world.draw(320, DIMS.latent_dim), world.draw(320, DIMS.rope_dim)
+    latent, rope = world.draw(320, DIMS.latent_dim), world.draw(320, DIMS.rope_dim)
+    world.seen["a"] = latent, rope, latent[:, :0]
     for name, vectors in (("latent", latent), ("rope", rope)):
         world.pool.tensors[name][0][1:21].copy_(vectors.view(20, 16, -1))
     world._free = list(range(21, 40))

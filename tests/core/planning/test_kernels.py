@@ -69,6 +69,11 @@ DEEPSEEK = {name: value for name, value in LLAMA.items() if name not in ("head_d
     **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1},
     **{"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
 }
+GLM_DSA = DEEPSEEK | {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "model_type": "glm_moe_dsa",
+    **{"index_n_heads": 4, "index_head_dim": 32, "index_topk": 16, "indexer_types": ["full", "shared"]},
+}
 BLOOM: dict[str, Any] = {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",
@@ -182,6 +187,19 @@ def test_logits_in_float32_come_from_the_kernel_that_each_gpu_has(tmp_path: Path
     assert "with float32 results" in logits.what
 
 
+@pytest.mark.parametrize("device", ["cuda:sm90", "rocm:gfx942", "xpu:bmg", "npu:a3"])
+def test_platforms_without_an_indexer_refuse_the_model_by_name(tmp_path: Path, device: str) -> None:
+    arguments = ["--device", device, *model(tmp_path, GLM_DSA)]
+    assert ("no_backend_fits", "attention backend") in refused(arguments)
+    try:
+        reasons = [each.reason for each in planned(*arguments).refusals]
+    except Refusal as refusal:
+        reasons = [each.reason for each in refusal.rejections]
+    (reason,) = (each for each in reasons if "indexer" in each)
+    assert "keys chosen by an indexer (sparse attention)" in reason
+    assert "latent attention (MLA), it cannot" not in reason, "the same layers are named twice"
+
+
 def test_a_router_with_a_bias_rounds_its_sums() -> None:
     """Kernels with float32 results add no bias, so the layers of GPT-OSS do not call them."""
     facts = find_platforms()["cuda"].loaded.facts
@@ -259,6 +277,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (FALCON_H1, ()),
         (MINIMAX, ()),
         (DEEPSEEK, ()),
+        (GLM_DSA, ()),
         (UNKNOWN, ()),
     ],
     ids=[
@@ -280,6 +299,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "falcon-h1",
         "minimax",
         "deepseek",
+        "glm-moe-dsa",
         "transformers",
     ],
 )

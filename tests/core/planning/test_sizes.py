@@ -160,6 +160,8 @@ def test_lines_of_latent_attention_windows_and_states(tmp_path: Path) -> None:
         "70,272 bytes per token: 61 layers of latent attention, 512 + 64 numbers in bfloat16",
         none,
     ]
+    sparse = "61 layers of latent attention, 512 + 64 numbers, 61 with an index key of 128 in bfloat16"
+    assert lines("DeepSeek-V3.2", "native layers") == [f"85,888 bytes per token: {sparse}", "native layers"]
     assert lines("gemma-3-1b", "native layers") == [
         "4,096 bytes per token: 4 layers of attention in bfloat16",
         "22,528 bytes per token, for the last 512 of a request: 22 layers of attention in bfloat16",

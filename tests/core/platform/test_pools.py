@@ -19,6 +19,7 @@ SPECS: tuple[CacheSpec, ...] = (
     FullAttention((0, 3), 2, 5, 3),
     SlidingWindow((0, 3), 2, 5, 3, 4),
     Latent((0, 3), 7, 3),
+    Latent((0, 3), 7, 3, index_dim=5, indexed=(3,)),
     Recurrent((0, 3), (StateTensor("a", (3, 3), "float32"), StateTensor("b", (5,), "float16"))),
 )
 
@@ -44,9 +45,13 @@ def test_a_plain_pool_has_zeroed_tensors_of_its_own_for_each_name_and_layer(spec
     for name, tensors in kv.tensors.items():
         assert [(tuple(each.shape), str(each.dtype)) for each in tensors] == [
             (expected[name].shape, f"torch.{expected[name].dtype}")
-        ] * 2
+        ] * len(layout.layers_of(name))
     assert not any(bool(tensor.any()) for tensor in kv.all())
-    assert len({tensor.untyped_storage().data_ptr() for tensor in kv.all()}) == len(list(kv.all())) == 4
+    assert (
+        len({tensor.untyped_storage().data_ptr() for tensor in kv.all()})
+        == len(list(kv.all()))
+        == 4 + ("index" in kv.tensors)
+    )
 
 
 def test_keys_and_values_exist_in_attention_groups_only() -> None:

@@ -12,6 +12,7 @@ import torch
 from deepseek_small import small
 from every import every
 from fp8_weights import FORMS, write_fp8
+from indexed_small import small as indexed_small
 from latent_steps import Steps
 from models_small import built, edit_config, expected_logits, our_logits, randomized, tokens_of
 from torch import Tensor
@@ -75,6 +76,35 @@ def test_deepseek_computes_what_the_dequantized_weights_do(form: str, kind: str,
     assert {"layers.1.attention.down_proj", "layers.1.attention.q_proj", "layers.1.attention.o_proj"} <= layers
     assert sum(isinstance(module, Fp8Experts) for module in ours.modules()) == 2
     assert torch.equal(up_projection(ours), model.get_parameter(f"{ATTENTION}.kv_b_proj.weight"))
+
+
+@every(("form", "kind"), [("fp8, blocks", "v32"), ("fp8, blocks", "glm"), ("fp8, static", "glm")])
+def test_an_indexer_computes_what_the_dequantized_weights_do(form: str, kind: str, tmp_path: Path) -> None:
+    """It chooses from twelve keys. The projection of its weights is not quantized, as in published checkpoints."""
+    made = indexed_small(kind, **{**WITHIN, "index_head_dim": 32})
+    kept = {name: each.detach().clone() for name, each in made.named_parameters() if "weights_proj" in name}
+
+    def keep(tensors: dict[str, Tensor]) -> None:
+        for name, each in kept.items():
+            for stored in [other for other in tensors if other.startswith(name.removesuffix("weight"))]:
+                del tensors[stored]
+            tensors[name] = each
+
+    folder = tmp_path / f"{form} {kind}"
+    model = write_fp8(folder, FORMS[form], keep, made=made)
+    for name, each in kept.items():
+        model.get_parameter(name).data.copy_(each)
+    tokens = tokens_of(model, 12)
+    ours, (group,) = built(folder), read_facts(folder).cache_groups
+    assert isinstance(group, Latent)
+    logits = Steps(ours, group).run([([3, 1, 4], tokens, 0)])
+    torch.testing.assert_close(logits, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    assert ours.loaded_bytes() == planned(folder)
+    assert refusals(folder) == ()
+    layers = {name for name, module in ours.named_modules() if isinstance(module, Fp8Linear)}
+    indexer = "layers.0.attention.indexer"
+    assert {f"{indexer}.q_proj", f"{indexer}.k_proj"} <= layers
+    assert f"{indexer}.weights_proj" not in layers
 
 
 @every("form", ["fp8, static", "compressed-tensors, channel", "fp8, blocks with the other name"])

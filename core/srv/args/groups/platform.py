@@ -6,7 +6,8 @@ from srv.args.checks import at_least, each, is_pattern, not_empty
 from srv.args.spec import Arg
 from srv.grammar.registry import BUILT_IN, OFF, further_names
 
-_SPARSE = "sparse attention (NSA, DeepSeek-V3.2) needs an indexer with a cache of its own, which srv does not have yet"
+_SPARSE = "the backend of --attention-backend also computes sparse attention (DeepSeek-V3.2)"
+_WHOLE_PROMPTS = "every rank computes the indexer of sparse attention, and its heads, for all tokens of a prompt"
 
 
 class PlatformArgs(NamedTuple):
@@ -96,7 +97,7 @@ class PlatformArgs(NamedTuple):
         str, Arg("Sparse attention backend for decode.", not_empty(), planned=_SPARSE, metavar="NAME")
     ] = "flashmla_kv"
     enable_nsa_prefill_context_parallel: Annotated[
-        bool, Arg("Distribute a prompt over ranks in sparse attention (context parallelism).", planned=_SPARSE)
+        bool, Arg("Distribute a prompt over ranks in sparse attention (context parallelism).", planned=_WHOLE_PROMPTS)
     ] = False
     fp8_gemm_backend: Annotated[
         str,

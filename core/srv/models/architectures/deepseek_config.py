@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 from srv.models.architectures.architecture import DividedSizes
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.latent_sizes import LatentSizes, latent_sizes
-from srv.models.architectures.op_uses import NORM, Matrix, ModelOps, OpUse, decoder_ops
+from srv.models.architectures.op_uses import (
+    LAYER_NORM,
+    NORM,
+    ROTARY,
+    Matrix,
+    ModelOps,
+    OpUse,
+    decoder_ops,
+    torch_op,
+)
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
@@ -40,10 +49,14 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 
 class DeepseekConfig(NamedTuple):
-    """`decoder`: everything besides attention; its heads are those of the rotary part. `attention`: of every layer."""
+    """`decoder`: everything besides attention; its heads are those of the rotary part. `attention`: of every layer.
+
+    `indexed`: whether each layer has an indexer, if `attention` has one; without, it uses that of a layer before it.
+    """
 
     decoder: DecoderConfig
     attention: LatentSizes
+    indexed: tuple[bool, ...] = ()
 
     @property
     def moe(self) -> MoEConfig | None:
@@ -53,13 +66,16 @@ class DeepseekConfig(NamedTuple):
     @property
     def parameters(self) -> int:
         """The number of parameters; tied embeddings count once."""
-        return self.decoder.parameters + self.decoder.layers * (self.attention.parameters - self._plain_attention)
+        indexers = sum(self.indexed) * self.attention.indexer_parameters
+        latent = self.decoder.layers * (self.attention.parameters - self._plain_attention)
+        return self.decoder.parameters + latent + indexers
 
     @property
     def projection_params(self) -> int:
         """The number of weights in linear layers, without the embeddings and the output layer (and without biases)."""
         latent = self.attention.projection_params - self._plain_attention
-        return self.decoder.projection_params + self.decoder.layers * latent
+        indexers = sum(self.indexed) * self.attention.indexer_projection_params
+        return self.decoder.projection_params + self.decoder.layers * latent + indexers
 
     @property
     def _plain_attention(self) -> int:
@@ -69,7 +85,10 @@ class DeepseekConfig(NamedTuple):
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.attention.layer(index) for index in range(self.decoder.layers))
+        return tuple(self.attention.layer(index, self.has_indexer(index)) for index in range(self.decoder.layers))
+
+    def has_indexer(self, index: int) -> bool:
+        return bool(self.indexed) and self.indexed[index]
 
     @property
     def divided(self) -> DividedSizes | None:
@@ -79,13 +98,17 @@ class DeepseekConfig(NamedTuple):
 
     def of_rank(self, ranks: int) -> DeepseekConfig:
         """The part of one rank. Compressed vectors, and what computes them, are on every rank."""
-        return DeepseekConfig(self.decoder.of_rank(ranks), self.attention.of_rank(ranks))
+        return self._replace(decoder=self.decoder.of_rank(ranks), attention=self.attention.of_rank(ranks))
 
     def model_ops(self, dtype: str) -> ModelOps:
         base = decoder_ops(self.decoder)
         sizes = dict.fromkeys(size for size in (self.attention.query_rank, self.attention.dims.latent_dim) if size)
         inner = [OpUse(NORM, {"dim": size}) for size in sizes if size != self.decoder.hidden_size]
-        return base._replace(ops=(*base.ops, *inner), matrices=tuple(self._matrices(base)))
+        if (indexer := self.attention.indexer) is not None:
+            inner.append(OpUse(ROTARY, {"head_dim": indexer.dim, "rotary_dim": self.attention.dims.rope_dim}))
+            inner.append(torch_op(LAYER_NORM, indexer.dim))
+        ops = tuple({(use.op, tuple(use.sizes.items())): use for use in (*base.ops, *inner)}.values())
+        return base._replace(ops=ops, matrices=tuple(self._matrices(base)))
 
     def _matrices(self, base: ModelOps) -> Iterator[Matrix]:
         """Those of a decoder, with the matrices of latent attention in the place of its own."""
@@ -99,27 +122,40 @@ class DeepseekConfig(NamedTuple):
                 )
                 queries = f"{prefix}.{'q_proj' if rank is None else 'q_b_proj'}"
                 yield Matrix((queries,), rank or hidden, attention.heads * attention.head_dim)
+                if self.has_indexer(int(prefix.split(".")[2])):
+                    for own, (inputs, outputs) in attention.indexer_projections.items():
+                        yield Matrix((f"{prefix}.indexer.{own}",), inputs, outputs)
             elif prefix.endswith(".self_attn"):
                 yield matrix._replace(inputs=attention.heads * attention.dims.value_dim)
             else:
                 yield matrix
 
 
-def deepseek_config(config: Mapping[str, Any], routing: Callable[[Mapping[str, Any]], Routing]) -> DeepseekConfig:
+def deepseek_config(
+    config: Mapping[str, Any],
+    routing: Callable[[Mapping[str, Any]], Routing],
+    sparse: Callable[[Mapping[str, Any], int], tuple[bool, ...]] | None = None,
+) -> DeepseekConfig:
     """From fields with all defaults filled in. Raises UnsupportedConfig with the field that is not implemented.
 
-    `routing(config)`: how experts are chosen; it is called if a layer has any.
+    `routing(config)`: how experts are chosen; it is called if a layer has any. `sparse(config, layers)`: which layers
+    have experts; None: those from `first_k_dense_replace` on.
     """
     refuse_unless(config, SUPPORTED)
     rope_dim, heads = int(config["qk_rope_head_dim"]), int(config["num_attention_heads"])
     fields = {**config, "head_dim": rope_dim, "num_key_value_heads": heads}
     decoder = decoder_config(fields, COUNT_FIELDS)
     attention = latent_sizes(config, decoder.rope, INNER_NORM_EPS)
-    dense = min(int(config.get("first_k_dense_replace") or 0), decoder.layers)
-    if dense < decoder.layers:
-        sparse = tuple(index >= dense for index in range(decoder.layers))
-        decoder = decoder._replace(moe=_experts(config, routing(config)), moe_layers=sparse)
+    moe_layers = (sparse or sparse_from)(config, decoder.layers)
+    if any(moe_layers):
+        decoder = decoder._replace(moe=_experts(config, routing(config)), moe_layers=moe_layers)
     return DeepseekConfig(decoder, attention)
+
+
+def sparse_from(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts: from `first_k_dense_replace` on."""
+    dense = int(config.get("first_k_dense_replace") or 0)
+    return tuple(index >= dense for index in range(layers))
 
 
 def _experts(config: Mapping[str, Any], routing: Routing) -> MoEConfig:

@@ -1,4 +1,4 @@
-"""The layers of DeepSeek-V2 and V3: latent attention, then a dense MLP or a mixture of experts, each after a norm.
+"""The layers of DeepSeek-V2 to V3.2 and GLM-5: latent attention, then an MLP or a mixture of experts, after norms.
 
 Owns the order of computation, which is that of `decoder`, and which layers have experts. Sharded over ranks, attention
 and MLP give partial sums, which are added up before they join the residual.
@@ -34,7 +34,9 @@ class DeepseekLayer(StackedLayer):
         hidden, eps = sizes.hidden_size, sizes.norm_eps
         self.prefix = f"model.layers.{index}"
         self.attention_norm = RMSNorm(context, hidden, eps)
-        self.attention = LatentAttention(config.attention, factory, f"{self.prefix}.self_attn", index)
+        self.attention = LatentAttention(
+            config.attention, factory, f"{self.prefix}.self_attn", index, config.has_indexer(index)
+        )
         self.mlp_norm = RMSNorm(context, hidden, eps)
         moe = sizes.moe_of(index)
         self.mlp = feed_forward(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, moe)

@@ -1,7 +1,7 @@
 """DeepSeek-V3 (also R1 and Kimi K2): latent attention, and experts chosen by sigmoids and a learned bias.
 
 Layers of multi-token prediction, which follow the others in checkpoints, are not loaded. Sparse attention (V3.2) is
-another architecture.
+`deepseek_v32`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from srv.models.layers.rope_config import refuse_unless
 
 def make_config(config: Mapping[str, Any]) -> DeepseekConfig:
     refuse_unless(config, {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)})
-    return deepseek_config(config, _routing)
+    return deepseek_config(config, routing)
 
 
-def _routing(config: Mapping[str, Any]) -> Routing:
+def routing(config: Mapping[str, Any]) -> Routing:
     groups, used = groups_of(config)
     return Routing(
         int(config["num_experts_per_tok"]),

@@ -6,16 +6,19 @@
                      └─ rotary ─ one key that all heads share, cached ──┘
 
 The rows of rotated dimensions are in the order of the `rotary` op, which pairs dimensions half their number apart;
-checkpoints with adjacent pairs are reordered when they are loaded.
+checkpoints with adjacent pairs are reordered when they are loaded. In a layer with an indexer, its operands follow the
+compressed vector in the second operand of `attend`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from srv.models.architectures.indexer import Indexer
 from srv.models.architectures.latent_sizes import LatentSizes
 from srv.models.base import ForwardContext
 from srv.models.formats.slices import Slice
@@ -23,20 +26,26 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
 from srv.models.layers.norm import RMSNorm
 from srv.platform.interface import OpArgs
-from srv.specs import AttentionLayer
 
 
 class LatentAttention(nn.Module):
-    """Attention of one layer, or one rank's heads of it; compressed vectors are computed on every rank."""
+    """Attention of one layer, or one rank's heads of it; compressed vectors are computed on every rank.
 
-    def __init__(self, sizes: LatentSizes, factory: LayerFactory, prefix: str, index: int) -> None:
+    `has_indexer`: False if it reads the keys that a layer before has chosen, in models with sparse attention.
+    """
+
+    def __init__(
+        self, sizes: LatentSizes, factory: LayerFactory, prefix: str, index: int, has_indexer: bool = False
+    ) -> None:
         super().__init__()
         context, dims = factory.context, sizes.dims
         self.dims = dims
         first, end = context.group.share(sizes.heads)
         heads, per_head = end - first, dims.key_dim + dims.value_dim
         group, place = context.cache_place(index)
-        self.layer = AttentionLayer(place, heads, 1, sizes.head_dim, sizes.scale, group=group, latent=dims)
+        whole = sizes.layer(place, has_indexer)
+        self.layer = dataclasses.replace(whole, heads=heads, group=group)
+        self.indexer = Indexer(sizes, factory, f"{prefix}.indexer") if has_indexer else None
         queries = sizes.heads * sizes.head_dim
         compressed = {f"{prefix}.kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
         self.q_norm: RMSNorm | None = None
@@ -63,11 +72,14 @@ class LatentAttention(nn.Module):
         layer, dims = self.layer, self.dims
         down = self.down_proj.kernel(x)
         *queries, latent, rope = down.split_with_sizes(self._parts, 1)
-        q = self.q_proj.kernel(self.q_norm.forward(queries[0]) if self.q_norm is not None else x)
+        compressed_q = self.q_norm.forward(queries[0]) if self.q_norm is not None else x
+        q = self.q_proj.kernel(compressed_q)
         plain, rotated = q.view(-1, layer.heads, layer.head_dim).split_with_sizes([dims.key_dim, dims.rope_dim], 2)
         rotated, key = self._rotary(rotated, rope.unsqueeze(1), cos_sin, positions)
-        compressed = self.kv_norm.forward(latent).unsqueeze(1)
-        attended = context.attend(layer, torch.cat((plain, rotated), -1), compressed, key)
+        compressed = self.kv_norm.forward(latent)
+        if self.indexer is not None:
+            compressed = torch.cat((compressed, self.indexer.forward(x, compressed_q, positions, cos_sin)), 1)
+        attended = context.attend(layer, torch.cat((plain, rotated), -1), compressed.unsqueeze(1), key)
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * dims.value_dim))
 
     @property
@@ -77,7 +89,8 @@ class LatentAttention(nn.Module):
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        return self.down_proj, self.q_proj, self.o_proj
+        own = self.down_proj, self.q_proj, self.o_proj
+        return own if self.indexer is None else (*own, *self.indexer.projections)
 
     def prepare_loaded(self) -> None:
         """Nothing follows from the weights: backends receive the up-projection (`LatentAttentionBackend.prepare`)."""
@@ -88,6 +101,8 @@ class LatentAttention(nn.Module):
             f"{prefix}.kv_b_proj.weight": self.up.detach(),
             **self.kv_norm.weight_views(f"{prefix}.kv_a_layernorm"),
         }
+        if self.indexer is not None:
+            views |= self.indexer.weight_views(f"{prefix}.indexer")
         return views if self.q_norm is None else views | self.q_norm.weight_views(f"{prefix}.q_a_layernorm")
 
     def weight_slices(self, prefix: str) -> dict[str, Slice]:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig
-from srv.specs import AttentionLayer, LatentDims
+from srv.specs import AttentionLayer, IndexDims, LatentDims
 
 
 class LatentSizes(NamedTuple):
     """The sizes of one layer. `query_rank`: those of the compressed queries; None if they are not compressed.
 
     `norm_eps`: of the norms of compressed vectors. `bias`: whether the projections from and to hidden states have one,
-    except uncompressed queries.
+    except uncompressed queries. `indexer`: that of the layers which have one; its keys have a layer norm.
     """
 
     hidden: int
@@ -24,6 +24,7 @@ class LatentSizes(NamedTuple):
     scale: float
     norm_eps: float
     bias: bool = False
+    indexer: IndexDims | None = None
 
     @property
     def head_dim(self) -> int:
@@ -51,8 +52,27 @@ class LatentSizes(NamedTuple):
         biases = (self.down + self.hidden) * self.bias
         return self.projection_params + biases + (self.query_rank or 0) + self.dims.latent_dim
 
-    def layer(self, index: int) -> AttentionLayer:
-        return AttentionLayer(index, self.heads, 1, self.head_dim, self.scale, latent=self.dims)
+    @property
+    def indexer_projections(self) -> Mapping[str, tuple[int, int]]:
+        """The inputs and outputs of the linear layers of an indexer, by their names."""
+        if (own := self.indexer) is None or self.query_rank is None:
+            return {}
+        queries = (self.query_rank, own.heads * own.dim)
+        return {"wq_b": queries, "wk": (self.hidden, own.dim), "weights_proj": (self.hidden, own.heads)}
+
+    @property
+    def indexer_projection_params(self) -> int:
+        return sum(inputs * outputs for inputs, outputs in self.indexer_projections.values())
+
+    @property
+    def indexer_parameters(self) -> int:
+        return self.indexer_projection_params + (0 if self.indexer is None else 2 * self.indexer.dim)
+
+    def layer(self, index: int, own_indexer: bool = True) -> AttentionLayer:
+        """`own_indexer`: False if the layer attends to the keys of the layer before it."""
+        indexer = None if self.indexer is None else self.indexer._replace(own=own_indexer)
+        head_dim = self.head_dim
+        return AttentionLayer(index, self.heads, 1, head_dim, self.scale, latent=self.dims, indexer=indexer)
 
     def of_rank(self, ranks: int) -> LatentSizes:
         """Those of one of `ranks` ranks, which has a part of the heads."""
@@ -78,6 +98,20 @@ def latent_sizes(config: Mapping[str, Any], rope: RopeConfig, norm_eps: float) -
         norm_eps=norm_eps,
         bias=bool(config["attention_bias"]),
     )
+
+
+def index_dims(config: Mapping[str, Any]) -> IndexDims:
+    """From the fields of DeepSeek-V3.2's configuration. Raises UnsupportedConfig for sizes that cannot be computed."""
+    names = ("index_n_heads", "index_head_dim", "index_topk")
+    heads, dim, top_k = (int(config[name]) for name in names)
+    for name, size in zip(names, (heads, dim, top_k), strict=True):
+        if size < 1:
+            raise UnsupportedConfig(f"{name} = {size} is not a size")
+    if dim < (rotary := int(config["qk_rope_head_dim"])):
+        raise UnsupportedConfig(f"index_head_dim = {dim} has no room for qk_rope_head_dim = {rotary}")
+    if config.get("q_lora_rank") is None:
+        raise UnsupportedConfig("q_lora_rank = None: the queries of an indexer follow from compressed queries")
+    return IndexDims(heads, dim, top_k)
 
 
 def _yarn_scale(rope: RopeConfig) -> float:

@@ -144,16 +144,17 @@ def mlp_matrices(prefix: str, hidden: int, width: int, *, gated: bool = True) ->
 def layer_norm_ops(config: LayerNormConfig) -> ModelOps:
     """Those of a decoder with LayerNorm (`srv.models.architectures.layer_norm_layers`)."""
     decoder, gated = config.decoder, config.mlp == GATED_SILU
-    ops = [_torch(LAYER_NORM, decoder.hidden_size)]
+    ops = [torch_op(LAYER_NORM, decoder.hidden_size)]
     if config.head_norms:
-        ops.append(_torch(LAYER_NORM, decoder.head_dim))
+        ops.append(torch_op(LAYER_NORM, decoder.head_dim))
     ops += rotary(decoder)
     width = decoder.intermediate_size
-    ops.append(OpUse(SILU, {"dim": width}) if gated else _torch(config.mlp, width))
+    ops.append(OpUse(SILU, {"dim": width}) if gated else torch_op(config.mlp, width))
     return ModelOps(tuple(ops), tuple(matrices(decoder, gated=gated)))
 
 
-def _torch(op: str, dim: int) -> OpUse:
+def torch_op(op: str, dim: int) -> OpUse:
+    """An op of `dim` elements for which layers call torch's own operator on every platform."""
     return OpUse(op, {"dim": dim}, own="torch's operator", always_own=True)
 
 

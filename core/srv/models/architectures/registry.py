@@ -67,6 +67,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen3MoeForCausalLM": "qwen3_moe",
         "DeepseekV2ForCausalLM": "deepseek_v2",
         "DeepseekV3ForCausalLM": "deepseek_v3",
+        "DeepseekV32ForCausalLM": "deepseek_v32:V32",
+        "GlmMoeDsaForCausalLM": "deepseek_v32:GLM",
         "BertModel": "bert",
         "BertForMaskedLM": "bert:MASKED",
         "BertForSequenceClassification": "bert:CLASSIFIER",

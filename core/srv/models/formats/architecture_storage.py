@@ -19,12 +19,12 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from srv.models.formats.rotary_rows import RotaryRows, rotary_rows
+from srv.models.formats.rotary_rows import INDEXER_NORM, RotaryRows, rotary_rows
 from srv.models.formats.storage import StorageFormat
 from srv.models.formats.stored_weights import StoredWeights
 from srv.specs import AttentionLayer
 
-_NORMS = (".q_norm.", ".k_norm.")  # of each head, whose weights have the order of the rows
+_NORMS = (".q_norm.", ".k_norm.", f".{INDEXER_NORM}.")  # of each head, whose weights have the order of the rows
 _BY_ROWS = ("weight", "bias")
 
 
@@ -34,7 +34,8 @@ class ArchitectureStorage(StorageFormat):
     def __init__(self, weights: StoredWeights, layer: AttentionLayer, rotary_dim: int, inner: StorageFormat) -> None:
         self._weights, self._inner = weights, inner
         self._heads, self._kv_heads, self._dim = layer.heads, layer.kv_heads, layer.head_dim
-        self._rotated = {f".{name}.": rows for rows in rotary_rows(layer, rotary_dim) for name in rows.layers}
+        own = weights.interleaved_indexer
+        self._rotated = {f".{name}.": rows for rows in rotary_rows(layer, rotary_dim, own) for name in rows.layers}
         if rotary_dim and layer.latent is None:
             self._rotated |= dict.fromkeys(_NORMS, RotaryRows((), 1, layer.head_dim, 0, rotary_dim))
         self._outputs: dict[str, int] = {}  # of each layer, once `shapes` has seen its weight

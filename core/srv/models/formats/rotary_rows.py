@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from srv.specs import AttentionLayer
 
+INDEXER_NORM = "indexer.k_norm"  # a layer norm of index keys, whose weights have the order of the rows
+
 
 class RotaryRows(NamedTuple):
     """The rows of the weights of `layers`, by the last parts of their names: `heads` times `dim` rows.
@@ -37,11 +39,11 @@ class RotaryRows(NamedTuple):
         return all(begin // block == (begin + self.rotary_dim - 1) // block for begin in begins)
 
 
-def rotary_rows(layer: AttentionLayer, rotary_dim: int) -> tuple[RotaryRows, ...]:
+def rotary_rows(layer: AttentionLayer, rotary_dim: int, indexer: bool = False) -> tuple[RotaryRows, ...]:
     """Those of the projections of a layer whose heads have `rotary_dim` interleaved dimensions; () for none.
 
     The rotated dimensions are the first ones of a head. In latent attention they are the last ones of a query, and of
-    the vector that is compressed.
+    the vector that is compressed; in an indexer, whose rows are reordered if `indexer` is set, the first ones again.
     """
     if not rotary_dim:
         return ()
@@ -51,13 +53,18 @@ def rotary_rows(layer: AttentionLayer, rotary_dim: int) -> tuple[RotaryRows, ...
             RotaryRows(("q_proj",), layer.heads, layer.head_dim, 0, rotary_dim),
             RotaryRows(("k_proj",), layer.kv_heads, layer.head_dim, 0, rotary_dim),
         )
-    return (
+    own = (
         RotaryRows(("q_proj", "q_b_proj"), layer.heads, layer.head_dim, latent.key_dim, rotary_dim),
         RotaryRows(("kv_a_proj_with_mqa",), 1, latent.latent_dim + rotary_dim, latent.latent_dim, rotary_dim),
     )
+    if layer.indexer is None or not indexer:
+        return own
+    heads, dim = layer.indexer.heads, layer.indexer.dim
+    queries = RotaryRows(("indexer.wq_b",), heads, dim, 0, rotary_dim)
+    return (*own, queries, RotaryRows(("indexer.wk", INDEXER_NORM), 1, dim, 0, rotary_dim))
 
 
 def crossing_rows(layers: Iterable[AttentionLayer], rotary_dim: int, block: int) -> RotaryRows | None:
     """The first rows of a model that would leave their block of `block` rows; None if none would."""
-    rows = dict.fromkeys(each for layer in layers for each in rotary_rows(layer, rotary_dim))
+    rows = dict.fromkeys(each for layer in layers for each in rotary_rows(layer, rotary_dim, indexer=True))
     return next((each for each in rows if not each.stay_within(block)), None)

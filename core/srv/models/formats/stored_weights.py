@@ -33,6 +33,7 @@ class StoredWeights(NamedTuple):
     divided into its halves; "" likewise.
     `interleaved`: the function from the fields of the configuration to the number of dimensions per head whose rotary
     pairs are adjacent (GPT-J); they are reordered, so that the pairs are those of the other models. None for none.
+    `interleaved_indexer`: whether the pairs of the indexer of sparse attention are adjacent as well.
     `transposed`: names of modules of a layer, as the layers have them, whose weights are stored as [in, out].
     `fused_experts`: how checkpoints have the experts of a layer in two tensors, "experts.gate_up_proj" [E, in, 2 out]
     and "experts.down_proj" [E, in, out], and their biases likewise: with the columns of the gate before those of the up
@@ -47,6 +48,7 @@ class StoredWeights(NamedTuple):
     fused: str = ""
     rows: FusedRows = "parts"
     interleaved: Callable[[Mapping[str, Any]], int] | None = None
+    interleaved_indexer: bool = False
     fused_mlp: str = ""
     transposed: tuple[str, ...] = ()
     components: Mapping[str, str] = _NONE

@@ -69,8 +69,11 @@ def attention(
     return own.under(name) + heads_cache(keys, dim, values, window)
 
 
-def latent_attention(c: Fields, *, bias: object = False, extra: Part = NOTHING) -> Part:
-    """Multi-head latent attention (DeepSeek-V2): a token keeps one compressed vector and one rotary key per layer."""
+def latent_attention(c: Fields, *, bias: object = False, extra: Part = NOTHING, index_dim: int = 0) -> Part:
+    """Multi-head latent attention (DeepSeek-V2): a token keeps one compressed vector and one rotary key per layer.
+
+    `extra`: the indexer of the layer, if it has one; `index_dim`: the size of the index keys of the model.
+    """
     hidden, heads, rank, rope = c.hidden_size, c.num_attention_heads, c.kv_lora_rank, c.qk_rope_head_dim
     query, value = heads * (c.qk_nope_head_dim + rope), c.v_head_dim or hidden // heads
     own = (
@@ -83,7 +86,8 @@ def latent_attention(c: Fields, *, bias: object = False, extra: Part = NOTHING) 
     own += linear("kv_a_proj_with_mqa", hidden, rank + rope, bias) + norm("kv_a_layernorm", rank)
     own += linear("kv_b_proj", rank, heads * (c.qk_nope_head_dim + value))
     own += linear("o_proj", heads * value, hidden, bias) + extra
-    return own.under("self_attn") + Part((), (Latent((), rank, rope),))
+    indexed = (0,) if extra.weights else ()  # numbered with the layer
+    return own.under("self_attn") + Part((), (Latent((), rank, rope, index_dim=index_dim, indexed=indexed),))
 
 
 def gated_mlp(

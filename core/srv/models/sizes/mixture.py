@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from srv.models.indexers import indexer_types
 from srv.models.sizes.blocks import (
     attention,
     decoder,
     experts,
     gated_mlp,
     head_dim,
-    heads_cache,
     kinds,
     latent_attention,
     moe,
@@ -181,12 +181,31 @@ def deepseek_v3(c: Fields) -> Part:
 
 
 def deepseek_v32(c: Fields) -> Part:
-    """V3 with an indexer per layer, which caches one key per token and no value. Also GLM-5."""
-    heads, dim = c.index_n_heads, c.index_head_dim
-    indexer = linear("wq_b", c.q_lora_rank, heads * dim) + linear("wk", c.hidden_size, dim)
-    indexer += norm("k_norm", dim, bias=True) + linear("weights_proj", c.hidden_size, heads)
-    own = latent_attention(c, bias=c.attention_bias, extra=indexer.under("indexer")) + heads_cache(1, dim, 0)
+    """V3 with an indexer per layer, which caches one key per token and no value."""
+    own = latent_attention(c, bias=c.attention_bias, extra=indexer(c), index_dim=c.index_head_dim)
     return deepseek(c, own, _sparse_from(c, c.first_k_dense_replace))
+
+
+def glm_moe_dsa(c: Fields) -> Part:
+    """GLM-5: V3.2, in which some layers attend to the keys that the indexer of a layer before has chosen."""
+    sparse, types = _sparse_from(c, c.first_k_dense_replace), indexer_types(c.get, c.num_hidden_layers)
+    mlp, dense, dim = deepseek_mlp(c), gated_mlp(c), c.index_head_dim
+    full = latent_attention(c, bias=c.attention_bias, extra=indexer(c), index_dim=dim)
+    shared = latent_attention(c, bias=c.attention_bias, index_dim=dim)
+
+    def layer(index: int) -> Part:
+        own = shared if index < len(types) and types[index] == "shared" else full
+        return pre_norm(c, own, mlp if sparse[index] else dense)
+
+    return decoder(c, layer)
+
+
+def indexer(c: Fields) -> Part:
+    """The indexer of a layer (DeepSeek-V3.2)."""
+    heads, dim = c.index_n_heads, c.index_head_dim
+    own = linear("wq_b", c.q_lora_rank, heads * dim) + linear("wk", c.hidden_size, dim)
+    own += norm("k_norm", dim, bias=True) + linear("weights_proj", c.hidden_size, heads)
+    return own.under("indexer")
 
 
 def glm4_moe_lite(c: Fields) -> Part:

@@ -71,7 +71,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Glm4MoeForCausalLM": Family("glm4_moe", "mixture:glm4_moe"),
         "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", "mixture:glm4_moe_lite"),
         "GlmForCausalLM": Family("glm", "dense:glm"),
-        "GlmMoeDsaForCausalLM": Family("glm_moe_dsa", "mixture:deepseek_v32", FACTS_ONLY),
+        "GlmMoeDsaForCausalLM": Family("glm_moe_dsa", "mixture:glm_moe_dsa", FACTS_ONLY),
         "GptOssForCausalLM": Family("gpt_oss", "mixture:gpt_oss", FACTS_ONLY),
         "GraniteForCausalLM": Family("granite", "dense:llama"),
         "GraniteMoeForCausalLM": Family("granitemoe", "mixture:granite_moe"),

@@ -11,6 +11,7 @@ import pkgutil
 import random
 from collections.abc import Iterator
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from srv.platform.contract import check_latent, why_unsupported
 from srv.platform.facts import BackendSpec
 from srv.platform.interface import AttentionBatch, BackendContext, KVBuffers
 from srv.platform.latent import LatentAttentionBackend
-from srv.specs import AttentionLayer, KVLayout, Latent, LatentDims, ModelFacts
+from srv.specs import AttentionLayer, IndexDims, KVLayout, Latent, LatentDims, ModelFacts
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
@@ -30,9 +31,11 @@ from srv.testing.conformance.values import user_statement
 
 SIZES = (LatentDims(64, 32, 16, 32), LatentDims(512, 128, 64, 128))
 HEADS = (4, 20)  # the second number is not a power of two
+INDEXER = IndexDims(6, 32, 7)  # rows have more keys than it chooses
 TOLERANCES = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}  # of the largest expected result
 PAGES = 64
 _LAYERS = 2
+_NO_INDEXER = IndexDims(0, 0, 0, own=False)
 
 
 def latent(kit: Kit) -> str:
@@ -55,7 +58,10 @@ def latent(kit: Kit) -> str:
 
 
 def _fitting(kit: Kit, spec: BackendSpec, dtype: str, refused: list[str]) -> Iterator[tuple[AttentionLayer, KVLayout]]:
-    """A layer and a layout for each of the small sizes, in the first pages that the backend accepts."""
+    """A layer and a layout for each of the small sizes, in the first pages that the backend accepts.
+
+    If its spec has the trait, also such a layer with an indexer.
+    """
     for heads, dims in zip(HEADS, SIZES, strict=True):
         model = _model(dtype, heads, dims)
         for page_size in (*PAGE_SIZES, None):
@@ -68,7 +74,11 @@ def _fitting(kit: Kit, spec: BackendSpec, dtype: str, refused: list[str]) -> Ite
                 continue
             layer = AttentionLayer(1, heads, 1, dims.key_dim + dims.rope_dim, 0.11, latent=dims)
             group = Latent(tuple(range(_LAYERS)), dims.latent_dim, dims.rope_dim)
-            yield layer, KVLayout(group, config.memory.page_size, kv_dtype(config), spec.kv_order)
+            layout = KVLayout(group, config.memory.page_size, kv_dtype(config), spec.kv_order)
+            yield layer, layout
+            if "indexer" in spec.traits:
+                indexed = msgspec.structs.replace(group, index_dim=INDEXER.dim, indexed=group.layers)
+                yield dataclasses.replace(layer, indexer=INDEXER), dataclasses.replace(layout, group=indexed)
             break
 
 
@@ -100,7 +110,8 @@ class _Run:
     def __init__(self, kit: Kit, spec: BackendSpec, layer: AttentionLayer, layout: KVLayout, dtype: str) -> None:
         self._kit, self._layer, self._dtype, self._name = kit, layer, torch_dtype(dtype), dtype
         self._size = layout.page_size
-        self._what = f"{spec.name}, {dtype}, {layer.heads} heads, {layer.latent}, pages of {layout.page_size}"
+        indexer = "" if layer.indexer is None else f", {layer.indexer}"
+        self._what = f"{spec.name}, {dtype}, {layer.heads} heads, {layer.latent}{indexer}, pages of {layout.page_size}"
         pool = allocate_pool(kit, layout, PAGES)
         _fill(pool)
         context = BackendContext(kit.platform, kit.device, pool, 8, kit.transfers, {})
@@ -110,10 +121,11 @@ class _Run:
         self._random = torch.Generator().manual_seed(11)
         self._free = random.Random(3).sample(range(1, PAGES + 1), PAGES)
         self._pages: dict[str, list[int]] = {}
-        self._seen: dict[str, tuple[Tensor, Tensor]] = {}
+        self._seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         dims = layer.latent
         assert dims is not None
         self._dims = dims
+        self._index = layer.indexer or _NO_INDEXER
         self._up = self._draw(layer.heads, dims.key_dim + dims.value_dim, dims.latent_dim, gain=dims.latent_dim**-0.5)
         self._backend.prepare(layer, self._up.to(kit.device))
 
@@ -131,18 +143,23 @@ class _Run:
         dims, place, total = self._dims, self._kit.device, sum(count for _, count in rows)
         q = self._draw(total, self._layer.heads, dims.key_dim + dims.rope_dim)
         latents, ropes = self._draw(total, 1, dims.latent_dim), self._draw(total, 1, dims.rope_dim)
+        joined = self._draw(total, 1, sum(self._index.operands))
+        index_keys, queries, weights = joined[:, 0].split_with_sizes(list(self._index.operands), 1)
         expected: list[Tensor] = []
         ends: list[int] = []
         begin = 0
         for name, count in rows:
             own = slice(begin, begin + count)
-            old = self._seen.get(name, (latents[:0, 0], ropes[:0, 0]))
-            self._seen[name] = new = torch.cat((old[0], latents[own, 0])), torch.cat((old[1], ropes[own, 0]))
+            step = latents[own, 0], ropes[own, 0], index_keys[own]
+            old = self._seen.get(name, tuple(each[:0] for each in step))
+            latent, rope, index = (torch.cat(pair) for pair in zip(old, step, strict=True))
+            self._seen[name] = latent, rope, index
             pages = self._pages.setdefault(name, [])
-            while len(pages) * self._size < len(new[0]):
+            while len(pages) * self._size < len(latent):
                 pages.append(self._free.pop())
-            expected.append(_dense(self._layer, dims, q[own], *new, self._up))
-            ends.append(len(new[0]))
+            chosen = _chosen(self._index, queries[own], weights[own], index)
+            expected.append(_dense(self._layer, dims, q[own], latent, rope, self._up, chosen))
+            ends.append(len(latent))
             begin += count
         width = max(len(self._pages[name]) for name, _ in rows)
         table = torch.zeros(len(rows), width, dtype=torch.int32)
@@ -150,7 +167,7 @@ class _Run:
             table[number, : len(self._pages[name])] = torch.tensor(self._pages[name], dtype=torch.int32)
         with torch.inference_mode():
             plan = self._backend.plan(AttentionBatch([count for _, count in rows], ends, table.to(place)))
-            given = (q.to(place), latents.to(place), ropes.to(place))
+            given = (q.to(place), torch.cat((latents, joined), -1).to(place), ropes.to(place))
             got = self._backend.forward(self._layer, *given, plan).cpu()
         wanted = torch.cat(expected)
         if got.dtype != self._dtype or got.shape != wanted.shape:
@@ -169,11 +186,28 @@ def _fill(pool: KVBuffers) -> None:
             tensor.fill_(float("nan"))
 
 
-def _dense(layer: AttentionLayer, dims: LatentDims, q: Tensor, latents: Tensor, ropes: Tensor, up: Tensor) -> Tensor:
-    """The last len(q) tokens of a sequence: q [Q, heads, D], latents [K, L], ropes [K, R] -> float64 [Q, heads, V]."""
+def _chosen(index: IndexDims, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """Whether each of the last Q tokens of a sequence attends to each: queries [Q, H * D], weights [Q, H], keys [K, D].
+
+    Without an indexer, to all before it.
+    """
+    count, total = len(queries), len(keys)
+    seen = torch.arange(total) <= torch.arange(total - count, total)[:, None]
+    if not index.heads:
+        return seen
+    products = torch.einsum("qhd,kd->qhk", queries.view(count, index.heads, -1).double(), keys.double())
+    scores = torch.einsum("qhk,qh->qk", (products * index.dim**-0.5).relu(), weights.double() * index.heads**-0.5)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : index.top_k]
+    return seen & torch.zeros_like(seen).scatter(1, best, True)
+
+
+def _dense(
+    layer: AttentionLayer, dims: LatentDims, q: Tensor, latents: Tensor, ropes: Tensor, up: Tensor, chosen: Tensor
+) -> Tensor:
+    """The last Q tokens of a sequence: q [Q, heads, D], latents [K, L], ropes [K, R] -> float64 [Q, heads, V]."""
     heads = torch.einsum("kl,hnl->khn", latents.double(), up.double())
     keys, values = heads[..., : dims.key_dim], heads[..., dims.key_dim :]
     keys = torch.cat((keys, ropes.double()[:, None].expand(-1, layer.heads, -1)), -1)
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * layer.scale
-    hidden = torch.arange(len(latents)) > torch.arange(len(latents) - len(q), len(latents))[:, None]
-    return torch.einsum("hqk,khv->qhv", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
+    return torch.einsum("hqk,khv->qhv", scores.masked_fill(~chosen, float("-inf")).softmax(-1), values)

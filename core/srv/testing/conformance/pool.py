@@ -37,14 +37,13 @@ def shapes(kit: Kit) -> str:
 
 def check_tensors(layout: KVLayout, kv: KVBuffers, count: int, where: str) -> None:
     """One tensor per name and layer, of the right shape and dtype, for `count` pages or slots. Fault otherwise."""
-    group = layout.group
     if kv.layout != layout:
         raise Fault(f"{where}: kv_buffers returned a pool of layout {kv.layout}, not {layout}")
     if set(kv.tensors) != set(layout.names()):
         raise Fault(f"{where}: the pool has tensors named {', '.join(kv.tensors)}, not {', '.join(layout.names())}")
     for name, tensors in kv.tensors.items():
-        if len(tensors) != len(group.layers):
-            raise Fault(f"{where}: {len(tensors)} {name} tensors for {len(group.layers)} layers")
+        if len(tensors) != (layers := len(layout.layers_of(name))):
+            raise Fault(f"{where}: {len(tensors)} {name} tensors for {layers} layers")
         for tensor in tensors:
             _check_tensor(layout, tensor, name, count, where)
 

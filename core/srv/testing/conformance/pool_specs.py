@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -70,7 +71,10 @@ def layouts(kit: Kit, setup: Setup, rng: random.Random) -> Iterator[KVLayout]:
             heads = setup.shape.kv_heads, setup.shape.head_dim, setup.shape.head_dim
         yield replace(setup.layout, group=FullAttention(layers, *heads))
         yield replace(setup.layout, group=SlidingWindow(layers, *heads, _odd(rng, 64)))
-        yield replace(setup.layout, group=Latent(layers, _odd(rng, 60), _odd(rng, 20)), dtype=rng.choice(dtypes))
+        latent = Latent(layers, _odd(rng, 60), _odd(rng, 20))
+        indexed = msgspec.structs.replace(latent, index_dim=_odd(rng, 40), indexed=layers[::2])
+        for group in (latent, indexed):
+            yield replace(setup.layout, group=group, dtype=rng.choice(dtypes))
         yield replace(setup.layout, group=Recurrent(layers, _states(dtypes, rng)))
 
 

@@ -34,6 +34,7 @@ def expected_cache(part: Part, index: int) -> tuple[list[tuple[int, int, int, in
                 kept.append((min(TOKENS, cache.window - 1), cache.kv_heads, cache.key_dim, cache.value_dim))
             case Latent():
                 kept.append((TOKENS, 1, cache.latent_dim, cache.rope_dim))
+                kept += [(TOKENS, 1, cache.index_dim, 0)] * len(cache.indexed)
             case Recurrent():
                 states += [(state.shape, state.dtype) for state in cache.states]
     return kept, states

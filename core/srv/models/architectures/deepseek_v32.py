@@ -1,0 +1,117 @@
+"""DeepSeek-V3.2 and GLM-5: DeepSeek-V3 whose attention reads the keys that an indexer chooses (sparse attention).
+
+In GLM-5, some layers have no indexer and read the keys that a layer before has chosen. The rotary pairs of its indexer
+are adjacent, those of V3.2's are half the rotated dimensions apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, DeepseekConfig, deepseek_config, sparse_from
+from srv.models.architectures.deepseek_v2 import LAYERS
+from srv.models.architectures.deepseek_v3 import routing
+from srv.models.architectures.latent_sizes import index_dims
+from srv.models.indexers import indexer_types
+from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+
+_V3 = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
+_INDEXED = "indexed_attention"
+
+
+def make_v32(config: Mapping[str, Any]) -> DeepseekConfig:
+    return _config(config, ["full"] * int(config["num_hidden_layers"]))
+
+
+def make_glm(config: Mapping[str, Any]) -> DeepseekConfig:
+    return _config(config, indexer_types(config.get, int(config["num_hidden_layers"])))
+
+
+def _config(config: Mapping[str, Any], kinds: list[str]) -> DeepseekConfig:
+    refuse_unless(config, _V3)
+    layers = int(config["num_hidden_layers"])
+    others = set(config.get("layer_types") or ()) - {_INDEXED}
+    if others:
+        raise UnsupportedConfig(f"layer_types with {', '.join(sorted(others))} is not implemented natively")
+    if len(kinds) != layers or set(kinds) - {"full", "shared"} or kinds[0] != "full":
+        raise UnsupportedConfig(
+            f'indexer_types = {kinds!r} is not implemented natively: it needs "full" or "shared" for each of '
+            f'{layers} layers, and "full" for the first one'
+        )
+    read = {name: value for name, value in config.items() if name != "mlp_layer_types"}
+    base = deepseek_config(read, routing, lambda _, count: _sparse(config, count))
+    attention = base.attention._replace(indexer=index_dims(config))
+    return base._replace(attention=attention, indexed=tuple(kind == "full" for kind in kinds))
+
+
+def _sparse(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts: by `mlp_layer_types`, or from `first_k_dense_replace` on."""
+    types = config.get("mlp_layer_types")
+    if types is None:
+        return sparse_from(config, layers)
+    if len(types) != layers or set(types) - {"dense", "sparse"}:
+        raise UnsupportedConfig(f"mlp_layer_types = {types!r} is not implemented natively for {layers} layers")
+    return tuple(kind == "sparse" for kind in types)
+
+
+_DEFAULTS: Mapping[str, Any] = {
+    **DEFAULTS,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "mlp_layer_types": None,
+    "layer_types": None,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "eos_token_id": 1,
+}
+
+V32 = Architecture(
+    name="DeepseekV32ForCausalLM",
+    make_config=make_v32,
+    defaults={
+        **_DEFAULTS,
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 163840,
+        "n_group": 8,
+        "topk_group": 4,
+        "index_n_heads": 64,
+    },
+    layers=LAYERS,
+    model_type="deepseek_v32",
+    weights=WEIGHTS,
+)
+GLM = Architecture(
+    name="GlmMoeDsaForCausalLM",
+    make_config=make_glm,
+    defaults={
+        **_DEFAULTS,
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 202752,
+        "rms_norm_eps": 1e-5,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_n_heads": 32,
+        "indexer_types": None,
+    },
+    layers=LAYERS,
+    model_type="glm_moe_dsa",
+    weights=WEIGHTS._replace(interleaved_indexer=True),
+)

@@ -1,0 +1,59 @@
+"""The indexer of sparse attention (DeepSeek-V3.2): the operands with which a backend chooses the keys of each query.
+
+    compressed queries ── wq_b ─ rotary ──────────── queries ─┐
+    hidden ─┬─ wk ─ layer norm ─ rotary ──────────── key ─────┼─ joined: [key, queries, weights] per token
+            └─ weights_proj ──────────────────────── weights ─┘
+
+Every rank computes all of it, because its choice is for all heads. The published code also multiplies queries and keys
+by a Hadamard matrix, which does not change their products, and rounds them to 8 bits, which this does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from srv.models.architectures.latent_sizes import LatentSizes
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection
+from srv.models.layers.norm import LayerNorm
+from srv.platform.interface import OpArgs
+
+_NORM_EPS = 1e-6  # whatever rms_norm_eps is
+
+
+class Indexer(nn.Module):
+    """The indexer of one layer. `prefix`: of the names of its weights."""
+
+    def __init__(self, sizes: LatentSizes, factory: LayerFactory, prefix: str) -> None:
+        super().__init__()
+        context = factory.context
+        assert sizes.indexer is not None
+        self.dims = sizes.indexer
+
+        def linear(name: str) -> Projection:
+            inputs, outputs = sizes.indexer_projections[name]
+            return factory.linear({f"{prefix}.{name}": outputs}, inputs, False)
+
+        self.q_proj, self.k_proj, self.weights_proj = map(linear, ("wq_b", "wk", "weights_proj"))
+        self.k_norm = LayerNorm(context, self.dims.dim, _NORM_EPS)
+        rotated = {"head_dim": self.dims.dim, "rotary_dim": sizes.dims.rope_dim}
+        self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, rotated))
+
+    def forward(self, x: Tensor, queries: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
+        """x [T, hidden], compressed queries [T, rank] -> `IndexDims.operands` [T, their sum]."""
+        dims = self.dims
+        q = self.q_proj.kernel(queries).view(-1, dims.heads, dims.dim)
+        k = self.k_norm.forward(self.k_proj.kernel(x)).unsqueeze(1)
+        q, k = self._rotary(q, k, cos_sin, positions)
+        return torch.cat((k.flatten(1), q.flatten(1), self.weights_proj.kernel(x)), 1)
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.q_proj, self.k_proj, self.weights_proj
+
+    def weight_views(self, prefix: str) -> dict[str, Tensor]:
+        """Those of the norm; see `srv.models.architectures.attention.Attention`."""
+        return self.k_norm.weight_views(f"{prefix}.k_norm")
