@@ -156,6 +156,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": {"global_head_dim": 2 * HEAD_DIM},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "sliding_attention"]},
     "qwen3_5": {"text_config": {"layer_types": DELTA_AND_ATTENTION}},
     "qwen3_5_moe": {"text_config": {"layer_types": DELTA_AND_ATTENTION}},
     "qwen3_5_moe_text": {"layer_types": DELTA_AND_ATTENTION},

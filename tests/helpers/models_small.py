@@ -20,6 +20,7 @@ from transformers import (
     GraniteConfig,
     Lfm2Config,
     Lfm2MoeConfig,
+    Lfm3Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -53,6 +54,7 @@ CONFIGS: dict[str, Any] = {
     "qwen3_5_moe": Qwen3_5MoeTextConfig,
     "lfm2": Lfm2Config,
     "lfm2_moe": Lfm2MoeConfig,
+    "lfm3": Lfm3Config,
     "mixtral": MixtralConfig,
     "qwen2_moe": Qwen2MoeConfig,
     "qwen3_moe": Qwen3MoeConfig,
@@ -102,6 +104,12 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 24,
         "num_dense_layers": 1,
+    },
+    "lfm3": {
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+        "pad_token_id": 0,
+        "head_dim": 8,
+        "sliding_window": 6,
     },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": {

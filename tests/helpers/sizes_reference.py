@@ -155,6 +155,7 @@ LAYER_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "qwen3", "gemma2", "gemma3_text", "ministral", "olmo3", "cohere2", "exaone4"), SLIDING),
     **dict.fromkeys(("gpt_oss", "smollm3", "dots1", "exaone_moe", "mimo_v2_flash"), SLIDING),
     **dict.fromkeys(("lfm2", "lfm2_moe"), (ATTENDING, "conv")),
+    "lfm3": (*SLIDING, "conv"),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"), (ATTENDING, "linear_attention")),
     "granitemoehybrid": ("attention", "mamba"),
     "llama4_text": (ATTENDING, "chunked_attention"),

@@ -109,6 +109,12 @@ LFM2_MOE = LFM2 | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+LFM3 = LLAMA | {
+    "architectures": ["Lfm3ForCausalLM"],
+    "model_type": "lfm3",
+    "layer_types": ["conv", "full_attention"],
+    "rope_parameters": None,
+}
 UNKNOWN = LLAMA | {"hidden_act": "gelu"}  # no native layers
 
 
@@ -237,6 +243,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (QWEN3_5_MOE, ()),
         (LFM2, ("--torchao-config", "int8dq")),
         (LFM2_MOE, ()),
+        (LFM3, ()),
         (DEEPSEEK, ()),
         (UNKNOWN, ()),
     ],
@@ -253,6 +260,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "qwen3.5-moe",
         "lfm2-int8dq",
         "lfm2-moe",
+        "lfm3",
         "deepseek",
         "transformers",
     ],

@@ -24,6 +24,7 @@ from srv.models.layers.mlp import GatedMLP
 from srv.models.layers.moe import MoE
 from srv.models.layers.norm import RMSNorm, UnitOffsetRMSNorm
 from srv.models.layers.rope import cos_sin_table
+from srv.models.layers.rope_config import RopeConfig
 from srv.models.layers.states import StateLayer
 from srv.specs import AttentionLayer
 
@@ -31,7 +32,9 @@ from srv.specs import AttentionLayer
 class HybridLayer(StackedLayer):
     """One layer. `mixer`: what mixes tokens, whose name in the checkpoint is `mixer_name`. `norm_names`: of its norms.
 
-    Each output is added to the residual by the norm that follows.
+    Each output is added to the residual by the norm that follows. `output_norms`: those of the outputs of `mixer` and
+    `feed_forward`, in models that have them. `has_local_rope`: whether attention has the second rotary embedding of the
+    model.
     """
 
     mixer: Attention | GatedAttention | StateLayer
@@ -39,15 +42,26 @@ class HybridLayer(StackedLayer):
     attention_norm: RMSNorm
     mlp_norm: RMSNorm
     feed_forward: GatedMLP | MoE
-    norm_names: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
+    norm_names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    output_norms: tuple[RMSNorm, RMSNorm] | None = None
+    has_local_rope: bool = False
 
     def mix(self, x: Tensor, inputs: ModelInputs, cos_sin: Tensor, context: ForwardContext) -> Tensor:
         if isinstance(self.mixer, StateLayer):
-            return self.mixer.forward(x, context.states)
-        return self.mixer.forward(x, inputs.positions, cos_sin, context)
+            mixed = self.mixer.forward(x, context.states)
+        else:
+            mixed = self.mixer.forward(x, inputs.positions, cos_sin, context)
+        return mixed if self.output_norms is None else self.output_norms[0].forward(mixed)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]: what the feed-forward part adds to the residual."""
+        output = self.feed_forward.forward(x)
+        return output if self.output_norms is None else self.output_norms[1].forward(output)
 
     def layer_norms(self) -> dict[str, RMSNorm]:
-        return dict(zip(self.norm_names, (self.attention_norm, self.mlp_norm), strict=True))
+        """By the names in the checkpoint: those before the two parts, then those of their outputs."""
+        norms = (self.attention_norm, self.mlp_norm, *(self.output_norms or ()))
+        return dict(zip(self.norm_names, norms, strict=True))
 
     def weight_views(self) -> dict[str, Tensor]:
         mixer = self.mixer
@@ -70,7 +84,10 @@ Layer = TypeVar("Layer", bound=HybridLayer)
 
 
 class HybridStack(LayerStack[Layer]):
-    """A whole model. `make_layer(index)` makes its layers, and `norm` the last norm."""
+    """A whole model. `make_layer(index)` makes its layers, and `norm` the last norm.
+
+    `local_rope`: the rotary embedding of layers that have their own; None without any.
+    """
 
     norm: RMSNorm
 
@@ -81,11 +98,14 @@ class HybridStack(LayerStack[Layer]):
         context_length: int,
         make_layer: Callable[[int], Layer],
         norm: type[RMSNorm] = RMSNorm,
+        local_rope: RopeConfig | None = None,
     ) -> None:
         super().__init__(config, factory, context_length, make_layer, norm)
         self.cos_sin: Tensor
-        table = cos_sin_table(config.rope, context_length).to(factory.context.device)
-        self.register_buffer("cos_sin", table, persistent=False)
+        self.local_cos_sin: Tensor
+        for name, rope in (("cos_sin", config.rope), ("local_cos_sin", local_rope)):
+            table = None if rope is None else cos_sin_table(rope, context_length).to(factory.context.device)
+            self.register_buffer(name, table, persistent=False)
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
@@ -100,9 +120,10 @@ class HybridStack(LayerStack[Layer]):
                 normed = layer.attention_norm.forward(residual)
             else:
                 normed, residual = layer.attention_norm.add_and_norm(x, residual)
-            mixed = layer.mix(normed, inputs, self.cos_sin, context)
+            cos_sin = self.local_cos_sin if layer.has_local_rope else self.cos_sin
+            mixed = layer.mix(normed, inputs, cos_sin, context)
             normed, residual = layer.mlp_norm.add_and_norm(mixed, residual)
-            x = layer.feed_forward.forward(normed)
+            x = layer.feed(normed)
         if x is None:
             return self.norm.forward(residual)
         return self.norm.add_and_norm(x, residual)[0]

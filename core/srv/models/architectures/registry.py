@@ -57,6 +57,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen3_5MoeForCausalLM": "qwen3_5:SPARSE",
         "Lfm2ForCausalLM": "lfm2:DENSE",
         "Lfm2MoeForCausalLM": "lfm2:SPARSE",
+        "Lfm3ForCausalLM": "lfm3",
         "MixtralForCausalLM": "mixtral",
         "Qwen2MoeForCausalLM": "qwen2_moe",
         "Qwen3MoeForCausalLM": "qwen3_moe",

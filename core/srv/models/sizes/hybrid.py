@@ -18,10 +18,11 @@ from srv.models.sizes.blocks import (
     pre_norm,
     state_cache,
     two_layer_mlp,
+    window_of,
 )
 from srv.models.sizes.fields import Fields
 from srv.models.sizes.mixture import granite_experts, granite_shared_mlp, qwen_moe_mlp, sparse_layers
-from srv.models.sizes.parts import NOTHING, Part, UnknownSizes, buffer, linear, norm, plain
+from srv.models.sizes.parts import NOTHING, Part, UnknownSizes, buffer, linear, norm, norms, plain
 
 PRE_FF_NORMS = ("input_layernorm", "pre_ff_layernorm")
 RECURRENT = ("linear_attention", "mamba")
@@ -272,3 +273,17 @@ def _lfm2_model(c: Fields, types: Any, mlp: Any, width: int) -> Part:
         lambda i: pre_norm(c, own if types[i] == "full_attention" else convolution, mlp(i), names=names),
         last_norm="embedding_norm",
     )
+
+
+def lfm3(c: Fields) -> Part:
+    """As LFM2, with windows and gates of heads, and norms of the outputs of both parts of a layer."""
+    types = kinds(c, lambda i: "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 < i else "conv")
+    convolution, mlp, bias = _short_convolution(c, c.conv_L_cache), _lfm2_mlp(c, c.intermediate_size), c.attention_bias
+    gates = linear("self_attn.gate_proj", c.hidden_size, c.num_attention_heads) if c.use_attention_gate else NOTHING
+    after = norms(c.hidden_size, "post_operator_norm", "post_ffn_norm") if c.use_sandwich_norm else NOTHING
+
+    def layer(i: int) -> Part:
+        own = attention(c, qkv_bias=bias, out_bias=bias, qk_norms="head", window=window_of(c, types[i])) + gates
+        return pre_norm(c, convolution if types[i] == "conv" else own, mlp, after, names=("operator_norm", "ffn_norm"))
+
+    return decoder(c, layer, last_norm="embedding_norm")

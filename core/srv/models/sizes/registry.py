@@ -84,6 +84,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "KimiLinearForCausalLM": Family("kimi_linear", "hybrid:kimi_linear", FACTS_ONLY),
         "Lfm2ForCausalLM": Family("lfm2", "hybrid:lfm2", FACTS_ONLY),
         "Lfm2MoeForCausalLM": Family("lfm2_moe", "hybrid:lfm2_moe", FACTS_ONLY),
+        "Lfm3ForCausalLM": Family("lfm3", "hybrid:lfm3", FACTS_ONLY),
         "Llama4ForCausalLM": Family("llama4_text", "mixture:llama4", FACTS_ONLY),
         "Llama4ForConditionalGeneration": Family("llama4", "multimodal:llama4_vision", FACTS_ONLY, "llama4_text"),
         "LlamaForCausalLM": Family("llama", "dense:llama"),

@@ -25,12 +25,13 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from srv.models.architectures.lfm2 import Lfm2Config
 from srv.models.architectures.lfm2_layers import Lfm2
+from srv.models.architectures.lfm3_layers import Lfm3
 from srv.models.architectures.qwen3_next import Qwen3NextConfig
 from srv.models.architectures.qwen3_next_layers import Qwen3Next
 from srv.models.architectures.registry import name_of_type, native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
-from srv.specs import FullAttention, Recurrent
+from srv.specs import FullAttention, Recurrent, SlidingWindow
 
 NAMES = {
     "qwen3_next": "Qwen3NextForCausalLM",
@@ -38,7 +39,9 @@ NAMES = {
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
 }
+LAYERS = {"qwen3": Qwen3Next, "lfm2": Lfm2, "lfm3": Lfm3}  # by the model type as far as its first underscore
 TOKENS = 90  # more than a chunk of the delta rule
 WIDE = {
     "layer_types": ["full_attention", "linear_attention", "linear_attention"],
@@ -82,6 +85,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2_moe: not renormalised": ("lfm2_moe", {"norm_topk_prob": False, "conv_bias": True}),
     "lfm2_moe: dense layers only": ("lfm2_moe", {"num_dense_layers": 3}),
+    "lfm3": ("lfm3", {}),
+    "lfm3: biases, without gates": (
+        "lfm3",
+        {"attention_bias": True, "conv_bias": True, "use_attention_gate": False, "tie_word_embeddings": False},
+    ),
+    "lfm3: without norms of outputs": ("lfm3", {"use_sandwich_norm": False, "conv_L_cache": 3}),
+    "lfm3: windows only": (
+        "lfm3",
+        {
+            "layer_types": ["conv", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+        },
+    ),
+    "lfm3: other rotary embeddings": (
+        "lfm3",
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.7,
+                    "rope_theta": 100.0,
+                    "factor": 1.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
 }
 
 
@@ -95,7 +125,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     model = small_model(kind, **fields)
     model.save_pretrained(tmp_path)
     ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
-    assert isinstance(ours, Lfm2 if kind.startswith("lfm2") else Qwen3Next)
+    assert isinstance(ours, LAYERS[kind.partition("_")[0]])
     assert facts.architecture == NAMES[kind]
     expected = expected_logits(model, tokens)
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
@@ -108,12 +138,16 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     others = ("embed_tokens", "lm_head", "conv1d", "conv.conv", ".gate.", "shared_expert_gate")
     in_layers = (count for name, count in matrices.items() if not any(each in name for each in others))
     assert config.projection_params == sum(in_layers)
-    full, recurrent = facts.cache_groups
-    assert isinstance(full, FullAttention)
+    *paged, recurrent = facts.cache_groups
     assert isinstance(recurrent, Recurrent)
-    attending = tuple(i for i, kind in enumerate(model.config.layer_types) if kind == "full_attention")
-    assert full.layers == attending == tuple(layer.index for layer in config.attention_layers)
-    assert tuple(sorted((*full.layers, *recurrent.layers))) == (0, 1, 2)
+    types = dict(enumerate(model.config.layer_types))
+    for group in paged:
+        assert isinstance(group, FullAttention | SlidingWindow)
+        kind = "full_attention" if isinstance(group, FullAttention) else "sliding_attention"
+        assert group.layers == tuple(index for index in types if types[index] == kind)
+    attending = tuple(sorted(index for group in paged for index in group.layers))
+    assert attending == tuple(layer.index for layer in config.attention_layers)
+    assert tuple(sorted((*attending, *recurrent.layers))) == (0, 1, 2)
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
@@ -134,6 +168,10 @@ OF_OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm2", {"layer_types": ["conv", "linear_attention", "full_attention"]}, "the unknown 'linear_attention'"),
     ("lfm2", {"layer_types": ["conv"] * 3}, "no layer of full_attention"),
     ("lfm2", {"num_experts": 4}, "num_experts = 4 is not implemented"),
+    ("lfm3", {"layer_types": ["conv"] * 3}, "no layer of full_attention or sliding_attention"),
+    ("lfm3", {"sliding_window": 0}, "sliding_window = 0 of layers of sliding_attention is not a number"),
+    ("lfm3", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "has no sliding_attention"),
+    ("lfm3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "has no full_attention"),
     ("lfm2_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok = 7 of 6 experts is not possible"),
 )
 
@@ -161,7 +199,7 @@ def test_published_fields_before_transformers_5() -> None:
     assert (lfm2.decoder.intermediate_size, lfm2.decoder.tied_embeddings) == (4608, False)
     assert [layer.index for layer in lfm2.attention_layers] == [2, 5]
     types = {"qwen3_next": "qwen3_next", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-    types |= {"lfm2": "lfm2", "lfm2_moe": "lfm2_moe"}
+    types |= {"lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3"}
     assert {kind: name_of_type(each) for kind, each in types.items()} == NAMES
 
 
