@@ -36,7 +36,7 @@ from srv_kernels.expert_cases import (
     experts_int8_cases,
     route_experts_cases,
 )
-from srv_kernels.recurrent_cases import causal_conv1d_cases, gated_delta_rule_cases
+from srv_kernels.recurrent_cases import causal_conv1d_cases, gated_delta_rule_cases, gated_linear_recurrence_cases
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -237,6 +237,18 @@ CONTRACTS: Mapping[str, OpContract] = {
             " by sqrt(their squared norm + 1e-6), and q by sqrt(K); head h of q and k is that of the HV / H heads of v"
             " from h HV / H on",
             sizes=("key_heads", "value_heads", "key_dim", "value_dim"),
+            tolerances=_RECURRENT_SUMS,
+            result=torch.float32,
+            module="recurrent_reference",
+        ),
+        _contract(
+            recurrent_oracles.gated_linear_recurrence,
+            gated_linear_recurrence_cases,
+            signature="(x [T, C], decay float32 [T, C], states [S, C], slots int64 [R], lens: R integers) -> (float32"
+            " [T, C], new states float32 [R, C]): row i has lens[i] >= 1 tokens and begins with states[slots[i]], which"
+            " is not changed; at each token, the state is exp(decay) times itself, plus x, and the result is the state;"
+            " decay is at most 0",
+            sizes=("channels",),
             tolerances=_RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",

@@ -162,6 +162,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {"layer_types": DELTA_AND_ATTENTION},
     "qwen3_5_text": {"layer_types": DELTA_AND_ATTENTION},
     "qwen3_next": {"layer_types": DELTA_AND_ATTENTION},
+    "recurrent_gemma": {"num_hidden_layers": 3, "attention_window_size": 7},
     "longcat_flash": {"head_dim": 4},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},

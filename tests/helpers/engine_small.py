@@ -36,6 +36,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "lfm2": {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
     "lfm2_moe": {},
     "lfm3": {},
+    "recurrent_gemma": {},
     "mixtral": {},
     "qwen2_moe": {"decoder_sparse_step": 2},
     "qwen3_moe": {"norm_topk_prob": True},

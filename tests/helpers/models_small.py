@@ -31,6 +31,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    RecurrentGemmaConfig,
     SmolLM3Config,
 )
 
@@ -55,6 +56,7 @@ CONFIGS: dict[str, Any] = {
     "lfm2": Lfm2Config,
     "lfm2_moe": Lfm2MoeConfig,
     "lfm3": Lfm3Config,
+    "recurrent_gemma": RecurrentGemmaConfig,
     "mixtral": MixtralConfig,
     "qwen2_moe": Qwen2MoeConfig,
     "qwen3_moe": Qwen3MoeConfig,
@@ -111,6 +113,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "sliding_window": 6,
     },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "pad_token_id": 0, "attention_window_size": 6},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 6,
@@ -133,7 +136,7 @@ def small_model(kind: str, **fields: Any) -> Any:
 
 
 # By the ends of parameters' names; 1 for others. With these decays, recurrent states last for several tokens.
-MEANS = {"bias": 0.0, "A_log": -2.0}
+MEANS = {"bias": 0.0, "A_log": -2.0, "recurrent_param": -4.0}
 
 
 def randomized(model: Any) -> Any:

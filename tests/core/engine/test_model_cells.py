@@ -45,6 +45,7 @@ CELLS = {
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "lfm3": "Lfm3ForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
     "vaultgemma": "any other decoder",  # without native layers: through transformers
 }
 SLOW = dict.fromkeys(CELLS.keys() - {"llama"}, (pytest.mark.slow,))

@@ -115,6 +115,11 @@ LFM3 = LLAMA | {
     "layer_types": ["conv", "full_attention"],
     "rope_parameters": None,
 }
+RECURRENT_GEMMA = LLAMA | {
+    "architectures": ["RecurrentGemmaForCausalLM"],
+    "model_type": "recurrent_gemma",
+    "block_types": ["recurrent", "attention"],
+}
 UNKNOWN = LLAMA | {"hidden_act": "gelu"}  # no native layers
 
 
@@ -244,6 +249,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (LFM2, ("--torchao-config", "int8dq")),
         (LFM2_MOE, ()),
         (LFM3, ()),
+        (RECURRENT_GEMMA, ()),
         (DEEPSEEK, ()),
         (UNKNOWN, ()),
     ],
@@ -261,6 +267,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "lfm2-int8dq",
         "lfm2-moe",
         "lfm3",
+        "recurrent-gemma",
         "deepseek",
         "transformers",
     ],

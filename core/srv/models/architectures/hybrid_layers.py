@@ -113,7 +113,7 @@ class HybridStack(LayerStack[Layer]):
         return tuple(mixer.layer for mixer in mixers if not isinstance(mixer, StateLayer))
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
-        residual: Tensor = self.lookup(inputs.tokens)
+        residual = self.embedded(inputs.tokens)
         x: Tensor | None = None
         for layer in self.stack:
             if x is None:
@@ -127,6 +127,11 @@ class HybridStack(LayerStack[Layer]):
         if x is None:
             return self.norm.forward(residual)
         return self.norm.add_and_norm(x, residual)[0]
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """[T] -> [T, hidden]: what the first layer reads."""
+        looked_up: Tensor = self.lookup(tokens)
+        return looked_up
 
     def marked_modules(self) -> dict[str, nn.Module]:
         marked: dict[str, nn.Module] = {"model.embed_tokens": self.lookup, "lm_head": self.lm_head}

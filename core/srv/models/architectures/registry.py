@@ -58,6 +58,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Lfm2ForCausalLM": "lfm2:DENSE",
         "Lfm2MoeForCausalLM": "lfm2:SPARSE",
         "Lfm3ForCausalLM": "lfm3",
+        "RecurrentGemmaForCausalLM": "recurrent_gemma",
         "MixtralForCausalLM": "mixtral",
         "Qwen2MoeForCausalLM": "qwen2_moe",
         "Qwen3MoeForCausalLM": "qwen3_moe",

@@ -287,3 +287,24 @@ def lfm3(c: Fields) -> Part:
         return pre_norm(c, convolution if types[i] == "conv" else own, mlp, after, names=("operator_norm", "ffn_norm"))
 
     return decoder(c, layer, last_norm="embedding_norm")
+
+
+def recurrent_gemma(c: Fields) -> Part:
+    """A gated linear recurrence, or attention to a window, in a repeated pattern of layers."""
+    hidden, pattern, inner = c.hidden_size, c.block_types, c.intermediate_size // 2
+    channels = hidden if c.lru_width is None else c.lru_width
+    heads, width, block = c.num_attention_heads, c.conv1d_width, channels // c.num_attention_heads
+    own = attention(c, "temporal_block", qkv_bias=c.attention_bias, out_bias=True, window=c.attention_window_size)
+    unit = plain("recurrent_param", channels)
+    for name in ("input_gate", "recurrent_gate"):
+        unit += plain(f"{name}_weight", heads, block, block) + plain(f"{name}_bias", heads, block)
+    recurrent = linear("linear_x", hidden, channels, True) + linear("linear_y", hidden, channels, True)
+    recurrent += linear("linear_out", channels, hidden, True) + unit.under("rg_lru")
+    recurrent += plain("conv_1d", channels, 1, width) + plain("conv_1d.bias", channels)
+    mixer = recurrent.under("temporal_block") + state_cache(c, (channels, width), (channels,))
+    mlp, names = gated_mlp(c, "mlp_block", inner, bias=True), ("temporal_pre_norm", "channel_pre_norm")
+    return decoder(
+        c,
+        lambda i: pre_norm(c, own if pattern[i % len(pattern)] == "attention" else mixer, mlp, names=names),
+        last_norm="final_norm",
+    )

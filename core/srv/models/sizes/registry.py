@@ -118,6 +118,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "Qwen3_5ForCausalLM": Family("qwen3_5_text", "hybrid:qwen3_5", FACTS_ONLY),
         "Qwen3_5MoeForCausalLM": Family("qwen3_5_moe_text", "hybrid:qwen3_5_moe", FACTS_ONLY),
+        "RecurrentGemmaForCausalLM": Family("recurrent_gemma", "hybrid:recurrent_gemma", FACTS_ONLY),
         "SeedOssForCausalLM": Family("seed_oss", "dense:seed_oss"),
         "SmolLM3ForCausalLM": Family("smollm3", "dense:smollm3"),
         "StableLmForCausalLM": Family("stablelm", "dense:stablelm", FACTS_ONLY),

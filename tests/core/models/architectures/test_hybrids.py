@@ -28,6 +28,7 @@ from srv.models.architectures.lfm2_layers import Lfm2
 from srv.models.architectures.lfm3_layers import Lfm3
 from srv.models.architectures.qwen3_next import Qwen3NextConfig
 from srv.models.architectures.qwen3_next_layers import Qwen3Next
+from srv.models.architectures.recurrent_gemma_layers import RecurrentGemma
 from srv.models.architectures.registry import name_of_type, native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
@@ -40,8 +41,10 @@ NAMES = {
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "lfm3": "Lfm3ForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
 }
-LAYERS = {"qwen3": Qwen3Next, "lfm2": Lfm2, "lfm3": Lfm3}  # by the model type as far as its first underscore
+# By the model type as far as its first underscore.
+LAYERS = {"qwen3": Qwen3Next, "lfm2": Lfm2, "lfm3": Lfm3, "recurrent": RecurrentGemma}
 TOKENS = 90  # more than a chunk of the delta rule
 WIDE = {
     "layer_types": ["full_attention", "linear_attention", "linear_attention"],
@@ -98,6 +101,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
         },
     ),
+    "recurrent_gemma": ("recurrent_gemma", {}),
+    "recurrent_gemma: biases, untied, more channels, other pattern": (
+        "recurrent_gemma",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "lru_width": 72,
+            "conv1d_width": 3,
+            "block_types": ["attention", "recurrent", "recurrent"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+            "logits_soft_cap": 5.0,
+        },
+    ),
     "lfm3: other rotary embeddings": (
         "lfm3",
         {
@@ -135,7 +151,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     config = native_config(facts.architecture, facts.config)
     assert config.parameters == counted + biases == facts.parameters
     matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
-    others = ("embed_tokens", "lm_head", "conv1d", "conv.conv", ".gate.", "shared_expert_gate")
+    others = ("embed_tokens", "lm_head", "conv1d", "conv.conv", "conv_1d", "rg_lru", ".gate.", "shared_expert_gate")
     in_layers = (count for name, count in matrices.items() if not any(each in name for each in others))
     assert config.projection_params == sum(in_layers)
     *paged, recurrent = facts.cache_groups
@@ -172,6 +188,10 @@ OF_OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm3", {"sliding_window": 0}, "sliding_window = 0 of layers of sliding_attention is not a number"),
     ("lfm3", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "has no sliding_attention"),
     ("lfm3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "has no full_attention"),
+    ("recurrent_gemma", {"block_types": ["recurrent"]}, "gives none of 3 layers attention"),
+    ("recurrent_gemma", {"block_types": ["recurrent", "mamba"]}, "block_types contains the unknown 'mamba'"),
+    ("recurrent_gemma", {"lru_width": 50}, "lru_width = 50 is not a multiple of 6 heads"),
+    ("recurrent_gemma", {"hidden_activation": "relu"}, "hidden_activation = 'relu' is not implemented"),
     ("lfm2_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok = 7 of 6 experts is not possible"),
 )
 
@@ -199,7 +219,7 @@ def test_published_fields_before_transformers_5() -> None:
     assert (lfm2.decoder.intermediate_size, lfm2.decoder.tied_embeddings) == (4608, False)
     assert [layer.index for layer in lfm2.attention_layers] == [2, 5]
     types = {"qwen3_next": "qwen3_next", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-    types |= {"lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3"}
+    types |= {"lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3", "recurrent_gemma": "recurrent_gemma"}
     assert {kind: name_of_type(each) for kind, each in types.items()} == NAMES
 
 
