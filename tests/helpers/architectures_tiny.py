@@ -163,6 +163,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"layer_types": DELTA_AND_ATTENTION},
     "qwen3_next": {"layer_types": DELTA_AND_ATTENTION},
     "recurrent_gemma": {"num_hidden_layers": 3, "attention_window_size": 7},
+    "olmo_hybrid": {  # its class saves the convolution of queries, keys and values in three parts of equal size
+        "layer_types": DELTA_AND_ATTENTION,
+        "linear_num_key_heads": 4,
+    },
     "longcat_flash": {"head_dim": 4},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},

@@ -37,6 +37,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {},
     "lfm3": {},
     "recurrent_gemma": {},
+    "olmo_hybrid": {},
     "mixtral": {},
     "qwen2_moe": {"decoder_sparse_step": 2},
     "qwen3_moe": {"norm_topk_prob": True},

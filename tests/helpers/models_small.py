@@ -24,6 +24,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    OlmoHybridConfig,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3_5MoeTextConfig,
@@ -57,6 +58,7 @@ CONFIGS: dict[str, Any] = {
     "lfm2_moe": Lfm2MoeConfig,
     "lfm3": Lfm3Config,
     "recurrent_gemma": RecurrentGemmaConfig,
+    "olmo_hybrid": OlmoHybridConfig,
     "mixtral": MixtralConfig,
     "qwen2_moe": Qwen2MoeConfig,
     "qwen3_moe": Qwen3MoeConfig,
@@ -114,6 +116,13 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
     },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "pad_token_id": 0, "attention_window_size": 6},
+    "olmo_hybrid": {
+        "pad_token_id": 0,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 4,  # transformers saves the convolution in three parts of equal size
+    },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 6,

@@ -156,6 +156,7 @@ LAYER_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt_oss", "smollm3", "dots1", "exaone_moe", "mimo_v2_flash"), SLIDING),
     **dict.fromkeys(("lfm2", "lfm2_moe"), (ATTENDING, "conv")),
     "lfm3": (*SLIDING, "conv"),
+    "olmo_hybrid": (ATTENDING, "linear_attention"),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"), (ATTENDING, "linear_attention")),
     "granitemoehybrid": ("attention", "mamba"),
     "llama4_text": (ATTENDING, "chunked_attention"),

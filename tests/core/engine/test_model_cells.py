@@ -46,6 +46,7 @@ CELLS = {
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "lfm3": "Lfm3ForCausalLM",
     "recurrent_gemma": "RecurrentGemmaForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
     "vaultgemma": "any other decoder",  # without native layers: through transformers
 }
 SLOW = dict.fromkeys(CELLS.keys() - {"llama"}, (pytest.mark.slow,))

@@ -120,6 +120,7 @@ RECURRENT_GEMMA = LLAMA | {
     "model_type": "recurrent_gemma",
     "block_types": ["recurrent", "attention"],
 }
+OLMO_HYBRID = LLAMA | {"architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid"}
 UNKNOWN = LLAMA | {"hidden_act": "gelu"}  # no native layers
 
 
@@ -250,6 +251,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (LFM2_MOE, ()),
         (LFM3, ()),
         (RECURRENT_GEMMA, ()),
+        (OLMO_HYBRID, ()),
         (DEEPSEEK, ()),
         (UNKNOWN, ()),
     ],
@@ -268,6 +270,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "lfm2-moe",
         "lfm3",
         "recurrent-gemma",
+        "olmo-hybrid",
         "deepseek",
         "transformers",
     ],

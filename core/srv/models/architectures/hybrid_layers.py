@@ -22,7 +22,7 @@ from srv.models.formats.slices import Slice
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.mlp import GatedMLP
 from srv.models.layers.moe import MoE
-from srv.models.layers.norm import RMSNorm, UnitOffsetRMSNorm
+from srv.models.layers.norm import RMSNorm, UnitOffsetRMSNorm, joined
 from srv.models.layers.rope import cos_sin_table
 from srv.models.layers.rope_config import RopeConfig
 from srv.models.layers.states import StateLayer
@@ -32,15 +32,15 @@ from srv.specs import AttentionLayer
 class HybridLayer(StackedLayer):
     """One layer. `mixer`: what mixes tokens, whose name in the checkpoint is `mixer_name`. `norm_names`: of its norms.
 
-    Each output is added to the residual by the norm that follows. `output_norms`: those of the outputs of `mixer` and
-    `feed_forward`, in models that have them. `has_local_rope`: whether attention has the second rotary embedding of the
-    model.
+    Each output is added to the residual by the norm that follows, if there is one. `output_norms`: those of the outputs
+    of `mixer` and `feed_forward`, in models that have them. `has_local_rope`: whether attention has the second rotary
+    embedding of the model.
     """
 
     mixer: Attention | GatedAttention | StateLayer
     mixer_name: str
-    attention_norm: RMSNorm
-    mlp_norm: RMSNorm
+    attention_norm: RMSNorm | None
+    mlp_norm: RMSNorm | None
     feed_forward: GatedMLP | MoE
     norm_names: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     output_norms: tuple[RMSNorm, RMSNorm] | None = None
@@ -61,7 +61,12 @@ class HybridLayer(StackedLayer):
     def layer_norms(self) -> dict[str, RMSNorm]:
         """By the names in the checkpoint: those before the two parts, then those of their outputs."""
         norms = (self.attention_norm, self.mlp_norm, *(self.output_norms or ()))
-        return dict(zip(self.norm_names, norms, strict=True))
+        return dict(zip(self.norm_names, (norm for norm in norms if norm is not None), strict=True))
+
+    def norm_outputs(self, of_mixer: RMSNorm, of_mlp: RMSNorm) -> None:
+        """Set `output_norms`."""
+        self.mixer_output_norm, self.mlp_output_norm = of_mixer, of_mlp  # registers them as modules
+        self.output_norms = of_mixer, of_mlp
 
     def weight_views(self) -> dict[str, Tensor]:
         mixer = self.mixer
@@ -116,17 +121,12 @@ class HybridStack(LayerStack[Layer]):
         residual = self.embedded(inputs.tokens)
         x: Tensor | None = None
         for layer in self.stack:
-            if x is None:
-                normed = layer.attention_norm.forward(residual)
-            else:
-                normed, residual = layer.attention_norm.add_and_norm(x, residual)
+            read, residual = joined(layer.attention_norm, x, residual)
             cos_sin = self.local_cos_sin if layer.has_local_rope else self.cos_sin
-            mixed = layer.mix(normed, inputs, cos_sin, context)
-            normed, residual = layer.mlp_norm.add_and_norm(mixed, residual)
-            x = layer.feed(normed)
-        if x is None:
-            return self.norm.forward(residual)
-        return self.norm.add_and_norm(x, residual)[0]
+            mixed = layer.mix(read, inputs, cos_sin, context)
+            read, residual = joined(layer.mlp_norm, mixed, residual)
+            x = layer.feed(read)
+        return joined(self.norm, x, residual)[0]
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """[T] -> [T, hidden]: what the first layer reads."""

@@ -39,11 +39,8 @@ class Lfm3Layer(Lfm2Layer):
         self.has_local_rope = config.attends[index] and sizes.windows[index] is not None
         if config.output_norms:
             self.norm_names = (*self.norm_names, "post_operator_norm", "post_ffn_norm")
-            of_mixer, of_mlp = (
-                RMSNorm(context, sizes.hidden_size, sizes.norm_eps, with_residual=False) for _ in range(2)
-            )
-            self.mixer_output_norm, self.mlp_output_norm = of_mixer, of_mlp  # registers them as modules
-            self.output_norms = of_mixer, of_mlp
+            widths = (sizes.hidden_size, sizes.norm_eps)
+            self.norm_outputs(*(RMSNorm(context, *widths, with_residual=False) for _ in range(2)))
 
 
 class Lfm3(HybridStack[Lfm3Layer]):

@@ -59,6 +59,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Lfm2MoeForCausalLM": "lfm2:SPARSE",
         "Lfm3ForCausalLM": "lfm3",
         "RecurrentGemmaForCausalLM": "recurrent_gemma",
+        "OlmoHybridForCausalLM": "olmo_hybrid",
         "MixtralForCausalLM": "mixtral",
         "Qwen2MoeForCausalLM": "qwen2_moe",
         "Qwen3MoeForCausalLM": "qwen3_moe",

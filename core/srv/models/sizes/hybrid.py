@@ -308,3 +308,23 @@ def recurrent_gemma(c: Fields) -> Part:
         lambda i: pre_norm(c, own if pattern[i % len(pattern)] == "attention" else mixer, mlp, names=names),
         last_norm="final_norm",
     )
+
+
+def olmo_hybrid(c: Fields) -> Part:
+    """The gated delta rule after norms; by default, attention before norms in every fourth layer."""
+    hidden, count, width = c.hidden_size, c.num_hidden_layers, c.linear_conv_kernel_dim
+    types = kinds(c, lambda i: "full_attention" if i % 4 == 3 or i + 1 == count < 4 else "linear_attention")
+    heads, value_heads = (each or c.num_attention_heads for each in (c.linear_num_key_heads, c.linear_num_value_heads))
+    key_dim = c.linear_key_head_dim or int(0.75 * hidden / heads)
+    value_dim = c.linear_value_head_dim or 2 * key_dim
+    keys, values = heads * key_dim, value_heads * value_dim
+    own = plain("dt_bias", value_heads) + plain("A_log", value_heads) + norm("o_norm", value_dim)
+    for name, size in (("q", keys), ("k", keys), ("v", values)):
+        own += linear(f"{name}_proj", hidden, size) + plain(f"{name}_conv1d", size, 1, width)
+    own += linear("g_proj", hidden, values) + linear("o_proj", values, hidden)
+    own += linear("b_proj", hidden, value_heads) + linear("a_proj", hidden, value_heads)
+    state = (value_heads, key_dim, value_dim)
+    recurrent = pre_norm(c, own.under("linear_attn") + state_cache(c, (2 * keys + values, width), state), gated_mlp(c))
+    attending = attention(c, qkv_bias=c.attention_bias, out_bias=c.attention_bias, qk_norms="all") + gated_mlp(c)
+    attending += norms(hidden, "post_attention_layernorm", "post_feedforward_layernorm")
+    return decoder(c, lambda i: recurrent if types[i] == "linear_attention" else attending)

@@ -104,6 +104,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Olmo2ForCausalLM": Family("olmo2", "dense:olmo2"),
         "Olmo3ForCausalLM": Family("olmo3", "dense:olmo3"),
         "OlmoForCausalLM": Family("olmo", "dense:olmo"),
+        "OlmoHybridForCausalLM": Family("olmo_hybrid", "hybrid:olmo_hybrid", FACTS_ONLY),
         "OlmoeForCausalLM": Family("olmoe", "mixture:olmoe"),
         "Phi3ForCausalLM": Family("phi3", "dense:phi3"),
         "PhiForCausalLM": Family("phi", "dense:phi"),

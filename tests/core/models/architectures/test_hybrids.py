@@ -20,12 +20,13 @@ from models_small import (
     tokens_of,
 )
 from recurrent_small import recurrent_logits
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from srv.models.architectures.lfm2 import Lfm2Config
 from srv.models.architectures.lfm2_layers import Lfm2
 from srv.models.architectures.lfm3_layers import Lfm3
+from srv.models.architectures.olmo_hybrid_layers import OlmoHybrid
 from srv.models.architectures.qwen3_next import Qwen3NextConfig
 from srv.models.architectures.qwen3_next_layers import Qwen3Next
 from srv.models.architectures.recurrent_gemma_layers import RecurrentGemma
@@ -42,9 +43,10 @@ NAMES = {
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "lfm3": "Lfm3ForCausalLM",
     "recurrent_gemma": "RecurrentGemmaForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
 }
 # By the model type as far as its first underscore.
-LAYERS = {"qwen3": Qwen3Next, "lfm2": Lfm2, "lfm3": Lfm3, "recurrent": RecurrentGemma}
+LAYERS = {"qwen3": Qwen3Next, "lfm2": Lfm2, "lfm3": Lfm3, "recurrent": RecurrentGemma, "olmo": OlmoHybrid}
 TOKENS = 90  # more than a chunk of the delta rule
 WIDE = {
     "layer_types": ["full_attention", "linear_attention", "linear_attention"],
@@ -114,6 +116,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_soft_cap": 5.0,
         },
     ),
+    "olmo_hybrid": ("olmo_hybrid", {}),
+    "olmo_hybrid: without positions, and one sign of the state": (
+        "olmo_hybrid",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+            "linear_allow_neg_eigval": False,
+            "layer_types": ["full_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "olmo_hybrid: biases, tied, sizes by default": (
+        "olmo_hybrid",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-3,
+            "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": None,
+            "linear_num_value_heads": None,
+            "linear_key_head_dim": None,
+            "linear_value_head_dim": None,
+        },
+    ),
     "lfm3: other rotary embeddings": (
         "lfm3",
         {
@@ -140,6 +164,8 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     kind, fields = CASES[case]
     model = small_model(kind, **fields)
     model.save_pretrained(tmp_path)
+    if kind == "olmo_hybrid":
+        divide_convolutions(tmp_path, model.config)
     ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
     assert isinstance(ours, LAYERS[kind.partition("_")[0]])
     assert facts.architecture == NAMES[kind]
@@ -164,6 +190,19 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     attending = tuple(sorted(index for group in paged for index in group.layers))
     assert attending == tuple(layer.index for layer in config.attention_layers)
     assert tuple(sorted((*attending, *recurrent.layers))) == (0, 1, 2)
+
+
+def divide_convolutions(folder: Path, sizes: Any) -> None:
+    """As published: transformers saves them as three parts of about the same size, whatever they belong to."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    keys = sizes.linear_num_key_heads * sizes.linear_key_head_dim
+    values = sizes.linear_num_value_heads * sizes.linear_value_head_dim
+    for name in [name for name in weights if name.endswith(".q_conv1d.weight")]:
+        names = [name.replace(".q_conv1d.", f".{part}_conv1d.") for part in "qkv"]
+        parts = torch.cat([weights[each] for each in names]).split([keys, keys, values])
+        weights |= {each: part.contiguous() for each, part in zip(names, parts, strict=True)}
+    save_file(weights, file, {"format": "pt"})
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
@@ -192,6 +231,7 @@ OF_OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("recurrent_gemma", {"block_types": ["recurrent", "mamba"]}, "block_types contains the unknown 'mamba'"),
     ("recurrent_gemma", {"lru_width": 50}, "lru_width = 50 is not a multiple of 6 heads"),
     ("recurrent_gemma", {"hidden_activation": "relu"}, "hidden_activation = 'relu' is not implemented"),
+    ("olmo_hybrid", {"linear_num_value_heads": 3}, "3 value heads are not a multiple of 2 key heads"),
     ("lfm2_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok = 7 of 6 experts is not possible"),
 )
 
@@ -219,7 +259,13 @@ def test_published_fields_before_transformers_5() -> None:
     assert (lfm2.decoder.intermediate_size, lfm2.decoder.tied_embeddings) == (4608, False)
     assert [layer.index for layer in lfm2.attention_layers] == [2, 5]
     types = {"qwen3_next": "qwen3_next", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-    types |= {"lfm2": "lfm2", "lfm2_moe": "lfm2_moe", "lfm3": "lfm3", "recurrent_gemma": "recurrent_gemma"}
+    types |= {
+        "lfm2": "lfm2",
+        "lfm2_moe": "lfm2_moe",
+        "lfm3": "lfm3",
+        "recurrent_gemma": "recurrent_gemma",
+        "olmo_hybrid": "olmo_hybrid",
+    }
     assert {kind: name_of_type(each) for kind, each in types.items()} == NAMES
 
 
