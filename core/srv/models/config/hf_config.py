@@ -49,6 +49,12 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
 # Model types without attention whose sizes are not known; their fields may have any names.
 WITHOUT_ATTENTION = ("falcon_mamba", "rwkv", "xlstm")
+# Model types whose states a field does not tell; a clause each.
+STATES_IN_ATTENTION = {
+    "zaya": "recurrent states within its attention: queries and keys pass two convolutions over time, and a part of "
+    "each value is that of the token before; its experts are chosen by hidden states of the router of the layer "
+    "before. No native layers compute these"
+}
 ENCODER_DECODER_FIELDS = ("decoder_layers", "num_decoder_layers", "decoder_attention_heads")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 REMEDY = "Use the folder of a causal language model that transformers supports"
@@ -173,6 +179,8 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Desc
     if text.get("model_type") in WITHOUT_ATTENTION:
         reason = f"{architecture} has no attention: it keeps a recurrent state, which srv does not serve"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
+    if (states := STATES_IN_ATTENTION.get(str(text.get("model_type")))) is not None:
+        raise ModelError("unsupported_config", str(path), f"{architecture} has {states}", REMEDY)
     if any(text.get(name) for name in ENCODER_DECODER_FIELDS):
         reason = f"{architecture} belongs to an encoder-decoder, whose decoder attends to what an encoder computes"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
