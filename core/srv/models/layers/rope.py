@@ -47,7 +47,7 @@ def inverse_frequencies(rope: RopeConfig) -> tuple[Tensor, float]:
 
 def _proportional(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     """The first frequencies of a whole head, for the rotated share of it, then zeros."""
-    rotated = int((rope.parameters.get("partial_rotary_factor") or 1.0) * rope.rotary_dim // 2)
+    rotated = int(rope.parameters["partial_rotary_factor"] * rope.rotary_dim // 2)
     kept = torch.arange(len(frequencies)) < rotated
     return torch.where(kept, frequencies, 0.0) / (rope.parameters.get("factor") or 1.0)
 

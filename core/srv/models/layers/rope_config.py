@@ -103,7 +103,9 @@ def rope_config(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
     if missing:
         raise UnsupportedConfig(f"RoPE type {rope_type!r} lacks {', '.join(missing)}")
     fraction = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    rotary_dim = head_dim if rope_type == "proportional" else int(head_dim * fraction)
+    rotary_dim = int(head_dim * fraction)
+    if rope_type == "proportional":
+        rotary_dim, parameters["partial_rotary_factor"] = head_dim, fraction
     if rotary_dim <= 0 or rotary_dim % 2:
         raise UnsupportedConfig(f"{rotary_dim} rotated dimensions of {head_dim} are not an even number")
     context_length = int(config["max_position_embeddings"])
