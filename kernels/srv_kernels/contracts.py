@@ -36,7 +36,12 @@ from srv_kernels.expert_cases import (
     experts_int8_cases,
     route_experts_cases,
 )
-from srv_kernels.recurrent_cases import causal_conv1d_cases, gated_delta_rule_cases, state_space_scan_cases
+from srv_kernels.recurrent_cases import (
+    causal_conv1d_cases,
+    gated_delta_rule_cases,
+    gated_linear_recurrence_cases,
+    state_space_scan_cases,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -251,6 +256,18 @@ CONTRACTS: Mapping[str, OpContract] = {
             " times b is added; the result is the product of the state and c; group g of b and c is that of the H / G"
             " heads from g H / G on",
             sizes=("heads", "groups", "head_dim", "state_size"),
+            tolerances=_RECURRENT_SUMS,
+            result=torch.float32,
+            module="recurrent_reference",
+        ),
+        _contract(
+            recurrent_oracles.gated_linear_recurrence,
+            gated_linear_recurrence_cases,
+            signature="(x [T, C], decay float32 [T, C], states [S, C], slots int64 [R], lens: R integers) -> (float32"
+            " [T, C], new states float32 [R, C]): row i has lens[i] >= 1 tokens and begins with states[slots[i]], which"
+            " is not changed; at each token, the state is exp(decay) times itself, plus x, and the result is the state;"
+            " decay is at most 0",
+            sizes=("channels",),
             tolerances=_RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",

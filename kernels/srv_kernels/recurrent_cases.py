@@ -97,3 +97,20 @@ def state_space_scan_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     decay[1::7] = -900.0  # forgets everything, and the next tokens nearly nothing
     args = (x, b, c, decay, None, states, torch.tensor([4]), lens)
     yield Case("extreme decays, and other slots that are not finite", args)
+
+
+def gated_linear_recurrence_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 13)
+    for lens in (*_ROWS, (300, 2)):
+        for channels in (6, 40):
+            x = row_slices(generator, sum(lens), channels, dtype)
+            decay = -random_tensor(generator, sum(lens), channels, dtype=torch.float32).abs()
+            states = random_tensor(generator, _SLOTS, channels, dtype=torch.float32)
+            label = f"rows of {', '.join(map(str, lens))} tokens, {channels} channels"
+            yield Case(label, (x, decay, states, _slots(generator, lens), lens))
+    lens, decay = (70, 1), torch.zeros(71, 8)
+    decay[1::2] = -200.0  # forgets everything
+    states = torch.full((_SLOTS, 8), torch.inf)
+    states[2:4] = 1 / 3
+    args = (torch.zeros(71, 8, dtype=dtype), decay, states, torch.tensor([3, 2]), lens)
+    yield Case("zeros, extreme decays, and other slots that are not finite", args)

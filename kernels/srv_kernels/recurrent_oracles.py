@@ -93,3 +93,19 @@ def state_space_scan(
         kept.append(state)
         begin += length
     return torch.stack(out), torch.stack(kept)
+
+
+def gated_linear_recurrence(
+    x: Tensor, decay: Tensor, states: Tensor, slots: Tensor, lens: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The state of each channel is exp(decay) times itself, plus x, at one token after the other; it is the result."""
+    begin, out, kept = 0, [], []
+    value, factor = float64(x), float64(decay).exp()
+    for slot, length in zip(slots.tolist(), lens, strict=True):
+        state = float64(states)[slot]
+        for token in range(begin, begin + length):
+            state = state * factor[token] + value[token]
+            out.append(state)
+        kept.append(state)
+        begin += length
+    return torch.stack(out), torch.stack(kept)

@@ -180,3 +180,42 @@ def _scan_chunks(value: Tensor, key: Tensor, query: Tensor, decay: Tensor, state
         to_end = between[..., -1, :].exp().unsqueeze(-1)
         state = state * since_begin[..., -1:, :] + (v * to_end).transpose(-1, -2) @ k.unsqueeze(1)
     return torch.cat(out, 2).permute(2, 0, 1, 3), state
+
+
+def gated_linear_recurrence(
+    x: Tensor, decay: Tensor, states: Tensor, slots: Tensor, lens: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """x [T, C], decay float32 [T, C], states [S, C], slots int64 [R] -> (float32 [T, C], new states float32 [R, C]).
+
+    The leading rows of one token are computed together; the others one by one, in chunks.
+    """
+    value, factor, kept = x.float(), decay.exp(), states.index_select(0, slots).float()
+    single = _leading_rows_of_one(lens)
+    stepped = kept[:single] * factor[:single] + value[:single]
+    out, new, begin = [stepped], [stepped], single
+    for row in range(single, len(lens)):
+        end, state = begin + lens[row], kept[row : row + 1]
+        for first in range(begin, end, _SCANNED):
+            part = slice(first, min(first + _SCANNED, end))
+            out.append(_scanned(value[part], factor[part], state))
+            state = out[-1][-1:]
+        new.append(state)
+        begin = end
+    return _joined(out), _joined(new)
+
+
+_SCANNED = 256  # tokens
+
+
+def _scanned(value: Tensor, factor: Tensor, state: Tensor) -> Tensor:
+    """The states after each token of one row: value, factor [T, C], state [1, C].
+
+    Each pass doubles the number of tokens that a state has seen (Hillis and Steele 1986). No factor is divided by.
+    """
+    value = torch.cat((value[:1] + factor[:1] * state, value[1:]))
+    seen = 1
+    while seen < len(value):
+        value = torch.cat((value[:seen], value[seen:] + factor[seen:] * value[:-seen]))
+        factor = torch.cat((factor[:seen], factor[seen:] * factor[:-seen]))
+        seen *= 2
+    return value

@@ -23,10 +23,12 @@ from transformers import (
     GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
+    Lfm3Config,
     LlamaConfig,
     MiniMaxConfig,
     MistralConfig,
     MixtralConfig,
+    OlmoHybridConfig,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3_5MoeTextConfig,
@@ -34,6 +36,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    RecurrentGemmaConfig,
     SmolLM3Config,
 )
 
@@ -62,6 +65,9 @@ CONFIGS: dict[str, Any] = {
     "bamba": BambaConfig,
     "falcon_h1": FalconH1Config,
     "minimax": MiniMaxConfig,
+    "lfm3": Lfm3Config,
+    "recurrent_gemma": RecurrentGemmaConfig,
+    "olmo_hybrid": OlmoHybridConfig,
     "mixtral": MixtralConfig,
     "qwen2_moe": Qwen2MoeConfig,
     "qwen3_moe": Qwen3MoeConfig,
@@ -123,6 +129,20 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 96},
     "minimax": {"num_local_experts": 5, "block_size": 16},
+    "lfm3": {
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+        "pad_token_id": 0,
+        "head_dim": 8,
+        "sliding_window": 6,
+    },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "pad_token_id": 0, "attention_window_size": 6},
+    "olmo_hybrid": {
+        "pad_token_id": 0,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 4,  # transformers saves the convolution in three parts of equal size
+    },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": {
         "num_experts": 6,
@@ -145,7 +165,7 @@ def small_model(kind: str, **fields: Any) -> Any:
 
 
 # By the ends of parameters' names; 1 for others. With these decays, recurrent states last for several tokens.
-MEANS = {"bias": 0.0, "A_log": -2.0}
+MEANS = {"bias": 0.0, "A_log": -2.0, "recurrent_param": -4.0}
 
 
 def randomized(model: Any) -> Any:

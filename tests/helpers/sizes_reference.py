@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from srv.models.sizes.registry import FAMILIES
@@ -156,6 +156,8 @@ LAYER_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "qwen3", "gemma2", "gemma3_text", "ministral", "olmo3", "cohere2", "exaone4"), SLIDING),
     **dict.fromkeys(("gpt_oss", "smollm3", "dots1", "exaone_moe", "mimo_v2_flash"), SLIDING),
     **dict.fromkeys(("lfm2", "lfm2_moe"), (ATTENDING, "conv")),
+    "lfm3": (*SLIDING, "conv"),
+    "olmo_hybrid": (ATTENDING, "linear_attention"),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear"), (ATTENDING, "linear_attention")),
     "minimax": (ATTENDING, "linear_attention"),
     "granitemoehybrid": ("attention", "mamba"),
@@ -164,6 +166,7 @@ LAYER_KINDS: dict[str, tuple[str, ...]] = {
 TOKENS = 21
 REFUSALS = (ValueError, TypeError, KeyError, IndexError, RuntimeError, ArithmeticError, AttributeError,
             StrictDataclassError)  # fmt: skip
+RETURN_NO_CACHE = ("recurrent_gemma",)  # its class keeps states in its modules
 ALWAYS_STATED = ("lfm2_moe", "granitemoehybrid")
 
 
@@ -226,8 +229,23 @@ def small_runs(architecture: str, count: int, seed: int = 0) -> Iterator[Run]:
 def cache_after(model: torch.nn.Module) -> Any:
     """The cache of one sequence of `TOKENS` tokens."""
     with torch.no_grad():
-        output = model(input_ids=torch.arange(1, TOKENS + 1).unsqueeze(0), use_cache=True)
+        tokens = torch.arange(1, TOKENS + 1).unsqueeze(0)
+        if model.config.model_type in RETURN_NO_CACHE:
+            given = DynamicCache(config=model.config)
+            model(input_ids=tokens, use_cache=True, past_key_values=given)
+            return given
+        output = model(input_ids=tokens, use_cache=True)
     return output["past_key_values"] if "past_key_values" in output else output["cache_params"]
+
+
+def states_in_modules(model: torch.nn.Module, index: int) -> list[tuple[tuple[int, ...], str]]:
+    """The states of a layer of RecurrentGemma, as in `cached_shapes`. It keeps one input less of the convolution."""
+    block: Any = model.get_submodule(f"model.layers.{index}.temporal_block")
+    if getattr(block, "conv1d_state", None) is None:
+        return []
+    conv, state = block.conv1d_state, block.rg_lru.recurrent_states
+    found = (((conv.shape[1], conv.shape[2] + 1), conv.dtype), (tuple(state.shape[1:]), state.dtype))
+    return [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in found]
 
 
 def cached_shapes(layer: Any) -> tuple[list[tuple[int, int, int, int]], list[tuple[tuple[int, ...], str]]]:

@@ -32,7 +32,12 @@ _NATIVE_OPS = (
 )
 _NORMS = ("rms_norm", "add_rms_norm")
 _REFERENCE_OPS = (*(op for op in _NATIVE_OPS if op not in _NORMS), "gelu_tanh_and_mul", "linear_float32")
-_RECURRENT_OPS = ("causal_conv1d", "gated_delta_rule", "state_space_scan")
+_RECURRENT_OPS = (
+    "causal_conv1d",
+    "gated_delta_rule",
+    "gated_linear_recurrence",
+    "state_space_scan",
+)
 
 Check = Callable[[DeviceFacts, OpCall], str | None]
 

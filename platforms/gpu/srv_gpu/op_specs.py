@@ -22,7 +22,12 @@ _TORCH_OPS = (
     "linear_int8",
     "linear_fp8",
 )
-_RECURRENT_OPS = ("causal_conv1d", "gated_delta_rule", "state_space_scan")
+_RECURRENT_OPS = (
+    "causal_conv1d",
+    "gated_delta_rule",
+    "gated_linear_recurrence",
+    "state_space_scan",
+)
 # PyTorch's operators would dequantize GGUF blocks on the host, and convert a whole output layer to float32, at every
 # call, so that they are left out.
 _TRITON_OPS = (*_TORCH_OPS, "linear_float32", "linear_gguf", "linear_gguf_float32", "rows_gguf")

@@ -68,7 +68,12 @@ def check_op(device: DeviceFacts, call: OpCall) -> str | None:
 
 # The reference functions use only PyTorch operators, and the device has all of those.
 _OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "linear_w8a8", "linear_w8a8_static")
-_RECURRENT_OPS = ("causal_conv1d", "gated_delta_rule", "state_space_scan")
+_RECURRENT_OPS = (
+    "causal_conv1d",
+    "gated_delta_rule",
+    "gated_linear_recurrence",
+    "state_space_scan",
+)
 OPS = (
     *(OpSpec(op, "reference", check_op, f"srv_kernels.reference:{op}") for op in _OPS),
     *(OpSpec(op, "reference", check_op, f"srv_kernels.recurrent_reference:{op}") for op in _RECURRENT_OPS),

@@ -48,6 +48,9 @@ CELLS = {
     "bamba": "BambaForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "minimax": "MiniMaxForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
     "vaultgemma": "any other decoder",  # without native layers: through transformers
 }
 SLOW = dict.fromkeys(CELLS.keys() - {"llama"}, (pytest.mark.slow,))

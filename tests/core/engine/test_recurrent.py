@@ -61,7 +61,19 @@ def test_experts_in_a_batch_and_chunks(tmp_path: Any) -> None:
         assert [result.tokens for result in made.generate(messages(sparse.prompts))] == sparse.tokens
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", *STATE_SPACE])
+OTHERS = (
+    "qwen3_5",
+    "qwen3_5_moe",
+    "lfm2",
+    "lfm2_moe",
+    "lfm3",
+    "recurrent_gemma",
+    "olmo_hybrid",
+    *STATE_SPACE,
+)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
 def test_other_models_in_a_batch_in_chunks_and_after_a_prefix(kind: str, tmp_path: Any) -> None:
     other = make_small(kind, tmp_path)
     expected = greedy(other.model, LONG, OUTPUT)

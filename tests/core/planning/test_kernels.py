@@ -130,6 +130,18 @@ GRANITE_DENSE = GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_ty
 BAMBA = LLAMA | MAMBA | {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "attn_layer_indices": [0]}
 FALCON_H1 = LLAMA | MAMBA | {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "mamba_d_ssm": 128}
 MINIMAX = LLAMA | {"architectures": ["MiniMaxForCausalLM"], "model_type": "minimax", "num_local_experts": 4}
+LFM3 = LLAMA | {
+    "architectures": ["Lfm3ForCausalLM"],
+    "model_type": "lfm3",
+    "layer_types": ["conv", "full_attention"],
+    "rope_parameters": None,
+}
+RECURRENT_GEMMA = LLAMA | {
+    "architectures": ["RecurrentGemmaForCausalLM"],
+    "model_type": "recurrent_gemma",
+    "block_types": ["recurrent", "attention"],
+}
+OLMO_HYBRID = LLAMA | {"architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid"}
 UNKNOWN = LLAMA | {"hidden_act": "gelu"}  # no native layers
 
 
@@ -276,6 +288,9 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (BAMBA, ()),
         (FALCON_H1, ()),
         (MINIMAX, ()),
+        (LFM3, ("--torchao-config", "int8dq")),
+        (RECURRENT_GEMMA, ()),
+        (OLMO_HYBRID, ()),
         (DEEPSEEK, ()),
         (GLM_DSA, ()),
         (UNKNOWN, ()),
@@ -298,6 +313,9 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "bamba",
         "falcon-h1",
         "minimax",
+        "lfm3-int8dq",
+        "recurrent-gemma",
+        "olmo-hybrid",
         "deepseek",
         "glm-moe-dsa",
         "transformers",

@@ -84,8 +84,15 @@ class Attention(nn.Module):
             k = self._unit_norm.forward(k.reshape(-1, dim)).view(k.shape)
         if query_factors is not None and self._rotary is None:
             q = (q * query_factors).to(q.dtype)
-        attended = context.attend(layer, q, k, v)
+        attended = self.gated(x, context.attend(layer, q, k, v))
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
+
+    def gated(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What the output projection reads, from x [T, hidden] and the result of attention [T, heads, D].
+
+        Subclasses whose heads have gates override it.
+        """
+        return attended
 
     def weight_views(self, prefix: str) -> dict[str, Tensor]:
         """Views of the weights that belong to no projection, by their names in the checkpoint; `prefix`: its own."""

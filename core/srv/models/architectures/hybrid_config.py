@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import UnsupportedConfig
 
-ATTENTION = "full_attention"
+ATTENTION, SLIDING = "full_attention", "sliding_attention"
 
 
 def attending(types: Sequence[str], kinds: Sequence[str], layers: int) -> tuple[bool, ...]:
@@ -20,9 +20,10 @@ def attending(types: Sequence[str], kinds: Sequence[str], layers: int) -> tuple[
         raise UnsupportedConfig(f"layer_types contains the unknown {', '.join(map(repr, unknown))}")
     if len(types) != layers:
         raise UnsupportedConfig(f"layer_types has {len(types)} entries for {layers} layers")
-    if ATTENTION not in types:
-        raise UnsupportedConfig(f"layer_types has no layer of {ATTENTION}")
-    return tuple(each == ATTENTION for each in types)
+    attention = [kind for kind in kinds if kind in (ATTENTION, SLIDING)]
+    if not any(each in attention for each in types):
+        raise UnsupportedConfig(f"layer_types has no layer of {' or '.join(attention)}")
+    return tuple(each in attention for each in types)
 
 
 def check_experts(moe: MoEConfig) -> None:

@@ -27,6 +27,7 @@ from srv.models.architectures.op_uses import (
 )
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.rope_config import RopeConfig
 from srv.models.sizes.fields import FORMER_NAMES
 from srv.specs import AttentionLayer
 
@@ -36,7 +37,9 @@ KINDS = (ATTENTION, "conv")
 class Lfm2Config(NamedTuple):
     """`decoder`: the sizes of layers with attention, and of dense feed-forward layers. `width`: the tokens that a
     convolution reads. `bias`: whether the layers of convolutions have biases. `attends`: whether each layer has
-    attention. `moe`: the mixture of experts that layers have from `first_sparse` on; None without.
+    attention. `moe`: the mixture of experts that layers have from `first_sparse` on; None without. `local_rope`: the
+    rotary embedding of layers with a window; None without any. `output_norms`: both parts of a layer have a norm after
+    them. `head_gates`: each head of attention has a gate.
     """
 
     decoder: DecoderConfig
@@ -45,6 +48,9 @@ class Lfm2Config(NamedTuple):
     attends: tuple[bool, ...]
     moe: MoEConfig | None = None
     first_sparse: int = 0
+    local_rope: RopeConfig | None = None
+    output_norms: bool = False
+    head_gates: bool = False
 
     def moe_of(self, index: int) -> MoEConfig | None:
         """The mixture of experts of a layer; None if it has an MLP."""
@@ -56,17 +62,19 @@ class Lfm2Config(NamedTuple):
         sizes, hidden = self.decoder, self.decoder.hidden_size
         attending = sum(self.attends)
         convolution = hidden * (self.width + 5 * self.bias)
-        mixers = attending * 2 * sizes.head_dim + (sizes.layers - attending) * convolution
+        attention = 2 * sizes.head_dim + sizes.qkv_bias * self._qkv + sizes.output_bias * hidden
+        mixers = attending * attention + (sizes.layers - attending) * convolution
         routers = sum(moe.other_params(hidden) for moe in self._mixtures if moe is not None)
         embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
-        return embeddings + self.projection_params + mixers + routers + (2 * sizes.layers + 1) * hidden
+        norms = (4 if self.output_norms else 2) * sizes.layers + 1
+        return embeddings + self.projection_params + mixers + routers + norms * hidden
 
     @property
     def projection_params(self) -> int:
         sizes, hidden, attending = self.decoder, self.decoder.hidden_size, sum(self.attends)
         dense = 3 * hidden * sizes.intermediate_size
         mlps = sum(dense if moe is None else moe.projection_params(hidden) for moe in self._mixtures)
-        attention = 2 * hidden * (sizes.heads + sizes.kv_heads) * sizes.head_dim
+        attention = hidden * (self._qkv + sizes.heads * sizes.head_dim + sizes.heads * self.head_gates)
         return mlps + attending * attention + (sizes.layers - attending) * 4 * hidden * hidden
 
     @property
@@ -94,6 +102,11 @@ class Lfm2Config(NamedTuple):
     def _mixtures(self) -> tuple[MoEConfig | None, ...]:
         return tuple(self.moe_of(index) for index in range(self.decoder.layers))
 
+    @property
+    def _qkv(self) -> int:
+        """The queries, keys and values of a token, in elements."""
+        return (self.decoder.heads + 2 * self.decoder.kv_heads) * self.decoder.head_dim
+
     def _matrices(self) -> Iterator[Matrix]:
         """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
         sizes, hidden = self.decoder, self.decoder.hidden_size
@@ -102,8 +115,10 @@ class Lfm2Config(NamedTuple):
             prefix, heads = f"model.layers.{index}", sizes.heads * sizes.head_dim
             if attends:
                 qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, heads + 2 * sizes.kv_heads * sizes.head_dim)
+                yield Matrix(qkv, hidden, self._qkv)
                 yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
+                if self.head_gates:
+                    yield Matrix((f"{prefix}.self_attn.gate_proj",), hidden, sizes.heads)
             else:
                 yield Matrix((f"{prefix}.conv.in_proj",), hidden, 3 * hidden)
                 yield Matrix((f"{prefix}.conv.out_proj",), hidden, hidden)

@@ -12,9 +12,11 @@ from srv.models.layers.short_conv import ShortConvolution
 
 
 class Lfm2Layer(HybridLayer):
-    """One layer."""
+    """One layer. `attention`: makes the mixer of those that attend."""
 
-    def __init__(self, config: Lfm2Config, factory: LayerFactory, index: int) -> None:
+    def __init__(
+        self, config: Lfm2Config, factory: LayerFactory, index: int, attention: type[Attention] = Attention
+    ) -> None:
         super().__init__()
         sizes, context = config.decoder, factory.context
         hidden, eps = sizes.hidden_size, sizes.norm_eps
@@ -23,7 +25,7 @@ class Lfm2Layer(HybridLayer):
         self.mixer_name = "self_attn" if config.attends[index] else "conv"
         name = f"{self.prefix}.{self.mixer_name}"
         if config.attends[index]:
-            self.mixer = Attention(sizes, factory, name, index)
+            self.mixer = attention(sizes, factory, name, index)
         else:
             self.mixer = ShortConvolution(factory, name, hidden, config.width, config.bias, index)
         self.mlp_norm = RMSNorm(context, hidden, eps)

@@ -21,7 +21,7 @@ from srv.models.architectures.sandwich_config import SandwichConfig
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.mlp import GatedMLP
-from srv.models.layers.norm import RMSNorm, UnitOffsetRMSNorm
+from srv.models.layers.norm import RMSNorm, UnitOffsetRMSNorm, joined
 from srv.models.layers.rope import cos_sin_table
 
 
@@ -78,23 +78,15 @@ class SandwichDecoder(LayerStack[SandwichLayer]):
             residual = residual * self._embedding_multiplier
         x: Tensor | None = None
         for layer in self.stack:
-            read, residual = _joined(layer.attention_norm, x, residual)
+            read, residual = joined(layer.attention_norm, x, residual)
             cos_sin = self.local_cos_sin if layer.has_local_rope else self.cos_sin
             attended = self.add_up(layer.attention.forward(read, inputs.positions, cos_sin, context))
-            read, residual = _joined(layer.mlp_norm, layer.attention_output_norm.forward(attended), residual)
+            read, residual = joined(layer.mlp_norm, layer.attention_output_norm.forward(attended), residual)
             x = layer.mlp_output_norm.forward(self.add_up(layer.mlp.forward(read)))
-        return _joined(self.norm, x, residual)[0]
+        return joined(self.norm, x, residual)[0]
 
     def prepare_loaded(self) -> None:
         super().prepare_loaded()
         for module in self.modules():
             if isinstance(module, UnitOffsetRMSNorm):
                 module.prepare_loaded()
-
-
-def _joined(norm: RMSNorm | None, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """(what the next part reads, residual + x). `x`: None before the first layer."""
-    if x is not None and norm is not None:
-        return norm.add_and_norm(x, residual)
-    total = residual if x is None else residual + x
-    return (total if norm is None else norm.forward(total)), total

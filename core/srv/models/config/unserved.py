@@ -33,6 +33,9 @@ UNSERVED: Mapping[str, str] = MappingProxyType(
         "xlm": f"attends in both directions unless `causal` is set, {_OWN}",
         "xlnet": f"attends by relative positions, with scores of its own, {_OWN}",
         "xlstm": _NO_ATTENTION,
+        "zaya": "has recurrent states within its attention: queries and keys pass two convolutions over time, and a"
+        " part of each value is that of the token before; its experts are chosen by hidden states of the router of the"
+        " layer before. No native layers compute these",
     }
 )
 

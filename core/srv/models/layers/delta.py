@@ -41,7 +41,7 @@ class GatedDeltaNet(StateLayer):
             factory.linear({f"{prefix}.{name}": rows for name, rows in each.items()}, hidden, False)
             for each in sizes.inputs
         )
-        self.out_proj = factory.linear({f"{prefix}.out_proj": hidden}, sizes.values, False)
+        self.out_proj = factory.linear({f"{prefix}.{sizes.output}": hidden}, sizes.values, False)
         self.conv_weight = context.empty(sizes.channels, sizes.width)
         self.dt_bias, self.a_log = context.empty(sizes.value_heads), context.empty(sizes.value_heads)
         self.decay_rate: Tensor
@@ -71,7 +71,7 @@ class GatedDeltaNet(StateLayer):
             k.reshape(-1, sizes.key_heads, sizes.key_dim),
             v.reshape(-1, sizes.value_heads, sizes.value_dim),
             decay,
-            b.sigmoid().float(),
+            b.sigmoid().float() * (2.0 if sizes.negative else 1.0),
             state,
             states.slots,
             states.lens,
@@ -104,9 +104,11 @@ class GatedDeltaNet(StateLayer):
         return self.in_proj, self.rates_proj, self.out_proj
 
     def weight_views(self) -> dict[str, Tensor]:
+        parts = self.conv_weight.unsqueeze(1).split_with_sizes(list(self.sizes.convolutions.values()))
+        names = (f"{self.prefix}.{name}.weight" for name in self.sizes.convolutions)
         return {
-            f"{self.prefix}.conv1d.weight": self.conv_weight.unsqueeze(1),
+            **dict(zip(names, parts, strict=True)),
             f"{self.prefix}.dt_bias": self.dt_bias,
             f"{self.prefix}.A_log": self.a_log,
-            **self.norm.weight_views(f"{self.prefix}.norm"),
+            **self.norm.weight_views(f"{self.prefix}.{'o_norm' if self.sizes.apart else 'norm'}"),
         }

@@ -13,6 +13,8 @@ class DeltaSizes(NamedTuple):
 
     `by_heads`: in checkpoints, the rows of one matrix are queries, keys, values and gates of one key head after the
     other (Qwen3-Next); otherwise each has a matrix of its own, or shares one with those of all heads after it.
+    `apart`: each of them has a matrix of its own, and so has the convolution of each (OLMo Hybrid). `negative`: rates
+    are between 0 and 2 in place of 0 and 1, so that a state may change its sign.
     """
 
     key_heads: int
@@ -21,6 +23,8 @@ class DeltaSizes(NamedTuple):
     value_dim: int
     width: int
     by_heads: bool = True
+    apart: bool = False
+    negative: bool = False
 
     @property
     def keys(self) -> int:
@@ -41,10 +45,25 @@ class DeltaSizes(NamedTuple):
 
         Quantized checkpoints often leave the latter unquantized, so that they are not fused with the others.
         """
+        if self.apart:
+            heads = {"b_proj": self.value_heads, "a_proj": self.value_heads}
+            return {"q_proj": self.keys, "k_proj": self.keys, "v_proj": self.values, "g_proj": self.values}, heads
         if self.by_heads:
             return {"in_proj_qkvz": self.channels + self.values}, {"in_proj_ba": 2 * self.value_heads}
         heads = {"in_proj_b": self.value_heads, "in_proj_a": self.value_heads}
         return {"in_proj_qkv": self.channels, "in_proj_z": self.values}, heads
+
+    @property
+    def output(self) -> str:
+        """The name of the matrix of results."""
+        return "o_proj" if self.apart else "out_proj"
+
+    @property
+    def convolutions(self) -> dict[str, int]:
+        """The channels of the convolution by the names of its weights."""
+        if self.apart:
+            return {"q_conv1d": self.keys, "k_conv1d": self.keys, "v_conv1d": self.values}
+        return {"conv1d": self.channels}
 
     def step_bytes(self, item: int) -> int:
         """Bytes of temporary tensors per token, at most; `item`: bytes per element of the model's dtype.

@@ -105,6 +105,14 @@ class UnitOffsetRMSNorm(RMSNorm):
         return self.forward(total), total
 
 
+def joined(norm: RMSNorm | None, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """(what the next part reads, residual + x). `x`: None before the first layer."""
+    if x is not None and norm is not None:
+        return norm.add_and_norm(x, residual)
+    total = residual if x is None else residual + x
+    return (total if norm is None else norm.forward(total)), total
+
+
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """For platforms whose ops compute in the model's dtype only."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)

@@ -39,8 +39,17 @@ def inverse_frequencies(rope: RopeConfig) -> tuple[Tensor, float]:
         return 1.0 / (_factors(parameters["short_factor"], rope) * base), _longrope_attention_factor(rope)
     if rope.rope_type == "freq_factors":
         return 1.0 / base / _factors(parameters["freq_factors"], rope), 1.0
+    if rope.rope_type == "proportional":
+        return _proportional(1.0 / base, rope), 1.0
     # "dynamic" changes frequencies only beyond the declared context length, which is never served.
     return 1.0 / base, 1.0
+
+
+def _proportional(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """The first frequencies of a whole head, for the rotated share of it, then zeros."""
+    rotated = int(rope.parameters["partial_rotary_factor"] * rope.rotary_dim // 2)
+    kept = torch.arange(len(frequencies)) < rotated
+    return torch.where(kept, frequencies, 0.0) / (rope.parameters.get("factor") or 1.0)
 
 
 def _factors(values: list[float], rope: RopeConfig) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "freq_factors")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "freq_factors", "proportional")
 REQUIRED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -41,8 +41,9 @@ class RopeConfig:
     """The rotary embedding of all layers.
 
     `rotary_dim`: how many dimensions of a head are rotated. `rope_type`: one of ROPE_TYPES ("freq_factors" is how GGUF
-    files store llama3 scaling: for each frequency, a factor by which it is divided). `context_length`: the model's
-    declared one, in tokens; `original_context_length`: that of pre-training. `parameters`: the variant's own ones.
+    files store llama3 scaling: for each frequency, a factor by which it is divided; "proportional" rotates
+    the other dimensions by 0). `context_length`: the model's declared one, in tokens; `original_context_length`: that
+    of pre-training. `parameters`: the variant's own ones.
     """
 
     theta: float
@@ -103,6 +104,8 @@ def rope_config(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
         raise UnsupportedConfig(f"RoPE type {rope_type!r} lacks {', '.join(missing)}")
     fraction = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     rotary_dim = int(head_dim * fraction)
+    if rope_type == "proportional":
+        rotary_dim, parameters["partial_rotary_factor"] = head_dim, fraction
     if rotary_dim <= 0 or rotary_dim % 2:
         raise UnsupportedConfig(f"{rotary_dim} rotated dimensions of {head_dim} are not an even number")
     context_length = int(config["max_position_embeddings"])

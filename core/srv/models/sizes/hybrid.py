@@ -19,10 +19,11 @@ from srv.models.sizes.blocks import (
     pre_norm,
     state_cache,
     two_layer_mlp,
+    window_of,
 )
 from srv.models.sizes.fields import Fields
 from srv.models.sizes.mixture import granite_experts, granite_shared_mlp, qwen_moe_mlp, sparse_layers
-from srv.models.sizes.parts import NOTHING, Part, UnknownSizes, buffer, linear, norm, plain
+from srv.models.sizes.parts import NOTHING, Part, UnknownSizes, buffer, linear, norm, norms, plain
 
 PRE_FF_NORMS = ("input_layernorm", "pre_ff_layernorm")
 RECURRENT = ("linear_attention", "mamba")
@@ -290,3 +291,58 @@ def _lfm2_model(c: Fields, types: Any, mlp: Any, width: int) -> Part:
         lambda i: pre_norm(c, own if types[i] == "full_attention" else convolution, mlp(i), names=names),
         last_norm="embedding_norm",
     )
+
+
+def lfm3(c: Fields) -> Part:
+    """As LFM2, with windows and gates of heads, and norms of the outputs of both parts of a layer."""
+    types = kinds(c, lambda i: "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 < i else "conv")
+    convolution, mlp, bias = _short_convolution(c, c.conv_L_cache), _lfm2_mlp(c, c.intermediate_size), c.attention_bias
+    gates = linear("self_attn.gate_proj", c.hidden_size, c.num_attention_heads) if c.use_attention_gate else NOTHING
+    after = norms(c.hidden_size, "post_operator_norm", "post_ffn_norm") if c.use_sandwich_norm else NOTHING
+
+    def layer(i: int) -> Part:
+        own = attention(c, qkv_bias=bias, out_bias=bias, qk_norms="head", window=window_of(c, types[i])) + gates
+        return pre_norm(c, convolution if types[i] == "conv" else own, mlp, after, names=("operator_norm", "ffn_norm"))
+
+    return decoder(c, layer, last_norm="embedding_norm")
+
+
+def recurrent_gemma(c: Fields) -> Part:
+    """A gated linear recurrence, or attention to a window, in a repeated pattern of layers."""
+    hidden, pattern, inner = c.hidden_size, c.block_types, c.intermediate_size // 2
+    channels = hidden if c.lru_width is None else c.lru_width
+    heads, width, block = c.num_attention_heads, c.conv1d_width, channels // c.num_attention_heads
+    own = attention(c, "temporal_block", qkv_bias=c.attention_bias, out_bias=True, window=c.attention_window_size)
+    unit = plain("recurrent_param", channels)
+    for name in ("input_gate", "recurrent_gate"):
+        unit += plain(f"{name}_weight", heads, block, block) + plain(f"{name}_bias", heads, block)
+    recurrent = linear("linear_x", hidden, channels, True) + linear("linear_y", hidden, channels, True)
+    recurrent += linear("linear_out", channels, hidden, True) + unit.under("rg_lru")
+    recurrent += plain("conv_1d", channels, 1, width) + plain("conv_1d.bias", channels)
+    mixer = recurrent.under("temporal_block") + state_cache(c, (channels, width), (channels,))
+    mlp, names = gated_mlp(c, "mlp_block", inner, bias=True), ("temporal_pre_norm", "channel_pre_norm")
+    return decoder(
+        c,
+        lambda i: pre_norm(c, own if pattern[i % len(pattern)] == "attention" else mixer, mlp, names=names),
+        last_norm="final_norm",
+    )
+
+
+def olmo_hybrid(c: Fields) -> Part:
+    """The gated delta rule after norms; by default, attention before norms in every fourth layer."""
+    hidden, count, width = c.hidden_size, c.num_hidden_layers, c.linear_conv_kernel_dim
+    types = kinds(c, lambda i: "full_attention" if i % 4 == 3 or i + 1 == count < 4 else "linear_attention")
+    heads, value_heads = (each or c.num_attention_heads for each in (c.linear_num_key_heads, c.linear_num_value_heads))
+    key_dim = c.linear_key_head_dim or int(0.75 * hidden / heads)
+    value_dim = c.linear_value_head_dim or 2 * key_dim
+    keys, values = heads * key_dim, value_heads * value_dim
+    own = plain("dt_bias", value_heads) + plain("A_log", value_heads) + norm("o_norm", value_dim)
+    for name, size in (("q", keys), ("k", keys), ("v", values)):
+        own += linear(f"{name}_proj", hidden, size) + plain(f"{name}_conv1d", size, 1, width)
+    own += linear("g_proj", hidden, values) + linear("o_proj", values, hidden)
+    own += linear("b_proj", hidden, value_heads) + linear("a_proj", hidden, value_heads)
+    state = (value_heads, key_dim, value_dim)
+    recurrent = pre_norm(c, own.under("linear_attn") + state_cache(c, (2 * keys + values, width), state), gated_mlp(c))
+    attending = attention(c, qkv_bias=c.attention_bias, out_bias=c.attention_bias, qk_norms="all") + gated_mlp(c)
+    attending += norms(hidden, "post_attention_layernorm", "post_feedforward_layernorm")
+    return decoder(c, lambda i: recurrent if types[i] == "linear_attention" else attending)

@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama_wide_heads": ("llama", {"head_dim": 16, "rms_norm_eps": 1e-3}),
     "rope_linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.5, **ROPE}}),
+    "rope_proportional": ("qwen3", {"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
     "rope_dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, **ROPE}}),
     "rope_yarn": ("llama", {"rope_parameters": YARN}),
     "rope_yarn_factor": ("qwen2", {"rope_parameters": {**YARN, "attention_factor": 1.7, "beta_fast": 8}}),

@@ -20,17 +20,20 @@ from models_small import (
     tokens_of,
 )
 from recurrent_small import recurrent_logits
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from srv.models.architectures.lfm2 import Lfm2Config
 from srv.models.architectures.lfm2_layers import Lfm2
+from srv.models.architectures.lfm3_layers import Lfm3
+from srv.models.architectures.olmo_hybrid_layers import OlmoHybrid
 from srv.models.architectures.qwen3_next import Qwen3NextConfig
 from srv.models.architectures.qwen3_next_layers import Qwen3Next
+from srv.models.architectures.recurrent_gemma_layers import RecurrentGemma
 from srv.models.architectures.registry import name_of_type, native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
-from srv.specs import FullAttention, Recurrent
+from srv.specs import FullAttention, Recurrent, SlidingWindow
 
 NAMES = {
     "qwen3_next": "Qwen3NextForCausalLM",
@@ -38,7 +41,12 @@ NAMES = {
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
 }
+# By the model type as far as its first underscore.
+LAYERS = {"qwen3": Qwen3Next, "lfm2": Lfm2, "lfm3": Lfm3, "recurrent": RecurrentGemma, "olmo": OlmoHybrid}
 TOKENS = 90  # more than a chunk of the delta rule
 WIDE = {
     "layer_types": ["full_attention", "linear_attention", "linear_attention"],
@@ -82,6 +90,68 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2_moe: not renormalised": ("lfm2_moe", {"norm_topk_prob": False, "conv_bias": True}),
     "lfm2_moe: dense layers only": ("lfm2_moe", {"num_dense_layers": 3}),
+    "lfm3": ("lfm3", {}),
+    "lfm3: biases, without gates": (
+        "lfm3",
+        {"attention_bias": True, "conv_bias": True, "use_attention_gate": False, "tie_word_embeddings": False},
+    ),
+    "lfm3: without norms of outputs": ("lfm3", {"use_sandwich_norm": False, "conv_L_cache": 3}),
+    "lfm3: windows only": (
+        "lfm3",
+        {
+            "layer_types": ["conv", "sliding_attention", "sliding_attention"],
+            "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+        },
+    ),
+    "recurrent_gemma": ("recurrent_gemma", {}),
+    "recurrent_gemma: biases, untied, more channels, other pattern": (
+        "recurrent_gemma",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "lru_width": 72,
+            "conv1d_width": 3,
+            "block_types": ["attention", "recurrent", "recurrent"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+            "logits_soft_cap": 5.0,
+        },
+    ),
+    "olmo_hybrid": ("olmo_hybrid", {}),
+    "olmo_hybrid: without positions, and one sign of the state": (
+        "olmo_hybrid",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+            "linear_allow_neg_eigval": False,
+            "layer_types": ["full_attention", "full_attention", "linear_attention"],
+        },
+    ),
+    "olmo_hybrid: biases, tied, sizes by default": (
+        "olmo_hybrid",
+        {
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-3,
+            "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": None,
+            "linear_num_value_heads": None,
+            "linear_key_head_dim": None,
+            "linear_value_head_dim": None,
+        },
+    ),
+    "lfm3: other rotary embeddings": (
+        "lfm3",
+        {
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.7,
+                    "rope_theta": 100.0,
+                    "factor": 1.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
 }
 
 
@@ -94,8 +164,10 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     kind, fields = CASES[case]
     model = small_model(kind, **fields)
     model.save_pretrained(tmp_path)
+    if kind == "olmo_hybrid":
+        divide_convolutions(tmp_path, model.config)
     ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
-    assert isinstance(ours, Lfm2 if kind.startswith("lfm2") else Qwen3Next)
+    assert isinstance(ours, LAYERS[kind.partition("_")[0]])
     assert facts.architecture == NAMES[kind]
     expected = expected_logits(model, tokens)
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
@@ -105,15 +177,32 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     config = native_config(facts.architecture, facts.config)
     assert config.parameters == counted + biases == facts.parameters
     matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
-    others = ("embed_tokens", "lm_head", "conv1d", "conv.conv", ".gate.", "shared_expert_gate")
+    others = ("embed_tokens", "lm_head", "conv1d", "conv.conv", "conv_1d", "rg_lru", ".gate.", "shared_expert_gate")
     in_layers = (count for name, count in matrices.items() if not any(each in name for each in others))
     assert config.projection_params == sum(in_layers)
-    full, recurrent = facts.cache_groups
-    assert isinstance(full, FullAttention)
+    *paged, recurrent = facts.cache_groups
     assert isinstance(recurrent, Recurrent)
-    attending = tuple(i for i, kind in enumerate(model.config.layer_types) if kind == "full_attention")
-    assert full.layers == attending == tuple(layer.index for layer in config.attention_layers)
-    assert tuple(sorted((*full.layers, *recurrent.layers))) == (0, 1, 2)
+    types = dict(enumerate(model.config.layer_types))
+    for group in paged:
+        assert isinstance(group, FullAttention | SlidingWindow)
+        kind = "full_attention" if isinstance(group, FullAttention) else "sliding_attention"
+        assert group.layers == tuple(index for index in types if types[index] == kind)
+    attending = tuple(sorted(index for group in paged for index in group.layers))
+    assert attending == tuple(layer.index for layer in config.attention_layers)
+    assert tuple(sorted((*attending, *recurrent.layers))) == (0, 1, 2)
+
+
+def divide_convolutions(folder: Path, sizes: Any) -> None:
+    """As published: transformers saves them as three parts of about the same size, whatever they belong to."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    keys = sizes.linear_num_key_heads * sizes.linear_key_head_dim
+    values = sizes.linear_num_value_heads * sizes.linear_value_head_dim
+    for name in [name for name in weights if name.endswith(".q_conv1d.weight")]:
+        names = [name.replace(".q_conv1d.", f".{part}_conv1d.") for part in "qkv"]
+        parts = torch.cat([weights[each] for each in names]).split([keys, keys, values])
+        weights |= {each: part.contiguous() for each, part in zip(names, parts, strict=True)}
+    save_file(weights, file, {"format": "pt"})
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
@@ -134,6 +223,15 @@ OF_OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("lfm2", {"layer_types": ["conv", "linear_attention", "full_attention"]}, "the unknown 'linear_attention'"),
     ("lfm2", {"layer_types": ["conv"] * 3}, "no layer of full_attention"),
     ("lfm2", {"num_experts": 4}, "num_experts = 4 is not implemented"),
+    ("lfm3", {"layer_types": ["conv"] * 3}, "no layer of full_attention or sliding_attention"),
+    ("lfm3", {"sliding_window": 0}, "sliding_window = 0 of layers of sliding_attention is not a number"),
+    ("lfm3", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "has no sliding_attention"),
+    ("lfm3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "has no full_attention"),
+    ("recurrent_gemma", {"block_types": ["recurrent"]}, "gives none of 3 layers attention"),
+    ("recurrent_gemma", {"block_types": ["recurrent", "mamba"]}, "block_types contains the unknown 'mamba'"),
+    ("recurrent_gemma", {"lru_width": 50}, "lru_width = 50 is not a multiple of 6 heads"),
+    ("recurrent_gemma", {"hidden_activation": "relu"}, "hidden_activation = 'relu' is not implemented"),
+    ("olmo_hybrid", {"linear_num_value_heads": 3}, "3 value heads are not a multiple of 2 key heads"),
     ("lfm2_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok = 7 of 6 experts is not possible"),
 )
 
@@ -161,7 +259,13 @@ def test_published_fields_before_transformers_5() -> None:
     assert (lfm2.decoder.intermediate_size, lfm2.decoder.tied_embeddings) == (4608, False)
     assert [layer.index for layer in lfm2.attention_layers] == [2, 5]
     types = {"qwen3_next": "qwen3_next", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-    types |= {"lfm2": "lfm2", "lfm2_moe": "lfm2_moe"}
+    types |= {
+        "lfm2": "lfm2",
+        "lfm2_moe": "lfm2_moe",
+        "lfm3": "lfm3",
+        "recurrent_gemma": "recurrent_gemma",
+        "olmo_hybrid": "olmo_hybrid",
+    }
     assert {kind: name_of_type(each) for kind, each in types.items()} == NAMES
 
 

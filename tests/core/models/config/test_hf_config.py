@@ -148,6 +148,11 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
             "unsupported_config",
             "its class in transformers does not support attention backends",
         ),
+        (
+            {"architectures": ["ZayaForCausalLM"], "model_type": "zaya", "layer_types": ["hybrid", "hybrid"]},
+            "unsupported_config",
+            "ZayaForCausalLM has recurrent states within its attention: queries and keys pass two convolutions",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str, reason: str, tmp_path: Path) -> None:

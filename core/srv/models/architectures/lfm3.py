@@ -1,0 +1,98 @@
+"""LFM3: the facts of an LFM2 with sliding windows, a gate per head of attention, and norms after each part of a layer.
+
+Layers with a window have a rotary embedding of their own. Torch-free; `lfm3_layers` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.hybrid_config import ATTENTION, SLIDING, attending
+from srv.models.architectures.lfm2 import Lfm2Config
+from srv.models.architectures.sandwich_config import local_rope, with_rope_of
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import UnsupportedConfig
+
+KINDS = (ATTENTION, SLIDING, "conv")
+ROPE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+        ATTENTION: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+    }
+)
+
+
+def default_kind(index: int) -> str:
+    """The kind of a layer, if `layer_types` is left out."""
+    if index % 4 == 2:
+        return ATTENTION
+    return SLIDING if index % 4 == 0 and index > 0 else "conv"
+
+
+def make_config(config: Mapping[str, Any]) -> Lfm2Config:
+    count, types = int(config["num_hidden_layers"]), config.get("layer_types")
+    types = [default_kind(index) for index in range(count)] if types is None else types
+    attends = attending(types, KINDS, count)
+    read = {**config, "rms_norm_eps": config["norm_eps"], "rope_parameters": config.get("rope_parameters") or ROPE}
+    for kind in dict.fromkeys(types):
+        if kind != "conv" and kind not in read["rope_parameters"]:
+            raise UnsupportedConfig(f"rope_parameters has no {kind}, which layers have")
+    full = with_rope_of(read, ATTENTION, "rope_theta")
+    base, bias, window = decoder_config(full), bool(config["attention_bias"]), config["sliding_window"]
+    if SLIDING in types and (window is None or window < 1):
+        raise UnsupportedConfig(f"sliding_window = {window!r} of layers of {SLIDING} is not a number of tokens")
+    decoder = base._replace(
+        windows=tuple(int(window) if kind == SLIDING else None for kind in types),
+        qk_norm=True,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+    return Lfm2Config(
+        decoder,
+        int(config["conv_L_cache"]),
+        bool(config["conv_bias"]),
+        attends,
+        local_rope=local_rope(read, base.head_dim, "rope_theta") if SLIDING in types else None,
+        output_norms=bool(config["use_sandwich_norm"]),
+        head_gates=bool(config["use_attention_gate"]),
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="Lfm3ForCausalLM",
+    make_config=make_config,
+    defaults={
+        "vocab_size": 128000,
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 128000,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "conv_bias": False,
+        "conv_L_cache": 7,
+        "sliding_window": 256,
+        "use_sandwich_norm": True,
+        "use_attention_gate": True,
+        "eos_token_id": 124900,
+    },
+    layers="srv.models.architectures.lfm3_layers:Lfm3",
+    weights=StoredWeights(
+        names={
+            "model.embedding_norm": "model.norm",
+            "model.layers.*.self_attn.g_proj": "model.layers.*.self_attn.gate_proj",  # transformers' own name
+            "model.layers.*.operator_norm": "model.layers.*.input_layernorm",
+            "model.layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+        },
+        components={"feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+    ),
+)

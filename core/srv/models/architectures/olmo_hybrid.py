@@ -1,0 +1,193 @@
+"""OLMo Hybrid: the facts of a decoder most of whose layers have the gated delta rule, and the others attention.
+
+Layers of the two kinds have their norms in other places. Published checkpoints have a convolution each of queries, keys
+and values; transformers 5.23 saves their rows as three parts of equal size, whose shapes are refused where they differ.
+Torch-free; `olmo_hybrid_layers` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from srv.models.architectures.architecture import Architecture, DividedSizes
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.hybrid_config import ATTENTION, attending
+from srv.models.architectures.op_uses import (
+    ADD_NORM,
+    NORM,
+    OUTPUT,
+    SILU,
+    Matrix,
+    ModelOps,
+    OpUse,
+    mlp_matrices,
+    rotary,
+)
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.delta_sizes import DeltaSizes
+from srv.models.layers.rope_config import UnsupportedConfig
+from srv.specs import AttentionLayer
+
+LINEAR = "linear_attention"
+
+
+class OlmoHybridConfig(NamedTuple):
+    """`decoder`: the sizes of layers with attention, and of feed-forward layers. `attends`: whether each layer has
+    attention. Layers with attention have a norm after each part, and the others one before each.
+    """
+
+    decoder: DecoderConfig
+    delta: DeltaSizes
+    attends: tuple[bool, ...]
+
+    @property
+    def parameters(self) -> int:
+        """The matrices, biases of attention, norms, convolutions, and what computes decays."""
+        sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
+        attention = (sizes.heads + sizes.kv_heads) * sizes.head_dim
+        attention += self._qkv * sizes.qkv_bias + hidden * sizes.output_bias
+        recurrent = delta.channels * delta.width + 2 * delta.value_heads + delta.value_dim
+        mixers = sum(attention if attends else recurrent for attends in self.attends)
+        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
+        return embeddings + self.projection_params + mixers + (2 * sizes.layers + 1) * hidden
+
+    @property
+    def projection_params(self) -> int:
+        sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
+        attention = hidden * (self._qkv + sizes.heads * sizes.head_dim)
+        recurrent = hidden * (delta.channels + 2 * delta.values + 2 * delta.value_heads)
+        mixers = sum(attention if attends else recurrent for attends in self.attends)
+        return mixers + sizes.layers * 3 * hidden * sizes.intermediate_size
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
+
+    @property
+    def divided(self) -> DividedSizes | None:
+        """Recurrent states are on one rank."""
+        return None
+
+    def of_rank(self, ranks: int) -> OlmoHybridConfig:
+        return self
+
+    def model_ops(self, dtype: str) -> ModelOps:
+        sizes, delta = self.decoder, self.delta
+        normed = [sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim]
+        if not all(self.attends):
+            normed.append(delta.value_dim)
+        ops = [OpUse(NORM, {"dim": dim}) for dim in dict.fromkeys(normed)]
+        ops += [OpUse(ADD_NORM, {"dim": sizes.hidden_size}), *rotary(sizes)]
+        if not all(self.attends):
+            heads = {"key_heads": delta.key_heads, "value_heads": delta.value_heads}
+            dims = {"key_dim": delta.key_dim, "value_dim": delta.value_dim}
+            ops.append(OpUse("causal_conv1d", {"channels": delta.channels, "width": delta.width}))
+            ops.append(OpUse("gated_delta_rule", {**heads, **dims}))
+        ops.append(OpUse(SILU, {"dim": sizes.intermediate_size}))
+        return ModelOps(tuple(ops), tuple(self._matrices()))
+
+    @property
+    def _qkv(self) -> int:
+        """The queries, keys and values of a token, in elements."""
+        return (self.decoder.heads + 2 * self.decoder.kv_heads) * self.decoder.head_dim
+
+    def _matrices(self) -> Iterator[Matrix]:
+        """Those of linear layers, in the order of the checkpoint's layers."""
+        sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
+        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
+        for index, attends in enumerate(self.attends):
+            prefix = f"model.layers.{index}"
+            if attends:
+                yield Matrix(tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), hidden, self._qkv)
+                yield Matrix((f"{prefix}.self_attn.o_proj",), sizes.heads * sizes.head_dim, hidden)
+            else:
+                for inputs in delta.inputs:
+                    names = tuple(f"{prefix}.linear_attn.{name}" for name in inputs)
+                    yield Matrix(names, hidden, sum(inputs.values()))
+                yield Matrix((f"{prefix}.linear_attn.{delta.output}",), delta.values, hidden)
+            yield from mlp_matrices(f"{prefix}.mlp", hidden, sizes.intermediate_size)
+        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+
+
+def make_config(config: Mapping[str, Any]) -> OlmoHybridConfig:
+    base, bias = decoder_config(config), bool(config["attention_bias"])
+    attends = attending(_kinds(config["layer_types"], base.layers), (ATTENTION, LINEAR), base.layers)
+    decoder = base._replace(
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        wide_qk_norm=True,
+        rotated=(_is_rotated(config),) * base.layers,
+    )
+    return OlmoHybridConfig(decoder, _delta_sizes(config, base), attends)
+
+
+def _kinds(types: list[str] | None, layers: int) -> list[str]:
+    """By default every fourth layer has attention, and the last one of a model with fewer layers."""
+    if types is not None:
+        return types
+    return [ATTENTION if index % 4 == 3 or index + 1 == layers < 4 else LINEAR for index in range(layers)]
+
+
+def _is_rotated(config: Mapping[str, Any]) -> bool:
+    """Published models state a base of null, and have no positions."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return (given if "rope_theta" in given else {"rope_theta": 0.0, **config})["rope_theta"] is not None
+
+
+def _delta_sizes(config: Mapping[str, Any], base: DecoderConfig) -> DeltaSizes:
+    key_heads, value_heads = (
+        base.heads if config[name] is None else int(config[name])
+        for name in ("linear_num_key_heads", "linear_num_value_heads")
+    )
+    if value_heads % key_heads:
+        reason = f"{value_heads} value heads are not a multiple of {key_heads} key heads"
+        raise UnsupportedConfig(f"{reason} (linear_num_value_heads, linear_num_key_heads)")
+    key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    key_dim = int(0.75 * base.hidden_size / key_heads) if key_dim is None else int(key_dim)
+    return DeltaSizes(
+        key_heads,
+        value_heads,
+        key_dim,
+        2 * key_dim if value_dim is None else int(value_dim),
+        int(config["linear_conv_kernel_dim"]),
+        by_heads=False,
+        apart=True,
+        negative=bool(config["linear_allow_neg_eigval"]),
+    )
+
+
+ARCHITECTURE = Architecture(
+    name="OlmoHybridForCausalLM",
+    make_config=make_config,
+    defaults={
+        "vocab_size": 100352,
+        "hidden_size": 3840,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 30,
+        "num_key_value_heads": None,
+        "hidden_act": "silu",
+        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "layer_types": None,
+        "linear_num_key_heads": None,
+        "linear_num_value_heads": None,
+        "linear_key_head_dim": None,
+        "linear_value_head_dim": None,
+        "linear_conv_kernel_dim": 4,
+        "linear_allow_neg_eigval": True,
+        "eos_token_id": 100257,
+    },
+    layers="srv.models.architectures.olmo_hybrid_layers:OlmoHybrid",
+    model_type="olmo_hybrid",
+    weights=StoredWeights(
+        names={
+            "model.layers.*.attention_layer_norm": "model.layers.*.input_layernorm",
+            "model.layers.*.feedforward_layer_norm": "model.layers.*.post_attention_layernorm",
+        }
+    ),
+)
