@@ -31,6 +31,7 @@ LOADING = "tests/core/args/test_effects_of_loading.py::"
 SCALES = "tests/core/args/test_effects_kv_scales.py::"
 OFFLOAD = "plugins/toy_device/tests/test_toy_offload.py::"
 LATENT = "tests/platforms/cpu/test_latent_attention.py::"
+PRODUCTS = "tests/core/args/test_effects_of_products.py::"
 
 EFFECTS: Mapping[str, str] = {
     "config": ENGINE + "test_config",
@@ -79,6 +80,8 @@ EFFECTS: Mapping[str, str] = {
     "kv_cache_dtype": ENGINE + "test_kv_cache_dtype",
     "quantization_param_path": SCALES + "test_quantization_param_path",
     "calculate_kv_scales": SCALES + "test_calculate_kv_scales",
+    "fp8_gemm_backend": PRODUCTS + "test_fp8_gemm_backend",
+    "mxfp4_moe_precision": PRODUCTS + "test_mxfp4_moe_precision",
     # limits of clients
     "api_key_file": LIMITS + "test_api_key_file",
     "admin_api_key": LIMITS + "test_admin_api_key",

@@ -73,6 +73,8 @@ ELSEWHERE = {
     "json_model_override_args": "no field is left as it is: tests/core/args/test_effects_of_model_files.py",
     "trust_remote_code": "it needs a model with code: tests/core/args/test_effects_of_model_files.py",
     "moe_runner_backend": "it needs experts: tests/core/args/test_effects_experts.py starts engines",
+    "fp8_gemm_backend": "it needs weights in FP8: tests/core/args/test_effects_of_products.py starts engines",
+    "mxfp4_moe_precision": "it needs experts in MXFP4: tests/core/args/test_effects_of_products.py starts engines",
     "disable_mla_ragged_prefill": "it needs latent attention: tests/platforms/cpu/test_latent_attention.py",
     "disable_chunked_prefix_cache": "as disable_mla_ragged_prefill",
     "api_key_file": "it cannot be set with api_key: tests/e2e/test_e2e_limits.py",

@@ -460,6 +460,7 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(
     started |= {"is_embedding=true", "is_embedding=false"}  # tests/e2e
     started |= {f"pooling={mode}" for mode in choices("pooling")}  # also there
     started |= {f"moe_runner_backend={name}" for name in ("auto", *backends("moe"))}  # tests/core/args
+    started |= {f"mxfp4_moe_precision={value}" for value in choices("mxfp4_moe_precision")}  # also there
     started |= {f"{name}={value}" for name in MODEL_SWITCHES for value in ("true", "false")}
     started |= {f"mamba_ssm_dtype={dtype}" for dtype in choices("mamba_ssm_dtype")} | RECURRENT_NUMBERS
     started |= {f"enable_return_hidden_states={value}" for value in ("true", "false")}  # also there

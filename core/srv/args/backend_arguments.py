@@ -25,15 +25,15 @@ def unread_arguments(user: Mapping[str, Statement], chosen: Mapping[str, Backend
         if family is None or statement.value == argument.default:
             continue
         specs = {choice.spec.name: choice.spec for choice in chosen.values() if choice.family == family}
-        if any(name in spec.arguments for spec in specs.values()):
-            continue
-        backends = " and ".join(f"{family} backend {each}" for each in specs) or f"the platform has no {family} backend"
+        if not specs or any(name in spec.arguments for spec in specs.values()):
+            continue  # a model that needs no backend of the family is what a constraint of the argument names
+        backends = " and ".join(f"{family} backend {each}" for each in specs)
         yield Rejection(
             "backend_ignores",
             name,
             argument.show(statement.value),
             statement.owner,
-            f"{backends} {'do' if len(specs) > 1 else 'does'} not read it" if specs else backends,
+            f"{backends} {'do' if len(specs) > 1 else 'does'} not read it",
             f"Leave {argument.flag} out, or choose a backend that reads it.",
         )
 

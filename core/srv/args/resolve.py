@@ -28,6 +28,7 @@ from srv.args.defaults import (
     USER_CONSTRAINTS,
 )
 from srv.args.extra_values import GENERIC_REASON, resolve_extras
+from srv.args.named_ops import unknown_implementations
 from srv.args.owned import OwnedDefault, owned_contributions, owned_defaults
 from srv.args.quantities import sum_parts
 from srv.args.rules import inert
@@ -197,7 +198,8 @@ def _choose_backends(
     if selection.carried:  # backends that would read an argument may be missing
         asked = {name: each for name, each in asked.items() if ARGUMENTS[name].arg.read_by is None}
     overridden = overridden_arguments(user, (arguments for _, arguments in SLOTS.values()))
-    rejections = (*selection.rejections, *overridden, *unread_arguments(asked, selection.backends))
+    unknown = unknown_implementations(manifest.name, ops, asked)
+    rejections = (*selection.rejections, *overridden, *unread_arguments(asked, selection.backends), *unknown)
     state.rejections.extend(rejections)
     state.refused.update(name for rejected in rejections if (name := rejected.what) in ARGUMENTS)
     if state.carried is not None:

@@ -6,7 +6,8 @@ method which of them multiply its weights, and the platform's facts what impleme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from srv.models.architectures.op_uses import OUTPUT, ExpertMatrices, Matrix, ModelOps, OpUse
@@ -14,7 +15,7 @@ from srv.models.layers.moe_config import expert_names
 from srv.planning.kernel import Kernel, logits_key
 from srv.platform.experts import EXPERT_OP_OF, EXPERTS
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
-from srv.platform.op_choice import OpChoice, choose_op, op_key
+from srv.platform.op_choice import AUTO, NAMED_BY, OpChoice, choose_op, op_key
 from srv.quantization.method import LayerOps
 
 TORCH = "torch"
@@ -25,17 +26,18 @@ _FLOAT32 = {_LINEAR: "linear_float32", "linear_gguf": "linear_gguf_float32"}  # 
 
 
 class OpTable(NamedTuple):
-    """What a platform has for the ops of a model. `dtype`: of the model."""
+    """What a platform has for the ops of a model. `dtype`: of the model. `named`: see `choose_op`."""
 
     platform: str
     specs: Sequence[OpSpec]
     device: DeviceFacts
     dtype: str
     batch_invariant: bool = False
+    named: Mapping[str, str] = MappingProxyType({})
 
     def choose(self, op: str, dtype: str, sizes: dict[str, int]) -> OpChoice:
         call = OpCall(dtype, sizes)
-        return choose_op(self.specs, self.device, op, call, batch_invariant=self.batch_invariant)
+        return choose_op(self.specs, self.device, op, call, batch_invariant=self.batch_invariant, named=self.named)
 
 
 def op_kernels(table: OpTable, ops: ModelOps, layer_op: LayerOps | None) -> Iterator[Kernel]:
@@ -132,6 +134,8 @@ def _kernel(table: OpTable, key: str, what: str, choice: OpChoice, op: str = "")
 
 def _reason(table: OpTable, choice: OpChoice) -> str:
     assert choice.spec is not None
+    if table.named.get(choice.spec.op, AUTO) != AUTO:
+        return f"{NAMED_BY[choice.spec.op]} names it"
     if not choice.rejected:
         return f"it is the only implementation that platform {table.platform} has"
     invariant = " and is batch invariant" if table.batch_invariant else ""

@@ -31,13 +31,14 @@ from srv.planning.kernel import (
 from srv.planning.kernel_ops import NO_OP_OF_EXPERTS, OpTable, op_kernels
 from srv.planning.kernel_steps import step_kernels
 from srv.planning.layer_sizes import described_ops
+from srv.planning.named_ops import named_implementations
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.experts import of_backend
 from srv.platform.facts import WRITE_KV, OpCall
 from srv.platform.layers import layer_names
-from srv.platform.op_choice import choose_op
+from srv.platform.op_choice import AUTO, NAMED_BY, choose_op
 from srv.quantization import registry as quantization_methods
 from srv.quantization.method import LayerOps, QuantMethod
 from srv.specs import FullAttention, Latent, ModelFacts, PagedSpec, SlidingWindow
@@ -210,7 +211,7 @@ class _Planner:
         experts = self._resolved.backends.get(MOE_SLOT)
         if experts is not None:
             specs = of_backend(specs, experts.spec.name)
-        table = OpTable(platform, specs, self._target.device, dtype, invariant)
+        table = OpTable(platform, specs, self._target.device, dtype, invariant, named_implementations(self._config))
         for kernel in op_kernels(table, ops, _layer_op(model, method)):
             if kernel.name is None:
                 self._refuse_op(kernel)
@@ -220,6 +221,9 @@ class _Planner:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in kernel.rejected)
         reason = f"{kernel.because}{f' ({reasons})' if reasons else ''}"
         remedy = "Choose another dtype or model, or another platform with --device."
+        for op, value in named_implementations(self._config).items():
+            if value != AUTO and kernel.key.startswith(f"{op} "):
+                remedy = f"Leave out {ARGUMENTS[NAMED_BY[op]].flag}, or choose another dtype."
         if self._config.schedule.enable_deterministic_inference:
             remedy = "Leave out --enable-deterministic-inference, or choose another platform with --device."
         code, owner = "op_missing", f"platform {self._target.manifest.name}"

@@ -22,6 +22,7 @@ EXPERT_OP_OF: Mapping[str, str] = {
     "linear_fp8": FP8,
 }
 TORCH_NATIVE = "torch_native"
+UNROUNDED = "mxfp4_moe_precision"  # an argument: read by backends that do not round the activations of GGUF's blocks
 _MODULE = "srv_kernels.expert_reference"
 
 Check = Callable[[DeviceFacts, OpCall], str | None]
@@ -32,7 +33,9 @@ def _fits(context: ResolutionContext) -> Requires:
 
 
 # PyTorch's operators. The number of tokens of each expert is read on the host, so that steps cannot be captured.
-TORCH_EXPERTS = BackendSpec(name=TORCH_NATIVE, priority=0, check=_fits, target="", fallback=True)
+TORCH_EXPERTS = BackendSpec(
+    name=TORCH_NATIVE, priority=0, check=_fits, target="", arguments=(UNROUNDED,), fallback=True
+)
 
 
 def torch_expert_ops(check: Check, ops: Collection[str] = EXPERT_OPS) -> tuple[OpSpec, ...]:

@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 
 NOT_INVARIANT = "it is not batch invariant, as enable_deterministic_inference requires"
+# The arguments that name the implementation of an op, by the op.
+NAMED_BY: Mapping[str, str] = {"linear_fp8": "fp8_gemm_backend"}
+AUTO, TORCH_NATIVE = "auto", "torch_native"
 
 
 class OpChoice(NamedTuple):
@@ -25,24 +29,50 @@ class OpChoice(NamedTuple):
     slower: str = ""
 
 
+def argument_name(implementation: str) -> str:
+    """The name by which an argument chooses an implementation: PyTorch's operators have one on every platform."""
+    return TORCH_NATIVE if implementation.startswith("torch ") else implementation
+
+
+def argument_names(specs: Iterable[OpSpec], op: str) -> tuple[str, ...]:
+    """The names of the implementations that a platform has for an op, best first."""
+    return tuple(dict.fromkeys(argument_name(spec.name) for spec in specs if spec.op == op))
+
+
+def not_named(op: str, implementation: str, named: Mapping[str, str]) -> str | None:
+    """Why an implementation cannot be chosen, if an argument names another; `named`: values of `NAMED_BY`, by op."""
+    value = named.get(op, AUTO)
+    return None if value in (AUTO, argument_name(implementation)) else f"{NAMED_BY[op]} is {value}"
+
+
 def choose_op(
-    specs: Iterable[OpSpec], device: DeviceFacts, op: str, call: OpCall, *, batch_invariant: bool = False
+    specs: Iterable[OpSpec],
+    device: DeviceFacts,
+    op: str,
+    call: OpCall,
+    *,
+    batch_invariant: bool = False,
+    named: Mapping[str, str] = MappingProxyType({}),
 ) -> OpChoice:
-    """The first implementation of an op that fits; `specs`: those of a platform, best first."""
+    """The first implementation of an op that fits; `specs`: those of a platform, best first.
+
+    `named`: the values of arguments that name implementations, by op.
+    """
     chosen: OpSpec | None = None
     rejected: list[tuple[str, str]] = []
     faster: list[str] = []
     for spec in specs:
         if spec.op != op:
             continue
-        reason = spec.check(device, call)
+        unnamed = not_named(op, spec.name, named)
+        reason = unnamed or spec.check(device, call)
         if reason is None and batch_invariant and not spec.batch_invariant:
             reason = NOT_INVARIANT
         if reason is None and chosen is None:
             chosen = spec
         else:
             rejected.append((spec.name, reason or f"fits, but the platform prefers {chosen.name if chosen else ''}"))
-            if not spec.fallback:
+            if not spec.fallback and unnamed is None:
                 faster.append(f"{spec.name}: {reason}")
     slower = "; ".join(faster) if chosen is None or chosen.fallback else ""
     return OpChoice(chosen, tuple(rejected), slower)

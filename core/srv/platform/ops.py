@@ -15,7 +15,7 @@ from srv.errors import PluginError
 from srv.platform.experts import EXPERT_OPS, SLOT
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv.platform.interface import OpArgs, OpImpl
-from srv.platform.op_choice import NOT_INVARIANT, op_key
+from srv.platform.op_choice import NOT_INVARIANT, not_named, op_key
 
 
 def implementations(
@@ -50,16 +50,24 @@ def call_of(args: OpArgs) -> OpCall:
 class Ops:
     """The op implementations of one platform. `batch_invariant`: those that do not declare it cannot be bound.
 
-    `experts`: the backend of experts, whose implementations alone can be bound for these; "" for any.
+    `experts`: the backend of experts, whose implementations alone can be bound for these; "" for any. `named`: the
+    values of arguments that name the implementation of an op, by op.
     """
 
     def __init__(
-        self, platform: str, impls: Sequence[OpImpl], *, batch_invariant: bool = False, experts: str = ""
+        self,
+        platform: str,
+        impls: Sequence[OpImpl],
+        *,
+        batch_invariant: bool = False,
+        experts: str = "",
+        named: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._platform = platform
         self._impls = tuple(impls)
         self._batch_invariant = batch_invariant
         self._experts = experts
+        self._named = named
         self._bound: dict[str, str] = {}
 
     @property
@@ -86,6 +94,8 @@ class Ops:
         """Why an implementation cannot be bound; None if it can."""
         if self._experts and impl.op in EXPERT_OPS and impl.name != self._experts:
             return f"{SLOT} is {self._experts}"
+        if (unnamed := not_named(impl.op, impl.name, self._named)) is not None:
+            return unnamed
         if self._batch_invariant and not impl.batch_invariant:
             return NOT_INVARIANT
         return impl.supports_args(args)

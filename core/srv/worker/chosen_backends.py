@@ -1,4 +1,4 @@
-"""The backends that were chosen for the slots of an engine, constructed for one rank.
+"""The backends that were chosen for the slots of an engine, constructed for one rank, and its ops.
 
 Must not know how they were chosen, nor the steps that they compute.
 """
@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from srv.args.config import Config
 from srv.errors import InternalError
 from srv.executor.spec import EngineSpec
 from srv.models.base import CausalLM
 from srv.planning.kernel import ATTENTION_SLOTS
+from srv.planning.named_ops import named_implementations
 from srv.platform.contract import check_attention, check_latent
-from srv.platform.interface import AttentionBackend, BackendContext
+from srv.platform.experts import SLOT
+from srv.platform.interface import AttentionBackend, BackendContext, OpImpl
 from srv.platform.latent import LatentAttentionBackend
+from srv.platform.ops import Ops
 from srv.specs import Latent
 from srv.worker.attention import SplitAttention
 
@@ -49,6 +53,13 @@ class ChosenBackends:
                 raise InternalError(f"{self._spec.backends[slot][0]} computes no latent attention")
             return check_latent(self.construct(slot, context, target), target)
         return check_attention(self.construct(slot, context), self._spec.backends[slot][1])
+
+
+def chosen_ops(spec: EngineSpec, config: Config, impls: Sequence[OpImpl]) -> Ops:
+    """The implementations that a configuration allows of those of a platform."""
+    invariant, (experts, _) = config.schedule.enable_deterministic_inference, spec.backends.get(SLOT, ("", ""))
+    named = named_implementations(config)
+    return Ops(spec.platform, impls, batch_invariant=invariant, experts=experts, named=named)
 
 
 def prepare_latent(model: CausalLM, attention: Sequence[tuple[AttentionBackend, AttentionBackend]]) -> None:

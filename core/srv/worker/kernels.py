@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from srv.args.config import Config
 from srv.models.base import CausalLM, NativeModel
 from srv.models.layers.embedding import Embedding
 from srv.models.layers.experts import Experts, ExpertWeights
@@ -29,6 +30,8 @@ from srv.planning.kernel_steps import DECODE_STEPS, PROMPT_STEPS, decode_name, p
 from srv.platform.interface import AttentionBackend, NamesWriter
 from srv.platform.op_choice import op_key
 from srv.platform.ops import Ops
+from srv.quantization.registry import chosen as chosen_method
+from srv.specs import ModelFacts
 from srv.worker.attention import SplitAttention
 from srv.worker.compiled import CompiledSteps
 from srv.worker.graphs import CapturedSteps
@@ -37,10 +40,17 @@ from srv.worker.pieces import PiecewiseSteps
 _OF_WEIGHTS = ("linear", "rows_", "embedding", "experts")  # ops of layers that a platform may give another kernel
 
 
+def method_name(config: Config, model: ModelFacts) -> str | None:
+    """The quantization method of the checkpoint, or by which it is quantized at load; None for unquantized weights."""
+    weights = config.weights
+    method = chosen_method(model, weights.quantization, weights.torchao_config, dequantize=False)
+    return None if method is None else method.name
+
+
 def model_kernels(model: CausalLM, ops: Ops, method: str | None) -> Iterator[tuple[str, str]]:
     """(key, name) of the layers, of their weights and of each op that they call.
 
-    `method`: the quantization method of the checkpoint, or by which it is quantized at load.
+    `method`: see `method_name`.
     """
     yield LAYERS, layers_name(native=isinstance(model, NativeModel))
     if method is not None:

@@ -48,7 +48,6 @@ from srv.planning.states import state_specs
 from srv.planning.steps import draft_count, rows_to_capture
 from srv.platform import numa, registry
 from srv.platform.contract import create_platform, join
-from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.interface import AttentionBackend, BackendContext, Communicator, KVBuffers, Platform
 from srv.platform.manifest import EngineContext
 from srv.platform.ops import Ops
@@ -68,11 +67,11 @@ from srv.speculative.algorithm import DraftSizes
 from srv.worker.build_drafting import drafting, step_seconds
 from srv.worker.calculated_scales import ScaleSteps
 from srv.worker.capture import StartReport, capture_pieces, capture_steps
-from srv.worker.chosen_backends import ChosenBackends, prepare_latent
+from srv.worker.chosen_backends import ChosenBackends, chosen_ops, prepare_latent
 from srv.worker.compiled import compile_steps
 from srv.worker.expert_counts import make_recorder
 from srv.worker.graphs import CapturedSteps
-from srv.worker.kernels import attention_kernels, model_kernels, sampling_kernels, step_kernels
+from srv.worker.kernels import attention_kernels, method_name, model_kernels, sampling_kernels, step_kernels
 from srv.worker.layer_check import LayerCheck
 from srv.worker.markers import mark_modules
 from srv.worker.module_calls import module_calls
@@ -132,8 +131,7 @@ class RankWorker:
         self.start.attach(self.platform, self.device, found.loaded.facts.capabilities(spec.device))
         before = self.start.use()
         invariant = self._config.schedule.enable_deterministic_inference
-        experts, _ = spec.backends.get(MOE_SLOT, ("", ""))
-        ops = Ops(spec.platform, self.platform.ops, batch_invariant=invariant, experts=experts)
+        ops = chosen_ops(spec, self._config, self.platform.ops)
         with self.start.phase("weights", WEIGHTS, self._read_seconds(), "converting weights and building layers"):
             streams = self._transfers.streams
             host = HostWeights.of(self._config, spec.model, self.platform.staging, self.device, streams)
@@ -147,8 +145,7 @@ class RankWorker:
             self.platform.post_load(self.model)
             host.fetch_for_kernels()
         self.start.measure_growth(PREPARED, before)
-        weights = self._config.weights
-        self._kernels = list(model_kernels(self.model, ops, weights.torchao_config or weights.quantization))
+        self._kernels = list(model_kernels(self.model, ops, method_name(self._config, spec.model)))
         if self._config.observe.enable_layer_markers:
             self._mark_layers()
         self._calls = module_calls(self._config.debug, self.model, group.rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from srv.dtypes import FLOAT8
-from srv.platform.experts import TORCH_EXPERTS
+from srv.platform.experts import TORCH_EXPERTS, UNROUNDED
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import attention_specs
 from srv_cpu.op_specs import NATIVE_KERNELS, OPS
@@ -134,6 +134,8 @@ def _native_reasons(context: ResolutionContext) -> list[str]:
 
 def _native_experts_fit(context: ResolutionContext) -> Requires | Unfit:
     reasons = _native_reasons(context)
+    if context[UNROUNDED] == "bf16":
+        reasons.append(f"it rounds the activations of MXFP4 experts to 8 bits, and {UNROUNDED} is bf16")
     return Unfit(tuple(reasons)) if reasons else Requires()
 
 

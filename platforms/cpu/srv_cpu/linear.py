@@ -23,6 +23,7 @@ from torch import Tensor
 
 from srv.models.layers.experts import ExpertWeights
 from srv.models.layers.op_layer import OpLayer, op_layers
+from srv.platform.op_choice import NAMED_BY
 from srv_cpu import op_specs
 from srv_cpu.extensions import ZENTORCH, ZentorchLinear
 from srv_cpu.op_specs import NATIVE, ONEDNN
@@ -68,8 +69,9 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
         for layer in op_layers(model):
             if layer.op not in makers or layer.dtype not in _DTYPES or (layer.float32_results and not returns_sums):
                 continue
-            if isinstance(layer, ExpertWeights) and layer.implementation != implementation:
-                continue  # another implementation was chosen for experts
+            named = isinstance(layer, ExpertWeights) or layer.op in NAMED_BY
+            if named and layer.implementation != implementation:
+                continue  # another implementation was chosen
             layer.kernel, layer.implementation = makers[layer.op](layer), implementation
             if not layer.tied:
                 layer.release()

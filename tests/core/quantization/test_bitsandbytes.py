@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -14,7 +15,7 @@ import pytest
 import torch
 from bitsandbytes_weights import FORMS, Form, write
 from every import every
-from models_small import built, expected_logits, our_logits, tokens_of
+from models_small import built, edit_config, expected_logits, our_logits, tokens_of
 from torch import Tensor
 
 from srv.errors import ModelError
@@ -25,6 +26,7 @@ from srv.quantization.gguf_layers import GGUFLinear
 from srv.quantization.int8_layers import WeightOnlyInt8Linear
 from srv.quantization.registry import detect, find, unsupported_form
 from srv.testing.engine import user_input
+from srv_kernels.oracles import dequantize_rows
 
 DOWN = "model.layers.0.mlp.down_proj"
 
@@ -48,6 +50,56 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, tmp_path: Path) 
     assert len(layers) == 2 * len(("qkv", "o", "gate_up", "down"))
     types = {matrix.quant_type for each in layers if isinstance(each, GGUFLinear) for matrix in each.matrices}
     assert types == (set() if form.kind == "int8" else {form.kind.upper()})
+
+
+# SHA-256 of the bytes that bitsandbytes 0.50.2 dequantizes the tensors of `_nested_tensors` to, on a CPU, by
+# `functional.dequantize_4bit`: in float32, and in bfloat16.
+DEQUANTIZED = {
+    "nf4": (
+        "86523c48899b8b14ec4258e5ba01ef5af90f3ecaaa4fb64f2a407b8afe60e7bf",
+        "5ebdf483063682c31d85323f32ef3323efd7988114056c76451dd3855692a0eb",
+    ),
+    "fp4": (
+        "ab0e8ace1b353ff1d3e2650e29470ec93bc66b893824142c5bac8ce7f8fd521e",
+        "c97ee5f15c10644f4340c6fadda696b8440b92b4d9a11868ef85eea0853da32e",
+    ),
+}
+
+
+def _nested_tensors(tensors: dict[str, Tensor]) -> None:
+    """Put a matrix 256 x 512 with every code, every entry of the map, and 8 blocks of scales in place of a layer's."""
+    count = torch.arange(65536)
+    tensors[f"{DOWN}.weight"] = ((count * 37 + count // 256 * 11) % 256).to(torch.uint8)[:, None]
+    tensors[f"{DOWN}.weight.absmax"] = (torch.arange(2048) * 101 % 256).to(torch.uint8)
+    tensors[f"{DOWN}.weight.nested_absmax"] = (torch.arange(8).float() + 3) / 7
+    tensors[f"{DOWN}.weight.nested_quant_map"] = (torch.arange(256).float() - 127) / 129
+    (name,) = (each for each in tensors if each.startswith(f"{DOWN}.weight.quant_state"))
+    state = {**json.loads(bytes(tensors[name].tolist())), "nested_offset": 1.100000023841858}
+    tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+
+@every(
+    ("kind", "dtype", "computed"),
+    [
+        ("nf4", torch.float32, "bfloat16"),
+        ("nf4", torch.bfloat16, "float32"),
+        ("fp4", torch.bfloat16, "float16"),
+    ],
+)
+def test_weights_with_nested_scales_have_the_bits_of_bitsandbytes(
+    kind: str, dtype: torch.dtype, computed: str, tmp_path: Path
+) -> None:
+    """In models of either dtype, whatever the dtype that bitsandbytes would compute in: nothing is rounded at load."""
+    folder = tmp_path / f"{kind}-{computed}"
+    sizes = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "num_hidden_layers": 1}
+    write(folder, Form(kind, nested=True), _nested_tensors, **sizes)
+    edit_config(folder, quantization_config={**Form(kind).config, "bnb_4bit_compute_dtype": computed})
+    layers = (each for each in built(folder, dtype=dtype).modules() if isinstance(each, GGUFLinear))
+    (rows,) = (rows for each in layers for name, rows in each.weight_views().items() if DOWN in name)
+    # float64 holds the product of a scale and a value of the table, so that this rounds once, as float32 does.
+    weights = dequantize_rows(rows, kind.upper()).float()
+    found = [each.view(torch.uint8).numpy().tobytes() for each in (weights, weights.bfloat16())]
+    assert tuple(hashlib.sha256(each).hexdigest() for each in found) == DEQUANTIZED[kind]
 
 
 def test_the_values_of_nf4_are_quantiles_of_the_normal_distribution() -> None:

@@ -85,14 +85,13 @@ def test_scales_of_a_pool_are_left_out(tmp_path: Path) -> None:
 
 
 def test_notes_and_refusals_say_what_fp8_weights_do(tmp_path: Path) -> None:
-    """The pool may use the scales of the checkpoint, and products have no backends to choose from."""
+    """The pool may use the scales of the checkpoint, and products have the backends of the platform."""
     write_fp8(tmp_path, FORMS["compressed-tensors, channel"], num_hidden_layers=1)
     plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)]))
     assert [each.partition(": ")[2] for each in plan.notes] == [METHOD.note]
     assert "activations in the model's dtype" in METHOD.note
     assert "KV pool" not in METHOD.note
-    (refused,) = refusals(tmp_path, "--fp8-gemm-backend", "triton")
-    assert (refused.code, "one kernel for FP8 products" in refused.reason) == ("planned", True)
+    assert refusals(tmp_path, "--fp8-gemm-backend", "torch_native") == ()
 
 
 def test_layers_that_are_not_stored_as_fp8_stay_as_they_are(tmp_path: Path) -> None:

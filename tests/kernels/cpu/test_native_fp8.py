@@ -40,11 +40,16 @@ def test_a_newer_processor_made_to_take_the_path_of_avx2_keeps_the_contract(
 
 @every("dtype", DTYPES)
 def test_every_finite_value_is_read_exactly(isa: str, dtype: torch.dtype) -> None:
-    """Rows of the identity matrix, so that each result is one weight; zeros and subnormal values are among them."""
+    """Rows of the identity matrix, so that each result is one weight; zeros and subnormal values are among them.
+
+    Few rows convert weights where they multiply, many rows beforehand.
+    """
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
     weight = codes.view(torch.float8_e4m3fn).unsqueeze(1).expand(-1, 6).contiguous()
     packed = Fp8Weight(weight, torch.ones(1, 1), len(codes), 6)
-    assert torch.equal(packed.linear(torch.eye(6, dtype=dtype)), weight.t().to(dtype))
+    for times in (1, 10):
+        found = packed.linear(torch.eye(6, dtype=dtype).repeat(times, 1))
+        assert torch.equal(found, weight.t().to(dtype).repeat(times, 1))
 
 
 @every("dtype", DTYPES)
@@ -52,15 +57,18 @@ def test_every_finite_value_is_read_exactly(isa: str, dtype: torch.dtype) -> Non
 def test_a_row_does_not_depend_on_the_batch_or_the_threads(
     isa: str, blocks: tuple[int, int], dtype: torch.dtype
 ) -> None:
+    """With 1,024 inputs, many rows are copied to where they do not replace each other in the L1 cache."""
     generator = torch.Generator().manual_seed(1)
-    weight = random_fp8(generator, 70, 333)
-    scale = torch.rand(-(-70 // blocks[0]), -(-333 // blocks[1]), generator=generator)
-    packed = Fp8Weight(weight, scale, *blocks)
-    x = normal(2, 27, 333).to(dtype)
-    together = packed.linear(x)
-    native_library.set_threads(3)
-    for row in (0, 11, 26):
-        assert torch.equal(packed.linear(x[row : row + 1])[0], together[row])
+    for inputs in (333, 1024):
+        native_library.set_threads(1)
+        weight = random_fp8(generator, 70, inputs)
+        scale = torch.rand(-(-70 // blocks[0]), -(-inputs // blocks[1]), generator=generator)
+        packed = Fp8Weight(weight, scale, *blocks)
+        x = normal(2, 51, inputs).to(dtype)
+        together = packed.linear(x)
+        native_library.set_threads(3)
+        for row in (0, 11, 26, 50):
+            assert torch.equal(packed.linear(x[row : row + 1])[0], together[row])
 
 
 def test_results_in_float32_are_the_sums_and_parts_are_written_side_by_side(isa: str) -> None:

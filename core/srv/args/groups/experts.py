@@ -5,10 +5,6 @@ from typing import Annotated, Literal, NamedTuple
 from srv.args.checks import at_least, at_least_or, between, not_empty, one_of
 from srv.args.spec import Arg
 
-_MXFP4 = (
-    "activations keep the dtype of the model, unless the products of a platform round them to 8 bits; choosing it is "
-    "not implemented yet"
-)
 _SHARED = "shared experts are always computed separately; fusing them is not implemented yet"
 _EP = "expert parallelism is not implemented yet"
 _BALANCE = "expert load balancing is not implemented yet"
@@ -49,7 +45,12 @@ class ExpertsArgs(NamedTuple):
         ),
     ] = "auto"
     mxfp4_moe_precision: Annotated[
-        Literal["default", "bf16"], Arg("Dtype of the activations for MXFP4 experts.", planned=_MXFP4)
+        Literal["default", "bf16"],
+        Arg(
+            "Dtype of the activations for MXFP4 experts: bf16 keeps them as they are, and default lets backends round "
+            "them.",
+            read_by="moe",
+        ),
     ] = "default"
     disable_moe_fp4_allgather: Annotated[
         bool, Arg("All-gather the tokens of FP4 experts before they are quantized, not after.", planned=_EP)

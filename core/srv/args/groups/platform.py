@@ -102,9 +102,9 @@ class PlatformArgs(NamedTuple):
     fp8_gemm_backend: Annotated[
         str,
         Arg(
-            "Backend for block-wise FP8 matrix multiplication.",
+            "Implementation of products with FP8 weights, one of those that the platform has; torch_native calls "
+            "PyTorch's operators.",
             not_empty(),
-            planned="besides the reference, each platform has one kernel for FP8 products: there is nothing to choose",
             metavar="NAME",
         ),
     ] = "auto"

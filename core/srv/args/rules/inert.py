@@ -37,6 +37,7 @@ EFFECTIVE_WITH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "offload_prefetch_step": {"offload_group_size": 1},
         "quantization_param_path": {"kv_cache_dtype": "fp8_e4m3"},
         "calculate_kv_scales": {"kv_cache_dtype": "fp8_e4m3"},
+        "fp8_gemm_backend": {"quantization": "fp8"},
     }
 )
 

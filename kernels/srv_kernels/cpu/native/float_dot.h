@@ -91,12 +91,18 @@ inline BFloat16Pairs load_pairs(const int8_t* from) {
     return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
 }
 
+// The exponent of a bfloat16 has 112 more bias than that of 1 / FP8_FACTOR of an FP8 weight. Subnormals, which are
+// multiples of 2^-17 then, are looked up: the dot product would read those of bfloat16 as zeros.
 inline BFloat16Pairs load_pairs(const Fp8* from) {
     const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    const __m512i halves =
-        _mm512_and_si512(_mm512_slli_epi16(words, 7), _mm512_set1_epi16(static_cast<int16_t>(0xbfff)));
-    return _mm512_cvtne2ps_pbh(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)),
-                               _mm512_cvtph_ps(_mm512_castsi512_si256(halves)));
+    const __m512i magnitudes = _mm512_and_si512(words, _mm512_set1_epi16(0x7f));
+    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitudes, 4), _mm512_set1_epi16(112 << 7));
+    const __m512i subnormal = _mm512_broadcast_i32x4(
+        _mm_setr_epi16(0, 0x3700, 0x3780, 0x37c0, 0x3800, 0x3820, 0x3840, 0x3860));
+    const __mmask32 small = _mm512_cmplt_epu16_mask(magnitudes, _mm512_set1_epi16(8));
+    const __m512i unsigned_bits = _mm512_mask_permutexvar_epi16(normal, small, magnitudes, subnormal);
+    const __m512i signs = _mm512_and_si512(words, _mm512_set1_epi16(static_cast<int16_t>(0x8000)));
+    return reinterpret_cast<BFloat16Pairs>(_mm512_or_si512(unsigned_bits, signs));
 }
 
 inline Float32x16 dot(const Float32x16& sum, const BFloat16Pairs& weights, int32_t both) {

@@ -65,7 +65,7 @@ struct LinearArgs {
     void* out;
     int64_t rows, inputs, outputs, x_stride, out_stride;
     const float* scales = nullptr;  // null, or [outputs]
-    void* x_operands = nullptr;     // scratch [rows, inputs] from library.cpp, for x that is widened or gathered
+    void* x_operands = nullptr;     // scratch [rows, inputs + APART bytes] from library.cpp, if x is copied; else null
     bool float32_out = false;
     const Grouping* grouping = nullptr;  // null: all rows have the same weight
     int64_t scale_inputs = 0;            // FP8: even, or at least `inputs`
@@ -87,6 +87,11 @@ inline int64_t padded_inputs(int64_t inputs) { return (inputs + INTERLEAVE - 1) 
 inline int64_t packed_elements(int64_t outputs, int64_t inputs) {
     return blocks(outputs) * BLOCK_OUTPUTS * padded_inputs(inputs);
 }
+
+// Whether rows of x that are so many bytes apart replace each other in the L1 cache while a tile reads them in turn:
+// multiples of half a way of it. With 2,048 inputs and more, a product takes up to twice the time then.
+constexpr int64_t ALIASED = 2048, APART = 64;
+inline bool rows_alias(int64_t rows, int64_t bytes) { return rows >= 8 && bytes != 0 && bytes % ALIASED == 0; }
 
 constexpr float FP8_FACTOR = 256;  // what FP8 weights are divided by in registers: see float_dot.h
 inline int64_t scale_columns(const LinearArgs& args) { return (args.inputs + args.scale_inputs - 1) / args.scale_inputs; }

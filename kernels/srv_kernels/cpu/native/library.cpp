@@ -129,8 +129,10 @@ thread_local Scratch scratch;
 void linear(Type type, const LinearArgs& given) {
     LinearArgs args = given;
     const bool gathers = args.grouping != nullptr && args.grouping->x_rows != nullptr;
-    if (gathers || (type == Type::bfloat16 && chosen->widens_bfloat16)) {
-        args.x_operands = scratch.get(args.rows * args.inputs * sizeof(float));
+    const bool widens = type == Type::bfloat16 && chosen->widens_bfloat16;
+    const int64_t size = type == Type::bfloat16 && !widens ? 2 : 4;
+    if (gathers || widens || rows_alias(args.rows, args.x_stride * size)) {
+        args.x_operands = scratch.get(args.rows * (args.inputs * size + APART));
     }
     chosen->linear(type, args);
 }

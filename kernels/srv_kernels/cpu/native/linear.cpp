@@ -10,10 +10,16 @@
 //
 // int8 and FP8 weights have the layout of bfloat16. They are converted, exactly, to the inputs' type in registers; the
 // scale of an output is applied to its sum at the end, or after each block of inputs that has a scale of its own. Without
-// a bfloat16 dot product, inputs are first converted to float32.
+// a bfloat16 dot product, inputs are first converted to float32. For many rows of bfloat16, a block of FP8 weights is
+// converted once, to a thread-local buffer: to convert it again for each tile would take a fifth of the time.
+//
+// Many rows of x whose addresses differ by multiples of half a way of the L1 cache would replace each other there, and
+// are copied to where they do not (`rows_alias`).
 //
 // Sums are accumulated in the order of the inputs for any number of rows and threads, so that a row's result does not
 // depend on its batch.
+#include <vector>
+
 #include "float_dot.h"
 #include "gemm_tiles.h"
 #include "kernels.h"
@@ -31,6 +37,8 @@ constexpr int ROWS = 5, VECTORS_OF_ROWS = 1;
 #else
 constexpr int ROWS = 2, VECTORS_OF_ROWS = 1;
 #endif
+[[maybe_unused]] constexpr int64_t UNPACK_FROM_ROWS = 4 * ROWS;  // rows from which converting a block once pays off
+[[maybe_unused]] constexpr int64_t UNPACKED_BYTES = 512 << 10;   // at most: tiles read the block from the L2 cache
 
 [[maybe_unused]] void widen(const BFloat16* from, float* to, int64_t count) {
     int64_t i = 0;
@@ -54,9 +62,10 @@ inline const W* add_inputs(Float32x16 (&sums)[COUNT][VECTORS], const W* weight, 
     return weight;
 }
 
-// sums += the products of all inputs with FP8 weights, each block of inputs times its scale.
-template <int COUNT, int VECTORS, class X>
-inline void add_scaled_inputs(Float32x16 (&sums)[COUNT][VECTORS], const LinearArgs& a, const Fp8* weight, const X* x,
+// sums += the products of all inputs with FP8 weights, each block of inputs times its scale. W: Fp8, or what it was
+// converted to.
+template <int COUNT, int VECTORS, class W, class X>
+inline void add_scaled_inputs(Float32x16 (&sums)[COUNT][VECTORS], const LinearArgs& a, const W* weight, const X* x,
                               int64_t block, int64_t first) {
     const int64_t columns = scale_columns(a);
     const float* scales = a.scales + block * columns * (a.block_scales ? 1 : BLOCK_OUTPUTS);
@@ -77,14 +86,13 @@ inline void add_scaled_inputs(Float32x16 (&sums)[COUNT][VECTORS], const LinearAr
 }
 
 // Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block, whose weights start at `weight`.
-// Operand<T> is the type of the inputs after that conversion: T, or float.
-template <class T, class W, int COUNT, int VECTORS>
+// Operand<T> is the type of the inputs after that conversion: T, or float. SCALED: blocks of inputs have scales.
+template <class T, class W, bool SCALED, int COUNT, int VECTORS>
 inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t first, int64_t row) {
     const auto* x = static_cast<const Operand<T>*>(a.x) + row * a.x_stride;
     Float32x16 sums[COUNT][VECTORS];
 #pragma GCC unroll 32
     for (int i = 0; i < COUNT * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = Float32x16{};
-    constexpr bool SCALED = std::is_same_v<W, Fp8>;
     if constexpr (SCALED) {
         add_scaled_inputs(sums, a, weight, x, block, first);
     } else {
@@ -105,14 +113,16 @@ inline void tile(const LinearArgs& a, const W* weight, int64_t block, int64_t fi
     }
 }
 
-// Copies rows of x, widened if the kernels multiply float32, to where they are read from.
+// Copies rows of x, widened if the kernels multiply float32, to where they are read from, if that is another place.
 template <class T>
 void prepare_rows(const LinearArgs& given, LinearArgs& a) {
     constexpr bool WIDENS = !std::is_same_v<T, Operand<T>>;
-    if (!WIDENS && (a.grouping == nullptr || a.grouping->x_rows == nullptr)) return;
+    constexpr int64_t SIZE = sizeof(Operand<T>);
+    if (a.x_operands == nullptr) return;
+    const int64_t to_stride = a.inputs + (rows_alias(a.rows, a.inputs * SIZE) ? APART / SIZE : 0);
     for_rows(a.rows, a.inputs, [&](int64_t row) {
         const T* from = static_cast<const T*>(given.x) + x_row_of(a.grouping, row) * given.x_stride;
-        auto* to = static_cast<Operand<T>*>(a.x_operands) + row * a.inputs;
+        auto* to = static_cast<Operand<T>*>(a.x_operands) + row * to_stride;
         if constexpr (WIDENS) {
             widen(from, to, a.inputs);
         } else {
@@ -120,22 +130,54 @@ void prepare_rows(const LinearArgs& given, LinearArgs& a) {
         }
     });
     a.x = a.x_operands;
-    a.x_stride = a.inputs;
+    a.x_stride = to_stride;
+}
+
+struct alignas(64) CacheLine {
+    uint8_t bytes[64];
+};
+
+// Converts a block of weights to bfloat16, in memory of this thread, valid until the thread converts another block.
+template <class W>
+const BFloat16* unpacked_block(const W* packed, int64_t elements) {
+    thread_local std::vector<CacheLine> memory;
+    const size_t lines = elements * sizeof(BFloat16) / sizeof(CacheLine);
+    if (memory.size() < lines) memory.resize(lines);
+    auto* const begin = reinterpret_cast<BFloat16*>(memory.data());
+    for (int64_t at = 0; at < elements; at += LANES * INTERLEAVE) {
+        const auto pairs = load_pairs(packed + at);
+        std::memcpy(begin + at, &pairs, sizeof(pairs));
+    }
+    return begin;
+}
+
+// Runs tiles; block_weight(block): the address of its weights of type W.
+template <class T, class W, bool SCALED, class BlockWeight>
+void multiply_tiles(const LinearArgs& a, int64_t first_row, int64_t rows, Range items,
+                    const BlockWeight& block_weight) {
+    const auto compute_tile = [&]<int COUNT>(const W* weight, int64_t block, int64_t row) {
+        constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
+        for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
+            tile<T, W, SCALED, COUNT, VECTORS>(a, weight + first * INTERLEAVE_OF<W>, block, first, row);
+        }
+    };
+    run_tiles<ROWS>(items, first_row, rows, block_weight, compute_tile);
 }
 
 // Runs the tiles [begin, end) of the rows that share the weight of `a`.
 template <class T, class W>
 void multiply_rows(const LinearArgs& a, int64_t first_row, int64_t rows, Range items) {
+    constexpr bool SCALED = std::is_same_v<W, Fp8>;
     const int64_t block_size = BLOCK_OUTPUTS * padded_inputs(a.inputs);
-    const W* packed = static_cast<const W*>(a.weight);
-    const auto block_weight = [&](int64_t block) { return packed + block * block_size; };
-    const auto compute_tile = [&]<int COUNT>(const W* weight, int64_t block, int64_t row) {
-        constexpr int VECTORS = COUNT == 1 ? BLOCK_OUTPUTS / LANES : VECTORS_OF_ROWS;
-        for (int64_t first = 0; first < BLOCK_OUTPUTS; first += VECTORS * LANES) {
-            tile<T, W, COUNT, VECTORS>(a, weight + first * INTERLEAVE_OF<W>, block, first, row);
+    const W* weight = static_cast<const W*>(a.weight);
+    const auto packed = [&](int64_t block) { return weight + block * block_size; };
+    if constexpr (SCALED && std::is_same_v<Operand<T>, BFloat16>) {
+        if (rows >= UNPACK_FROM_ROWS && block_size * static_cast<int64_t>(sizeof(BFloat16)) <= UNPACKED_BYTES) {
+            const auto unpack = [&](int64_t block) { return unpacked_block(packed(block), block_size); };
+            return multiply_tiles<T, BFloat16, SCALED>(a, first_row, rows, items, unpack);
         }
-    };
-    run_tiles<ROWS>(items, first_row, rows, block_weight, compute_tile);
+    }
+    multiply_tiles<T, W, SCALED>(a, first_row, rows, items, packed);
 }
 
 template <class T, class W>

@@ -1,0 +1,57 @@
+"""Rules for the implementations of quantized products, and for the activations that they multiply."""
+
+from __future__ import annotations
+
+from srv.models.architectures.expert_layers import mixture
+from srv.platform.facts import Constraint, ResolutionContext
+from srv.platform.op_choice import AUTO
+from srv.quantization.registry import chosen, method_of
+
+_METHOD = ("quantization", "torchao_config", "dequantize_weights", "model_impl")
+
+
+def _no_fp8_products(context: ResolutionContext) -> str | None:
+    if context.model is None or context["fp8_gemm_backend"] == AUTO:
+        return None
+    if context["model_impl"] == "transformers":
+        return "transformers computes with dequantized weights only (model_impl is transformers)"
+    named, online = context["quantization"], context["torchao_config"]
+    method = chosen(context.model, named, online, dequantize=bool(context["dequantize_weights"]))
+    if method is not None and "linear_fp8" in method.ops:
+        return None
+    return f"{context.model.name} has no weights in FP8"
+
+
+def _no_mxfp4_experts(context: ResolutionContext) -> str | None:
+    if context.model is None or context["mxfp4_moe_precision"] == "default":
+        return None
+    method = method_of(context.model)
+    in_blocks = (method is not None and method.name == "mxfp4") or "MXFP4" in context.model.stored_types
+    if in_blocks and mixture(context.model, {"model_impl": context["model_impl"]}) is not None:
+        return None
+    return f"{context.model.name} has no experts in MXFP4 that native layers compute"
+
+
+def _other_activations(context: ResolutionContext) -> str | None:
+    if context["mxfp4_moe_precision"] == "default" or context["dtype"] in (AUTO, "bfloat16"):
+        return None
+    return f"activations are {context['dtype']} (dtype)"
+
+
+USER_CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint(
+        "fp8_gemm_backend",
+        "inert",
+        _no_fp8_products,
+        "Leave it out, or serve a checkpoint in FP8, or set --quantization fp8.",
+        reads=_METHOD,
+    ),
+    Constraint("mxfp4_moe_precision", "inert", _no_mxfp4_experts, "Leave it out.", reads=("model_impl",)),
+    Constraint(
+        "mxfp4_moe_precision",
+        "excluded",
+        _other_activations,
+        "Set --dtype bfloat16, or leave it out.",
+        reads=("dtype",),
+    ),
+)
