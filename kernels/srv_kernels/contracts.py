@@ -42,16 +42,18 @@ from srv_kernels.recurrent_cases import (
     gated_linear_recurrence_cases,
     state_space_scan_cases,
 )
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """|got - want| <= relative · |want| + scaled · (largest |want| of the result) + twice the smallest subnormal."""
-
-    relative: float
-    scaled: float
+from srv_kernels.tolerances import (
+    DTYPES,
+    FLOAT16_SCALES,
+    FLOAT32_SUMS,
+    QUANTIZED_INPUTS,
+    QUANTIZED_ROWS,
+    RECURRENT_SUMS,
+    TWO_PRODUCTS,
+    TWO_QUANTIZED_PRODUCTS,
+    TWO_ROUNDINGS,
+    Tolerance,
+)
 
 
 @dataclass(frozen=True)
@@ -76,36 +78,6 @@ class OpContract:
     result: torch.dtype | tuple[torch.dtype, ...] | None = None
 
 
-# Two roundings to the dtype (8, 11 or 24 bits of significand), with a small margin for the sums.
-_TWO_ROUNDINGS = {
-    torch.float32: Tolerance(1e-5, 1e-6),
-    torch.bfloat16: Tolerance(2.0**-7, 2.0**-9),
-    torch.float16: Tolerance(2.0**-10, 2.0**-12),
-}
-# Products of 16-bit values are exact in float32; the order of the sums is not prescribed.
-_FLOAT32_SUMS = {dtype: Tolerance(1e-5, 1e-5) for dtype in DTYPES}
-# Inputs may be quantized to int8 with a scale per 32 or more: each has a random error of up to half a scale.
-_QUANTIZED_INPUTS = {dtype: Tolerance(2.0**-6, 2.0**-6) for dtype in DTYPES}
-# Products of two scales (K-quants) may be rounded to float16.
-_FLOAT16_SCALES = {
-    torch.float32: Tolerance(2.0**-10, 2.0**-11),
-    torch.bfloat16: Tolerance(2.0**-7, 2.0**-8),
-    torch.float16: Tolerance(2.0**-9, 2.0**-10),
-}
-
-# Sums over all tokens of a row in float32, in chunks or one by one; its inputs are exact.
-_RECURRENT_SUMS = {dtype: Tolerance(1e-4, 1e-4) for dtype in DTYPES}
-
-# The largest element of a row is quantized to 127. One of K elements may be off by 1, since some implementations divide
-# by the scale and others multiply by its inverse.
-_QUANTIZED_ROWS = {dtype: Tolerance(2.0**-7, 2.0**-7) for dtype in DTYPES}
-# The products of two matrices in turn, with the inputs of both rounded to the dtype, or quantized to int8.
-_TWO_PRODUCTS = {
-    torch.float32: Tolerance(1e-5, 1e-5),
-    torch.bfloat16: Tolerance(2.0**-6, 2.0**-7),
-    torch.float16: Tolerance(2.0**-9, 2.0**-10),
-}
-_TWO_QUANTIZED_PRODUCTS = {dtype: Tolerance(2.0**-5, 2.0**-5) for dtype in DTYPES}
 _EXPERT_SIZES = ("hidden", "intermediate", "experts", "top_k")
 
 
@@ -132,14 +104,14 @@ CONTRACTS: Mapping[str, OpContract] = {
             rms_norm_cases,
             signature="(x [..., D], weight [D], eps: float) -> [..., D]; all of the model's dtype",
             sizes=("dim",),
-            tolerances=_TWO_ROUNDINGS,
+            tolerances=TWO_ROUNDINGS,
         ),
         _contract(
             oracles.add_rms_norm,
             add_rms_norm_cases,
             signature="(x [..., D], residual [..., D], weight [D], eps: float) -> (norm of residual + x, residual + x)",
             sizes=("dim",),
-            tolerances=_TWO_ROUNDINGS,
+            tolerances=TWO_ROUNDINGS,
         ),
         _contract(
             oracles.rotary,
@@ -147,21 +119,21 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T]) -> (q', k'); "
             "cos_sin has R/2 cosines, then R/2 sines; pairs are (i, i + R/2); elements from R on are unchanged",
             sizes=("head_dim", "rotary_dim"),
-            tolerances=_TWO_ROUNDINGS,
+            tolerances=TWO_ROUNDINGS,
         ),
         _contract(
             oracles.silu_and_mul,
             silu_and_mul_cases,
             signature="(x [..., 2 I]) -> [..., I]: silu of the first half times the second",
             sizes=("dim",),
-            tolerances=_TWO_ROUNDINGS,
+            tolerances=TWO_ROUNDINGS,
         ),
         _contract(
             oracles.gelu_tanh_and_mul,
             gelu_tanh_and_mul_cases,
             signature="(x [..., 2 I]) -> [..., I]: gelu (its tanh approximation) of the first half times the second",
             sizes=("dim",),
-            tolerances=_TWO_ROUNDINGS,
+            tolerances=TWO_ROUNDINGS,
         ),
         _contract(
             oracles.linear_w8a8,
@@ -169,7 +141,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
             "each row of x is quantized to int8, its largest magnitude to 127",
             sizes=("inputs", "outputs"),
-            tolerances=_QUANTIZED_ROWS,
+            tolerances=QUANTIZED_ROWS,
         ),
         _contract(
             oracles.linear_w8a8_static,
@@ -177,7 +149,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], weight int8 [N, K], input_scale float32 [1], input_offset float32 [1], "
             "quant_bias int32 [N], deq_scale float32 [N]) -> [T, N]; x / input_scale + input_offset is rounded to int8",
             sizes=("inputs", "outputs"),
-            tolerances=_QUANTIZED_ROWS,
+            tolerances=QUANTIZED_ROWS,
         ),
         _contract(
             oracles.linear_int8,
@@ -185,7 +157,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
             "x is not quantized",
             sizes=("inputs", "outputs"),
-            tolerances=_TWO_ROUNDINGS,
+            tolerances=TWO_ROUNDINGS,
         ),
         _contract(
             oracles.linear_fp8,
@@ -194,7 +166,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "ceil(K / block_inputs)], bias [N] as x | None, block_outputs: int, block_inputs: int) -> [T, N]; x is not "
             "quantized, and weights are finite; block_inputs is a multiple of 32, or at least K",
             sizes=("inputs", "outputs"),
-            tolerances=_TWO_ROUNDINGS,
+            tolerances=TWO_ROUNDINGS,
         ),
         _contract(
             oracles.linear_gguf,
@@ -203,14 +175,14 @@ CONTRACTS: Mapping[str, OpContract] = {
             "file quantized as `quant_type`; x may be quantized to 8 bits; NF4 and FP4 are types of bitsandbytes, in "
             "blocks of 64 (`oracles.TABLES`)",
             sizes=("inputs", "outputs"),
-            tolerances=_QUANTIZED_INPUTS,
+            tolerances=QUANTIZED_INPUTS,
         ),
         _contract(
             oracles.linear_float32,
             linear_float32_cases,
             signature="(x [T, K], weight [N, K] as x) -> float32 [T, N]: the sums, for logits",
             sizes=("inputs", "outputs"),
-            tolerances=_FLOAT32_SUMS,
+            tolerances=FLOAT32_SUMS,
             result=torch.float32,
         ),
         _contract(
@@ -218,7 +190,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             linear_gguf_cases,
             signature="as linear_gguf -> float32 [T, N]: the sums, for logits",
             sizes=("inputs", "outputs"),
-            tolerances=_QUANTIZED_INPUTS,
+            tolerances=QUANTIZED_INPUTS,
             result=torch.float32,
         ),
         _contract(
@@ -229,7 +201,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             " lens[i] >= 1 tokens of x, and states[slots[i]] the W inputs before them, the oldest first; the states are"
             " not changed; `activation` is silu or none",
             sizes=("channels", "width"),
-            tolerances=_TWO_ROUNDINGS,
+            tolerances=TWO_ROUNDINGS,
             module="recurrent_reference",
         ),
         _contract(
@@ -242,7 +214,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             " by sqrt(their squared norm + 1e-6), and q by sqrt(K); head h of q and k is that of the HV / H heads of v"
             " from h HV / H on",
             sizes=("key_heads", "value_heads", "key_dim", "value_dim"),
-            tolerances=_RECURRENT_SUMS,
+            tolerances=RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",
         ),
@@ -256,7 +228,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             " times b is added; the result is the product of the state and c; group g of b and c is that of the H / G"
             " heads from g H / G on",
             sizes=("heads", "groups", "head_dim", "state_size"),
-            tolerances=_RECURRENT_SUMS,
+            tolerances=RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",
         ),
@@ -268,7 +240,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             " is not changed; at each token, the state is exp(decay) times itself, plus x, and the result is the state;"
             " decay is at most 0",
             sizes=("channels",),
-            tolerances=_RECURRENT_SUMS,
+            tolerances=RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",
         ),
@@ -278,7 +250,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(rows uint8 [N, bytes per row], quant_type: str, indices int64 [T], dtype) -> [T, K] of dtype; "
             "the embedding lookup in the rows of a GGUF file quantized as `quant_type`",
             sizes=("inputs",),
-            tolerances=_FLOAT16_SCALES,
+            tolerances=FLOAT16_SCALES,
         ),
         _contract(
             expert_oracles.route_experts,
@@ -288,7 +260,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "softmax, sigmoid or softmax_of_top_k; the bias is added for the choice only; the order is that of "
             "descending choice scores, the lower id first of equal ones",
             sizes=("experts", "top_k"),
-            tolerances=_FLOAT32_SUMS,
+            tolerances=FLOAT32_SUMS,
             result=(torch.int64, torch.float32),
             module="expert_reference",
         ),
@@ -300,7 +272,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "gelu_tanh or swiglu_clamped; ids outside [0, E) contribute nothing; the results of a token's experts are "
             "added in float32, in the order of its ids",
             sizes=_EXPERT_SIZES,
-            tolerances=_TWO_PRODUCTS,
+            tolerances=TWO_PRODUCTS,
             module="expert_reference",
         ),
         _contract(
@@ -310,7 +282,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "float32 [E, 2 I], down int8 [E, H, I], down_scale float32 [E, H], activation: str) -> [T, H]; as experts; "
             "the inputs of both products may be quantized to int8, with a scale per row",
             sizes=_EXPERT_SIZES,
-            tolerances=_TWO_QUANTIZED_PRODUCTS,
+            tolerances=TWO_QUANTIZED_PRODUCTS,
             module="expert_reference",
         ),
         _contract(
@@ -321,7 +293,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "I], down_scale float32 [E, ceil(H / block_outputs), ceil(I / block_inputs)], block_outputs: int, "
             "block_inputs: int, activation: str) -> [T, H]; as experts, with blocks and scales as linear_fp8",
             sizes=_EXPERT_SIZES,
-            tolerances=_TWO_PRODUCTS,
+            tolerances=TWO_PRODUCTS,
             module="expert_reference",
         ),
         _contract(
@@ -332,7 +304,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "[E, 2 I] as x | None = None, down_bias [E, H] as x | None = None) -> [T, H]; as experts; rows are those "
             "of a GGUF file; the inputs of both products may be quantized to 8 bits",
             sizes=_EXPERT_SIZES,
-            tolerances=_TWO_QUANTIZED_PRODUCTS,
+            tolerances=TWO_QUANTIZED_PRODUCTS,
             module="expert_reference",
         ),
     )

@@ -9,7 +9,8 @@ import torch
 from every import every
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from srv_kernels.contracts import CONTRACTS, DTYPES, violations
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.tolerances import DTYPES
 
 CAPABILITIES = ("gguf_codebooks",)
 IMPLEMENTATIONS = [

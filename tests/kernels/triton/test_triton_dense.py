@@ -10,7 +10,8 @@ import torch
 from every import every
 from kernel_device import kernel_device
 
-from srv_kernels.contracts import CONTRACTS, DTYPES, violations
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.tolerances import DTYPES
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install srv-kernels[triton]")
 from srv_kernels.triton import dense_linear, gguf_linear  # noqa: F401  registers the operators

@@ -15,7 +15,8 @@ from kernel_device import kernel_device
 from torch import Tensor
 
 from srv_kernels.cases import Case, random_gguf_rows
-from srv_kernels.contracts import CONTRACTS, DTYPES, violations
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.tolerances import DTYPES
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install srv-kernels[triton]")
 from srv_kernels.triton import moe  # noqa: F401  registers the operators

@@ -17,7 +17,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'srv-kernels[triton]'")
 
 from srv_kernels.cases import Case
-from srv_kernels.contracts import CONTRACTS, DTYPES, OpContract, violations
+from srv_kernels.contracts import CONTRACTS, OpContract, violations
+from srv_kernels.tolerances import DTYPES
 from srv_kernels.triton import activations, kv_write, norms, page_copies, rotary  # noqa: F401  they register
 from srv_kernels.triton.registration import INTERPRETED
 

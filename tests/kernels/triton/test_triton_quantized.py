@@ -12,7 +12,8 @@ from kernel_device import kernel_device
 from torch import Tensor
 
 from srv_kernels import oracles
-from srv_kernels.contracts import CONTRACTS, DTYPES, violations
+from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.tolerances import DTYPES
 from srv_kernels.triton.registration import INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install srv-kernels[triton]")

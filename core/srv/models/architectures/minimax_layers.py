@@ -22,6 +22,8 @@ class MiniMaxLayer(HybridLayer):
     """One layer."""
 
     mixer_name = "self_attn"
+    attention_norm: RMSNorm
+    mlp_norm: RMSNorm
 
     def __init__(self, config: MiniMaxConfig, factory: LayerFactory, index: int) -> None:
         super().__init__()
