@@ -17,6 +17,7 @@ from srv.args.groups.platform import PlatformArgs
 from srv.args.groups.schedule import ScheduleArgs
 from srv.args.groups.weights import WeightsArgs
 from srv.platform.facts import Constraint, ResolutionContext
+from srv.quantization.fp8_methods import METHOD as FP8
 from srv.quantization.registry import method_of
 from srv.specs import SlidingWindow
 
@@ -37,7 +38,7 @@ EFFECTIVE_WITH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "offload_prefetch_step": {"offload_group_size": 1},
         "quantization_param_path": {"kv_cache_dtype": "fp8_e4m3"},
         "calculate_kv_scales": {"kv_cache_dtype": "fp8_e4m3"},
-        "fp8_gemm_backend": {"quantization": "fp8"},
+        "fp8_gemm_backend": {"quantization": FP8.name},
     }
 )
 
