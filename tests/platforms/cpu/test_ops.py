@@ -27,7 +27,9 @@ from srv_matrix.pytest_plugin import covers
 EXPERT_SIZES = {"hidden": 64, "intermediate": 32, "experts": 8, "top_k": 2}
 STATE_SIZES = {"channels": 96, "width": 4, "key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 16}
 CAPABILITIES = ("gguf_codebooks",)
-SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64, "inputs": 576, "outputs": 576, **EXPERT_SIZES, **STATE_SIZES}
+SCAN_SIZES = {"heads": 6, "groups": 2, "state_size": 16}
+SIZES = {"dim": 576, "head_dim": 64, "rotary_dim": 64, "inputs": 576, "outputs": 576, **EXPERT_SIZES}
+SIZES |= STATE_SIZES | SCAN_SIZES
 CASES = [
     pytest.param(
         op,
