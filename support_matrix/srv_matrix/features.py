@@ -25,12 +25,19 @@ from srv_matrix.inventory import Inventory
 from srv_matrix.judge import model_verdict, verdict
 from srv_matrix.pairs import pairs
 from srv_matrix.records import Record, Status
+from srv_matrix.sample import LAYERS
 from srv_matrix.variant_context import VariantContext, make_variant_context
 
 NOT_IMPLEMENTED = "not_implemented"  # the reason code of a platform without device code
 OTHERS = "any other decoder"
 # Fields of configurations that transformers has no default for.
-UNSTATED: Mapping[str, Mapping[str, Any]] = {"DeepseekV2ForCausalLM": {"num_experts_per_tok": 6}}
+UNSTATED: Mapping[str, Mapping[str, Any]] = {
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(LAYERS)]
+    },
+    "BambaForCausalLM": {"attn_layer_indices": [9, 18, 27]},
+}
 CHECKED = "served only if logits do not depend on how the prompt is split, which is tested when the model is loaded"
 
 

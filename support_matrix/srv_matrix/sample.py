@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from srv.specs import FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow, StateTensor
 
-_LAYERS = 32
-_ALL = tuple(range(_LAYERS))
+LAYERS = 32
+_ALL = tuple(range(LAYERS))
 _EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 768}
 _PACKED = ("awq", "gptq", "compressed-tensors")
 _MODELSLIM = {"model_quant_type": "W8A8_DYNAMIC", "model.layers.0.mlp.down_proj.weight": "W8A8_DYNAMIC"}
@@ -77,9 +77,9 @@ def _quantized(method: str, stated: Mapping[str, object]) -> ModelFacts:
 def windowed_model() -> ModelFacts:
     """A model of which half of the layers have a sliding window."""
     dense = _dense()
-    half = _LAYERS // 2
+    half = LAYERS // 2
     config = {**dense.config, "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": half}
-    full, rest = tuple(range(half)), tuple(range(half, _LAYERS))
+    full, rest = tuple(range(half)), tuple(range(half, LAYERS))
     groups = (FullAttention(full, 8, 128, 128), SlidingWindow(rest, 8, 128, 128, 4096))
     return replace(dense, name="sample-8b-windows", architecture="Qwen2ForCausalLM", config=config, cache_groups=groups)
 
@@ -159,19 +159,19 @@ def _dense() -> ModelFacts:
         path="/models/sample-8b",
         format="safetensors",
         architecture="LlamaForCausalLM",
-        config=_config(hidden_size=4096, intermediate_size=14336, num_hidden_layers=_LAYERS, num_attention_heads=32),
+        config=_config(hidden_size=4096, intermediate_size=14336, num_hidden_layers=LAYERS, num_attention_heads=32),
         dtype="bfloat16",
         quantization=None,
         vocab_size=128256,
         hidden_size=4096,
-        layers=_LAYERS,
+        layers=LAYERS,
         heads=32,
         kv_heads=8,
         head_dim=128,
         context_length=131072,
         parameters=8_030_000_000,
         weight_bytes=16_060_000_000,
-        cache_groups=(FullAttention(tuple(range(_LAYERS)), 8, 128, 128),),
+        cache_groups=(FullAttention(tuple(range(LAYERS)), 8, 128, 128),),
     )
 
 

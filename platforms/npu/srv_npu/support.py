@@ -167,7 +167,7 @@ _NOT_APPLICABLE = _all(
     "it steers a library or link that Ascend devices do not have",
     """
     nsa_prefill_backend nsa_decode_backend fp8_gemm_backend disable_flashinfer_autotune
-    flashinfer_mxfp4_moe_precision enable_flashinfer_allreduce_fusion enable_nccl_nvls enable_symm_mem
+    enable_flashinfer_allreduce_fusion enable_nccl_nvls enable_symm_mem
     disable_flashinfer_cutlass_moe_fp4_allgather disable_custom_all_reduce enable_mscclpp enable_torch_symm_mem
     triton_attention_reduce_in_fp32 triton_attention_num_kv_splits triton_attention_split_tile_size
     enable_p2p_check
@@ -214,10 +214,11 @@ _UNSUPPORTED = (
         "experts stay where they were loaded on NPUs",
         """
         ep_num_redundant_experts ep_dispatch_algorithm init_expert_location enable_eplb eplb_algorithm
-        eplb_rebalance_layers_per_chunk eplb_min_rebalancing_utilization_threshold enable_expert_distribution_metrics
-        deepep_config elastic_ep_backend
+        eplb_rebalance_layers_per_chunk eplb_min_rebalancing_utilization_threshold deepep_config
+        elastic_ep_backend
         """,
     ),
+    *_all("unsupported", "no experts in MXFP4 are computed on NPUs", "mxfp4_moe_precision"),
     *_all(
         "unsupported",
         "nobody has shown other settings of recurrent states to work on NPUs",
@@ -278,7 +279,7 @@ _UNSUPPORTED = (
         enable_nan_detection enable_custom_logit_processor disable_shared_experts_fusion
         disable_fast_image_processor keep_mm_feature_on_device forward_hooks debug_tensor_dump_input_file
         debug_tensor_dump_inject enable_deterministic_inference expert_distribution_recorder_mode
-        expert_distribution_recorder_buffer_size
+        expert_distribution_recorder_buffer_size enable_expert_distribution_metrics
         """,
     ),
     *_all(

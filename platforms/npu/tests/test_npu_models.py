@@ -26,6 +26,7 @@ from model_cells import (
     save_bfloat16,
     served,
 )
+from models_small import GRANITE
 
 from srv_matrix.pytest_plugin import covers
 from srv_npu.facts import VARIANTS
@@ -70,6 +71,17 @@ MODELS: dict[str, tuple[str, Callable[[], Any]]] = {
     "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", lambda: decided("qwen3_5_moe", COUNT, **MIXED, **DELTA)),
     "lfm2": ("Lfm2ForCausalLM", lambda: rounded(random_model("lfm2"))),
     "lfm2-moe": ("Lfm2MoeForCausalLM", lambda: rounded(random_model("lfm2_moe"))),
+    "olmo-hybrid": ("OlmoHybridForCausalLM", lambda: rounded(random_model("olmo_hybrid"))),
+    "granite-hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        lambda: rounded(random_model("granitemoehybrid", **GRANITE, mamba_n_heads=16)),
+    ),
+    "bamba": ("BambaForCausalLM", lambda: rounded(random_model("bamba", mamba_n_heads=16))),
+    "falcon-h1": (
+        "FalconH1ForCausalLM",
+        lambda: rounded(random_model("falcon_h1", mamba_n_heads=16, mamba_d_ssm=128)),
+    ),
+    "minimax": ("MiniMaxForCausalLM", lambda: rounded(random_model("minimax"))),
 }
 # As on the CPU, a few tokens of the delta rule have large errors in any rounding.
 OF: dict[str, Combined] = dict.fromkeys(("qwen3-next", "qwen3.5", "qwen3.5-moe"), statistics.fmean)

@@ -62,6 +62,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2ForCausalLM", {**DEEPSEEK, "topk_method": "group_limited_greedy"}),
     "deepseek_v3": ("DeepseekV3ForCausalLM", {**DEEPSEEK, "rope_parameters": YARN, "attention_bias": True}),
 }
+# Prompts of up to 40 tokens choose 9 keys. A rounding that changes the choice changes a key of a small weight.
+INDEX = {"index_n_heads": 24, "index_head_dim": 64, "index_topk": 9, "pad_token_id": None}
+CHOOSING: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v32": ("DeepseekV32ForCausalLM", {**DEEPSEEK, **INDEX, "rope_parameters": YARN}),
+    "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {**DEEPSEEK, **INDEX, "indexer_types": ["full", "shared", "full"]}),
+}
 GGUF = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 # The first tokens of a sequence leave the delta rule with sums near zero, whose sign its norm makes a difference of
 # order one: a few tokens have large errors in any rounding, so that only the mean can be compared.
@@ -86,6 +92,26 @@ def test_a_bfloat16_checkpoint(kind: str, tmp_path: Path) -> None:
     assert cached[-1].cached_tokens == 32
     assert_as_close_as_transformers(computed, model, of=OF.get(kind, max))
     assert_as_close_as_transformers(cached, model, of=OF.get(kind, max))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=covers(f"model:{cell}/safetensors", platform="cpu"))
+        for kind, (cell, _) in CHOOSING.items()
+    ],
+)
+def test_a_bfloat16_checkpoint_with_an_indexer(kind: str, tmp_path: Path) -> None:
+    """As above, without replayed steps: only `torch_native` chooses keys, in eager steps."""
+    model = decided(kind, COUNT, **CHOOSING[kind][1])
+    save_bfloat16(model, tmp_path)
+    with served(tmp_path, "--max-total-tokens=2048") as engine:
+        computed = engine.generate(requests(prompt_logprobs=0))
+        cached = engine.generate(requests())
+    assert cached[-1].cached_tokens == 32
+    assert_as_close_as_transformers(computed, model, of=statistics.fmean)
+    assert_as_close_as_transformers(cached, model, of=statistics.fmean)
 
 
 @pytest.mark.parametrize("kind", [marked(kind, "gguf") for kind in GGUF])
