@@ -7,7 +7,8 @@
 
 The rows of rotated dimensions are in the order of the `rotary` op, which pairs dimensions half their number apart;
 checkpoints with adjacent pairs are reordered when they are loaded. In a layer with an indexer, its operands follow the
-compressed vector in the second operand of `attend`.
+compressed vector in the second operand of `attend`. In A.X-K2, q_gate_proj reads the compressed queries with and
+without their norm, and gives a gate beside each query, whose sigmoid multiplies what the head attended to.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class LatentAttention(nn.Module):
         whole = sizes.layer(place, has_indexer)
         self.layer = dataclasses.replace(whole, heads=heads, group=group)
         self.indexer = Indexer(sizes, factory, f"{prefix}.indexer") if has_indexer else None
-        self._head_parts = [dims.key_dim, dims.rope_dim, dims.value_dim][: 2 + sizes.gated]
+        self._gated = sizes.gated
+        self._head_parts = [dims.key_dim, dims.rope_dim, *([dims.value_dim] if sizes.gated else [])]
         compressed = {f"{prefix}.kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
         self.q_norm: RMSNorm | None = None
         self._parts = [dims.latent_dim, dims.rope_dim]
@@ -72,8 +74,7 @@ class LatentAttention(nn.Module):
         down = self.down_proj.kernel(x)
         *queries, latent, rope = down.split_with_sizes(self._parts, 1)
         compressed_q = self.q_norm.forward(queries[0]) if self.q_norm is not None else x
-        gated = len(self._head_parts) > 2
-        q = self.q_proj.kernel(torch.cat((compressed_q, *queries), 1) if gated else compressed_q)
+        q = self.q_proj.kernel(torch.cat((compressed_q, *queries), 1) if self._gated else compressed_q)
         plain, rotated, *gate = q.view(-1, layer.heads, sum(self._head_parts)).split_with_sizes(self._head_parts, 2)
         rotated, key = self._rotary(rotated, rope.unsqueeze(1), cos_sin, positions)
         compressed = self.kv_norm.forward(latent)
