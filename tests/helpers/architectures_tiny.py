@@ -158,6 +158,7 @@ SHARED_KEYS: dict[str, Any] = {
 NO_PADDING = {"pad_token_id": None}
 # What a model needs beside, by model type. `...` leaves a field at its default.
 SPECIAL: dict[str, dict[str, Any]] = {
+    "axk2": NO_PADDING,
     "deepseek_v32": NO_PADDING,
     # the second layer attends to the keys that the indexer of the first one has chosen
     "glm_moe_dsa": {**NO_PADDING, "indexer_types": ["full", "shared"]},

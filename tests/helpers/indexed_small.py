@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from deepseek_small import EXPERTS, LATENT, YARN
 from models_small import SIZES, randomized
-from transformers import AutoModelForCausalLM, DeepseekV32Config, GlmMoeDsaConfig
+from transformers import AutoModelForCausalLM, AXK2Config, DeepseekV32Config, GlmMoeDsaConfig
 
 # Of few heads, all are often 0 for several keys, whose scores are then equal. So are those of a token whose embedding
 # is 0, as that of padding.
@@ -20,6 +20,10 @@ MODELS: dict[str, Any] = {
     "glm": lambda **fields: GlmMoeDsaConfig(**{**COMMON, "indexer_types": ["full", "shared", "full"], **fields}),
     "glm-shared": lambda **fields: GlmMoeDsaConfig(
         **{**COMMON, "index_topk_freq": 4, "index_skip_topk_offset": 1, **fields}
+    ),
+    "axk2": lambda **fields: AXK2Config(**{**COMMON, "gated_norm_rank": 6, "rope_parameters": YARN, **fields}),
+    "axk2-sparse": lambda **fields: AXK2Config(
+        **{**COMMON, "attention_bias": True, "first_k_dense_replace": 0, "moe_layer_freq": 2, **fields}
     ),
 }
 

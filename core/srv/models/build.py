@@ -28,6 +28,7 @@ from srv.models.formats.filling import Progress
 from srv.models.formats.fused_experts import FusedExperts
 from srv.models.formats.gguf_loader import load_gguf
 from srv.models.formats.reading import MAPPED, Reading
+from srv.models.formats.rotary_rows import with_gates
 from srv.models.formats.safetensors_header import forget_headers
 from srv.models.formats.safetensors_loader import load_safetensors
 from srv.models.formats.source_loader import load_from_sources
@@ -133,7 +134,9 @@ def _architecture_storage(facts: ModelFacts, config: NativeConfig, storage: Stor
     if weights is None:
         return FusedExperts(storage)
     rotary_dim = interleaved_dims(facts, weights)
-    storage = ArchitectureStorage(weights, config.attention_layers[0], rotary_dim, storage)
+    layer = config.attention_layers[0]
+    layer = with_gates(layer) if weights.gated_queries else layer
+    storage = ArchitectureStorage(weights, layer, rotary_dim, storage)
     return FusedExperts(storage, weights.fused_experts)
 
 

@@ -14,6 +14,7 @@ from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.expert_layers import mixture_of
 from srv.models.architectures.registry import find, native_config, native_names, with_defaults
+from srv.models.formats.rotary_rows import with_gates
 from srv.models.formats.safetensors_header import PACKED_BITS
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig
@@ -114,7 +115,8 @@ def _check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod) -
         return
     reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
     if method.crossing is not None and not own._replace(interleaved=None).in_own_order:
-        crossing = method.crossing(facts, config.attention_layers, interleaved_dims(facts, own))
+        layers = tuple(map(with_gates, config.attention_layers)) if own.gated_queries else config.attention_layers
+        crossing = method.crossing(facts, layers, interleaved_dims(facts, own))
         if crossing is None:
             return
         reason += f", and {crossing}"

@@ -27,6 +27,12 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Small:
     return saved_small(small("v32-dense"), tmp_path_factory.mktemp("dense"), LENGTHS)
 
 
+@pytest.fixture(scope="module")
+def axk2(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """With gates of norms and of attention."""
+    return saved_small(small("axk2"), tmp_path_factory.mktemp("axk2"), LENGTHS)
+
+
 def served(running: Any, expected: Small) -> list[int]:
     """All requests at once, twice, compared; the cached tokens of the second time."""
     for _ in range(2):
@@ -35,11 +41,15 @@ def served(running: Any, expected: Small) -> list[int]:
     return [result.cached_tokens for result in results]
 
 
-def test_chunks_batches_and_prefix_hits_give_the_tokens_of_transformers(glm: Small) -> None:
+@pytest.mark.parametrize("kind", ["glm", "axk2"])
+def test_chunks_batches_and_prefix_hits_give_the_tokens_of_transformers(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     """The backend that computes indexers is chosen, and keys of a cached prefix are chosen from."""
-    with engine(glm, page=4, chunk=9) as running:
+    model: Small = request.getfixturevalue(kind)
+    with engine(model, page=4, chunk=9) as running:
         assert running.context.resolved.config.platform.attention_backend == "torch_native"
-        assert max(served(running, glm)) >= 36
+        assert max(served(running, model)) >= 36
 
 
 @every("overlap", [True, False])

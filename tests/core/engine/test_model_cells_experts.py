@@ -64,8 +64,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Prompts of up to 40 tokens choose 9 keys. A rounding that changes the choice changes a key of a small weight.
 INDEX = {"index_n_heads": 24, "index_head_dim": 64, "index_topk": 9, "pad_token_id": None}
+UNGROUPED = {"n_group": 1, "topk_group": 1}
 CHOOSING: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("DeepseekV32ForCausalLM", {**DEEPSEEK, **INDEX, "rope_parameters": YARN}),
+    "axk2": ("AXK2ForCausalLM", {**DEEPSEEK, **INDEX, **UNGROUPED, "rope_parameters": YARN}),
     "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {**DEEPSEEK, **INDEX, "indexer_types": ["full", "shared", "full"]}),
 }
 GGUF = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}

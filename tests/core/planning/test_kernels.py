@@ -74,6 +74,12 @@ GLM_DSA = DEEPSEEK | {
     "model_type": "glm_moe_dsa",
     **{"index_n_heads": 4, "index_head_dim": 32, "index_topk": 16, "indexer_types": ["full", "shared"]},
 }
+AXK2 = DEEPSEEK | {
+    "architectures": ["AXK2ForCausalLM"],
+    "model_type": "axk2",
+    **{"index_n_heads": 4, "index_head_dim": 32, "index_topk": 16, "n_group": None, "topk_group": None},
+    "gated_norm_rank": 8,
+}
 BLOOM: dict[str, Any] = {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",
@@ -293,6 +299,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (OLMO_HYBRID, ()),
         (DEEPSEEK, ()),
         (GLM_DSA, ()),
+        (AXK2, ()),
         (UNKNOWN, ()),
     ],
     ids=[
@@ -318,6 +325,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "olmo-hybrid",
         "deepseek",
         "glm-moe-dsa",
+        "axk2",
         "transformers",
     ],
 )

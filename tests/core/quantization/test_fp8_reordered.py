@@ -78,9 +78,15 @@ def test_deepseek_computes_what_the_dequantized_weights_do(form: str, kind: str,
     assert torch.equal(up_projection(ours), model.get_parameter(f"{ATTENTION}.kv_b_proj.weight"))
 
 
-@every(("form", "kind"), [("fp8, blocks", "v32"), ("fp8, blocks", "glm"), ("fp8, static", "glm")])
+INDEXED = [("fp8, blocks", "v32"), ("fp8, blocks", "glm"), ("fp8, static", "glm"), ("fp8, blocks", "axk2")]
+
+
+@every(("form", "kind"), INDEXED)
 def test_an_indexer_computes_what_the_dequantized_weights_do(form: str, kind: str, tmp_path: Path) -> None:
-    """It chooses from twelve keys. The projection of its weights is not quantized, as in published checkpoints."""
+    """It chooses from twelve keys. The projection of its weights is not quantized, as in published checkpoints.
+
+    Nor are the gates of norms.
+    """
     made = indexed_small(kind, **{**WITHIN, "index_head_dim": 32})
     kept = {name: each.detach().clone() for name, each in made.named_parameters() if "weights_proj" in name}
 
@@ -140,6 +146,13 @@ def test_published_sizes_stay_within_blocks_of_128() -> None:
         layer = AttentionLayer(0, heads, 1, 192, 1.0, latent=LatentDims(512, 128, 64, 128))
         assert crossing_rows([layer], 64, 128) is None
         assert crossing_rows([layer], 64, 48) == rotary_rows(layer, 64)[0]
+
+
+def test_the_gates_beside_queries_move_their_rows(tmp_path: Path) -> None:
+    """Queries and gates of 56 rows per head: the rotary rows of the fourth query would leave their block."""
+    write_fp8(tmp_path, FORMS["fp8, blocks"], made=indexed_small("axk2", **{**WITHIN, "v_head_dim": 24}))
+    with pytest.raises(ModelError, match="the 16 rotary rows of a head of q_b_proj are not within one of its blocks"):
+        built(tmp_path)
 
 
 def _without(suffix: str) -> Callable[[dict[str, Tensor]], None]:

@@ -27,6 +27,7 @@ from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 from srv.specs import AttentionLayer
 
+ATTENTION_NORM, MLP_NORM = "input_layernorm", "post_attention_layernorm"
 INNER_NORM_EPS = 1e-6  # of the norms of compressed vectors, whatever rms_norm_eps is
 WEIGHTS = StoredWeights(interleaved=lambda config: int(config["qk_rope_head_dim"]))  # rotary pairs are adjacent
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -52,11 +53,13 @@ class DeepseekConfig(NamedTuple):
     """`decoder`: everything besides attention; its heads are those of the rotary part. `attention`: of every layer.
 
     `indexed`: whether each layer has an indexer, if `attention` has one; without, it uses that of a layer before it.
+    `gate_rank`: the inner size of the gates of norms (`srv.models.layers.gated_norm`), 0 if norms have none.
     """
 
     decoder: DecoderConfig
     attention: LatentSizes
     indexed: tuple[bool, ...] = ()
+    gate_rank: int = 0
 
     @property
     def moe(self) -> MoEConfig | None:
@@ -68,14 +71,20 @@ class DeepseekConfig(NamedTuple):
         """The number of parameters; tied embeddings count once."""
         indexers = sum(self.indexed) * self.attention.indexer_parameters
         latent = self.decoder.layers * (self.attention.parameters - self._plain_attention)
-        return self.decoder.parameters + latent + indexers
+        return self.decoder.parameters + latent + indexers + self._gate_params
 
     @property
     def projection_params(self) -> int:
         """The number of weights in linear layers, without the embeddings and the output layer (and without biases)."""
         latent = self.attention.projection_params - self._plain_attention
         indexers = sum(self.indexed) * self.attention.indexer_projection_params
-        return self.decoder.projection_params + self.decoder.layers * latent + indexers
+        return self.decoder.projection_params + self.decoder.layers * latent + indexers + self._gate_params
+
+    @property
+    def _gate_params(self) -> int:
+        """The weights of the gates of all norms."""
+        gated = sum(len(self.gated_norms(index)) for index in range(self.decoder.layers))
+        return gated * 2 * self.decoder.hidden_size * self.gate_rank
 
     @property
     def _plain_attention(self) -> int:
@@ -89,6 +98,12 @@ class DeepseekConfig(NamedTuple):
 
     def has_indexer(self, index: int) -> bool:
         return bool(self.indexed) and self.indexed[index]
+
+    def gated_norms(self, index: int) -> tuple[str, ...]:
+        """The norms of a layer that have a gate: if any have, the first one and that of a mixture of experts."""
+        if not self.gate_rank:
+            return ()
+        return (ATTENTION_NORM,) if self.decoder.moe_of(index) is None else (ATTENTION_NORM, MLP_NORM)
 
     @property
     def divided(self) -> DividedSizes | None:
@@ -120,9 +135,14 @@ class DeepseekConfig(NamedTuple):
                 yield Matrix(
                     compressed if rank is None else (f"{prefix}.q_a_proj", *compressed), hidden, attention.down
                 )
-                queries = f"{prefix}.{'q_proj' if rank is None else 'q_b_proj'}"
-                yield Matrix((queries,), rank or hidden, attention.heads * attention.head_dim)
-                if self.has_indexer(int(prefix.split(".")[2])):
+                queries, inputs = attention.query_projection
+                yield Matrix((f"{prefix}.{queries}",), inputs, attention.heads * attention.query_dim)
+                layer = prefix.removesuffix(".self_attn")
+                index = int(layer.split(".")[2])
+                for norm in self.gated_norms(index):
+                    yield Matrix((f"{layer}.{norm}.mlp.fc1",), hidden, self.gate_rank)
+                    yield Matrix((f"{layer}.{norm}.mlp.fc2",), self.gate_rank, hidden)
+                if self.has_indexer(index):
                     for own, (inputs, outputs) in attention.indexer_projections.items():
                         yield Matrix((f"{prefix}.indexer.{own}",), inputs, outputs)
             elif prefix.endswith(".self_attn"):

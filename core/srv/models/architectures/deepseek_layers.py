@@ -1,4 +1,4 @@
-"""The layers of DeepSeek-V2 to V3.2 and GLM-5: latent attention, then an MLP or a mixture of experts, after norms.
+"""The layers of DeepSeek-V2 to V3.2, GLM-5 and A.X-K2: latent attention, then an MLP or experts, each after a norm.
 
 Owns the order of computation, which is that of `decoder`, and which layers have experts. Sharded over ranks, attention
 and MLP give partial sums, which are added up before they join the residual.
@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from srv.models.architectures.deepseek_config import DeepseekConfig
+from srv.models.architectures.deepseek_config import ATTENTION_NORM, MLP_NORM, DeepseekConfig
 from srv.models.architectures.latent_attention import LatentAttention
 from srv.models.architectures.layer_stack import LayerStack, StackedLayer
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.layers.factory import LayerFactory
+from srv.models.layers.gated_norm import GatedRMSNorm
 from srv.models.layers.mlp import GatedMLP
-from srv.models.layers.moe import MoE, feed_forward
+from srv.models.layers.moe import MoE, Weighted, feed_forward
 from srv.models.layers.norm import RMSNorm
 from srv.models.layers.rope import cos_sin_table
 from srv.specs import AttentionLayer
@@ -33,16 +34,27 @@ class DeepseekLayer(StackedLayer):
         sizes, context = config.decoder, factory.context
         hidden, eps = sizes.hidden_size, sizes.norm_eps
         self.prefix = f"model.layers.{index}"
-        self.attention_norm = RMSNorm(context, hidden, eps)
+        norms = config.gated_norms(index)
+
+        def norm(name: str) -> RMSNorm:
+            if name in norms:
+                return GatedRMSNorm(factory, f"{self.prefix}.{name}", hidden, eps, config.gate_rank)
+            return RMSNorm(context, hidden, eps)
+
+        self.attention_norm = norm(ATTENTION_NORM)
         self.attention = LatentAttention(
             config.attention, factory, f"{self.prefix}.self_attn", index, config.has_indexer(index)
         )
-        self.mlp_norm = RMSNorm(context, hidden, eps)
+        self.mlp_norm = norm(MLP_NORM)
         moe = sizes.moe_of(index)
         self.mlp = feed_forward(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, moe)
 
     def layer_norms(self) -> Mapping[str, RMSNorm]:
-        return {"input_layernorm": self.attention_norm, "post_attention_layernorm": self.mlp_norm}
+        return {ATTENTION_NORM: self.attention_norm, MLP_NORM: self.mlp_norm}
+
+    def _projections(self) -> tuple[Weighted, ...]:
+        gated = (norm for norm in (self.attention_norm, self.mlp_norm) if isinstance(norm, GatedRMSNorm))
+        return *super()._projections(), *(each for norm in gated for each in norm.projections)
 
 
 class Deepseek(LayerStack[DeepseekLayer]):

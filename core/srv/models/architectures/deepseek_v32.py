@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, DeepseekConfig, deepseek_config, sparse_from
+from srv.models.architectures.deepseek_config import DEFAULTS as BASE
+from srv.models.architectures.deepseek_config import WEIGHTS, DeepseekConfig, deepseek_config, sparse_from
 from srv.models.architectures.deepseek_v2 import LAYERS
 from srv.models.architectures.deepseek_v3 import routing
 from srv.models.architectures.latent_sizes import index_dims
@@ -56,8 +57,8 @@ def _sparse(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(kind == "sparse" for kind in types)
 
 
-_DEFAULTS: Mapping[str, Any] = {
-    **DEFAULTS,
+DEFAULTS: Mapping[str, Any] = {
+    **BASE,
     "first_k_dense_replace": 3,
     "n_routed_experts": 256,
     "n_shared_experts": 1,
@@ -76,7 +77,7 @@ V32 = Architecture(
     name="DeepseekV32ForCausalLM",
     make_config=make_v32,
     defaults={
-        **_DEFAULTS,
+        **DEFAULTS,
         "vocab_size": 129280,
         "hidden_size": 7168,
         "intermediate_size": 18432,
@@ -95,7 +96,7 @@ GLM = Architecture(
     name="GlmMoeDsaForCausalLM",
     make_config=make_glm,
     defaults={
-        **_DEFAULTS,
+        **DEFAULTS,
         "vocab_size": 154880,
         "hidden_size": 6144,
         "intermediate_size": 12288,

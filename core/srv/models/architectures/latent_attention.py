@@ -7,7 +7,8 @@
 
 The rows of rotated dimensions are in the order of the `rotary` op, which pairs dimensions half their number apart;
 checkpoints with adjacent pairs are reordered when they are loaded. In a layer with an indexer, its operands follow the
-compressed vector in the second operand of `attend`.
+compressed vector in the second operand of `attend`. In A.X-K2, q_gate_proj reads the compressed queries with and
+without their norm, and gives a gate beside each query, whose sigmoid multiplies what the head attended to.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class LatentAttention(nn.Module):
         whole = sizes.layer(place, has_indexer)
         self.layer = dataclasses.replace(whole, heads=heads, group=group)
         self.indexer = Indexer(sizes, factory, f"{prefix}.indexer") if has_indexer else None
-        queries = sizes.heads * sizes.head_dim
+        self._gated = sizes.gated
+        self._head_parts = [dims.key_dim, dims.rope_dim, *([dims.value_dim] if sizes.gated else [])]
         compressed = {f"{prefix}.kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
         self.q_norm: RMSNorm | None = None
         self._parts = [dims.latent_dim, dims.rope_dim]
@@ -54,11 +56,10 @@ class LatentAttention(nn.Module):
             compressed = {f"{prefix}.q_a_proj": sizes.query_rank, **compressed}
             self._parts = [sizes.query_rank, *self._parts]
             self.q_norm = RMSNorm(context, sizes.query_rank, sizes.norm_eps, with_residual=False)
-            name, inputs = f"{prefix}.q_b_proj", sizes.query_rank
-        else:
-            name, inputs = f"{prefix}.q_proj", sizes.hidden
         self.down_proj = factory.linear(compressed, sizes.hidden, sizes.bias)
-        self.q_proj = factory.linear({name: queries}, inputs, False, split="out", unit=sizes.head_dim)
+        name, inputs = sizes.query_projection
+        queries = {f"{prefix}.{name}": sizes.heads * sizes.query_dim}
+        self.q_proj = factory.linear(queries, inputs, False, split="out", unit=sizes.query_dim)
         self.kv_norm = RMSNorm(context, dims.latent_dim, sizes.norm_eps, with_residual=False)
         self.up = context.empty(heads * per_head, dims.latent_dim)
         self._up_rows = Slice(0, first * per_head, end * per_head, sizes.heads * per_head)
@@ -73,13 +74,15 @@ class LatentAttention(nn.Module):
         down = self.down_proj.kernel(x)
         *queries, latent, rope = down.split_with_sizes(self._parts, 1)
         compressed_q = self.q_norm.forward(queries[0]) if self.q_norm is not None else x
-        q = self.q_proj.kernel(compressed_q)
-        plain, rotated = q.view(-1, layer.heads, layer.head_dim).split_with_sizes([dims.key_dim, dims.rope_dim], 2)
+        q = self.q_proj.kernel(torch.cat((compressed_q, *queries), 1) if self._gated else compressed_q)
+        plain, rotated, *gate = q.view(-1, layer.heads, sum(self._head_parts)).split_with_sizes(self._head_parts, 2)
         rotated, key = self._rotary(rotated, rope.unsqueeze(1), cos_sin, positions)
         compressed = self.kv_norm.forward(latent)
         if self.indexer is not None:
             compressed = torch.cat((compressed, self.indexer.forward(x, compressed_q, positions, cos_sin)), 1)
         attended = context.attend(layer, torch.cat((plain, rotated), -1), compressed.unsqueeze(1), key)
+        if gate:
+            attended = (attended * gate[0].float().sigmoid()).to(attended.dtype)
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * dims.value_dim))
 
     @property

@@ -14,7 +14,9 @@ class LatentSizes(NamedTuple):
     """The sizes of one layer. `query_rank`: those of the compressed queries; None if they are not compressed.
 
     `norm_eps`: of the norms of compressed vectors. `bias`: whether the projections from and to hidden states have one,
-    except uncompressed queries. `indexer`: that of the layers which have one; its keys have a layer norm.
+    except uncompressed queries. `indexer`: that of the layers which have one; its keys have a layer norm. `gated`:
+    beside each query there is a gate of the size of a value, and both follow from the compressed queries with and
+    without their norm (A.X-K2).
     """
 
     hidden: int
@@ -25,6 +27,7 @@ class LatentSizes(NamedTuple):
     norm_eps: float
     bias: bool = False
     indexer: IndexDims | None = None
+    gated: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -36,13 +39,25 @@ class LatentSizes(NamedTuple):
         return (self.query_rank or 0) + self.dims.latent_dim + self.dims.rope_dim
 
     @property
+    def query_dim(self) -> int:
+        """The outputs for a head of the projection to queries, which are before those for its gate."""
+        return self.head_dim + self.dims.value_dim * self.gated
+
+    @property
+    def query_projection(self) -> tuple[str, int]:
+        """Its name and its inputs."""
+        if self.query_rank is None:
+            return "q_proj", self.hidden
+        return ("q_gate_proj", 2 * self.query_rank) if self.gated else ("q_b_proj", self.query_rank)
+
+    @property
     def projection_params(self) -> int:
         """The weights of linear layers, without biases."""
-        queries, dims = self.heads * self.head_dim, self.dims
+        queries, dims = self.heads * self.query_dim, self.dims
         up = dims.latent_dim * self.heads * (dims.key_dim + dims.value_dim)
         return (
             self.hidden * self.down
-            + (self.query_rank or self.hidden) * queries
+            + self.query_projection[1] * queries
             + up
             + self.heads * dims.value_dim * self.hidden
         )

@@ -7,6 +7,7 @@ Torch-free: a plan asks as well as the loader (`srv.models.formats.architecture_
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -54,7 +55,7 @@ def rotary_rows(layer: AttentionLayer, rotary_dim: int, indexer: bool = False) -
             RotaryRows(("k_proj",), layer.kv_heads, layer.head_dim, 0, rotary_dim),
         )
     own = (
-        RotaryRows(("q_proj", "q_b_proj"), layer.heads, layer.head_dim, latent.key_dim, rotary_dim),
+        RotaryRows(("q_proj", "q_gate_proj", "q_b_proj"), layer.heads, layer.head_dim, latent.key_dim, rotary_dim),
         RotaryRows(("kv_a_proj_with_mqa",), 1, latent.latent_dim + rotary_dim, latent.latent_dim, rotary_dim),
     )
     if layer.indexer is None or not indexer:
@@ -62,6 +63,12 @@ def rotary_rows(layer: AttentionLayer, rotary_dim: int, indexer: bool = False) -
     heads, dim = layer.indexer.heads, layer.indexer.dim
     queries = RotaryRows(("indexer.wq_b",), heads, dim, 0, rotary_dim)
     return (*own, queries, RotaryRows(("indexer.wk", INDEXER_NORM), 1, dim, 0, rotary_dim))
+
+
+def with_gates(layer: AttentionLayer) -> AttentionLayer:
+    """A layer as checkpoints have it whose queries are each followed by a gate of the size of a value."""
+    gate = 0 if layer.latent is None else layer.latent.value_dim
+    return dataclasses.replace(layer, head_dim=layer.head_dim + gate)
 
 
 def crossing_rows(layers: Iterable[AttentionLayer], rotary_dim: int, block: int) -> RotaryRows | None:

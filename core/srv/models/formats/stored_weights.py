@@ -34,6 +34,7 @@ class StoredWeights(NamedTuple):
     `interleaved`: the function from the fields of the configuration to the number of dimensions per head whose rotary
     pairs are adjacent (GPT-J); they are reordered, so that the pairs are those of the other models. None for none.
     `interleaved_indexer`: whether the pairs of the indexer of sparse attention are adjacent as well.
+    `gated_queries`: whether each query is followed by a gate of the size of a value in the projection of both.
     `transposed`: names of modules of a layer, as the layers have them, whose weights are stored as [in, out].
     `fused_experts`: how checkpoints have the experts of a layer in two tensors, "experts.gate_up_proj" [E, in, 2 out]
     and "experts.down_proj" [E, in, out], and their biases likewise: with the columns of the gate before those of the up
@@ -49,6 +50,7 @@ class StoredWeights(NamedTuple):
     rows: FusedRows = "parts"
     interleaved: Callable[[Mapping[str, Any]], int] | None = None
     interleaved_indexer: bool = False
+    gated_queries: bool = False
     fused_mlp: str = ""
     transposed: tuple[str, ...] = ()
     components: Mapping[str, str] = _NONE

@@ -69,17 +69,20 @@ def attention(
     return own.under(name) + heads_cache(keys, dim, values, window)
 
 
-def latent_attention(c: Fields, *, bias: object = False, extra: Part = NOTHING, index_dim: int = 0) -> Part:
+def latent_attention(
+    c: Fields, *, bias: object = False, extra: Part = NOTHING, index_dim: int = 0, gated: bool = False
+) -> Part:
     """Multi-head latent attention (DeepSeek-V2): a token keeps one compressed vector and one rotary key per layer.
 
-    `extra`: the indexer of the layer, if it has one; `index_dim`: the size of the index keys of the model.
+    `extra`: the indexer of the layer, if it has one; `index_dim`: the size of the index keys of the model. `gated`:
+    beside each query there is a gate, and both follow from the compressed queries with and without their norm (A.X-K2).
     """
     hidden, heads, rank, rope = c.hidden_size, c.num_attention_heads, c.kv_lora_rank, c.qk_rope_head_dim
     query, value = heads * (c.qk_nope_head_dim + rope), c.v_head_dim or hidden // heads
     own = (
         linear("q_a_proj", hidden, c.q_lora_rank, bias)
         + norm("q_a_layernorm", c.q_lora_rank)
-        + linear("q_b_proj", c.q_lora_rank, query)
+        + linear("q_b_proj", c.q_lora_rank * (1 + gated), query + heads * value * gated)
         if c.q_lora_rank
         else linear("q_proj", hidden, query)
     )

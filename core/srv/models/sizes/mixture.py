@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from srv.models.indexers import indexer_types
 from srv.models.sizes.blocks import (
+    LLAMA_NORMS,
     attention,
     decoder,
     experts,
@@ -198,6 +199,17 @@ def glm_moe_dsa(c: Fields) -> Part:
         return pre_norm(c, own, mlp if sparse[index] else dense)
 
     return decoder(c, layer)
+
+
+def axk2(c: Fields) -> Part:
+    """V3.2 with a gate beside each query, and gates of the first norm of a layer and of that of its experts."""
+    own = latent_attention(c, bias=c.attention_bias, extra=indexer(c), index_dim=c.index_head_dim, gated=True)
+    first, every = c.get("first_k_dense_replace", 1), c.get("moe_layer_freq", 1)
+    sparse = [kind and (c.mlp_layer_types or i % every == 0) for i, kind in enumerate(_sparse_from(c, first))]
+    hidden, rank, (before, after) = c.hidden_size, c.gated_norm_rank, LLAMA_NORMS
+    gated = norm("norm", hidden) + linear("W_down", hidden, rank) + linear("W_up", rank, hidden)
+    mlp, dense = deepseek_mlp(c) + gated.under(after), gated_mlp(c) + norm(after, hidden)
+    return decoder(c, lambda i: own + gated.under(before) + (mlp if sparse[i] else dense))
 
 
 def indexer(c: Fields) -> Part:

@@ -43,6 +43,7 @@ COUNT_FROM_PADDING = (
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "AXK2ForCausalLM": Family("axk2", "mixture:axk2", FACTS_ONLY),
         "ApertusForCausalLM": Family("apertus", "dense:apertus"),
         "ArceeForCausalLM": Family("arcee", "dense:arcee"),
         "BambaForCausalLM": Family("bamba", "hybrid:bamba", FACTS_ONLY),

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2 and GLM-5 against transformers: logits, sizes and loaded tensors, through the CPU's attention."""
+"""DeepSeek-V3.2, GLM-5 and A.X-K2 against transformers: logits, sizes and loaded tensors, by the CPU's attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
 from srv.specs import Latent
 
-INDEXED = {"v32": (0, 1, 2), "v32-dense": (0, 1, 2), "glm": (0, 2), "glm-shared": (0,)}
+INDEXED = {"glm": (0, 2), "glm-shared": (0,)}  # all layers of the others
 TOKENS = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(2))
 
 
@@ -37,7 +37,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """In one pass; then in chunks, and token by token beside another row, after the ninth token with chosen keys."""
     reference = saved(kind, tmp_path)
     facts, expected = read_facts(tmp_path), expected_logits(reference, TOKENS)
-    assert facts.cache_groups == (Latent((0, 1, 2), 16, 16, index_dim=24, indexed=INDEXED[kind]),)
+    assert facts.cache_groups == (Latent((0, 1, 2), 16, 16, index_dim=24, indexed=INDEXED.get(kind, (0, 1, 2))),)
     steps = Steps(model := built(tmp_path), facts.cache_groups[0])
     close = {"atol": 2e-4, "rtol": 1e-4}
     torch.testing.assert_close(steps.run([(list(range(1, 11)), TOKENS, 0)]), expected, **close)
@@ -63,9 +63,10 @@ def test_the_choice_matters_and_ends_where_all_keys_are_chosen(tmp_path: Path) -
     assert float((logits[0][9:] - logits[1][9:]).abs().amax(-1).min()) > 0.01
 
 
-def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
-    """Heads, experts and the vocabulary are divided; each rank has the whole indexer."""
-    reference = saved("glm", tmp_path, vocab_size=98)
+@every("kind", ["glm", "axk2"])
+def test_two_ranks_compute_what_one_does(kind: str, tmp_path: Path) -> None:
+    """Heads, experts and the vocabulary are divided; each rank has the whole indexer, and the gates of norms."""
+    reference = saved(kind, tmp_path, vocab_size=98)
     latents = read_facts(tmp_path).cache_groups[0]
     assert isinstance(latents, Latent)
 
@@ -102,6 +103,10 @@ def test_which_layers_have_an_indexer_is_what_transformers_says(fields: dict[str
     ("DeepseekV32ForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types = ['dense']"),
     ("GlmMoeDsaForCausalLM", {"indexer_types": ["shared", "full", "full"]}, "indexer_types = ['shared'"),
     ("GlmMoeDsaForCausalLM", {"indexer_types": ["full"]}, "for each of 3 layers"),
+    ("AXK2ForCausalLM", {"n_group": 4, "topk_group": 2}, "n_group = 4 is not implemented natively"),
+    ("AXK2ForCausalLM", {"gated_norm_rank": 0}, "gated_norm_rank = 0 is not a size"),
+    ("AXK2ForCausalLM", {"moe_layer_freq": 0}, "moe_layer_freq = 0 is not a number of layers"),
+    ("AXK2ForCausalLM", {"q_lora_rank": None}, "q_lora_rank = None"),
 ])  # fmt: skip
 def test_what_is_not_implemented_is_named(architecture: str, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedConfig, match=re.escape(reason)):
