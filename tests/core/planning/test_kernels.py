@@ -74,6 +74,7 @@ GLM_DSA = DEEPSEEK | {
     "model_type": "glm_moe_dsa",
     **{"index_n_heads": 4, "index_head_dim": 32, "index_topk": 16, "indexer_types": ["full", "shared"]},
 }
+HY_V4 = GLM_DSA | {"architectures": ["HYV4ForCausalLM"], "model_type": "hy_v4", "n_group": 1}
 BLOOM: dict[str, Any] = {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",
@@ -293,6 +294,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (OLMO_HYBRID, ()),
         (DEEPSEEK, ()),
         (GLM_DSA, ()),
+        (HY_V4, ()),
         (UNKNOWN, ()),
     ],
     ids=[
@@ -318,6 +320,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "olmo-hybrid",
         "deepseek",
         "glm-moe-dsa",
+        "hy-v4",
         "transformers",
     ],
 )

@@ -14,7 +14,9 @@ class LatentSizes(NamedTuple):
     """The sizes of one layer. `query_rank`: those of the compressed queries; None if they are not compressed.
 
     `norm_eps`: of the norms of compressed vectors. `bias`: whether the projections from and to hidden states have one,
-    except uncompressed queries. `indexer`: that of the layers which have one; its keys have a layer norm.
+    except uncompressed queries. `indexer`: that of the layers which have one; its keys have a layer norm with
+    `index_norm_eps`, and their last dimensions are rotated if `index_rotates_last`, otherwise the first. `gated`: the
+    result of attention is multiplied by the sigmoid of a gate. `sinks`: as in `srv.specs.AttentionLayer`.
     """
 
     hidden: int
@@ -25,6 +27,10 @@ class LatentSizes(NamedTuple):
     norm_eps: float
     bias: bool = False
     indexer: IndexDims | None = None
+    index_norm_eps: float = 1e-6
+    index_rotates_last: bool = False
+    gated: bool = False
+    sinks: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -44,13 +50,13 @@ class LatentSizes(NamedTuple):
             self.hidden * self.down
             + (self.query_rank or self.hidden) * queries
             + up
-            + self.heads * dims.value_dim * self.hidden
+            + self.heads * dims.value_dim * self.hidden * (1 + self.gated)
         )
 
     @property
     def parameters(self) -> int:
-        biases = (self.down + self.hidden) * self.bias
-        return self.projection_params + biases + (self.query_rank or 0) + self.dims.latent_dim
+        others = (self.down + self.hidden) * self.bias + self.heads * self.sinks
+        return self.projection_params + others + (self.query_rank or 0) + self.dims.latent_dim
 
     @property
     def indexer_projections(self) -> Mapping[str, tuple[int, int]]:
@@ -72,7 +78,9 @@ class LatentSizes(NamedTuple):
         """`own_indexer`: False if the layer attends to the keys of the layer before it."""
         indexer = None if self.indexer is None else self.indexer._replace(own=own_indexer)
         head_dim = self.head_dim
-        return AttentionLayer(index, self.heads, 1, head_dim, self.scale, latent=self.dims, indexer=indexer)
+        return AttentionLayer(
+            index, self.heads, 1, head_dim, self.scale, sinks=self.sinks, latent=self.dims, indexer=indexer
+        )
 
     def of_rank(self, ranks: int) -> LatentSizes:
         """Those of one of `ranks` ranks, which has a part of the heads."""

@@ -72,6 +72,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "DeepseekV3ForCausalLM": "deepseek_v3",
         "DeepseekV32ForCausalLM": "deepseek_v32:V32",
         "GlmMoeDsaForCausalLM": "deepseek_v32:GLM",
+        "HYV4ForCausalLM": "hy_v4",
         "BertModel": "bert",
         "BertForMaskedLM": "bert:MASKED",
         "BertForSequenceClassification": "bert:CLASSIFIER",
