@@ -269,8 +269,8 @@ CONTRACTS: Mapping[str, OpContract] = {
             experts_cases,
             signature="(x [T, H], ids int64 [T, K], weights float32 [T, K], gate_up [E, 2 I, H], down [E, H, I], "
             "gate_up_bias [E, 2 I] | None, down_bias [E, H] | None, activation: str) -> [T, H]; `activation` is silu, "
-            "gelu_tanh or swiglu_clamped; ids outside [0, E) contribute nothing; the results of a token's experts are "
-            "added in float32, in the order of its ids",
+            "gelu_tanh, swiglu_clamped or silu_clamped; ids outside [0, E) contribute nothing; the results of a "
+            "token's experts are added in float32, in the order of its ids",
             sizes=_EXPERT_SIZES,
             tolerances=TWO_PRODUCTS,
             module="expert_reference",

@@ -154,6 +154,10 @@ def experts_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
             )
         suffix = f"{activation}{', with biases' if index % 2 else ''}"
         yield Case(f"{label}, {suffix}", (x, ids, weights, gate_up, down, *biases, activation))
+    for label, x, ids, weights, sizes in (each for each in routed if each.label in ("large inputs", "odd sizes")):
+        gate_up = random(sizes.experts, 2 * sizes.intermediate, sizes.hidden, scale=1.5 * sizes.hidden**-0.5)
+        down = random(sizes.experts, sizes.hidden, sizes.intermediate, scale=sizes.intermediate**-0.5)
+        yield Case(f"{label}, silu_clamped", (x, ids, weights, gate_up, down, None, None, "silu_clamped"))
 
 
 def experts_int8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from srv_kernels.oracles import dequantize_fp8, dequantize_rows, float64, gelu_tanh_and_mul, silu_and_mul
 
-ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped")
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped", "silu_clamped")
 SMALLEST_SUM = 1e-20  # weights are divided by their sum, or by this if it is smaller
 
 
@@ -89,13 +89,16 @@ def activated(gate_up: Tensor, activation: str) -> Tensor:
     """The gated activation in float64: [..., 2 I] -> [..., I].
 
     "swiglu_clamped" is that of gpt-oss: with the gate at most 7 and `up` in [-7, 7], it is
-    gate · sigmoid(1.702 gate) · (up + 1).
+    gate · sigmoid(1.702 gate) · (up + 1). "silu_clamped" is that of HY-V4: "silu" with the gate at most 10 and `up` in
+    [-10, 10].
     """
     if activation == "silu":
         return silu_and_mul(gate_up)
     if activation == "gelu_tanh":
         return gelu_tanh_and_mul(gate_up)
     gate, up = float64(gate_up).chunk(2, -1)
+    if activation == "silu_clamped":
+        return silu_and_mul(torch.cat((gate.clamp(max=10), up.clamp(-10, 10)), -1))
     gate, up = gate.clamp(max=7), up.clamp(-7, 7)
     return gate / (1 + (-1.702 * gate).exp()) * (up + 1)
 

@@ -16,6 +16,7 @@ from srv_kernels import reference
 from srv_kernels.expert_oracles import SMALLEST_SUM
 
 _LIMIT, _SLOPE = 7.0, 1.702  # of the activation of gpt-oss
+_SILU_LIMIT = 10.0  # of "silu_clamped"
 
 
 def route_experts(
@@ -174,5 +175,8 @@ def activate(gate_up: Tensor, activation: str) -> Tensor:
     if activation == "gelu_tanh":
         return reference.gelu_tanh_and_mul(gate_up)
     gate, up = gate_up.chunk(2, -1)
+    if activation == "silu_clamped":
+        gate, up = gate.clamp(max=_SILU_LIMIT), up.clamp(-_SILU_LIMIT, _SILU_LIMIT)
+        return reference.silu_and_mul(torch.cat((gate, up), -1))
     gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
     return gate * (gate * _SLOPE).sigmoid() * (up + 1)

@@ -162,6 +162,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v32": NO_PADDING,
     # the second layer attends to the keys that the indexer of the first one has chosen
     "glm_moe_dsa": {**NO_PADDING, "indexer_types": ["full", "shared"]},
+    "hy_v4": {**NO_PADDING, "num_hidden_layers": 3, "indexer_types": ["full", "full", "shared"]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "flint": {"layer_types": ["full_attention", "sliding_attention"], "mlp_only_layers": [0]},
     "gemma3n_text": {**SHARED_KEYS, "activation_sparsity_pattern": [0.9, 0.0, 0.0, 0.0]},

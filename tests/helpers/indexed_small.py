@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from deepseek_small import EXPERTS, LATENT, YARN
 from models_small import SIZES, randomized
-from transformers import AutoModelForCausalLM, AXK2Config, DeepseekV32Config, GlmMoeDsaConfig
+from transformers import AutoModelForCausalLM, AXK2Config, DeepseekV32Config, GlmMoeDsaConfig, HYV4Config
 
 # Of few heads, all are often 0 for several keys, whose scores are then equal. So are those of a token whose embedding
 # is 0, as that of padding.
@@ -25,6 +25,8 @@ MODELS: dict[str, Any] = {
     "axk2-sparse": lambda **fields: AXK2Config(
         **{**COMMON, "attention_bias": True, "first_k_dense_replace": 0, "moe_layer_freq": 2, **fields}
     ),
+    "hy": lambda **fields: HYV4Config(**{**COMMON, "indexer_types": ["full", "shared", "full"], **fields}),
+    "hy-yarn": lambda **fields: HYV4Config(**{**COMMON, "hc_mult": 3, "rope_parameters": YARN, **fields}),
 }
 
 

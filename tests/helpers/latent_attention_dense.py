@@ -44,7 +44,11 @@ def dense(
     scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * layer.scale
     hidden = torch.arange(len(latent)) > torch.arange(len(latent) - len(q), len(latent))[:, None]
     hidden = hidden if chosen is None else ~chosen
-    return torch.einsum("hqk,khv->qhv", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if layer.sink_scores is not None:
+        sinks = torch.tensor(layer.sink_scores, dtype=torch.float64).view(-1, 1, 1)
+        scores = torch.cat((scores, sinks.expand(-1, len(q), 1)), -1)
+    return torch.einsum("hqk,khv->qhv", scores.softmax(-1)[..., : len(latent)], values)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from srv_kernels.cpu.library import ExpertsArgs, RouteArgs
 from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY
 from srv_kernels.cpu.native_linear import GGML_TYPES, input_rows, memory, pack_into
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2, "silu_clamped": 3}
 SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_of_top_k": 2}
 
 

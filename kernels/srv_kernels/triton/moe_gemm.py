@@ -34,8 +34,9 @@ from srv_kernels.triton.quantized_tuning import (
 )
 from srv_kernels.triton.variants import Variant, pointers
 
-ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped")
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped", "silu_clamped")
 _LIMIT = tl.constexpr(7.0)  # of swiglu_clamped
+_SILU_LIMIT = tl.constexpr(10.0)  # of silu_clamped
 _REDUCED = 1024  # columns per program of the reduction
 
 
@@ -46,6 +47,10 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
         gate = tl.where(gate > _LIMIT, _LIMIT, gate)
         up = tl.where(up > _LIMIT, _LIMIT, tl.where(up < -_LIMIT, -_LIMIT, up)) + 1.0
         inner = 1.702 * gate
+    elif ACTIVATION == "silu_clamped":
+        gate = tl.where(gate > _SILU_LIMIT, _SILU_LIMIT, gate)
+        up = tl.where(up > _SILU_LIMIT, _SILU_LIMIT, tl.where(up < -_SILU_LIMIT, -_SILU_LIMIT, up))
+        inner = gate
     elif ACTIVATION == "gelu_tanh":
         inner = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
     else:

@@ -55,7 +55,7 @@ class TorchLatentAttention:
 
     def supports(self, layer: AttentionLayer) -> str | None:
         """See `srv.platform.interface.AttentionBackend`."""
-        return missing_traits((LATENT, "indexer"), layer)
+        return missing_traits((LATENT, "indexer", "sinks"), layer)
 
     def prepare(self, layer: AttentionLayer, up: Tensor) -> None:
         """See `srv.platform.latent.LatentAttentionBackend`."""
@@ -83,11 +83,7 @@ class TorchLatentAttention:
             query = q if group.tokens is None else q[group.tokens]
             absorbed = _absorbed(query, up, dims).unsqueeze(2)  # [rows, heads, 1, latent + rope]
             mask = None if hidden is None else hidden.to(q.dtype)
-            value = key[..., : dims.latent_dim]
-            found = F.scaled_dot_product_attention(
-                absorbed, key.expand(-1, layer.heads, -1, -1), value.expand(-1, layer.heads, -1, -1), mask,
-                scale=layer.scale,
-            )  # fmt: skip
+            found = _attended(layer, absorbed, key, key[..., : dims.latent_dim], mask)
             result = _expanded(found.squeeze(2), up, dims)
             if group.tokens is None:
                 out = result
@@ -132,8 +128,9 @@ class TorchLatentAttention:
         queries, keys = len(q), len(latent)
         absorb = self._absorb_all or _absorbs(queries, dims)
         query = (_absorbed(q, up, dims) if absorb else q).transpose(0, 1)  # [heads, Q, D]
-        top = torch.full((layer.heads, queries, 1), float("-inf"))
-        total = torch.zeros_like(top)
+        sinks = _sinks(layer)
+        top = torch.full((layer.heads, queries, 1), float("-inf")) if sinks is None else sinks.repeat(1, queries, 1)
+        total = torch.full_like(top, 0.0 if sinks is None else 1.0)  # a sink has its weight, and no value
         weighted = torch.zeros(layer.heads, queries, dims.latent_dim if absorb else dims.value_dim)
         chunk = self._chunk or keys
         for begin in range(0, keys, chunk):
@@ -166,6 +163,24 @@ def _index_pools(kv: KVBuffers) -> dict[int, Tensor]:
     place = {layer: index for index, layer in enumerate(kv.layout.group.layers)}
     pools = zip(kv.layout.layers_of("index"), kv.tensors.get("index", ()), strict=False)
     return {place[layer]: buffer.flatten(0, 1) for layer, buffer in pools}
+
+
+def _sinks(layer: AttentionLayer) -> Tensor | None:
+    """The scores of sinks, float32 [heads, 1, 1]; None without them."""
+    return torch.tensor(layer.sink_scores).view(-1, 1, 1) if layer.sink_scores is not None else None
+
+
+def _attended(layer: AttentionLayer, q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Absorbed queries [rows, heads, 1, D] over keys [rows, 1, K, D], values [rows, 1, K, V] -> [rows, heads, 1, V]."""
+    sinks = _sinks(layer)
+    if sinks is None:
+        shape = (-1, layer.heads, -1, -1)
+        return F.scaled_dot_product_attention(q, key.expand(shape), value.expand(shape), mask, scale=layer.scale)
+    scores = (q @ key.transpose(-1, -2)).float().mul_(layer.scale)
+    if mask is not None:
+        scores += mask
+    scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+    return scores.to(q.dtype) @ value
 
 
 def _absorbs(queries: int, dims: LatentDims) -> bool:

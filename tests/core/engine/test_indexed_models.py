@@ -22,6 +22,12 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 
 @pytest.fixture(scope="module")
+def hy(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """Of several residual streams; its attention has sinks, and gates."""
+    return saved_small(small("hy"), tmp_path_factory.mktemp("hy"), LENGTHS)
+
+
+@pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Small:
     """Without experts."""
     return saved_small(small("v32-dense"), tmp_path_factory.mktemp("dense"), LENGTHS)
@@ -50,6 +56,15 @@ def test_chunks_batches_and_prefix_hits_give_the_tokens_of_transformers(
     with engine(model, page=4, chunk=9) as running:
         assert running.context.resolved.config.platform.attention_backend == "torch_native"
         assert max(served(running, model)) >= 36
+
+
+def test_several_residual_streams_give_the_tokens_of_transformers(hy: Small) -> None:
+    """In chunks, in a batch, after prefix hits, and with drafts."""
+    with engine(hy, page=4, chunk=9) as running:
+        assert max(served(running, hy)) >= 36
+    with engine(hy, page=16, chunk=64, **DRAFTS) as running:
+        served(running, hy)
+        assert running.stats().drafts_accepted > 0
 
 
 @every("overlap", [True, False])

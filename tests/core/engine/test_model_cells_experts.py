@@ -68,6 +68,7 @@ UNGROUPED = {"n_group": 1, "topk_group": 1}
 CHOOSING: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("DeepseekV32ForCausalLM", {**DEEPSEEK, **INDEX, "rope_parameters": YARN}),
     "axk2": ("AXK2ForCausalLM", {**DEEPSEEK, **INDEX, **UNGROUPED, "rope_parameters": YARN}),
+    "hy_v4": ("HYV4ForCausalLM", {**DEEPSEEK, **INDEX, **UNGROUPED, "indexer_types": ["full", "shared", "full"]}),
     "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {**DEEPSEEK, **INDEX, "indexer_types": ["full", "shared", "full"]}),
 }
 GGUF = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}

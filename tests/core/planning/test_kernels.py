@@ -80,6 +80,7 @@ AXK2 = DEEPSEEK | {
     **{"index_n_heads": 4, "index_head_dim": 32, "index_topk": 16, "n_group": None, "topk_group": None},
     "gated_norm_rank": 8,
 }
+HY_V4 = GLM_DSA | {"architectures": ["HYV4ForCausalLM"], "model_type": "hy_v4", "n_group": 1}
 BLOOM: dict[str, Any] = {
     "architectures": ["BloomForCausalLM"],
     "model_type": "bloom",
@@ -300,6 +301,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (DEEPSEEK, ()),
         (GLM_DSA, ()),
         (AXK2, ()),
+        (HY_V4, ()),
         (UNKNOWN, ()),
     ],
     ids=[
@@ -326,6 +328,7 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "deepseek",
         "glm-moe-dsa",
         "axk2",
+        "hy-v4",
         "transformers",
     ],
 )

@@ -173,7 +173,9 @@ def test_what_does_not_fit_is_refused() -> None:
             OPS.route_experts(logits, None, *arguments)
     x, ids, weights = _random(16, 2, 32), _ids(17, 2, 1, 2), _random(18, 2, 1)
     gate_up, down = _random(19, 2, 8, 32), _random(20, 2, 32, 4)
-    with pytest.raises(ValueError, match="activation is relu, not one of silu, gelu_tanh, swiglu_clamped"):
+    with pytest.raises(
+        ValueError, match="activation is relu, not one of silu, gelu_tanh, swiglu_clamped, silu_clamped"
+    ):
         OPS.experts(x, ids, weights, gate_up, down, None, None, "relu")
     with pytest.raises(ValueError, match="x has 31 columns, but the experts have 32 inputs"):
         OPS.experts(x[:, 1:], ids, weights, gate_up, down, None, None, "silu")

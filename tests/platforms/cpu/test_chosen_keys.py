@@ -62,6 +62,20 @@ def test_a_query_without_keys_in_a_chunk_of_a_long_row(monkeypatch: pytest.Monke
         assert_close(*world.step(("a", 30), ("b", 40)))
 
 
+@every("indexer", [INDEXER, None])
+def test_sinks_take_their_part_of_the_weights(indexer: IndexDims | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sinks below, among and far above all scores, with keys in one chunk and in several."""
+    sinks = (-200.0, -1.0, 0.0, 1.5, 8.0, 200.0)
+    with torch.inference_mode():
+        for chunk in (1024, 16):
+            monkeypatch.setattr("srv_cpu.latent_attention._CHUNK", chunk)
+            world = rows(indexer)
+            world.layer = dataclasses.replace(world.layer, sinks=True, sink_scores=sinks)
+            assert world.backend.supports(world.layer) is None
+            for step in STEPS:
+                assert_close(*world.step(*step))
+
+
 def test_rows_of_no_more_keys_than_are_chosen_have_the_bits_of_dense_attention() -> None:
     with torch.inference_mode():
         sparse, plain = rows(INDEXER._replace(top_k=200)), rows(None)

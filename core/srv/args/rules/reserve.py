@@ -58,7 +58,8 @@ def activation_bytes_per_token(context: ResolutionContext) -> float:
         inner = max(inner, layers.mixture.step_bytes(hidden, item))
     if layers.recurrent is not None:
         inner = max(inner, layers.recurrent.step_bytes(item))
-    return float(8 * hidden * item + inner)
+    streams = 0 if layers.streams is None else layers.streams.step_bytes(hidden, item)
+    return float(8 * hidden * item + inner + streams)
 
 
 def _inner_size(model: ModelFacts) -> int:

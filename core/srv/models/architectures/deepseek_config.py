@@ -120,7 +120,9 @@ class DeepseekConfig(NamedTuple):
         sizes = dict.fromkeys(size for size in (self.attention.query_rank, self.attention.dims.latent_dim) if size)
         inner = [OpUse(NORM, {"dim": size}) for size in sizes if size != self.decoder.hidden_size]
         if (indexer := self.attention.indexer) is not None:
-            inner.append(OpUse(ROTARY, {"head_dim": indexer.dim, "rotary_dim": self.attention.dims.rope_dim}))
+            rotated = self.attention.dims.rope_dim
+            head = rotated if self.attention.index_rotates_last else indexer.dim
+            inner.append(OpUse(ROTARY, {"head_dim": head, "rotary_dim": rotated}))
             inner.append(torch_op(LAYER_NORM, indexer.dim))
         ops = tuple({(use.op, tuple(use.sizes.items())): use for use in (*base.ops, *inner)}.values())
         return base._replace(ops=ops, matrices=tuple(self._matrices(base)))
@@ -145,6 +147,8 @@ class DeepseekConfig(NamedTuple):
                 if self.has_indexer(index):
                     for own, (inputs, outputs) in attention.indexer_projections.items():
                         yield Matrix((f"{prefix}.indexer.{own}",), inputs, outputs)
+                if attention.gated:
+                    yield Matrix((f"{prefix}.gate_proj",), hidden, attention.heads * attention.dims.value_dim)
             elif prefix.endswith(".self_attn"):
                 yield matrix._replace(inputs=attention.heads * attention.dims.value_dim)
             else:

@@ -23,14 +23,18 @@ _INDEXED = "indexed_attention"
 
 
 def make_v32(config: Mapping[str, Any]) -> DeepseekConfig:
-    return _config(config, ["full"] * int(config["num_hidden_layers"]))
+    return sparse_config(config, ["full"] * int(config["num_hidden_layers"]))
 
 
 def make_glm(config: Mapping[str, Any]) -> DeepseekConfig:
-    return _config(config, indexer_types(config.get, int(config["num_hidden_layers"])))
+    return sparse_config(config, indexer_types(config.get, int(config["num_hidden_layers"])))
 
 
-def _config(config: Mapping[str, Any], kinds: list[str]) -> DeepseekConfig:
+def sparse_config(config: Mapping[str, Any], kinds: list[str]) -> DeepseekConfig:
+    """`kinds`: of each layer, "full" if it has an indexer, "shared" if it reads the keys that a layer before chose.
+
+    Raises UnsupportedConfig with the field that is not implemented.
+    """
     refuse_unless(config, _V3)
     layers = int(config["num_hidden_layers"])
     others = set(config.get("layer_types") or ()) - {_INDEXED}

@@ -9,6 +9,7 @@ from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import native_or_reason
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.recurrent_sizes import RecurrentSizes
+from srv.models.layers.stream_sizes import StreamSizes
 from srv.specs import ModelFacts
 
 
@@ -27,10 +28,14 @@ def mixture_of(config: NativeConfig | None) -> MoEConfig | None:
 
 
 class SpecialLayers(NamedTuple):
-    """Layers that need more temporary memory than attention and an MLP do; None of which a model has none."""
+    """Layers that need more temporary memory than attention and an MLP do; None of which a model has none.
+
+    `streams`: those of the residual, if it has several.
+    """
 
     mixture: MoEConfig | None = None
     recurrent: RecurrentSizes | None = None
+    streams: StreamSizes | None = None
 
 
 def special_layers(model: ModelFacts) -> SpecialLayers:
@@ -38,5 +43,9 @@ def special_layers(model: ModelFacts) -> SpecialLayers:
     native = native_or_reason(model.architecture, model.config)
     if isinstance(native, str):
         return SpecialLayers()
-    recurrent = getattr(native, "recurrent", None)
-    return SpecialLayers(mixture_of(native), recurrent if isinstance(recurrent, RecurrentSizes) else None)
+    recurrent, streams = getattr(native, "recurrent", None), getattr(native, "streams", None)
+    return SpecialLayers(
+        mixture_of(native),
+        recurrent if isinstance(recurrent, RecurrentSizes) else None,
+        streams if isinstance(streams, StreamSizes) else None,
+    )

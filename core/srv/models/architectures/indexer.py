@@ -21,8 +21,6 @@ from srv.models.layers.linear import Projection
 from srv.models.layers.norm import LayerNorm
 from srv.platform.interface import OpArgs
 
-_NORM_EPS = 1e-6  # whatever rms_norm_eps is
-
 
 class Indexer(nn.Module):
     """The indexer of one layer. `prefix`: of the names of its weights."""
@@ -32,14 +30,15 @@ class Indexer(nn.Module):
         context = factory.context
         assert sizes.indexer is not None
         self.dims = sizes.indexer
+        self._plain = self.dims.dim - sizes.dims.rope_dim if sizes.index_rotates_last else 0
 
         def linear(name: str) -> Projection:
             inputs, outputs = sizes.indexer_projections[name]
             return factory.linear({f"{prefix}.{name}": outputs}, inputs, False)
 
         self.q_proj, self.k_proj, self.weights_proj = map(linear, ("wq_b", "wk", "weights_proj"))
-        self.k_norm = LayerNorm(context, self.dims.dim, _NORM_EPS)
-        rotated = {"head_dim": self.dims.dim, "rotary_dim": sizes.dims.rope_dim}
+        self.k_norm = LayerNorm(context, self.dims.dim, sizes.index_norm_eps)
+        rotated = {"head_dim": self.dims.dim - self._plain, "rotary_dim": sizes.dims.rope_dim}
         self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, rotated))
 
     def forward(self, x: Tensor, queries: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
@@ -47,8 +46,16 @@ class Indexer(nn.Module):
         dims = self.dims
         q = self.q_proj.kernel(queries).view(-1, dims.heads, dims.dim)
         k = self.k_norm.forward(self.k_proj.kernel(x)).unsqueeze(1)
-        q, k = self._rotary(q, k, cos_sin, positions)
+        if self._plain:
+            q, k = self._last_rotated(q, k, positions, cos_sin)
+        else:
+            q, k = self._rotary(q, k, cos_sin, positions)
         return torch.cat((k.flatten(1), q.flatten(1), self.weights_proj.kernel(x)), 1)
+
+    def _last_rotated(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        rotated = self._rotary(q[..., self._plain :], k[..., self._plain :], cos_sin, positions)
+        plain = q[..., : self._plain], k[..., : self._plain]
+        return torch.cat((plain[0], rotated[0]), -1), torch.cat((plain[1], rotated[1]), -1)
 
     @property
     def projections(self) -> tuple[Projection, ...]:

@@ -14,9 +14,11 @@ class LatentSizes(NamedTuple):
     """The sizes of one layer. `query_rank`: those of the compressed queries; None if they are not compressed.
 
     `norm_eps`: of the norms of compressed vectors. `bias`: whether the projections from and to hidden states have one,
-    except uncompressed queries. `indexer`: that of the layers which have one; its keys have a layer norm. `gated`:
-    beside each query there is a gate of the size of a value, and both follow from the compressed queries with and
-    without their norm (A.X-K2).
+    except uncompressed queries. `indexer`: that of the layers which have one; its keys have a layer norm with
+    `index_norm_eps`, and their last dimensions are rotated if `index_rotates_last`, otherwise the first. `gated`: the
+    result of attention is multiplied by the sigmoid of a gate, which follows from the hidden states; `gated_queries`:
+    it is beside each query, and both follow from the compressed queries with and without their norm (A.X-K2). `sinks`:
+    as in `srv.specs.AttentionLayer`.
     """
 
     hidden: int
@@ -27,7 +29,11 @@ class LatentSizes(NamedTuple):
     norm_eps: float
     bias: bool = False
     indexer: IndexDims | None = None
+    index_norm_eps: float = 1e-6
+    index_rotates_last: bool = False
     gated: bool = False
+    gated_queries: bool = False
+    sinks: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -41,14 +47,14 @@ class LatentSizes(NamedTuple):
     @property
     def query_dim(self) -> int:
         """The outputs for a head of the projection to queries, which are before those for its gate."""
-        return self.head_dim + self.dims.value_dim * self.gated
+        return self.head_dim + self.dims.value_dim * self.gated_queries
 
     @property
     def query_projection(self) -> tuple[str, int]:
         """Its name and its inputs."""
         if self.query_rank is None:
             return "q_proj", self.hidden
-        return ("q_gate_proj", 2 * self.query_rank) if self.gated else ("q_b_proj", self.query_rank)
+        return ("q_gate_proj", 2 * self.query_rank) if self.gated_queries else ("q_b_proj", self.query_rank)
 
     @property
     def projection_params(self) -> int:
@@ -59,13 +65,13 @@ class LatentSizes(NamedTuple):
             self.hidden * self.down
             + self.query_projection[1] * queries
             + up
-            + self.heads * dims.value_dim * self.hidden
+            + self.heads * dims.value_dim * self.hidden * (1 + self.gated)
         )
 
     @property
     def parameters(self) -> int:
-        biases = (self.down + self.hidden) * self.bias
-        return self.projection_params + biases + (self.query_rank or 0) + self.dims.latent_dim
+        others = (self.down + self.hidden) * self.bias + self.heads * self.sinks
+        return self.projection_params + others + (self.query_rank or 0) + self.dims.latent_dim
 
     @property
     def indexer_projections(self) -> Mapping[str, tuple[int, int]]:
@@ -87,7 +93,9 @@ class LatentSizes(NamedTuple):
         """`own_indexer`: False if the layer attends to the keys of the layer before it."""
         indexer = None if self.indexer is None else self.indexer._replace(own=own_indexer)
         head_dim = self.head_dim
-        return AttentionLayer(index, self.heads, 1, head_dim, self.scale, latent=self.dims, indexer=indexer)
+        return AttentionLayer(
+            index, self.heads, 1, head_dim, self.scale, sinks=self.sinks, latent=self.dims, indexer=indexer
+        )
 
     def of_rank(self, ranks: int) -> LatentSizes:
         """Those of one of `ranks` ranks, which has a part of the heads."""

@@ -73,6 +73,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "DeepseekV32ForCausalLM": "deepseek_v32:V32",
         "GlmMoeDsaForCausalLM": "deepseek_v32:GLM",
         "AXK2ForCausalLM": "axk2",
+        "HYV4ForCausalLM": "hy_v4",
         "BertModel": "bert",
         "BertForMaskedLM": "bert:MASKED",
         "BertForSequenceClassification": "bert:CLASSIFIER",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-ExpertActivation: TypeAlias = Literal["silu", "gelu_tanh", "swiglu_clamped"]
+ExpertActivation: TypeAlias = Literal["silu", "gelu_tanh", "swiglu_clamped", "silu_clamped"]
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_top_k"]
 ROUTER = "router"  # the value of `OpLayer.role` for the layer whose results choose experts
 _FLOAT32 = 4  # bytes

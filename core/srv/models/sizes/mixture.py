@@ -212,6 +212,29 @@ def axk2(c: Fields) -> Part:
     return decoder(c, lambda i: own + gated.under(before) + (mlp if sparse[i] else dense))
 
 
+def hy_v4(c: Fields) -> Part:
+    """Sparse attention as in GLM-5, with gates and sinks, and weights that mix several residual streams."""
+    hidden, count, layers = c.hidden_size, c.hc_mult, c.num_hidden_layers
+    sparse, stated, mlp, dense = _sparse_from(c, 1), c.get("indexer_types"), deepseek_mlp(c), gated_mlp(c)
+    heads, bias, dim = c.num_attention_heads, c.attention_bias, c.index_head_dim
+    extra = (linear("gate_proj", hidden, heads * c.v_head_dim) + plain("sinks", heads)).under("self_attn")
+    types = stated or ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(layers)]
+    own = latent_attention(c, bias=bias, index_dim=dim) + extra
+    full = latent_attention(c, bias=bias, extra=indexer(c), index_dim=dim) + extra
+    both = streams(hidden, count, 2).under("attn_hc") + streams(hidden, count, 2).under("ffn_hc")
+
+    def layer(i: int) -> Part:
+        return pre_norm(c, own if types[i] == "shared" else full, both, mlp if sparse[i] else dense)
+
+    return decoder(c, layer, extra=streams(hidden, count, 1, "hc_").under("hc_head"))
+
+
+def streams(hidden: int, count: int, groups: int, prefix: str = "") -> Part:
+    """The weights by which `count` residual streams are mixed (`srv.models.layers.hyper_connections`)."""
+    own = plain(f"{prefix}fn", groups * count, count * hidden) + plain(f"{prefix}base", groups * count)
+    return own + plain(f"{prefix}scale", groups)
+
+
 def indexer(c: Fields) -> Part:
     """The indexer of a layer (DeepSeek-V3.2)."""
     heads, dim = c.index_n_heads, c.index_head_dim

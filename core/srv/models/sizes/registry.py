@@ -78,6 +78,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "GraniteMoeForCausalLM": Family("granitemoe", "mixture:granite_moe"),
         "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", "hybrid:granite_hybrid", FACTS_ONLY),
         "GraniteMoeSharedForCausalLM": Family("granitemoeshared", "mixture:granite_moe"),
+        "HYV4ForCausalLM": Family("hy_v4", "mixture:hy_v4", FACTS_ONLY),
         "HunYuanDenseV1ForCausalLM": Family("hunyuan_v1_dense", "dense:hunyuan"),
         "HunYuanMoEV1ForCausalLM": Family("hunyuan_v1_moe", "mixture:hunyuan_moe"),
         "Jais2ForCausalLM": Family("jais2", "dense:jais2"),

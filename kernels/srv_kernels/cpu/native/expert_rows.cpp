@@ -54,10 +54,11 @@ inline Float32x16 activated(const Float32x16& gate, const Float32x16& up) {
         const Float32x16 e = exponential(select(doubled < 0.0f, doubled, -doubled));
         return gate * (select(doubled < 0.0f, e, broadcast(1.0f)) / (e + 1.0f)) * up;
     }
-    constexpr float LIMIT = 7.0f, ALPHA = 1.702f;
+    constexpr bool PLAIN = ACTIVATION == Activation::silu_clamped;
+    constexpr float LIMIT = PLAIN ? 10.0f : 7.0f, ALPHA = PLAIN ? 1.0f : 1.702f;
     const Float32x16 g = select(gate > LIMIT, broadcast(LIMIT), gate);
     const Float32x16 below = select(up > LIMIT, broadcast(LIMIT), up);
-    return swish(g, ALPHA) * (select(below < -LIMIT, broadcast(-LIMIT), below) + 1.0f);
+    return swish(g, ALPHA) * (select(below < -LIMIT, broadcast(-LIMIT), below) + (PLAIN ? 0.0f : 1.0f));
 }
 
 template <class T, Activation ACTIVATION>
@@ -81,6 +82,7 @@ void gate_of_type(const GateArgs& a) {
         case Activation::silu: return gate_impl<T, Activation::silu>(a);
         case Activation::gelu_tanh: return gate_impl<T, Activation::gelu_tanh>(a);
         case Activation::swiglu_clamped: return gate_impl<T, Activation::swiglu_clamped>(a);
+        case Activation::silu_clamped: return gate_impl<T, Activation::silu_clamped>(a);
     }
 }
 

@@ -173,7 +173,7 @@ struct PackGgufArgs {
 // The activation of an expert's gate, which is multiplied by up.
 //
 //     swiglu_clamped   gate * sigmoid(1.702 gate) * (up + 1), with gate at most 7 and up from -7 to 7
-enum class Activation : int32_t { silu = 0, gelu_tanh = 1, swiglu_clamped = 2 };
+enum class Activation : int32_t { silu = 0, gelu_tanh = 1, swiglu_clamped = 2, silu_clamped = 3 };
 
 // What experts' scores are: of all experts, or of the chosen ones.
 enum class Scoring : int32_t { softmax = 0, sigmoid = 1, softmax_of_top_k = 2 };

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2, GLM-5 and A.X-K2 against transformers: logits, sizes and loaded tensors, by the CPU's attention."""
+"""Models with an indexer against transformers: logits, sizes, loaded tensors, by the attention of the CPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from every import every
 from indexed_small import COMMON, MODELS, small
 from latent_steps import Steps
 from models_small import built, expected_logits
+from safetensors.torch import save_file
 from thread_ranks import ThreadCommunicator, on_ranks
 from torch import Tensor
 
 from srv.dist.group import RankGroup
+from srv.models.architectures.hy_v4 import indexer_kinds
 from srv.models.architectures.registry import native_config
 from srv.models.indexers import indexer_types
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
 from srv.specs import Latent
 
-INDEXED = {"glm": (0, 2), "glm-shared": (0,)}  # all layers of the others
+INDEXED = {"glm": (0, 2), "glm-shared": (0,), "hy": (0, 2), "hy-yarn": (0, 1)}  # all layers of the others
 TOKENS = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(2))
 
 
@@ -63,9 +65,9 @@ def test_the_choice_matters_and_ends_where_all_keys_are_chosen(tmp_path: Path) -
     assert float((logits[0][9:] - logits[1][9:]).abs().amax(-1).min()) > 0.01
 
 
-@every("kind", ["glm", "axk2"])
+@every("kind", ["glm", "axk2", "hy"])
 def test_two_ranks_compute_what_one_does(kind: str, tmp_path: Path) -> None:
-    """Heads, experts and the vocabulary are divided; each rank has the whole indexer, and the gates of norms."""
+    """Heads, experts and the vocabulary are divided; each rank has the indexer, gates of norms and residual streams."""
     reference = saved(kind, tmp_path, vocab_size=98)
     latents = read_facts(tmp_path).cache_groups[0]
     assert isinstance(latents, Latent)
@@ -77,6 +79,36 @@ def test_two_ranks_compute_what_one_does(kind: str, tmp_path: Path) -> None:
 
     for logits in on_ranks(2, run):
         torch.testing.assert_close(logits, expected_logits(reference, TOKENS)[:18], atol=2e-4, rtol=1e-4)
+
+
+def test_weights_by_the_names_of_transformers_and_of_publishers_are_the_same(tmp_path: Path) -> None:
+    """Transformers saves HY-V4 by published names, with modules in another order than it reads."""
+    reference = saved("hy", tmp_path / "saved")
+    own = {name: value.clone() for name, value in reference.state_dict().items()}
+    published = {}
+    for name, value in own.items():
+        if "hc_head" in name:
+            name = name.replace("hc_head.hc_", "hc_head.hc_pre.hc_head_")
+        for stored, layer in (("hc_attn_layer", "attn_hc"), ("hc_mlp_layer", "ffn_hc")):
+            name = name.replace(f".{layer}.", f".{stored}.hc_pre.hc_")
+        name = name.replace("self_attn.sinks", "self_attn.learnable_sink_param")
+        published[name.replace("self_attn.gate_proj", "self_attn.linear_gate")] = value
+    expected = expected_logits(reference, TOKENS)
+    for label, tensors in (("own", own), ("published", published)):
+        folder = tmp_path / label
+        folder.mkdir()
+        reference.config.save_pretrained(folder)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        steps = Steps(built(folder), read_facts(folder).cache_groups[0])
+        logits = steps.run([(list(range(1, 11)), TOKENS, 0)])
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+@every("layers", [1, 2, 7])
+def test_the_indexers_of_hy_v4_are_those_of_transformers(layers: int) -> None:
+    from transformers import HYV4Config
+
+    assert indexer_kinds({}, layers) == HYV4Config(num_hidden_layers=layers).indexer_types
 
 
 @every("fields,types", [
@@ -107,6 +139,10 @@ def test_which_layers_have_an_indexer_is_what_transformers_says(fields: dict[str
     ("AXK2ForCausalLM", {"gated_norm_rank": 0}, "gated_norm_rank = 0 is not a size"),
     ("AXK2ForCausalLM", {"moe_layer_freq": 0}, "moe_layer_freq = 0 is not a number of layers"),
     ("AXK2ForCausalLM", {"q_lora_rank": None}, "q_lora_rank = None"),
+    ("HYV4ForCausalLM", {"indexer_types": ["full"]}, "for each of 3 layers"),
+    ("HYV4ForCausalLM", {"layer_types": ["full_attention"] * 3}, "layer_types with full_attention"),
+    ("HYV4ForCausalLM", {"swiglu_limit": 7.0}, "swiglu_limit = 7.0"),
+    ("HYV4ForCausalLM", {"hc_mult": 0}, "hc_mult = 0 is not a number of residual streams"),
 ])  # fmt: skip
 def test_what_is_not_implemented_is_named(architecture: str, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedConfig, match=re.escape(reason)):
