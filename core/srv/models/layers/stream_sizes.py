@@ -9,8 +9,8 @@ _WIDE = 3  # copies of the streams in float32 that exist at the same time
 
 
 class StreamSizes(NamedTuple):
-    """The residual streams of a model: their `number`. `magnitude`: the largest weight with which a result joins one. `eps`: is added
-    to all weights. `norm_eps`: of the norm of the streams from which weights follow.
+    """The residual streams of a model: their `number`. `magnitude`: the largest weight with which a result joins one.
+    `eps`: is added to all weights. `norm_eps`: of the norm of the streams from which weights follow.
     """
 
     number: int
