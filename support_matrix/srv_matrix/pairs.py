@@ -104,14 +104,20 @@ def _by_constraints(context: VariantContext) -> Iterator[Dependency]:
     for owner, constraint in _constraints(context.manifest):
         if _cannot_be_set(context, constraint.argument):
             continue
-        asked = [
-            _Asked(owner, constraint, context.facts._replace(device=device, model=model), context.values, label)
-            for device, (label, model) in itertools.product((context.device, several), models.items())
-        ]
+        asked, bare = (
+            [
+                _Asked(owner, constraint, facts._replace(device=device, model=model), context.values, label)
+                for device, (label, model) in itertools.product((context.device, several), models.items())
+            ]
+            for facts in (context.facts, context.facts._replace(capabilities=frozenset()))
+        )
         for other in constraint.reads:
             if other in ARGUMENTS and other != constraint.argument and len(_values(context, other)) > 1:
                 reason = _describe_refusal(context, constraint, other, asked)
-                if reason or not _is_about_a_backend(constraint):
+                # Without a reason, the platform may not have the backend, or may have the capability, that it is about.
+                if reason or not (
+                    _is_about_a_backend(constraint) or _describe_refusal(context, constraint, other, bare)
+                ):
                     text = reason or _undescribed(constraint, other)
                     yield Dependency(constraint.argument, other, constraint.code, text, owner)
 

@@ -23,8 +23,19 @@ COUNTS = (
     "max_window_layers",
     "original_max_position_embeddings",
 )
+SIZES = (
+    *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_d_ssm"),
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    *("linear_conv_kernel_dim", "conv1d_width", "conv_L_cache", "lru_width", "attention_window_size"),
+    *("index_n_heads", "index_head_dim", "index_topk", "gated_norm_rank", "hc_mult"),
+)
 PER_LAYER = ("intermediate_size",)  # counts that may be lists: Gemma 3n has one for each layer
-NUMBERS = ("rms_norm_eps", "layer_norm_eps", "rope_theta", "partial_rotary_factor")
+NUMBERS = (
+    *("rms_norm_eps", "layer_norm_eps", "rope_theta", "partial_rotary_factor"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "key_multiplier", "lm_head_multiplier"),
+    *("linear_attn_alpha_factor", "linear_attn_beta_factor", "full_attn_alpha_factor", "full_attn_beta_factor"),
+)
+DIVISORS = ("logits_scaling",)
 STRINGS = ("hidden_act", "hidden_activation", "model_type")
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 ROPE_STRINGS = ("rope_type", "type")
@@ -61,6 +72,12 @@ def _wrong(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         per_layer = key in PER_LAYER and isinstance(config.get(key), list)
         if not all(_may_be(each, _is_count) for each in (config[key] if per_layer else [config.get(key)])):
             yield key, config[key], f"an integer up to {MAX_SIZE}"
+    for key in SIZES:
+        if not _may_be(config.get(key), lambda value: _is_count(value) and value > 0):
+            yield key, config[key], f"an integer from 1 to {MAX_SIZE}"
+    for key in DIVISORS:
+        if not _may_be(config.get(key), lambda value: _is_number(value) and value > 0):
+            yield key, config[key], f"a number above 0, up to {MAX_NUMBER:g}"
     for key in NUMBERS:
         if not _may_be(config.get(key), _is_number):
             yield key, config[key], f"a number up to {MAX_NUMBER:g}"

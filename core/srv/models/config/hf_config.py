@@ -17,7 +17,14 @@ from typing import Any
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig, PooledConfig
-from srv.models.architectures.registry import known_name, name_of_type, native_config, native_names, with_defaults
+from srv.models.architectures.registry import (
+    known_name,
+    name_of_type,
+    native_config,
+    native_names,
+    native_or_reason,
+    with_defaults,
+)
 from srv.models.config import layer_fields, unserved
 from srv.models.config.described import DescribedModel, described, weight_sizes
 from srv.models.config.field_types import check_fields
@@ -181,6 +188,8 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Desc
         foreign = [name for name in foreign if name != "mamba_d_state"]
     if foreign and (not model.known or (architecture in native_names() and not model.keeps_other_states)):
         reason = f"{architecture} has state other than keys and values ({', '.join(foreign)})"
+        if architecture in native_names() and isinstance(native := native_or_reason(architecture, text), str):
+            reason = f"{architecture} cannot be computed: {native}"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
     sizes: dict[str, int] = {}
     for quantity, names in FIELD_NAMES.items():

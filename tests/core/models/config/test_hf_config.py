@@ -167,6 +167,12 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
     ("fields", "reason"),
     [
         ({"hidden_act": 5}, "hidden_act is 5; it must be a string"),
+        ({"mamba_d_state": -7}, "mamba_d_state is -7; it must be an integer from 1 to 268435456"),
+        ({"index_topk": 2.5}, "index_topk is 2.5; it must be an integer from 1 to"),
+        ({"conv_L_cache": 0}, "conv_L_cache is 0; it must be an integer from 1 to"),
+        ({"mamba_expand": "8"}, "mamba_expand is '8'; it must be an integer from 1 to"),
+        ({"logits_scaling": 0}, "logits_scaling is 0; it must be a number above 0"),
+        ({"key_multiplier": float("nan")}, "key_multiplier is nan; it must be a number"),
         ({"head_dim": 10**400}, "head_dim is a huge integer; it must be an integer up to 268435456"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is a huge integer; it must be a number up to 1e+12"),
         ({"num_key_value_heads": 10**400}, "num_key_value_heads is a huge integer; it must be an integer"),
