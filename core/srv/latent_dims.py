@@ -24,8 +24,8 @@ class IndexDims(NamedTuple):
     It has `heads` queries per token, and one key, of `dim` elements. The score of a key is the sum over heads of
     weight / sqrt(heads) * relu(q.k / sqrt(dim)), in float32, with weights that follow from the query's token. A query
     attends to the `top_k` keys with the largest scores among those that it sees, of equal ones to the earliest, or to
-    all if it sees no more. `own`: whether the layer has an indexer; if not, it attends to the keys that the layer
-    before it attended to.
+    all if it sees no more. `own`: whether the layer has an indexer; if not, it attends to the keys that the last
+    layer with one has chosen.
     """
 
     heads: int

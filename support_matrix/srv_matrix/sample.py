@@ -48,8 +48,8 @@ def sample_models() -> tuple[ModelFacts, ...]:
 
 def special_models() -> tuple[ModelFacts, ...]:
     """Models with layers that the others lack, for values without effect on all others: windows, experts, latent
-    attention, and recurrent states."""
-    return windowed_model(), _mixture(), _latent(), recurrent_model()
+    attention, recurrent states, and experts in blocks of 4 bits."""
+    return windowed_model(), _mixture(), _latent(), recurrent_model(), _mixture_in_blocks()
 
 
 def quantized_models() -> tuple[ModelFacts, ...]:
@@ -99,6 +99,13 @@ def _mixture() -> ModelFacts:
         active_parameters=1_802_643_456,
         weight_bytes=12_061_003_776,
     )
+
+
+def _mixture_in_blocks() -> ModelFacts:
+    """The mixture in a GGUF file of MXFP4."""
+    named = replace(_mixture(), name="sample-6b-mxfp4.gguf", path="/models/sample-6b-mxfp4.gguf", format="gguf")
+    stored = {"MXFP4": 5_410_000_000, "BF16": 620_000_000}
+    return replace(named, quantization="gguf:MXFP4", stored_types=stored, weight_bytes=4_114_000_000)
 
 
 def _latent() -> ModelFacts:

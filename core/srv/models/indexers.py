@@ -1,4 +1,4 @@
-"""Which layers of a model with sparse attention have an indexer, and which attend to the keys of the layer before."""
+"""Which layers of a model with sparse attention have an indexer, and which read the choice of an earlier one."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class ExpertRecorder:
         return self._recording or self._load is not None
 
     def measure_load(self) -> None:
-        """Count the experts of all steps from now on. Call it when no step is captured any more."""
+        """Count the experts of all steps from now on. Call it when no step is captured or timed any more."""
         self._load = _Load(self._counts)
         self._observe()
 

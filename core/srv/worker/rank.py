@@ -285,8 +285,6 @@ class RankWorker:
             pooler=self._pooler(),
             experts=self._recorder,
         )
-        if self._recorder is not None and config.experts.enable_expert_distribution_metrics:
-            self._recorder.measure_load()
         kernels = (
             *self._kernels,
             *attention_kernels(self._spec.backends, attention, self._spec.latent_backends),
@@ -296,6 +294,8 @@ class RankWorker:
         report = (*compile_report, *piece_report, *capture_report)
         with self.start.phase("step times", ACTIVATIONS, does="running steps"):
             seconds = self._step_seconds(captured.rows if captured and late and not compiled else ())
+        if self._recorder is not None and config.experts.enable_expert_distribution_metrics:
+            self._recorder.measure_load()
         self.start.complete()
         ledger, phases = self.start.ledger.lines, self.start.phases.done
         pool_bytes = sum(map(_bytes, (*pools, *state_pools)))

@@ -133,6 +133,11 @@ def test_enable_expert_distribution_metrics(mixture: Small, tmp_path: Path) -> N
         assert (after.layers, busiest.tolist()) == ([0, 1, 2], passes.amax(2).sum(0).tolist())
         served.generate(messages(mixture.prompts))
         assert all(one > other for one, other in zip(expert_load(served).mean, after.mean, strict=True))
+    for drafts in ({}, {"speculative_algorithm": "NGRAM"}):  # with drafts, steps are timed during the start
+        with engine(mixture, enable_expert_distribution_metrics=True, **drafts) as served:
+            served.generate(messages(mixture.prompts))
+            computed = served.stats().computed_tokens * mixture.model.config.num_experts_per_tok
+            assert expert_load(served).mean == [computed / mixture.model.config.num_experts] * 3
     with engine(mixture, expert_distribution_recorder_mode="stat") as served:
         assert served.executor.control(ReadExpertLoad()) == [Answer()]
     dense = make_small("llama", tmp_path / "dense", num_hidden_layers=1)

@@ -90,7 +90,7 @@ class LatentSizes(NamedTuple):
         return self.indexer_projection_params + (0 if self.indexer is None else 2 * self.indexer.dim)
 
     def layer(self, index: int, own_indexer: bool = True) -> AttentionLayer:
-        """`own_indexer`: False if the layer attends to the keys of the layer before it."""
+        """`own_indexer`: False if it attends to the keys that the last layer with an indexer chose."""
         indexer = None if self.indexer is None else self.indexer._replace(own=own_indexer)
         head_dim = self.head_dim
         return AttentionLayer(

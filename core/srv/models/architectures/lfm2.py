@@ -27,6 +27,7 @@ from srv.models.architectures.op_uses import (
 )
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
 from srv.models.layers.rope_config import RopeConfig
 from srv.models.sizes.fields import FORMER_NAMES
 from srv.specs import AttentionLayer
@@ -51,6 +52,11 @@ class Lfm2Config(NamedTuple):
     local_rope: RopeConfig | None = None
     output_norms: bool = False
     head_gates: bool = False
+
+    @property
+    def recurrent(self) -> ShortConvolutionSizes | None:
+        """None if all layers attend."""
+        return None if all(self.attends) else ShortConvolutionSizes(self.decoder.hidden_size, self.width)
 
     def moe_of(self, index: int) -> MoEConfig | None:
         """The mixture of experts of a layer; None if it has an MLP."""

@@ -42,6 +42,11 @@ class OlmoHybridConfig(NamedTuple):
     attends: tuple[bool, ...]
 
     @property
+    def recurrent(self) -> DeltaSizes | None:
+        """None if all layers attend."""
+        return None if all(self.attends) else self.delta
+
+    @property
     def parameters(self) -> int:
         """The matrices, biases of attention, norms, convolutions, and what computes decays."""
         sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size

@@ -22,6 +22,7 @@ from srv.models.architectures.op_uses import (
     rotary,
 )
 from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.recurrent_sizes import LinearRecurrenceSizes
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 from srv.specs import AttentionLayer
 
@@ -37,6 +38,11 @@ class RecurrentGemmaConfig(NamedTuple):
     channels: int
     width: int
     attends: tuple[bool, ...]
+
+    @property
+    def recurrent(self) -> LinearRecurrenceSizes | None:
+        """None if all layers attend."""
+        return None if all(self.attends) else LinearRecurrenceSizes(self.channels, self.width)
 
     @property
     def parameters(self) -> int:

@@ -187,7 +187,7 @@ def native_or_reason(name: str, config: Mapping[str, Any]) -> NativeConfig | str
         return native_config(name, config)
     except UnsupportedConfig as error:
         return str(error)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         return f"its configuration lacks a field or has an invalid value ({error!r})"
 
 

@@ -21,6 +21,9 @@ COUNTS = (
     "intermediate_size",
     "sliding_window",
     "max_window_layers",
+    "index_topk_freq",
+    "index_skip_topk_offset",
+    "n_routed_experts",
     "original_max_position_embeddings",
 )
 SIZES = (

@@ -22,6 +22,35 @@ class RecurrentSizes(Protocol):
         """Bytes of temporary tensors per request of a step: its states, which the layer reads and computes anew."""
 
 
+class ShortConvolutionSizes(NamedTuple):
+    """A convolution over time of LFM2. `width`: tokens that it reads."""
+
+    channels: int
+    width: int
+
+    def step_bytes(self, item: int) -> int:
+        """As `RecurrentSizes.step_bytes`: the projections, and taps in float32."""
+        return self.channels * (6 * item + _FLOAT32 * (self.width + 4))
+
+    def row_bytes(self, item: int) -> int:
+        return _STATES_AT_ONCE * self.channels * self.width * item
+
+
+class LinearRecurrenceSizes(NamedTuple):
+    """A recurrence with one number per channel, after a convolution (RecurrentGemma)."""
+
+    channels: int
+    width: int
+
+    def step_bytes(self, item: int) -> int:
+        """As `RecurrentSizes.step_bytes`: gates, decays, values and results in float32, and copies of a scan."""
+        return ShortConvolutionSizes(self.channels, self.width).step_bytes(item) + _FLOAT32 * 12 * self.channels
+
+    def row_bytes(self, item: int) -> int:
+        convolution = ShortConvolutionSizes(self.channels, self.width).row_bytes(item)
+        return convolution + _STATES_AT_ONCE * self.channels * _FLOAT32
+
+
 class ScanSizes(NamedTuple):
     """The sizes of the op `state_space_scan`: heads, groups of heads with one b and c, and the two of a state."""
 

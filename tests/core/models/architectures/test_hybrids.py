@@ -23,6 +23,7 @@ from recurrent_small import recurrent_logits
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from srv.models.architectures.expert_layers import special_layers
 from srv.models.architectures.lfm2 import Lfm2Config
 from srv.models.architectures.lfm2_layers import Lfm2
 from srv.models.architectures.lfm3_layers import Lfm3
@@ -167,6 +168,8 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     if kind == "olmo_hybrid":
         divide_convolutions(tmp_path, model.config)
     ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
+    has_states = any(isinstance(group, Recurrent) for group in facts.cache_groups)
+    assert (special_layers(facts).recurrent is not None) == has_states  # the budget counts what they need
     assert isinstance(ours, LAYERS[kind.partition("_")[0]])
     assert facts.architecture == NAMES[kind]
     expected = expected_logits(model, tokens)

@@ -13,6 +13,7 @@ from models_small import GRANITE, built, edit_config, expected_logits, small_mod
 from recurrent_small import recurrent_logits
 from safetensors.torch import load_file
 
+from srv.models.architectures.expert_layers import special_layers
 from srv.models.architectures.registry import name_of_type, native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
@@ -85,6 +86,8 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     model = small_model(kind, **fields)
     model.save_pretrained(tmp_path)
     ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
+    has_states = any(isinstance(group, Recurrent) for group in facts.cache_groups)
+    assert (special_layers(facts).recurrent is not None) == has_states  # the budget counts what they need
     assert facts.architecture == NAMES[kind]
     expected = expected_logits(model, tokens)
     assert expected.std() > 0.3, "the logits are too flat for the comparison to mean anything"
