@@ -19,6 +19,7 @@ from srv.args.spec import Argument
 from srv.args.support import SupportStatus, by_argument, on_variant, support_of_argument, support_of_value
 from srv.platform.facts import DeviceFacts, Support
 from srv.platform.manifest import Manifest
+from srv.platform.op_choice import NAMED_BY, argument_names
 from srv.specs import ModelFacts
 from srv_matrix.judge import (
     BACKEND_IGNORES,
@@ -200,8 +201,12 @@ def _declared_values(argument: Argument, platform: PlatformVariant) -> list[Any]
 
 
 def _backends(argument: Argument, platform: PlatformVariant) -> tuple[str, ...]:
-    family = argument.arg.family
-    return tuple(spec.name for spec in platform.manifest.facts.backends.get(family, ())) if family else ()
+    """The names of backends, or of implementations of an op, among which the argument chooses."""
+    facts, family = platform.manifest.facts, argument.arg.family
+    if family:
+        return tuple(spec.name for spec in facts.backends.get(family, ()))
+    named = (op for op, name in NAMED_BY.items() if name == argument.name)
+    return tuple(name for op in named for name in argument_names(facts.ops, op))
 
 
 def _records(argument: Argument, platform: PlatformVariant, tried: Sequence[TriedValue]) -> Iterator[Record]:

@@ -19,13 +19,14 @@ _STEP = 0.01  # distance from the boundary of a fraction
 
 def is_closed(argument: Argument, backends: Iterable[str] = ()) -> bool:
     """Whether all its values can be listed."""
-    return argument.kind.base is bool or bool(argument.choices) or bool(argument.arg.family and tuple(backends))
+    return argument.kind.base is bool or bool(argument.choices) or bool(tuple(backends))
 
 
 def values_of(argument: Argument, backends: Iterable[str] = (), more: Iterable[Any] = ()) -> tuple[Any, ...]:
     """The values to try: all are valid by the declaration, and at least one is not the default.
 
-    `backends`: the platform's backends of the argument's family. `more`: additional values to try.
+    `backends`: the names that the argument may have on the platform, of backends of its family or of implementations of
+    an op; () for other arguments. `more`: additional values to try.
     """
     tried: list[Any] = [argument.default, *_listed(argument, backends), *more]
     if not is_closed(argument, backends):
@@ -41,7 +42,7 @@ def values_of(argument: Argument, backends: Iterable[str] = (), more: Iterable[A
 def _listed(argument: Argument, backends: Iterable[str]) -> list[Any]:
     if argument.kind.base is bool:
         return [False, True]
-    listed: list[Any] = list(argument.choices) or _items(argument) or (list(backends) if argument.arg.family else [])
+    listed: list[Any] = list(argument.choices) or _items(argument) or list(backends)
     return [(each,) for each in listed] if argument.kind.many else listed
 
 

@@ -118,7 +118,7 @@ def test_expert_distribution_recorder_mode(mixture: Small, tmp_path: Path) -> No
     assert refusal(mixture.folder, mixture, expert_distribution_recorder_mode="per_token")[0] == "planned"
 
 
-@covers("enable_expert_distribution_metrics=true", platform="cpu")
+@covers("enable_expert_distribution_metrics=true", "enable_expert_distribution_metrics=false", platform="cpu")
 def test_enable_expert_distribution_metrics(mixture: Small, tmp_path: Path) -> None:
     """The load is that of all steps, whether they are recorded or not; a model without experts has none."""
     with engine(

@@ -23,7 +23,7 @@ def refusals(folder: Path, *flags: str, device: str = "cpu:avx512") -> Sequence[
         return refusal.rejections
 
 
-@covers("fp8_gemm_backend", platform="cpu")
+@covers(*(f"fp8_gemm_backend={name}" for name in ("auto", *IMPLEMENTATIONS)), platform="cpu")
 def test_fp8_gemm_backend(tmp_path: Path) -> None:
     """The implementation that is named multiplies; a plan, a launch and the engine agree on it."""
     small = make_small("llama", tmp_path / "small", num_hidden_layers=1)
