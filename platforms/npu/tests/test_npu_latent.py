@@ -101,9 +101,10 @@ def test_a_captured_step_takes_the_lengths_of_each_replay(
         wanted: list[Tensor] = []
         for index, name in enumerate(names):
             own = slice(index, index + 1)
-            latent, rope = rows.seen[name]
-            rows.seen[name] = torch.cat((latent, fresh[1][own, 0])), torch.cat((rope, fresh[2][own, 0]))
-            wanted.append(dense(rows.layer, fresh[0][own], *rows.seen[name], rows.up))
+            latent, rope, index = rows.seen[name]
+            keys = torch.cat((latent, fresh[1][own, 0])), torch.cat((rope, fresh[2][own, 0]))
+            rows.seen[name] = (*keys, index)
+            wanted.append(dense(rows.layer, fresh[0][own], *keys, rows.up))
         assert_close(out.cpu(), torch.cat(wanted))
 
 
