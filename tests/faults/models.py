@@ -130,8 +130,8 @@ FAULTS = (
     Fault(
         name="tied-embeddings-counted-twice",
         file="core/srv/models/architectures/decoder_config.py",
-        text="hidden * (1 if self.tied_embeddings else 2)",
-        planted="hidden * 2",
+        text="self.hidden_size * (1 if self.tied_embeddings else 2)",
+        planted="self.hidden_size * 2",
         effect="`srv plan` reports too much memory for models with tied embeddings.",
         tests=(_HF, _DECODER),
     ),

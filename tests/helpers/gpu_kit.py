@@ -20,6 +20,7 @@ SIMULATOR = ROOT / "plugins" / "gpu_simulator"
 COVERED = (
     *("platforms/gpu", "platforms/cuda", "platforms/rocm", "platforms/xpu", "plugins/gpu_simulator"),
     *("kernels/srv_kernels/triton", "kernels/srv_kernels/cases.py", "kernels/srv_kernels/contracts.py"),
+    "kernels/srv_kernels/tolerances.py",
     *("core/srv/testing/conformance", "core/srv/testing/simulated_device"),
 )
 

@@ -1,4 +1,4 @@
-"""Arguments that name the implementation of an op: a name that the platform does not have is refused.
+"""Arguments that name the implementation of an op. A name that the platform does not have is refused.
 
 Must not know any implementation by name.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from srv.args.config import ARGUMENTS
+from srv.args.config import ARGUMENTS, Config
 from srv.args.spec import nearest
 from srv.args.statement import Statement
 from srv.errors import Rejection
 from srv.platform.facts import OpSpec
 from srv.platform.op_choice import NAMED_BY, argument_names
+
+
+def named_implementations(config: Config) -> Mapping[str, str]:
+    """The names of implementations, or "auto", by op."""
+    return {op: config.get(name) for op, name in NAMED_BY.items()}
 
 
 def unknown_implementations(platform: str, ops: Sequence[OpSpec], user: Mapping[str, Statement]) -> Iterator[Rejection]:

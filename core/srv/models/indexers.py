@@ -20,3 +20,11 @@ def indexer_types(get: Callable[[str], Any], layers: int) -> list[str]:
     every, offset = get("index_topk_freq"), get("index_skip_topk_offset")
     every, offset = max(1 if every is None else every, 1), 2 if offset is None else offset
     return ["shared" if max(index - offset + 1, 0) % every else "full" for index in range(layers)]
+
+
+def hy_v4_types(get: Callable[[str], Any], layers: int) -> list[str]:
+    """Of each layer of HY-V4: by `indexer_types`, or "full" for the first one, the second, and every fourth then."""
+    stated: Sequence[str] | None = get("indexer_types")
+    if stated is not None:
+        return list(stated)
+    return ["full" if index == 0 or index % 4 == 1 else "shared" for index in range(layers)]

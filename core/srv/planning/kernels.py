@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
 from srv.args.config import ARGUMENTS
+from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
 from srv.errors import Rejection
 from srv.models.architectures.architecture import NativeConfig
@@ -31,7 +32,6 @@ from srv.planning.kernel import (
 from srv.planning.kernel_ops import NO_OP_OF_EXPERTS, OpTable, op_kernels
 from srv.planning.kernel_steps import step_kernels
 from srv.planning.layer_sizes import described_ops
-from srv.planning.named_ops import named_implementations
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
 from srv.platform.experts import SLOT as MOE_SLOT
@@ -220,12 +220,12 @@ class _Planner:
     def _refuse_op(self, kernel: Kernel) -> None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in kernel.rejected)
         reason = f"{kernel.because}{f' ({reasons})' if reasons else ''}"
-        remedy = "Choose another dtype or model, or another platform with --device."
-        for op, value in named_implementations(self._config).items():
-            if value != AUTO and kernel.key.startswith(f"{op} "):
-                remedy = f"Leave out {ARGUMENTS[NAMED_BY[op]].flag}, or choose another dtype."
+        op = kernel.key.partition(" ")[0]
+        left_out = [ARGUMENTS[NAMED_BY[op]].flag] if named_implementations(self._config).get(op, AUTO) != AUTO else []
         if self._config.schedule.enable_deterministic_inference:
-            remedy = "Leave out --enable-deterministic-inference, or choose another platform with --device."
+            left_out.append("--enable-deterministic-inference")
+        first = f"Leave out {' and '.join(left_out)}, or choose" if left_out else "Choose"
+        remedy = f"{first} another dtype or model, or another platform with --device."
         code, owner = "op_missing", f"platform {self._target.manifest.name}"
         if kernel.because == NO_OP_OF_EXPERTS:  # on no platform: the layers refuse it when they are built
             code, owner = "unsupported_quantization", "the quantization method"

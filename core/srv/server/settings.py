@@ -54,11 +54,10 @@ class ServerSettings:
     chunk of a stream. `stream_segments`: chunks of `/generate` hold only what is new. `sampling_defaults`: values of
     `Sampling` for the fields that a request omits. `text`: how texts are encoded. `custom_processors`: those that
     requests may name; None: they may name none.
-    `counts_peak`: the ranks know how much memory steps have needed at most. `measures_experts`: they measure how evenly
-    experts are used. `startup`: of each process, the phases of
-    its start so far. `sensors`: reads the devices' sensors for `/metrics`; None without any.
-    `reply_format`: how the model writes reasoning and tool calls. `fill_in`: how prompts with a suffix mark their
-    parts; None: as the tokenizer's tokens say.
+    `counts_peak`: the ranks know how much memory steps have needed at most. `measures_experts`: they measure how
+    evenly experts are used. `startup`: of each process, the phases of its start so far. `sensors`: reads the devices'
+    sensors for `/metrics`; None without any. `reply_format`: how the model writes reasoning and tool calls.
+    `fill_in`: how prompts with a suffix mark their parts; None: as the tokenizer's tokens say.
     `grammars`: how outputs are constrained. `observe`: what is logged, measured and traced. `pool`: the KV pool, for
     metrics in tokens. `file_storage_path`: the folder of uploaded files.
     """

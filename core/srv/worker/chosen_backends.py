@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from srv.args.config import Config
+from srv.args.named_ops import named_implementations
 from srv.errors import InternalError
 from srv.executor.spec import EngineSpec
 from srv.models.base import CausalLM
 from srv.planning.kernel import ATTENTION_SLOTS
-from srv.planning.named_ops import named_implementations
 from srv.platform.contract import check_attention, check_latent
 from srv.platform.experts import SLOT
 from srv.platform.interface import AttentionBackend, BackendContext, OpImpl

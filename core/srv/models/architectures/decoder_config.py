@@ -120,6 +120,16 @@ class DecoderConfig(NamedTuple):
         )
 
     @property
+    def qkv_size(self) -> int:
+        """The queries, keys and values of a token, in elements."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Those of the embedding and of the output layer, which count once if they are tied."""
+        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+
+    @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
         return tuple(self.attention_layer(index) for index in range(self.layers))
 
@@ -128,13 +138,13 @@ class DecoderConfig(NamedTuple):
         """The number of parameters; tied embeddings count once."""
         hidden, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
         normed = queries + keys if self.wide_qk_norm else 2 * self.head_dim
-        attention = (queries + 2 * keys) * self.qkv_bias + hidden * self.output_bias + normed * self.qk_norm
+        attention = self.qkv_size * self.qkv_bias + hidden * self.output_bias + normed * self.qk_norm
         attention += self.heads * self.sinks
         mlp = (2 * self.intermediate_size + hidden) * self.mlp_bias
         mixtures = [self.moe_of(index) for index in range(self.layers)]
         mlps = sum(mlp if moe is None else moe.other_params(hidden) for moe in mixtures)
-        embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
-        return embeddings + self.projection_params + mlps + self.layers * (attention + 2 * hidden) + hidden
+        layers = self.layers * (attention + 2 * hidden)
+        return self.embedding_parameters + self.projection_params + mlps + layers + hidden
 
     @property
     def projection_params(self) -> int:

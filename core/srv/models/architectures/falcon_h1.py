@@ -34,7 +34,7 @@ def make_config(config: Mapping[str, Any]) -> MambaConfig:
         norm=bool(config["mamba_rms_norm"]),
         norm_first=bool(config["mamba_norm_before_gate"]),
     )
-    return MambaConfig(decoder, mamba, (True,) * base.layers, parallel=True, factors=_factors(config))
+    return MambaConfig(decoder, (True,) * base.layers, mamba, parallel=True, factors=_factors(config))
 
 
 def _factors(config: Mapping[str, Any]) -> LayerFactors:

@@ -44,7 +44,7 @@ def make_config(config: Mapping[str, Any]) -> MambaConfig:
     )
     inner = int(config["mamba_expand"] * base.hidden_size)
     moe = experts._replace(intermediate=base.intermediate_size, shared_intermediate=shared) if experts else None
-    return MambaConfig(decoder, mamba_sizes(config, inner), attends, moe, mlp=f"mlp.{_SHARED}")
+    return MambaConfig(decoder, attends, mamba_sizes(config, inner), moe, mlp=f"mlp.{_SHARED}")
 
 
 def _experts(config: Mapping[str, Any]) -> MoEConfig | None:

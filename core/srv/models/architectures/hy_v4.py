@@ -15,6 +15,7 @@ from srv.models.architectures.deepseek_config import DEFAULTS, DeepseekConfig
 from srv.models.architectures.deepseek_v32 import sparse_config
 from srv.models.architectures.op_uses import ADD_NORM, ModelOps
 from srv.models.formats.stored_weights import StoredWeights
+from srv.models.indexers import hy_v4_types
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 from srv.models.layers.stream_sizes import StreamSizes
@@ -61,20 +62,12 @@ class HyV4Config(NamedTuple):
         return own._replace(ops=tuple(use for use in own.ops if use.op != ADD_NORM))
 
 
-def indexer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
-    """Of each layer, "full" or "shared": by `indexer_types`, or the first one, the second, and every fourth then."""
-    stated = config.get("indexer_types")
-    if stated is not None:
-        return list(stated)
-    return ["full" if index == 0 or index % 4 == 1 else "shared" for index in range(layers)]
-
-
 def make_config(config: Mapping[str, Any]) -> HyV4Config:
     refuse_unless(config, {"swiglu_limit": (LIMIT,)})
     count = int(config["hc_mult"])
     if count < 1:
         raise UnsupportedConfig(f"hc_mult = {count} is not a number of residual streams")
-    kinds = indexer_kinds(config, int(config["num_hidden_layers"]))
+    kinds = hy_v4_types(config.get, int(config["num_hidden_layers"]))
     base = sparse_config({**config, "first_k_dense_replace": 1}, kinds)
     eps = base.decoder.norm_eps
     attention = base.attention._replace(gated=True, sinks=True, index_norm_eps=eps, index_rotates_last=True)

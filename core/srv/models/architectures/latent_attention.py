@@ -49,6 +49,7 @@ class LatentAttention(nn.Module):
         self.layer = dataclasses.replace(whole, heads=heads, group=group)
         self.indexer = Indexer(sizes, factory, f"{prefix}.indexer") if has_indexer else None
         self._gated_queries = sizes.gated_queries
+        self._query_dim = sizes.query_dim
         self._head_parts = [dims.key_dim, dims.rope_dim, *([dims.value_dim] if sizes.gated_queries else [])]
         compressed = {f"{prefix}.kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
         self.q_norm: RMSNorm | None = None
@@ -82,7 +83,7 @@ class LatentAttention(nn.Module):
         *queries, latent, rope = down.split_with_sizes(self._parts, 1)
         compressed_q = self.q_norm.forward(queries[0]) if self.q_norm is not None else x
         q = self.q_proj.kernel(torch.cat((compressed_q, *queries), 1) if self._gated_queries else compressed_q)
-        plain, rotated, *gate = q.view(-1, layer.heads, sum(self._head_parts)).split_with_sizes(self._head_parts, 2)
+        plain, rotated, *gate = q.view(-1, layer.heads, self._query_dim).split_with_sizes(self._head_parts, 2)
         rotated, key = self._rotary(rotated, rope.unsqueeze(1), cos_sin, positions)
         compressed = self.kv_norm.forward(latent)
         if self.indexer is not None:

@@ -7,12 +7,13 @@ other models.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from srv.models.architectures.architecture import Architecture, DividedSizes
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
-from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
 from srv.models.architectures.op_uses import (
     ADD_NORM,
     NORM,
@@ -30,23 +31,20 @@ from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
 from srv.models.layers.rope_config import RopeConfig
 from srv.models.sizes.fields import FORMER_NAMES
-from srv.specs import AttentionLayer
 
 KINDS = (ATTENTION, "conv")
 
 
-class Lfm2Config(NamedTuple):
-    """`decoder`: the sizes of layers with attention, and of dense feed-forward layers. `width`: the tokens that a
-    convolution reads. `bias`: whether the layers of convolutions have biases. `attends`: whether each layer has
-    attention. `moe`: the mixture of experts that layers have from `first_sparse` on; None without. `local_rope`: the
-    rotary embedding of layers with a window; None without any. `output_norms`: both parts of a layer have a norm after
-    them. `head_gates`: each head of attention has a gate.
+@dataclass(frozen=True)
+class Lfm2Config(HybridConfig):
+    """`width`: the tokens that a convolution reads. `bias`: whether the layers of convolutions have biases. `moe`: the
+    mixture of experts that layers have from `first_sparse` on; None without. `local_rope`: the rotary embedding of
+    layers with a window; None without any. `output_norms`: both parts of a layer have a norm after them. `head_gates`:
+    each head of attention has a gate.
     """
 
-    decoder: DecoderConfig
     width: int
     bias: bool
-    attends: tuple[bool, ...]
     moe: MoEConfig | None = None
     first_sparse: int = 0
     local_rope: RopeConfig | None = None
@@ -68,32 +66,19 @@ class Lfm2Config(NamedTuple):
         sizes, hidden = self.decoder, self.decoder.hidden_size
         attending = sum(self.attends)
         convolution = hidden * (self.width + 5 * self.bias)
-        attention = 2 * sizes.head_dim + sizes.qkv_bias * self._qkv + sizes.output_bias * hidden
+        attention = 2 * sizes.head_dim + sizes.qkv_bias * self.decoder.qkv_size + sizes.output_bias * hidden
         mixers = attending * attention + (sizes.layers - attending) * convolution
         routers = sum(moe.other_params(hidden) for moe in self._mixtures if moe is not None)
-        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
         norms = (4 if self.output_norms else 2) * sizes.layers + 1
-        return embeddings + self.projection_params + mixers + routers + norms * hidden
+        return sizes.embedding_parameters + self.projection_params + mixers + routers + norms * hidden
 
     @property
     def projection_params(self) -> int:
         sizes, hidden, attending = self.decoder, self.decoder.hidden_size, sum(self.attends)
         dense = 3 * hidden * sizes.intermediate_size
         mlps = sum(dense if moe is None else moe.projection_params(hidden) for moe in self._mixtures)
-        attention = hidden * (self._qkv + sizes.heads * sizes.head_dim + sizes.heads * self.head_gates)
+        attention = hidden * (self.decoder.qkv_size + sizes.heads * sizes.head_dim + sizes.heads * self.head_gates)
         return mlps + attending * attention + (sizes.layers - attending) * 4 * hidden * hidden
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """Recurrent states are on one rank."""
-        return None
-
-    def of_rank(self, ranks: int) -> Lfm2Config:
-        return self
 
     def model_ops(self, dtype: str) -> ModelOps:
         sizes, hidden = self.decoder, self.decoder.hidden_size
@@ -108,11 +93,6 @@ class Lfm2Config(NamedTuple):
     def _mixtures(self) -> tuple[MoEConfig | None, ...]:
         return tuple(self.moe_of(index) for index in range(self.decoder.layers))
 
-    @property
-    def _qkv(self) -> int:
-        """The queries, keys and values of a token, in elements."""
-        return (self.decoder.heads + 2 * self.decoder.kv_heads) * self.decoder.head_dim
-
     def _matrices(self) -> Iterator[Matrix]:
         """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
         sizes, hidden = self.decoder, self.decoder.hidden_size
@@ -121,7 +101,7 @@ class Lfm2Config(NamedTuple):
             prefix, heads = f"model.layers.{index}", sizes.heads * sizes.head_dim
             if attends:
                 qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, self._qkv)
+                yield Matrix(qkv, hidden, self.decoder.qkv_size)
                 yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
                 if self.head_gates:
                     yield Matrix((f"{prefix}.self_attn.gate_proj",), hidden, sizes.heads)
@@ -145,7 +125,7 @@ def make_dense(config: Mapping[str, Any]) -> Lfm2Config:
         if read["block_ffn_dim_multiplier"] is not None:
             inner = int(read["block_ffn_dim_multiplier"] * inner)
             inner = read["block_multiple_of"] * -(-inner // read["block_multiple_of"])
-    return made._replace(decoder=made.decoder._replace(intermediate_size=inner))
+    return replace(made, decoder=made.decoder._replace(intermediate_size=inner))
 
 
 def make_sparse(config: Mapping[str, Any]) -> Lfm2Config:
@@ -162,7 +142,7 @@ def make_sparse(config: Mapping[str, Any]) -> Lfm2Config:
     check_experts(moe)
     first = int(read["num_dense_layers"])
     made = _without_experts(read, reads=("num_experts",))
-    return made._replace(moe=moe if first < made.decoder.layers else None, first_sparse=first)
+    return replace(made, moe=moe if first < made.decoder.layers else None, first_sparse=first)
 
 
 def _without_experts(config: Mapping[str, Any], reads: tuple[str, ...] = ()) -> Lfm2Config:
@@ -170,7 +150,7 @@ def _without_experts(config: Mapping[str, Any], reads: tuple[str, ...] = ()) -> 
     types = config["layer_types"]
     attends = attending((ATTENTION,) * base.layers if types is None else types, KINDS, base.layers)
     decoder = base._replace(qk_norm=True)
-    return Lfm2Config(decoder, int(config["conv_L_cache"]), bool(config["conv_bias"]), attends)
+    return Lfm2Config(decoder, attends, int(config["conv_L_cache"]), bool(config["conv_bias"]))
 
 
 def _renamed(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:

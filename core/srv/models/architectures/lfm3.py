@@ -53,9 +53,9 @@ def make_config(config: Mapping[str, Any]) -> Lfm2Config:
     )
     return Lfm2Config(
         decoder,
+        attends,
         int(config["conv_L_cache"]),
         bool(config["conv_bias"]),
-        attends,
         local_rope=local_rope(read, base.head_dim, "rope_theta") if SLIDING in types else None,
         output_norms=bool(config["use_sandwich_norm"]),
         head_gates=bool(config["use_attention_gate"]),

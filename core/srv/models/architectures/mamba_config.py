@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from srv.models.architectures.architecture import DividedSizes
-from srv.models.architectures.decoder_config import DecoderConfig
+from srv.models.architectures.hybrid_config import HybridConfig
 from srv.models.architectures.op_uses import (
     ADD_NORM,
     NORM,
@@ -28,7 +28,6 @@ from srv.models.architectures.op_uses import (
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.recurrent_sizes import GATED_NORM, ScanSizes, StateSpaceSizes
 from srv.models.layers.rope_config import UnsupportedConfig
-from srv.specs import AttentionLayer
 
 _NO_LIMIT = (0.0, math.inf)
 
@@ -48,15 +47,14 @@ class LayerFactors(NamedTuple):
     mlp_out: float = 1.0
 
 
-class MambaConfig(NamedTuple):
-    """`decoder`: the sizes of attention and of MLPs, and multipliers. `attends`: whether each layer has attention.
-    `parallel`: layers with attention have a Mamba-2 layer as well, whose result is added. `moe`: the mixture of experts
-    that all layers have in place of the MLP. `mlp`: the name of the MLP in a layer. `factors`: None for none.
+@dataclass(frozen=True)
+class MambaConfig(HybridConfig):
+    """`decoder` also has multipliers. `mamba`: the sizes of a Mamba-2 layer. `parallel`: layers with attention have one
+    as well, whose result is added. `moe`: the mixture of experts that all layers have in place of the MLP. `mlp`: the
+    name of the MLP in a layer. `factors`: None for none.
     """
 
-    decoder: DecoderConfig
     mamba: StateSpaceSizes
-    attends: tuple[bool, ...]
     moe: MoEConfig | None = None
     parallel: bool = False
     mlp: str = "mlp"
@@ -76,12 +74,11 @@ class MambaConfig(NamedTuple):
     def parameters(self) -> int:
         """The matrices, and norms, routers, biases and what Mamba-2 layers have beside."""
         sizes, hidden = self.decoder, self.decoder.hidden_size
-        biases = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim * sizes.qkv_bias + hidden * sizes.output_bias
+        biases = sizes.qkv_size * sizes.qkv_bias + hidden * sizes.output_bias
         mixers = sum(self.attends) * biases + sum(self.recurs) * self.mamba.other_params(hidden)
         mlp = (2 * sizes.intermediate_size + hidden) * sizes.mlp_bias
         mlps = sizes.layers * (mlp if self.moe is None else self.moe.other_params(hidden))
-        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
-        return embeddings + self.projection_params + mixers + mlps + (2 * sizes.layers + 1) * hidden
+        return sizes.embedding_parameters + self.projection_params + mixers + mlps + (2 * sizes.layers + 1) * hidden
 
     @property
     def projection_params(self) -> int:
@@ -90,18 +87,6 @@ class MambaConfig(NamedTuple):
         mlps = sizes.layers * (dense if self.moe is None else self.moe.projection_params(hidden))
         attention = 2 * hidden * (sizes.heads + sizes.kv_heads) * sizes.head_dim
         return mlps + sum(self.attends) * attention + sum(self.recurs) * self.mamba.projection_params(hidden)
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """Recurrent states are on one rank."""
-        return None
-
-    def of_rank(self, ranks: int) -> MambaConfig:
-        return self
 
     def model_ops(self, dtype: str) -> ModelOps:
         sizes, hidden = self.decoder, self.decoder.hidden_size
@@ -123,7 +108,7 @@ class MambaConfig(NamedTuple):
                 yield Matrix((f"{prefix}.mamba.out_proj",), self.mamba.scan.inner, hidden)
             if attends:
                 qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, heads + 2 * sizes.kv_heads * sizes.head_dim)
+                yield Matrix(qkv, hidden, sizes.qkv_size)
                 yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
             name = "mlp" if self.moe else self.mlp
             yield from feed_forward_matrices(self.moe, f"{prefix}.{name}", hidden, sizes.intermediate_size)

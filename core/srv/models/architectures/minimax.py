@@ -6,11 +6,12 @@ Each norm's result, times a constant, is the residual. Torch-free; `minimax_laye
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from srv.models.architectures.architecture import Architecture, DividedSizes
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
-from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
 from srv.models.architectures.op_uses import (
     NORM,
     OUTPUT,
@@ -25,7 +26,6 @@ from srv.models.architectures.op_uses import (
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ScanSizes
-from srv.specs import AttentionLayer
 
 KINDS = (ATTENTION, "linear_attention")
 
@@ -39,14 +39,13 @@ class Factors(NamedTuple):
     added: float
 
 
-class MiniMaxConfig(NamedTuple):
-    """`decoder`: the sizes of attention. `attends`: whether each layer has softmax attention. `full`, `linear`, `mlp`:
-    the factors after softmax attention, after lightning attention and after experts.
+@dataclass(frozen=True)
+class MiniMaxConfig(HybridConfig):
+    """`attends`: whether each layer has softmax attention. `moe`: the mixture of experts of all layers. `full`,
+    `linear`, `mlp`: the factors after softmax attention, after lightning attention and after experts.
     """
 
-    decoder: DecoderConfig
     moe: MoEConfig
-    attends: tuple[bool, ...]
     full: Factors
     linear: Factors
     mlp: Factors
@@ -70,8 +69,7 @@ class MiniMaxConfig(NamedTuple):
         sizes, hidden = self.decoder, self.decoder.hidden_size
         recurrent = (sizes.layers - sum(self.attends)) * self.scan.inner
         layers = sizes.layers * (2 * hidden + self.moe.other_params(hidden))
-        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
-        return embeddings + self.projection_params + recurrent + layers + hidden
+        return sizes.embedding_parameters + self.projection_params + recurrent + layers + hidden
 
     @property
     def projection_params(self) -> int:
@@ -80,18 +78,6 @@ class MiniMaxConfig(NamedTuple):
         recurrent = 5 * hidden * self.scan.inner
         experts = sizes.layers * self.moe.projection_params(hidden)
         return experts + attending * attention + (sizes.layers - attending) * recurrent
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """Recurrent states are on one rank."""
-        return None
-
-    def of_rank(self, ranks: int) -> MiniMaxConfig:
-        return self
 
     def model_ops(self, dtype: str) -> ModelOps:
         sizes, hidden = self.decoder, self.decoder.hidden_size
@@ -112,7 +98,7 @@ class MiniMaxConfig(NamedTuple):
             mixer = f"model.layers.{index}.self_attn"
             if attends:
                 qkv = tuple(f"{mixer}.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, inner + 2 * sizes.kv_heads * sizes.head_dim)
+                yield Matrix(qkv, hidden, sizes.qkv_size)
                 yield Matrix((f"{mixer}.o_proj",), inner, hidden)
             else:
                 yield Matrix((f"{mixer}.qkv_proj",), hidden, 3 * inner)
@@ -134,7 +120,7 @@ def make_config(config: Mapping[str, Any]) -> MiniMaxConfig:
         for name in ("full_attn", "linear_attn", "mlp")
     )
     decoder = base._replace(windows=(None if window is None else int(window),) * base.layers)
-    return MiniMaxConfig(decoder, moe, attends, full, linear, mlp)
+    return MiniMaxConfig(decoder, attends, moe, full, linear, mlp)
 
 
 ARCHITECTURE = Architecture(

@@ -8,11 +8,12 @@ Torch-free; `olmo_hybrid_layers` computes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from srv.models.architectures.architecture import Architecture, DividedSizes
+from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
-from srv.models.architectures.hybrid_config import ATTENTION, attending
+from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending
 from srv.models.architectures.op_uses import (
     ADD_NORM,
     NORM,
@@ -27,19 +28,15 @@ from srv.models.architectures.op_uses import (
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.rope_config import UnsupportedConfig
-from srv.specs import AttentionLayer
 
 LINEAR = "linear_attention"
 
 
-class OlmoHybridConfig(NamedTuple):
-    """`decoder`: the sizes of layers with attention, and of feed-forward layers. `attends`: whether each layer has
-    attention. Layers with attention have a norm after each part, and the others one before each.
-    """
+@dataclass(frozen=True)
+class OlmoHybridConfig(HybridConfig):
+    """Layers with attention have a norm after each part, and the others one before each."""
 
-    decoder: DecoderConfig
     delta: DeltaSizes
-    attends: tuple[bool, ...]
 
     @property
     def recurrent(self) -> DeltaSizes | None:
@@ -51,31 +48,18 @@ class OlmoHybridConfig(NamedTuple):
         """The matrices, biases of attention, norms, convolutions, and what computes decays."""
         sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
         attention = (sizes.heads + sizes.kv_heads) * sizes.head_dim
-        attention += self._qkv * sizes.qkv_bias + hidden * sizes.output_bias
+        attention += self.decoder.qkv_size * sizes.qkv_bias + hidden * sizes.output_bias
         recurrent = delta.channels * delta.width + 2 * delta.value_heads + delta.value_dim
         mixers = sum(attention if attends else recurrent for attends in self.attends)
-        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
-        return embeddings + self.projection_params + mixers + (2 * sizes.layers + 1) * hidden
+        return sizes.embedding_parameters + self.projection_params + mixers + (2 * sizes.layers + 1) * hidden
 
     @property
     def projection_params(self) -> int:
         sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
-        attention = hidden * (self._qkv + sizes.heads * sizes.head_dim)
+        attention = hidden * (self.decoder.qkv_size + sizes.heads * sizes.head_dim)
         recurrent = hidden * (delta.channels + 2 * delta.values + 2 * delta.value_heads)
         mixers = sum(attention if attends else recurrent for attends in self.attends)
         return mixers + sizes.layers * 3 * hidden * sizes.intermediate_size
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """Recurrent states are on one rank."""
-        return None
-
-    def of_rank(self, ranks: int) -> OlmoHybridConfig:
-        return self
 
     def model_ops(self, dtype: str) -> ModelOps:
         sizes, delta = self.decoder, self.delta
@@ -92,11 +76,6 @@ class OlmoHybridConfig(NamedTuple):
         ops.append(OpUse(SILU, {"dim": sizes.intermediate_size}))
         return ModelOps(tuple(ops), tuple(self._matrices()))
 
-    @property
-    def _qkv(self) -> int:
-        """The queries, keys and values of a token, in elements."""
-        return (self.decoder.heads + 2 * self.decoder.kv_heads) * self.decoder.head_dim
-
     def _matrices(self) -> Iterator[Matrix]:
         """Those of linear layers, in the order of the checkpoint's layers."""
         sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
@@ -104,7 +83,7 @@ class OlmoHybridConfig(NamedTuple):
         for index, attends in enumerate(self.attends):
             prefix = f"model.layers.{index}"
             if attends:
-                yield Matrix(tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), hidden, self._qkv)
+                yield Matrix(tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), hidden, self.decoder.qkv_size)
                 yield Matrix((f"{prefix}.self_attn.o_proj",), sizes.heads * sizes.head_dim, hidden)
             else:
                 for inputs in delta.inputs:
@@ -125,7 +104,7 @@ def make_config(config: Mapping[str, Any]) -> OlmoHybridConfig:
         wide_qk_norm=True,
         rotated=(_is_rotated(config),) * base.layers,
     )
-    return OlmoHybridConfig(decoder, _delta_sizes(config, base), attends)
+    return OlmoHybridConfig(decoder, attends, _delta_sizes(config, base))
 
 
 def _kinds(types: list[str] | None, layers: int) -> list[str]:

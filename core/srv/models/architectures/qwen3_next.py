@@ -8,12 +8,13 @@ feed-forward layers are mixtures of experts, or dense ones. Torch-free; `qwen3_n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from srv.models.architectures.architecture import Architecture, DividedSizes
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
-from srv.models.architectures.hybrid_config import attending, check_experts
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.hybrid_config import HybridConfig, attending, check_experts
 from srv.models.architectures.op_uses import (
     ADD_NORM,
     NORM,
@@ -29,20 +30,16 @@ from srv.models.architectures.op_uses import (
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig
-from srv.specs import AttentionLayer
 
 KINDS = ("linear_attention", "full_attention")
 
 
-class Qwen3NextConfig(NamedTuple):
-    """`decoder`: the sizes of layers with attention and of dense feed-forward layers. `attends`: whether each layer has
-    attention. `has_experts`: whether the feed-forward part of each layer is a mixture of experts, `moe`.
-    """
+@dataclass(frozen=True)
+class Qwen3NextConfig(HybridConfig):
+    """`has_experts`: whether the feed-forward part of each layer is a mixture of experts, `moe`."""
 
-    decoder: DecoderConfig
     delta: DeltaSizes
     moe: MoEConfig | None
-    attends: tuple[bool, ...]
     has_experts: tuple[bool, ...]
 
     def moe_of(self, index: int) -> MoEConfig | None:
@@ -62,10 +59,9 @@ class Qwen3NextConfig(NamedTuple):
         attention = 2 * sizes.head_dim + qkv * sizes.qkv_bias + hidden * sizes.output_bias
         recurrent = delta.channels * delta.width + 2 * delta.value_heads + delta.value_dim
         routers = 0 if self.moe is None else sum(self.has_experts) * self.moe.other_params(hidden)
-        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
         norms = (2 * sizes.layers + 1) * hidden
         mixers = attending * attention + (sizes.layers - attending) * recurrent
-        return embeddings + self.projection_params + norms + mixers + routers
+        return sizes.embedding_parameters + self.projection_params + norms + mixers + routers
 
     @property
     def projection_params(self) -> int:
@@ -78,18 +74,6 @@ class Qwen3NextConfig(NamedTuple):
         delta = self.delta
         recurrent = hidden * (delta.channels + 2 * delta.values + 2 * delta.value_heads)
         return mlps + attending * attention + (self.decoder.layers - attending) * recurrent
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """Recurrent states are on one rank."""
-        return None
-
-    def of_rank(self, ranks: int) -> Qwen3NextConfig:
-        return self
 
     def model_ops(self, dtype: str) -> ModelOps:
         """Norms are computed in float32, and those with an addition are not fused in other dtypes."""
@@ -168,7 +152,7 @@ def with_delta_rule(
         if moe.shared_intermediate <= 0:
             raise UnsupportedConfig(f"shared_expert_intermediate_size = {moe.shared_intermediate} is not a size")
     decoder = base._replace(qkv_bias=bias, output_bias=bias, qk_norm=True)
-    return Qwen3NextConfig(decoder, delta, moe, attends, has_experts)
+    return Qwen3NextConfig(decoder, attends, delta, moe, has_experts)
 
 
 def mixture_with_shared(config: Mapping[str, Any], routing: Routing) -> MoEConfig:

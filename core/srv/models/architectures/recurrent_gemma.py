@@ -6,10 +6,12 @@ Torch-free; `recurrent_gemma_layers` computes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from srv.models.architectures.architecture import Architecture, DividedSizes
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config, soft_cap
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import decoder_config, soft_cap
+from srv.models.architectures.hybrid_config import HybridConfig
 from srv.models.architectures.op_uses import (
     ADD_NORM,
     GELU,
@@ -24,20 +26,16 @@ from srv.models.architectures.op_uses import (
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.recurrent_sizes import LinearRecurrenceSizes
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
-from srv.specs import AttentionLayer
 
 KINDS = ("recurrent", "attention")
 
 
-class RecurrentGemmaConfig(NamedTuple):
-    """`decoder`: the sizes of layers with attention, and of feed-forward layers. `channels`: those of the recurrence.
-    `width`: the tokens that its convolution reads. `attends`: whether each layer has attention.
-    """
+@dataclass(frozen=True)
+class RecurrentGemmaConfig(HybridConfig):
+    """`channels`: those of the recurrence. `width`: the tokens that its convolution reads."""
 
-    decoder: DecoderConfig
     channels: int
     width: int
-    attends: tuple[bool, ...]
 
     @property
     def recurrent(self) -> LinearRecurrenceSizes | None:
@@ -48,33 +46,20 @@ class RecurrentGemmaConfig(NamedTuple):
     def parameters(self) -> int:
         """The matrices, their biases, norms, convolutions, and the gates and decays of the recurrence."""
         sizes, hidden, channels = self.decoder, self.decoder.hidden_size, self.channels
-        attention = self._qkv * sizes.qkv_bias + hidden
+        attention = self.decoder.qkv_size * sizes.qkv_bias + hidden
         gates = 2 * channels * (channels // sizes.heads + 1)
         recurrence = 2 * channels + hidden + channels * (self.width + 1) + gates + channels
         attending = sum(self.attends)
         mixers = attending * attention + (sizes.layers - attending) * recurrence
         mlps = sizes.layers * (2 * sizes.intermediate_size + hidden)
-        embeddings = sizes.vocab_size * hidden * (1 if sizes.tied_embeddings else 2)
-        return embeddings + self.projection_params + mixers + mlps + (2 * sizes.layers + 1) * hidden
+        return sizes.embedding_parameters + self.projection_params + mixers + mlps + (2 * sizes.layers + 1) * hidden
 
     @property
     def projection_params(self) -> int:
         sizes, hidden, attending = self.decoder, self.decoder.hidden_size, sum(self.attends)
-        attention = hidden * (self._qkv + sizes.heads * sizes.head_dim)
+        attention = hidden * (self.decoder.qkv_size + sizes.heads * sizes.head_dim)
         mixers = attending * attention + (sizes.layers - attending) * 3 * hidden * self.channels
         return mixers + sizes.layers * 3 * hidden * sizes.intermediate_size
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """Recurrent states are on one rank."""
-        return None
-
-    def of_rank(self, ranks: int) -> RecurrentGemmaConfig:
-        return self
 
     def model_ops(self, dtype: str) -> ModelOps:
         """Norms are computed in float32, and those with an addition are not fused in other dtypes."""
@@ -90,11 +75,6 @@ class RecurrentGemmaConfig(NamedTuple):
         ops.append(OpUse(GELU, {"dim": sizes.intermediate_size}, own="torch's operators"))
         return ModelOps(tuple(ops), tuple(self._matrices()))
 
-    @property
-    def _qkv(self) -> int:
-        """The queries, keys and values of a token, in elements."""
-        return (self.decoder.heads + 2 * self.decoder.kv_heads) * self.decoder.head_dim
-
     def _matrices(self) -> Iterator[Matrix]:
         """Those of linear layers, in the order of the checkpoint's layers."""
         sizes, hidden = self.decoder, self.decoder.hidden_size
@@ -103,7 +83,7 @@ class RecurrentGemmaConfig(NamedTuple):
             prefix = f"model.layers.{index}"
             mixer = f"{prefix}.temporal_block"
             if attends:
-                yield Matrix(tuple(f"{mixer}.{name}_proj" for name in "qkv"), hidden, self._qkv)
+                yield Matrix(tuple(f"{mixer}.{name}_proj" for name in "qkv"), hidden, self.decoder.qkv_size)
                 yield Matrix((f"{mixer}.o_proj",), sizes.heads * sizes.head_dim, hidden)
             else:
                 yield Matrix((f"{mixer}.linear_x", f"{mixer}.linear_y"), hidden, 2 * self.channels)
@@ -132,7 +112,7 @@ def make_config(config: Mapping[str, Any]) -> RecurrentGemmaConfig:
         embedding_multiplier=base.hidden_size**0.5,
         logits_soft_cap=soft_cap(config, "logits_soft_cap"),
     )
-    return RecurrentGemmaConfig(decoder, channels, int(config["conv1d_width"]), attends)
+    return RecurrentGemmaConfig(decoder, attends, channels, int(config["conv1d_width"]))
 
 
 def _attending(pattern: list[str], layers: int) -> tuple[bool, ...]:

@@ -41,9 +41,9 @@ class RopeConfig:
     """The rotary embedding of all layers.
 
     `rotary_dim`: how many dimensions of a head are rotated. `rope_type`: one of ROPE_TYPES ("freq_factors" is how GGUF
-    files store llama3 scaling: for each frequency, a factor by which it is divided; "proportional" rotates
-    the other dimensions by 0). `context_length`: the model's declared one, in tokens; `original_context_length`: that
-    of pre-training. `parameters`: the variant's own ones.
+    files store llama3 scaling: for each frequency, a factor by which it is divided; "proportional" rotates the
+    other dimensions by 0). `context_length`: the model's declared one, in tokens; `original_context_length`: that of
+    pre-training. `parameters`: the variant's own ones.
     """
 
     theta: float

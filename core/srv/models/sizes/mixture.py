@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from srv.models.indexers import indexer_types
+from srv.models.indexers import hy_v4_types, indexer_types
 from srv.models.sizes.blocks import (
     LLAMA_NORMS,
     attention,
@@ -214,11 +214,11 @@ def axk2(c: Fields) -> Part:
 
 def hy_v4(c: Fields) -> Part:
     """Sparse attention as in GLM-5, with gates and sinks, and weights that mix several residual streams."""
-    hidden, count, layers = c.hidden_size, c.hc_mult, c.num_hidden_layers
-    sparse, stated, mlp, dense = _sparse_from(c, 1), c.get("indexer_types"), deepseek_mlp(c), gated_mlp(c)
+    hidden, count = c.hidden_size, c.hc_mult
+    sparse, mlp, dense = _sparse_from(c, 1), deepseek_mlp(c), gated_mlp(c)
     heads, bias, dim = c.num_attention_heads, c.attention_bias, c.index_head_dim
     extra = (linear("gate_proj", hidden, heads * c.v_head_dim) + plain("sinks", heads)).under("self_attn")
-    types = stated or ["full" if i == 0 or i % 4 == 1 else "shared" for i in range(layers)]
+    types = hy_v4_types(c.get, c.num_hidden_layers)
     own = latent_attention(c, bias=bias, index_dim=dim) + extra
     full = latent_attention(c, bias=bias, extra=indexer(c), index_dim=dim) + extra
     both = streams(hidden, count, 2).under("attn_hc") + streams(hidden, count, 2).under("ffn_hc")

@@ -138,11 +138,11 @@ def cache_groups(part: Part, context_length: int) -> tuple[CacheSpec, ...]:
     for cache in part.caches:
         if isinstance(cache, SlidingWindow) and cache.window >= context_length:
             cache = FullAttention(cache.layers, cache.kv_heads, cache.key_dim, cache.value_dim)
-        own = cache.layers
-        if isinstance(cache, Latent):
-            cache = msgspec.structs.replace(cache, indexed=())
-        layers.setdefault(msgspec.structs.replace(cache, layers=()), []).extend(own)
-    groups = [_group(cache, found, indexed) for cache, found in layers.items()]
+        alike = msgspec.structs.replace(cache, layers=())
+        if isinstance(alike, Latent):
+            alike = msgspec.structs.replace(alike, indexed=())
+        layers.setdefault(alike, []).extend(cache.layers)
+    groups = [_group(alike, found, indexed) for alike, found in layers.items()]
     return tuple(sorted(groups, key=_order))
 
 

@@ -17,9 +17,8 @@ from thread_ranks import ThreadCommunicator, on_ranks
 from torch import Tensor
 
 from srv.dist.group import RankGroup
-from srv.models.architectures.hy_v4 import indexer_kinds
 from srv.models.architectures.registry import native_config
-from srv.models.indexers import indexer_types
+from srv.models.indexers import hy_v4_types, indexer_types
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
 from srv.specs import Latent
@@ -108,7 +107,7 @@ def test_weights_by_the_names_of_transformers_and_of_publishers_are_the_same(tmp
 def test_the_indexers_of_hy_v4_are_those_of_transformers(layers: int) -> None:
     from transformers import HYV4Config
 
-    assert indexer_kinds({}, layers) == HYV4Config(num_hidden_layers=layers).indexer_types
+    assert hy_v4_types({}.get, layers) == HYV4Config(num_hidden_layers=layers).indexer_types
 
 
 @every("fields,types", [
