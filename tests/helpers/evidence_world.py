@@ -18,6 +18,7 @@ from models_small import SIZES, expected_logits, small_model, write_gguf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from srv.args.config import ARGUMENTS
+from srv.platform.op_choice import argument_names
 from srv.platform.registry import find_platforms
 
 CONTEXT = SIZES["max_position_embeddings"]
@@ -91,6 +92,11 @@ ELSEWHERE = {
 def backends(family: str) -> tuple[str, ...]:
     """The names that the CPU platform's package registers, on any variant."""
     return tuple(spec.name for spec in find_platforms()["cpu"].loaded.facts.backends[family])
+
+
+def implementations(op: str) -> tuple[str, ...]:
+    """The names by which an argument chooses the CPU platform's implementations of an op."""
+    return argument_names(find_platforms()["cpu"].loaded.facts.ops, op)
 
 
 def choices(name: str) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from evidence_world import (
     choices,
     covering_array,
     factors,
+    implementations,
     make_tiny,
     name_of,
     plain,
@@ -48,6 +49,7 @@ from evidence_world import (
 from srv.args.config import ARGUMENTS
 from srv.args.prerequisites import with_prerequisite
 from srv.cli.main import main
+from srv.platform.op_choice import NAMED_BY
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
 from srv_matrix.pytest_plugin import covers
@@ -461,6 +463,9 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(
     started |= {f"pooling={mode}" for mode in choices("pooling")}  # also there
     started |= {f"moe_runner_backend={name}" for name in ("auto", *backends("moe"))}  # tests/core/args
     started |= {f"mxfp4_moe_precision={value}" for value in choices("mxfp4_moe_precision")}  # also there
+    started |= {
+        f"{name}={value}" for op, name in NAMED_BY.items() for value in ("auto", *implementations(op))
+    }  # also there
     started |= {f"{name}={value}" for name in MODEL_SWITCHES for value in ("true", "false")}
     started |= {f"mamba_ssm_dtype={dtype}" for dtype in choices("mamba_ssm_dtype")} | RECURRENT_NUMBERS
     started |= {f"enable_return_hidden_states={value}" for value in ("true", "false")}  # also there

@@ -16,6 +16,7 @@ from srv.args.spec import Argument
 from srv.args.statement import Origin, UserStatement
 from srv.errors import Refusal
 from srv.platform.capabilities import CAPABILITIES
+from srv.platform.op_choice import NAMED_BY
 from srv.speculative.algorithm import READABLE
 
 CORE = Path(__file__).resolve().parents[3] / "core" / "srv"
@@ -120,6 +121,7 @@ READ_ELSEWHERE = {
     "weight_loader_disable_mmap": "srv.args.rules.loading: how weight files are read",
     **{name: "a backend that names it" for name, argument in ARGUMENTS.items() if argument.arg.read_by},
     **dict.fromkeys(READABLE, "srv.planning.steps: the algorithm names those that it reads"),
+    **dict.fromkeys(NAMED_BY.values(), "srv.platform.op_choice: selects the implementation of an op"),
 }
 
 
