@@ -77,13 +77,15 @@ test: lint
 
 # The slow tests. Unless FULL=1, tests are skipped if a content hash shows that what they cover has not changed since they
 # passed (tests/conftest.py). Two files run at a time, with one OpenMP thread each as above, and the folders with the
-# slowest files come first so that none of these runs alone at the end. Then all evidence tests run, one at a time: their
+# slowest files come first so that none of these runs alone at the end. Then all evidence tests run, in the same way: their
 # results must equal the committed evidence.
 test-all: env triton clients
 	mkdir -p build && rm -f $(RERUN)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(if $(FULL),--full) \
 	    $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
-	$(BIN)/python -m pytest -m covers --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m covers -n 2 --dist loadfile --no-loadscope-reorder --durations 40 \
+	    --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree \
+	    $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
 	$(BIN)/srv matrix check --rerun $(RERUN)
 
 # Plants the faults of tests/faults in copies of the tree, one at a time, and fails if the tests do not catch one.

@@ -16,7 +16,7 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS
 from srv.args.spec import Argument
-from srv.args.support import SupportStatus, by_argument, on_variant, support_of_argument, support_of_value
+from srv.args.support import SupportStatus, by_argument_on, support_of_argument, support_of_value
 from srv.platform.facts import DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.platform.op_choice import NAMED_BY, argument_names
@@ -111,7 +111,7 @@ def with_tables_and_evidence(
 def _variants(manifest: Manifest, model: ModelFacts, evidence: Sequence[Evidence]) -> Iterator[PlatformVariant]:
     for variant in manifest.variants:
         device = manifest.facts.profiles[variant]
-        support = {name: on_variant(variant, each) for name, each in by_argument(manifest.facts.support).items()}
+        support = by_argument_on(manifest.facts.support, variant)
         capabilities = manifest.facts.capabilities(device)
         base = baseline(model, manifest, device)
         tested = tested_numbers(evidence, manifest.name, variant)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import PooledConfig
 from srv.models.architectures.registry import BUILT_IN, find, native_config
@@ -23,7 +23,7 @@ from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
 from srv_matrix.inventory import Inventory
 from srv_matrix.judge import model_verdict, verdict
-from srv_matrix.pairs import pairs
+from srv_matrix.pairs import Answers, pairs
 from srv_matrix.records import Record, Status
 from srv_matrix.sample import LAYERS
 from srv_matrix.variant_context import VariantContext, make_variant_context
@@ -46,11 +46,13 @@ def features(manifests: Iterable[Manifest], models: Sequence[ModelFacts], invent
     contexts = [
         make_variant_context(manifest, variant, models[0]) for manifest in manifests for variant in manifest.variants
     ]
+    answers: Answers = {}
+    native, other = tuple(_described_models(models)), _in_safetensors(models)
     found = [
-        *(record for context in contexts for record in _models(context, models, inventory)),
+        *(record for context in contexts for record in _models(context, native, other, inventory)),
         *(record for context in contexts for record in _endpoints(context, inventory)),
         *(record for context in contexts for record in _ops(context, inventory)),
-        *(record for context in contexts for record in pairs(context)),
+        *(record for context in contexts for record in pairs(context, answers)),
     ]
     return tuple(found)
 
@@ -74,17 +76,32 @@ def without_device_code(records: Iterable[Record], unbuilt: Mapping[str, str]) -
 # ---- models
 
 
-def _models(context: VariantContext, models: Sequence[ModelFacts], inventory: Inventory) -> Iterator[Record]:
-    """Native architectures in each of their formats, then all others through transformers."""
+class DescribedModel(NamedTuple):
+    """A sample model of one architecture. `unsupported`: why core does not support it natively; "" if it does."""
+
+    model: ModelFacts
+    unsupported: str = ""
+
+
+def _models(
+    context: VariantContext, native: Sequence[DescribedModel], other: ModelFacts, inventory: Inventory
+) -> Iterator[Record]:
+    """Native architectures in each of their formats, then all others through transformers, with the sizes of `other`.
+
+    All are judged with the defaults of all arguments.
+    """
     unbuilt = inventory.unbuilt.get(context.manifest.name)
-    safetensors = next(model for model in models if model.format == "safetensors")
-    gguf = next((model for model in models if model.format == "gguf"), None)
-    for architecture in BUILT_IN:
-        yield _model(context, architecture, safetensors, unbuilt)
-        facts = find(architecture)
-        if gguf is not None and facts is not None and facts.gguf is not None:
-            yield _model(context, architecture, gguf, unbuilt)
-    judged = verdict("model_impl", "transformers", [safetensors], (context.manifest, context.device))
+    for each in native:
+        facts, code_and_reason = (Status.SUPPORTED, Status.SUPPORTED), ("", "")
+        if each.unsupported:
+            facts, code_and_reason = (Status.SUPPORTED, Status.UNSUPPORTED), ("unsupported_config", each.unsupported)
+        judged = model_verdict(each.model, context.manifest, context.device)
+        if not judged.accepted:
+            facts, code_and_reason = (Status.UNSUPPORTED, facts[1]), (judged.code, judged.reason)
+        elif unbuilt is not None:
+            facts, code_and_reason = (Status.PLANNED, facts[1]), (NOT_IMPLEMENTED, unbuilt)
+        yield context.record("model", f"{each.model.architecture}/{each.model.format}", facts, code_and_reason)
+    judged = verdict("model_impl", "transformers", [other], (context.manifest, context.device))
     declared = Status.SUPPORTED if judged.accepted else Status.UNSUPPORTED
     code_and_reason = ("checked_at_load", CHECKED) if judged.accepted else (judged.code, judged.reason)
     if judged.accepted and unbuilt is not None:
@@ -92,8 +109,23 @@ def _models(context: VariantContext, models: Sequence[ModelFacts], inventory: In
     yield context.record("model", f"{OTHERS}/safetensors", (declared, Status.LIMITED), code_and_reason)
 
 
-def _model(context: VariantContext, architecture: str, like: ModelFacts, unbuilt: str | None) -> Record:
-    """One architecture with the sizes of a sample model, judged with the defaults of all arguments."""
+def _described_models(models: Sequence[ModelFacts]) -> Iterator[DescribedModel]:
+    """The native architectures, each in each of its formats."""
+    safetensors = _in_safetensors(models)
+    gguf = next((model for model in models if model.format == "gguf"), None)
+    for architecture in BUILT_IN:
+        yield _describe(architecture, safetensors)
+        facts = find(architecture)
+        if gguf is not None and facts is not None and facts.gguf is not None:
+            yield _describe(architecture, gguf)
+
+
+def _in_safetensors(models: Sequence[ModelFacts]) -> ModelFacts:
+    return next(model for model in models if model.format == "safetensors")
+
+
+def _describe(architecture: str, like: ModelFacts) -> DescribedModel:
+    """An architecture with the sizes of a sample model."""
     config: dict[str, Any] = {
         "hidden_size": like.hidden_size,
         "intermediate_size": like.config["intermediate_size"],
@@ -104,30 +136,16 @@ def _model(context: VariantContext, architecture: str, like: ModelFacts, unbuilt
         "max_position_embeddings": like.context_length,
         **UNSTATED.get(architecture, {}),
     }
-    facts = (Status.SUPPORTED, Status.SUPPORTED)
-    code_and_reason = ("", "")
     model = replace(like, architecture=architecture, config=config)
     try:
         native = native_config(architecture, config)
         described_groups = described(architecture, config, like.dtype).cache_groups(like.context_length)
-        groups = encoder_groups(native.attention_layers) or described_groups or like.cache_groups
-        layer = next(iter(native.attention_layers))
-        model = replace(
-            model,
-            heads=layer.heads,
-            kv_heads=layer.kv_heads,
-            head_dim=layer.head_dim,
-            generates=not isinstance(native, PooledConfig),
-            cache_groups=groups,
-        )
     except UnsupportedConfig as error:
-        facts, code_and_reason = (Status.SUPPORTED, Status.UNSUPPORTED), ("unsupported_config", str(error))
-    judged = model_verdict(model, context.manifest, context.device)
-    if not judged.accepted:
-        facts, code_and_reason = (Status.UNSUPPORTED, facts[1]), (judged.code, judged.reason)
-    elif unbuilt is not None:
-        facts, code_and_reason = (Status.PLANNED, facts[1]), (NOT_IMPLEMENTED, unbuilt)
-    return context.record("model", f"{architecture}/{like.format}", facts, code_and_reason)
+        return DescribedModel(model, str(error))
+    groups = encoder_groups(native.attention_layers) or described_groups or like.cache_groups
+    layer = next(iter(native.attention_layers))
+    model = replace(model, heads=layer.heads, kv_heads=layer.kv_heads, head_dim=layer.head_dim, cache_groups=groups)
+    return DescribedModel(replace(model, generates=not isinstance(native, PooledConfig)))
 
 
 # ---- endpoints and ops

@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from srv.args.backends import SLOTS, on_one_rank
 from srv.args.config import ARGUMENTS, SPELLINGS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
 from srv.args.prerequisites import PREREQUISITES
-from srv.platform.facts import BackendSpec, Constraint, Requires, Unfit
+from srv.platform.facts import BackendSpec, Constraint, DeviceFacts, Requires, Unfit
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
 from srv_matrix.records import Record, Status, lower
@@ -29,6 +29,7 @@ from srv_matrix.variant_context import VariantContext
 CORE = "srv"
 _ORDER = {name: position for position, name in enumerate(ARGUMENTS)}
 _SEVERAL_DEVICES = 4  # for dependencies that hosts with one device do not show
+_DEVICE, _CAPABILITIES = ":device", ":capabilities"  # among the names of arguments that are read
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
@@ -49,10 +50,16 @@ class Dependency:
         return first, second
 
 
-def pairs(context: VariantContext) -> Iterator[Record]:
-    """One record for each pair of arguments with a dependency."""
+Answers: TypeAlias = dict[tuple[int, str], dict[tuple[Any, ...], "str | tuple[str | None]"]]
+
+
+def pairs(context: VariantContext, answers: Answers) -> Iterator[Record]:
+    """One record for each pair of arguments with a dependency.
+
+    `answers`: of constraints, found before with the same model and manifests; those that are found here are added.
+    """
     found: dict[tuple[str, str], list[Dependency]] = {}
-    for dependency in (*_by_constraints(context), *_by_backends(context), *_by_shared_pool(context)):
+    for dependency in (*_by_constraints(context, answers), *_by_backends(context), *_by_shared_pool(context)):
         found.setdefault(dependency.pair, []).append(dependency)
     for (one, other), dependencies in found.items():
         core = lower(_core_status(one), _core_status(other))
@@ -95,18 +102,38 @@ class _RecordingContext(DeclaredReadsContext):
         return super().__getitem__(argument)
 
 
+class _FactsRecordingContext(_RecordingContext):
+    """One that records facts, too, but for the model."""
+
+    @property
+    def device(self) -> DeviceFacts:
+        self.read[_DEVICE] = None
+        return super().device
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        self.read[_CAPABILITIES] = None
+        return super().capabilities
+
+
 # ---- constraints
 
 
-def _by_constraints(context: VariantContext) -> Iterator[Dependency]:
+def _by_constraints(context: VariantContext, answers: Answers) -> Iterator[Dependency]:
     models = _models(context)
     several = replace(context.device, count=_SEVERAL_DEVICES)
     for owner, constraint in _constraints(context.manifest):
-        if _cannot_be_set(context, constraint.argument):
+        if _cannot_be_set(context, constraint.argument, answers):
             continue
         asked, bare = (
             [
-                _Asked(owner, constraint, facts._replace(device=device, model=model), context.values, label)
+                _Asked(
+                    owner,
+                    constraint,
+                    replace(context, facts=facts._replace(device=device, model=model)),
+                    label,
+                    answers,
+                )
                 for device, (label, model) in itertools.product((context.device, several), models.items())
             ]
             for facts in (context.facts, context.facts._replace(capabilities=frozenset()))
@@ -128,13 +155,13 @@ def _constraints(manifest: Manifest) -> Iterator[tuple[str, Constraint]]:
     yield from ((f"platform {manifest.name}", each) for each in manifest.facts.constraints)
 
 
-def _cannot_be_set(context: VariantContext, argument: str) -> bool:
+def _cannot_be_set(context: VariantContext, argument: str, answers: Answers) -> bool:
     """Whether the variant refuses every value but the default whatever else is set: then nothing depends on others."""
     several = replace(context.device, count=_SEVERAL_DEVICES)
-    facts = context.facts._replace(device=several)
+    on_several = replace(context, facts=context.facts._replace(device=several))
     others = [value for value in _values(context, argument) if value != ARGUMENTS[argument].default]
     return any(
-        all(_Asked(owner, each, facts, context.values).answer({argument: value}) is not None for value in others)
+        all(_Asked(owner, each, on_several, "", answers).answer({argument: value}) is not None for value in others)
         for owner, each in _constraints(context.manifest)
         if each.argument == argument and not each.reads
     )
@@ -178,27 +205,30 @@ class _Asked:
         tp_size ─┬─ 1 ─► None
                  └─ 2 ── model_impl ─┬─ "transformers" ─► "the layers of transformers ..."
                                      └─ ...
+
+    The device and its capabilities are among what is read, so that all variants share the tree of a model.
     """
 
-    def __init__(
-        self, owner: str, constraint: Constraint, facts: Facts, defaults: Mapping[str, Any], label: str = ""
-    ) -> None:
+    def __init__(self, owner: str, constraint: Constraint, on: VariantContext, label: str, answers: Answers) -> None:
         self.constraint, self.label = constraint, label
-        self._owner, self._facts, self._defaults = owner, facts, defaults
-        self._tree: dict[tuple[Any, ...], str | tuple[str | None]] = {}
+        self._owner, self._facts = owner, on.facts
+        count = on.facts.device.count if on.facts.device else 0
+        device = (on.manifest.name, on.variant, count)
+        self._known = {**on.values, _DEVICE: device, _CAPABILITIES: on.facts.capabilities}
+        self._tree = answers.setdefault((id(constraint), label), {})
 
     def answer(self, values: Mapping[str, Any]) -> str | None:
         """The reason of a refusal of these values, and the defaults of all other arguments; or None."""
         path: tuple[Any, ...] = ()
         while isinstance(found := self._tree.get(path), str):
-            path = (*path, values[found] if found in values else self._defaults.get(found))
+            path = (*path, values[found] if found in values else self._known.get(found))
         return found[0] if found is not None else self._ask(values)
 
     def _ask(self, values: Mapping[str, Any]) -> str | None:
         reads = {self.constraint.argument, *self.constraint.reads}
         member = f"constraint {self.constraint.code} on {self.constraint.argument}"
-        read = {name: values.get(name, self._defaults.get(name)) for name in reads}
-        context = _RecordingContext(self._owner, member, self._facts, reads, read)
+        read = {name: values.get(name, self._known.get(name)) for name in (*reads, _DEVICE, _CAPABILITIES)}
+        context = _FactsRecordingContext(self._owner, member, self._facts, reads, read)
         reason = call_plugin(self._owner, member, self.constraint.check, context)
         path: tuple[Any, ...] = ()
         for name in context.read:

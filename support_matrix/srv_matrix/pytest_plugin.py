@@ -93,6 +93,21 @@ def marks_of(item: pytest.Item) -> dict[str, Any] | None:
     }
 
 
+class _Marker:
+    """Attaches the mark of a test to its reports, in the process that runs it: xdist's workers send it along."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        report.__dict__.update(srv_mark=marks_of(item))
+        return report
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """A mark that is not valid is an error before any test runs."""
+        for item in session.items:
+            marks_of(item)
+
+
 @dataclass(eq=False)  # pytest keeps its plugins in sets
 class _Recorder:
     """Records the evidence of a session. `where`: platform, commit and device. `skips`: whether to record skips."""
@@ -101,29 +116,23 @@ class _Recorder:
     where: Mapping[str, str]
     max_level: Level
     skips: bool
-    marks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    elsewhere: int = 0  # number of marked tests that run on another platform
+    elsewhere: int = 0  # number of marked tests that ran on another platform
     running: dict[str, Evidence] = field(default_factory=dict)
     found: list[Evidence] = field(default_factory=list)
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        marked = {item.nodeid: mark for item in session.items if (mark := marks_of(item)) is not None}
-        self.marks = {test: mark for test, mark in marked.items() if mark["platform"] in ("", self.where["platform"])}
-        self.elsewhere = len(marked) - len(self.marks)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        mark = self.marks.get(item.nodeid)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        mark = getattr(report, "srv_mark", None)
         if mark is None:
-            return report
-        if report.failed or report.when == "call" or (report.skipped and item.nodeid not in self.running):
-            self.running[item.nodeid] = self._evidence(mark, report)
+            return
+        if mark["platform"] not in ("", self.where["platform"]):
+            self.elsewhere += report.when == "teardown"
+            return
+        if report.failed or report.when == "call" or (report.skipped and report.nodeid not in self.running):
+            self.running[report.nodeid] = self._evidence(mark, report)
         if report.when == "teardown":  # without its teardown a test is incomplete
-            evidence = self.running.pop(item.nodeid, None)
+            evidence = self.running.pop(report.nodeid, None)
             if evidence is not None and (self.skips or not evidence.skipped):
                 self._add(evidence)
-        return report
 
     def _add(self, evidence: Evidence) -> None:
         """Into the file at once: a run on a device that is lent for minutes may be ended at any time."""
@@ -185,8 +194,9 @@ def pytest_configure(config: pytest.Config) -> None:
     target = config.getoption("--srv-evidence")
     if target is None:
         return
-    if config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
-        raise pytest.UsageError("--srv-evidence needs a single process: leave -n out")
+    config.pluginmanager.register(_Marker(), "srv-evidence-marker")
+    if hasattr(config, "workerinput"):  # a worker of xdist: the process that started it records
+        return
     repository = find_repository(config.rootpath)
     if repository is None:
         raise pytest.UsageError(f"--srv-evidence: {config.rootpath} is not a checkout of srv")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from srv.specs import FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow, StateTensor
 
@@ -31,6 +32,7 @@ _STATED: Mapping[str, Mapping[str, object]] = {
 }
 
 
+@cache
 def sample_models() -> tuple[ModelFacts, ...]:
     """The sample models; a value counts as refused only if it is refused with all of them."""
     dense = _dense()
@@ -46,12 +48,14 @@ def sample_models() -> tuple[ModelFacts, ...]:
     )
 
 
+@cache
 def special_models() -> tuple[ModelFacts, ...]:
     """Models with layers that the others lack, for values without effect on all others: windows, experts, latent
     attention, recurrent states, and experts in blocks of 4 bits."""
     return windowed_model(), _mixture(), _latent(), recurrent_model(), _mixture_in_blocks()
 
 
+@cache
 def quantized_models() -> tuple[ModelFacts, ...]:
     """The common model in checkpoints of further methods, for values that name the method of a checkpoint."""
     return tuple(_quantized(method, stated) for method, stated in _STATED.items())
@@ -126,6 +130,7 @@ def _latent() -> ModelFacts:
     )
 
 
+@cache
 def recurrent_model() -> ModelFacts:
     """A mixture of experts of which three of four layers keep a recurrent state instead of keys and values."""
     mixture = _mixture()
@@ -182,6 +187,7 @@ def _dense() -> ModelFacts:
     )
 
 
+@cache
 def small_model() -> ModelFacts:
     """A decoder of three billion parameters, which fits on every described device with default settings."""
     layers = 28

@@ -22,7 +22,7 @@ from e2e_support import Server, greedy, launched, wait_until
 
 from srv_matrix.pytest_plugin import covers
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]  # clients and engines wait until they are ended
 
 KEY, ADMIN = "a key from a file", "a key of operators"
 BODY = {"prompt": "a", "max_tokens": 1}

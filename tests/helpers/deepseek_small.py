@@ -39,6 +39,7 @@ MODELS: dict[str, Any] = {
 
 def small(kind: str, **fields: Any) -> Any:
     """A random model whose choice of experts also depends on the correction bias. `fields`: of its configuration."""
+    torch.manual_seed(0)
     config = MODELS[kind]()
     for name, value in fields.items():
         setattr(config, name, value)

@@ -10,11 +10,12 @@ from typing import Any
 from srv.platform import API_VERSION
 from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Support
 from srv.platform.manifest import Manifest
-from srv_matrix.build import tested_numbers
+from srv_matrix.build import judge_arguments, tested_numbers
 from srv_matrix.inventory import Inventory
 from srv_matrix.matrix import Judged, Matrix, judge
 from srv_matrix.published import Reason, Row, Table
 from srv_matrix.records import Evidence, Level
+from srv_matrix.sample import sample_models
 
 GIB = 2**30
 VARIANTS = ("mk1", "mk2")
@@ -55,8 +56,15 @@ def matrix(
     evidence: Sequence[Evidence] = (),
     tables: Sequence[Table] = (),
     inventory: Inventory | None = None,
+    features: bool = True,
 ) -> Matrix:
-    """The matrix of only that platform. What follows from rules alone takes seconds, and is kept for other evidence."""
+    """The matrix of only that platform. What follows from rules alone takes seconds, and is kept for other evidence.
+
+    `features`: with records of models, endpoints, ops and pairs of arguments.
+    """
+    if not features:
+        arguments = judge_arguments([manifest(*support)], sample_models(), evidence)
+        return Judged((manifest(*support),), arguments, (), {}, {}).shown(tables, evidence)
     numbers = {variant: tested_numbers(evidence, "imagined", variant) for variant in VARIANTS}
     key = repr((support, inventory, numbers))
     if key not in _JUDGED:

@@ -102,7 +102,7 @@ SHARED_EXPERTS = {
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 24,
 }
-MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
 # Fields whose defaults in transformers do not fit these sizes.
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 8},

@@ -134,6 +134,15 @@ def test_marked_tests_that_were_run_are_recorded(checkout: Repository, recorded:
     assert one.machine == one.variant
 
 
+def test_workers_run_tests_and_one_process_records(
+    checkout: Repository, recorded: dict[str, Evidence], tmp_path: Path
+) -> None:
+    done = record(checkout, tmp_path / "x.jsonl", "-n", "2")
+    assert ", 1 skipped; 1 marked tests run on another platform" in done.stdout, done.stdout + done.stderr
+    found = {name: replace(each, date=recorded[name].date) for name, each in ran(tmp_path / "x.jsonl").items()}
+    assert found == recorded
+
+
 def test_recorded_evidence_matches_the_marks(checkout: Repository) -> None:
     marks = collect_marks(checkout, ["tests/test_cells.py", "tests/test_gone.py"])
     assert marks["tests/test_cells.py::test_two[fcfs]"]["covers"] == ["schedule_policy=fcfs"]

@@ -8,6 +8,7 @@ most E3.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def _shown(marks: Marks, platform: str, max_level: Level, variant: str = "") -> 
         for test, mark in marks.items()
     ]  # fmt: skip
     assert [from_line(to_line(each)) for each in passed] == passed
-    return make_matrix([found.loaded], evidence=passed, inventory=read_inventory(Repository(ROOT).inventory))
+    manifest = replace(found.loaded, variants=tuple(dict.fromkeys(each.variant for each in passed)))  # not the others
+    return make_matrix([manifest], evidence=passed, inventory=read_inventory(Repository(ROOT).inventory))
 
 
 @pytest.fixture(scope="module")

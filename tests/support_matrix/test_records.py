@@ -261,7 +261,7 @@ def reasons_of_pairs(platform: str, variant: str) -> dict[frozenset[str], str]:
         facts = manifest.facts
         specs = tuple(replace(spec, check=RULES.get(spec.name, spec.check)) for spec in facts.backends["attention"])
         manifest = replace(manifest, facts=replace(facts, backends={**facts.backends, "attention": specs}))
-    records = pairs(make_variant_context(manifest, variant, sample_models()[0]))
+    records = pairs(make_variant_context(manifest, variant, sample_models()[0]), {})
     return {frozenset(each.feature.removeprefix("pair:").split("+")): each.reason for each in records}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from srv.kept import kept_per_object
 from srv.models.architectures.registry import find as find_architecture
 from srv.models.architectures.registry import native_or_reason
 from srv.platform.facts import BackendSpec
@@ -38,9 +39,10 @@ def _why_not_native(model: ModelFacts | None) -> str:
     return f" (native layers, which would, do not compute it: {native})" if isinstance(native, str) else ""
 
 
-def without_states(model: ModelFacts | None) -> ModelFacts | None:
+@kept_per_object
+def without_states(model: ModelFacts) -> ModelFacts:
     """The facts without the recurrent cache groups that native layers compute: no attention backend reads those."""
-    if model is None or find_architecture(model.architecture) is None:
+    if find_architecture(model.architecture) is None:
         return model
     paged = tuple(group for group in model.cache_groups if not isinstance(group, Recurrent))
     return replace(model, cache_groups=paged) if paged else model

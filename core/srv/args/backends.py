@@ -22,6 +22,7 @@ from srv.args.spec import nearest
 from srv.args.statement import BackendChoice, Layer, Statement
 from srv.dist.group import is_divisible
 from srv.errors import PluginError, Rejection
+from srv.kept import kept_per_object
 from srv.models.architectures.attention_layers import attention_layers
 from srv.models.architectures.expert_layers import mixture
 from srv.models.architectures.sharding import rank_facts
@@ -103,7 +104,7 @@ def choose_backends(
     values = {name: statement.value for name, statement in user.items()}
     moe = None if facts.model is None else mixture(facts.model, values)
     facts = facts._replace(model=on_one_rank(facts.model, user["tp_size"].value if "tp_size" in user else 1))
-    layers = () if facts.model is None else layer_kinds(attention_layers(facts.model), facts.model)
+    layers = () if facts.model is None else _layer_kinds_of(facts.model)
     names = [name for name in SLOTS if name != MOE_SLOT or moe is not None]
     slots = [_make_slot(name, platform, offered, facts, layers, user) for name in names]
     slots = [_without_ops(slot, facts, values, ops) if slot.name == MOE_SLOT else slot for slot in slots]
@@ -125,6 +126,11 @@ def choose_backends(
             return BackendSelection(chosen, _backend_statements(slots, picks, user), ties, carried)
         first_conflict = first_conflict or conflicts
     return BackendSelection({}, (), (_no_combination_rejection(slots, platform, first_conflict),))
+
+
+@kept_per_object
+def _layer_kinds_of(model: ModelFacts) -> tuple[LayerKind, ...]:
+    return layer_kinds(attention_layers(model), model)
 
 
 def on_one_rank(model: ModelFacts | None, ranks: int) -> ModelFacts | None:
@@ -155,7 +161,7 @@ def _make_candidate(
     family = SLOTS[slot][0]
     member = f"{family} backend {spec.name}"
     check_declared(spec, family, f"platform {platform}")
-    if family == "attention":
+    if family == "attention" and facts.model is not None:
         facts = facts._replace(model=without_states(facts.model))
     if family == "attention" and (unread := unread_groups(facts.model, spec)):
         return Candidate(slot, spec, {}, unread)

@@ -34,7 +34,7 @@ from srv.args.quantities import sum_parts
 from srv.args.rules import inert
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Provenance, Quantity, Resolved, Statement, UserInput, UserStatement
-from srv.args.support import REFUSED, by_argument, constraints_from_support, on_variant, support_of_value
+from srv.args.support import REFUSED, by_argument_on, constraints_from_support, support_of_value
 from srv.args.wording import names_used, reworded, without_excluded
 from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, DeviceFacts, Support
@@ -130,9 +130,8 @@ def resolve(
     )
 
 
-def _support(manifest: Manifest | None, device: DeviceFacts | None) -> dict[str, tuple[Support, ...]]:
-    declared = by_argument(manifest.facts.support) if manifest else {}
-    return {name: on_variant(device.variant, each) for name, each in declared.items()} if device else {}
+def _support(manifest: Manifest | None, device: DeviceFacts | None) -> Mapping[str, tuple[Support, ...]]:
+    return by_argument_on(manifest.facts.support, device.variant) if manifest and device else {}
 
 
 def _add_user_statements(state: _State, user: UserInput, manifest: Manifest | None) -> None:

@@ -6,12 +6,13 @@ This module must not know any particular platform.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from srv.args.config import ARGUMENTS, find_argument
 from srv.args.spec import Argument
+from srv.kept import kept_per_object
 from srv.platform.facts import Constraint, ResolutionContext, Support
 
 REFUSED = ("unsupported", "not_applicable")
@@ -34,6 +35,12 @@ def by_argument(support: Iterable[Support]) -> dict[str, tuple[Support, ...]]:
         if argument is not None and argument.name in ARGUMENTS:
             grouped.setdefault(argument.name, []).append(each)
     return {name: tuple(declared) for name, declared in grouped.items()}
+
+
+@kept_per_object
+def by_argument_on(support: Iterable[Support], variant: str) -> Mapping[str, tuple[Support, ...]]:
+    """The declarations that apply to a variant, by argument name."""
+    return {name: on_variant(variant, declared) for name, declared in by_argument(support).items()}
 
 
 def on_variant(variant: str, support: Iterable[Support]) -> tuple[Support, ...]:
@@ -73,6 +80,7 @@ def support_of_argument(support: Sequence[Support]) -> SupportStatus | None:
     return None
 
 
+@kept_per_object
 def constraints_from_support(support: Sequence[Support]) -> tuple[Constraint, ...]:
     """Constraints that refuse values declared unsupported or not applicable.
 

@@ -41,6 +41,8 @@ from srv.testing.engine import CheckedEngine, GenerationResult
 from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 PAGE = 4
 ATTENTION_SLOTS = ("prefill_attention_backend", "decode_attention_backend")
 BACKEND = f"""

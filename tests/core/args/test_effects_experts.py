@@ -22,6 +22,8 @@ from srv.testing.engine import CheckedEngine
 from srv_cpu.facts import FACTS
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 BACKENDS = [spec.name for spec in FACTS.backends["moe"]]
 
 

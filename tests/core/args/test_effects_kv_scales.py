@@ -14,6 +14,8 @@ from srv.errors import Refusal
 from srv.models.read import read_facts
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 SCALES = (0.015625, 0.03125, 0.0625)  # of each layer: its keys and values are below 7.1, that is 448 times the first
 
 

@@ -20,6 +20,8 @@ from srv.testing.engine import CheckedEngine, user_input
 from srv.types import RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 SCHEMA = from_json_schema({"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}, param="test")
 
 

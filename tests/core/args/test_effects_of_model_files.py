@@ -24,6 +24,8 @@ from srv.models.read import read_facts
 from srv.server.text.tokenizer import load_text_processor
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 ROPE = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 300.0}}
 MARK = "the code of the model was run"
 CONFIGURATION = """

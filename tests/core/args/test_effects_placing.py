@@ -24,6 +24,8 @@ from srv.executor.multi_process import MultiProcessExecutor
 from srv.platform import numa
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 # Prints what the engine process of these arguments has: its device, and its processors and memory policies.
 ENGINE = """
 import json, os, sys

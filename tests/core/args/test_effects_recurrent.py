@@ -11,6 +11,8 @@ from models_small import small_model
 from srv.testing.engine import CheckedEngine
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 PROMPT = [(place * 37 + 11) % 90 + 3 for place in range(30)]
 RUNNING = 2
 

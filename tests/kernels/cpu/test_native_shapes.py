@@ -22,7 +22,7 @@ if LOADED.library is not None:
 
 pytestmark = pytest.mark.skipif(LOADED.library is None, reason=f"no native kernels here: {LOADED.reason}")
 anything = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 DTYPES = st.sampled_from((torch.float32, torch.bfloat16))
 ROWS = st.integers(0, 40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.kept import kept_per_object
 from srv.models.architectures.registry import native_or_reason
 from srv.specs import AttentionLayer, ModelFacts, attention_specs
 
@@ -12,6 +13,7 @@ SINKS = ("flint", "granite_swa", "granitemoe_swa")  # model types with attention
 WINDOW_SINKS = ("mimo_v2_flash",)  # and in those with a window
 
 
+@kept_per_object
 def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
     """The attention of each layer, in order; `index` is the number of the layer. Facts of one rank give its heads."""
     config = native_or_reason(model.architecture, model.config)

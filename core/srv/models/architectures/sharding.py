@@ -12,6 +12,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from srv.dist.group import is_divisible
+from srv.kept import kept_per_object
 from srv.models.architectures.registry import native_config, native_or_reason
 from srv.quantization import registry as quantization
 from srv.specs import CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
@@ -64,30 +65,12 @@ def _legal_ranks(sizes: Divisions) -> tuple[int, ...]:
     return tuple(ranks for ranks in range(1, min(sizes.heads, MAX_LISTED_RANKS) + 1) if not sizes.obstacles(ranks))
 
 
-class _SameFacts:
-    """Facts as the key of a cache: equal only to themselves. They never change, and cannot be hashed."""
-
-    def __init__(self, model: ModelFacts) -> None:
-        self.model = model
-
-    def __hash__(self) -> int:
-        return id(self.model)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SameFacts) and other.model is self.model
-
-
+@kept_per_object
 def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
     """The divided sizes of a model, or the clause that says why it cannot be sharded at all.
 
     `in_blocks`: the matrices of a GGUF file stay quantized.
     """
-    return _divisions(_SameFacts(model), in_blocks)
-
-
-@functools.lru_cache(maxsize=64)  # as above
-def _divisions(facts: _SameFacts, in_blocks: bool) -> Divisions | str:
-    model = facts.model
     method = quantization.method_of(model)
     if method is not None and method.sharding is not None:
         return method.sharding
