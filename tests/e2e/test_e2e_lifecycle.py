@@ -250,6 +250,7 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path: Path, monkeypa
             server.kill()
 
 
+@pytest.mark.slow
 def test_a_busy_engine_ends_if_its_server_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Short: the path of a Unix socket is limited to about 100 bytes.
     own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
@@ -265,6 +266,7 @@ def test_a_busy_engine_ends_if_its_server_is_killed(tmp_path: Path, monkeypatch:
     own.rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_process_group_lets_running_requests_finish(tmp_path: Path, sent: signal.Signals) -> None:
     """Ctrl-C and service managers reach server and engine alike; the engine must leave the decision to the server."""
@@ -280,6 +282,7 @@ def test_a_signal_to_the_process_group_lets_running_requests_finish(tmp_path: Pa
         assert_nothing_left(server, engine)
 
 
+@pytest.mark.slow
 def test_a_second_signal_aborts_running_requests_and_is_logged(tmp_path: Path) -> None:
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()

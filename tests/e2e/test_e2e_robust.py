@@ -140,6 +140,7 @@ def test_pages_are_freed_when_a_client_disconnects_from_a_batch(server: Server) 
 # ---- a pool that is too small for all of them
 
 
+@pytest.mark.slow
 def test_retracted_requests_lose_no_token(tmp_path_factory: pytest.TempPathFactory) -> None:
     arguments = (
         "--device", "cpu", "--dtype", "float32", "--page-size", "16", "--max-total-tokens", "256",

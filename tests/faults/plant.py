@@ -98,8 +98,10 @@ class Copy:
             raise RuntimeError(f"the packages are not imported from {self.root}:\n{done.stdout}{done.stderr[-2000:]}")
 
     def pytest(self, tests: Sequence[str], *options: str, limit_s: float, native: bool = False, **more: str) -> Run:
-        """Run these tests; they must be of one folder (see `Fault.folder`)."""
-        arguments = ["-q", "--no-header", "--tb=short", "-m", "not slow", "--hypothesis-seed=0", *options]
+        """Run these tests; they must be of one folder (see `Fault.folder`). Of whole files, only the fast ones."""
+        arguments = ["-q", "--no-header", "--tb=short", "--hypothesis-seed=0", *options]
+        if not all("::" in each for each in tests):
+            arguments += ["-m", "not slow"]
         if not tests[0].startswith("tests/"):
             arguments.append("--import-mode=prepend")  # tests of a plugin import modules beside them
         environment = {**self._environment, **({"SRV_CPU_LIBRARY": str(self.library)} if native else {}), **more}

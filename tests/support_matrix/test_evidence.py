@@ -16,6 +16,8 @@ from srv_matrix.pytest_plugin import covers
 from srv_matrix.records import Evidence, Level
 from srv_matrix.repository import MatrixError, Repository, find_repository
 
+pytestmark = pytest.mark.slow  # each test runs pytest several times
+
 TESTS = """
 import pytest
 from srv_matrix.pytest_plugin import covers

@@ -191,6 +191,7 @@ def fake_peer(name: str, script: Path) -> catalogue.Peer:
     return catalogue.Peer(name, name, "none", "bf16", False, "Q4_1", (*serve, *more))
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_start_is_reported_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

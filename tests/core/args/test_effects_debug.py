@@ -22,6 +22,8 @@ from torch import Tensor
 from srv.errors import EngineDead, ModelError, Refusal
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 HOOK = f"""
 from srv.platform.forward_hooks import ForwardHook
 

@@ -18,7 +18,10 @@ from srv_cpu.graphs import CpuGraphs
 from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
 
-pytestmark = pytest.mark.skipif(load().library is None, reason="the native CPU kernels do not load")
+pytestmark = [
+    pytest.mark.slow,  # each test starts engines
+    pytest.mark.skipif(load().library is None, reason="the native CPU kernels do not load"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from srv.errors import Refusal
 from srv.worker.progress import LoadProgress
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = pytest.mark.slow  # each test starts engines
+
 THREADS = '{"enable_multithread_load": true, "num_threads": 3}'
 
 

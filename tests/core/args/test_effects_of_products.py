@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from engine_small import engine, make_small, message, messages
 from mxfp4_weights import write_gpt_oss
 
@@ -12,6 +13,8 @@ from srv.errors import Refusal, Rejection
 from srv.planning.plan import make_plan
 from srv.testing.engine import user_input
 from srv_matrix.pytest_plugin import covers
+
+pytestmark = pytest.mark.slow  # each test starts engines
 
 IMPLEMENTATIONS = {"native": "native", "torch_native": "torch (reference)"}
 

@@ -196,6 +196,7 @@ def test_misbehaviour_of_a_plugin_becomes_a_finding(
     assert [each.name for each in findings[:-1]] == ([] if stage == "start" else ["start", "memory", "computation"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sensors", "expected"),
     [
@@ -251,6 +252,7 @@ def test_unused_backends_are_reported(tmp_path: Path) -> None:
     assert mine["usable"]
 
 
+@pytest.mark.slow
 def test_wheel_that_breaks_the_import_of_torch_is_named_with_remedies(tmp_path: Path) -> None:
     write_distribution(
         tmp_path,
@@ -275,6 +277,7 @@ def test_an_unknown_device_is_refused_with_the_installed_ones() -> None:
     assert "Did you mean cpu?" in answer["choice"]["remedy"]
 
 
+@pytest.mark.slow
 def test_text_has_the_verdict_with_reasons_and_remedies(tmp_path: Path) -> None:
     write_platform(tmp_path, "bad", create="raise RuntimeError('no such chip')")
     done = doctor(tmp_path, "--device", "bad", "--model-path", str(tmp_path / "nothing.gguf"))

@@ -198,6 +198,7 @@ def test_a_killed_rank_ends_the_engine(llama: Small) -> None:
     assert seconds < LIMIT_S
 
 
+@pytest.mark.slow
 @covers("dist_timeout=1", "dist_timeout=3", platform="cpu")
 def test_dist_timeout(llama: Small) -> None:
     """A stopped rank ends the engine once the others have waited for it that long."""

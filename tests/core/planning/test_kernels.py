@@ -397,7 +397,8 @@ def test_slower_paths_are_a_metric_with_their_reasons() -> None:
     assert 'srv_slow_path_steps_total{path="graphs",reason="more_rows_than_captured"} 2.0' in text
 
 
-def test_a_slower_path_is_refused_where_the_fast_one_is_named(tmp_path: Path) -> None:
+@pytest.mark.slow  # each plan of a class of transformers takes a process
+def test_layers_of_transformers_are_refused_where_native_ones_are_named(tmp_path: Path) -> None:
     unknown = ["--device", "cpu:avx512", *model(tmp_path, UNKNOWN)]
     layers = find(planned(*unknown), "layers")
     assert (layers.name, layers.slower) == ("transformers", "hidden_act = 'gelu' is not implemented natively")
@@ -406,6 +407,9 @@ def test_a_slower_path_is_refused_where_the_fast_one_is_named(tmp_path: Path) ->
     demo = ["--device", "cpu:avx512", "--model-impl", "transformers"]
     assert find(planned(*demo), "weights").name == "dequantized at load"
     assert refused([*demo, "--no-dequantize-weights"]) == [("slower_path", "dequantize_weights")]
+
+
+def test_a_slower_backend_is_refused_where_the_fast_one_is_named(tmp_path: Path) -> None:
     named = ["--device", "cpu:avx512", *model(tmp_path, LLAMA), "--dtype", "float16", "--attention-backend"]
     assert refused([*named, "native"]) == [("backend_unfit", "attention_backend")]
     assert find(planned(*named, "torch_native"), "attention decode group=0").slower == ""

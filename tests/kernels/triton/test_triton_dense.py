@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU here: set TRITON_
 OPS = torch.ops.srv_triton
 
 
+@pytest.mark.slow
 @every("dtype", DTYPES)
 @every("op", ["linear_float32", "linear_gguf_float32"])
 def test_logits_keep_their_contract(op: str, dtype: torch.dtype) -> None:

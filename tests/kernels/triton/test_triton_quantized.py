@@ -28,6 +28,7 @@ INT8_OPS = ("linear_w8a8", "linear_w8a8_static", "linear_int8")
 ON_META = torch.device("meta")
 
 
+@pytest.mark.slow
 @every("dtype", DTYPES)
 @every("op", [*INT8_OPS, "linear_fp8", "linear_gguf", "rows_gguf"])
 def test_ops_keep_their_contract(op: str, dtype: torch.dtype) -> None:
