@@ -19,6 +19,7 @@ TRITON := kernels/srv_kernels/triton/compiled.json
 CLIENTS := build/clients
 # The folders with the slowest test files.
 LONGEST := tests/platforms tests/core tests/kernels tests/e2e
+FOLDERS := $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
@@ -82,10 +83,10 @@ test: lint
 test-all: env triton clients
 	mkdir -p build && rm -f $(RERUN)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(if $(FULL),--full) \
-	    $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
+	    $(FOLDERS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m covers -n 2 --dist loadfile --no-loadscope-reorder --durations 40 \
 	    --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree \
-	    $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
+	    $(FOLDERS)
 	$(BIN)/srv matrix check --rerun $(RERUN)
 
 # Plants the faults of tests/faults in copies of the tree, one at a time, and fails if the tests do not catch one.
