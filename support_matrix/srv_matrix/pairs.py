@@ -50,7 +50,8 @@ class Dependency:
         return first, second
 
 
-Answers: TypeAlias = dict[tuple[int, str], dict[tuple[Any, ...], "str | tuple[str | None]"]]
+Tree: TypeAlias = dict[tuple[Any, ...], "str | tuple[str | None]"]
+Answers: TypeAlias = dict[tuple[int, str], tuple[Constraint, Tree]]  # by the id of the constraint, which they hold
 
 
 def pairs(context: VariantContext, answers: Answers) -> Iterator[Record]:
@@ -215,7 +216,7 @@ class _Asked:
         count = on.facts.device.count if on.facts.device else 0
         device = (on.manifest.name, on.variant, count)
         self._known = {**on.values, _DEVICE: device, _CAPABILITIES: on.facts.capabilities}
-        self._tree = answers.setdefault((id(constraint), label), {})
+        _, self._tree = answers.setdefault((id(constraint), label), (constraint, {}))
 
     def answer(self, values: Mapping[str, Any]) -> str | None:
         """The reason of a refusal of these values, and the defaults of all other arguments; or None."""

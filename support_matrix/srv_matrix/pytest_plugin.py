@@ -20,7 +20,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,8 @@ class _Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         mark = getattr(report, "srv_mark", None)
         if mark is None:
+            if report.failed and not hasattr(report, "srv_mark"):  # xdist's own, of a test that ended its worker
+                self._failed(report.nodeid)
             return
         if mark["platform"] not in ("", self.where["platform"]):
             self.elsewhere += report.when == "teardown"
@@ -133,6 +135,15 @@ class _Recorder:
             evidence = self.running.pop(report.nodeid, None)
             if evidence is not None and (self.skips or not evidence.skipped):
                 self._add(evidence)
+
+    def _failed(self, test: str) -> None:
+        """The test's line from an earlier run, if there is one, becomes one of a failure."""
+        from srv_matrix.evidence import read_file
+
+        earlier = read_file(self.path) if self.path.exists() else []
+        for each in earlier:
+            if each.test == test:
+                self._add(replace(each, outcome="failed", commit=self.where["commit"], date=self.where["date"]))
 
     def _add(self, evidence: Evidence) -> None:
         """Into the file at once: a run on a device that is lent for minutes may be ended at any time."""

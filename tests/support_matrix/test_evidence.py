@@ -145,6 +145,21 @@ def test_workers_run_tests_and_one_process_records(
     assert found == recorded
 
 
+def test_a_test_that_ends_its_worker_has_failed(
+    checkout: Repository, recorded: dict[str, Evidence], tmp_path: Path
+) -> None:
+    file = checkout.root / "tests" / "test_cells.py"
+    path = tmp_path / "x.jsonl"
+    write_file(path, recorded.values())
+    file.write_text(TESTS.replace("def test_one():\n    assert True", "def test_one():\n    import os; os._exit(3)"))
+    try:
+        done = record(checkout, path, "-n", "1", "-k", "one")
+    finally:
+        file.write_text(TESTS)
+    assert "crashed" in done.stdout
+    assert {name for name, each in ran(path).items() if each.outcome == "failed"} == {"test_one", "test_three"}
+
+
 def test_recorded_evidence_matches_the_marks(checkout: Repository) -> None:
     marks = collect_marks(checkout, ["tests/test_cells.py", "tests/test_gone.py"])
     assert marks["tests/test_cells.py::test_two[fcfs]"]["covers"] == ["schedule_policy=fcfs"]

@@ -38,7 +38,7 @@ def by_argument(support: Iterable[Support]) -> dict[str, tuple[Support, ...]]:
 
 
 @kept_per_object
-def by_argument_on(support: Iterable[Support], variant: str) -> Mapping[str, tuple[Support, ...]]:
+def by_argument_on(support: tuple[Support, ...], variant: str) -> Mapping[str, tuple[Support, ...]]:
     """The declarations that apply to a variant, by argument name."""
     return {name: on_variant(variant, declared) for name, declared in by_argument(support).items()}
 
@@ -81,7 +81,7 @@ def support_of_argument(support: Sequence[Support]) -> SupportStatus | None:
 
 
 @kept_per_object
-def constraints_from_support(support: Sequence[Support]) -> tuple[Constraint, ...]:
+def constraints_from_support(support: tuple[Support, ...]) -> tuple[Constraint, ...]:
     """Constraints that refuse values declared unsupported or not applicable.
 
     A declaration for an argument that `srv` does not have yields no constraint, because nobody can set that argument;
