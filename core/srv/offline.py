@@ -81,6 +81,7 @@ _HTTP_ARGUMENTS = frozenset(
         "stream_output",
         "expert_distribution_recorder_mode",
         "expert_distribution_recorder_buffer_size",
+        "enable_expert_distribution_metrics",
     }
 )
 

@@ -223,6 +223,7 @@ def test_refused_arguments_start_no_engine(model: Path, monkeypatch: pytest.Monk
             {"expert_distribution_recorder_mode": "stat", "expert_distribution_recorder_buffer_size": 3},
             ("expert_distribution_recorder_mode = stat", "expert_distribution_recorder_buffer_size = 3 (set by LLM("),
         ),
+        ({"enable_expert_distribution_metrics": True}, ("metrics = true", "only the HTTP server reads it")),
         ({"model_path": "other"}, ("model_path = other", str(model), "Give one of the two")),
         ({"max_runing_requests": 3}, ("max_runing_requests", "Did you mean max_running_requests?")),
         ({"page_size": "x"}, ("page_size = x (set by LLM(page_size=...))",)),

@@ -13,8 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv.errors import ModelError
 from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Projection
+from srv.quantization.method import DOWNLOAD_REMEDY
+
+
+def check_scales(path: str, name: str, stored: Tensor) -> None:
+    """Refuse scales of a checkpoint, or offsets, that are not finite. Raises ModelError."""
+    if not bool(stored.isfinite().all()):
+        raise ModelError("damaged", path, f"a number in {name} is not finite", DOWNLOAD_REMEDY)
 
 
 class ScaledInt8Linear(Projection):

@@ -17,8 +17,11 @@ from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization import modelslim
 from srv.quantization.int8_experts import Int8Experts, unsupported_experts
-from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear, check_scales
 from srv.quantization.method import StoredModel
+
+# How the names of tensors end that scale or shift others.
+_SCALES = (".weight_scale", ".weight_offset", ".deq_scale", ".input_scale", ".input_offset")
 
 
 class ModelslimLayerFactory(LayerFactory):
@@ -55,6 +58,7 @@ class ModelslimStorageFormat(StorageFormat):
     """
 
     def __init__(self, model: StoredModel) -> None:
+        self._path = model.facts.path
         self._description = modelslim.read_description(Path(model.facts.path), model.facts.config)
 
     def unused(self, names: Collection[str]) -> set[str]:
@@ -63,4 +67,6 @@ class ModelslimStorageFormat(StorageFormat):
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         if name.endswith(".deq_scale") and stored.dtype is torch.int64:
             stored = (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)
+        if name.endswith(_SCALES):
+            check_scales(self._path, name, stored)
         return {name: stored.float() if name.endswith(".input_offset") else stored}

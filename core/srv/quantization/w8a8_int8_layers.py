@@ -14,7 +14,7 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.int8_experts import Int8Experts, unsupported_experts
-from srv.quantization.int8_layers import DynamicInt8Linear
+from srv.quantization.int8_layers import DynamicInt8Linear, check_scales
 from srv.quantization.int8_online import BIASES
 from srv.quantization.method import StoredModel
 from srv.quantization.w8a8_int8 import INT8, read_description
@@ -49,7 +49,7 @@ class W8A8StorageFormat(StorageFormat):
     """One scale per output channel, [out, 1] or [out]."""
 
     def __init__(self, model: StoredModel) -> None:
-        """The format is the same for every model."""
+        self._path = model.facts.path
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         return {
@@ -57,4 +57,7 @@ class W8A8StorageFormat(StorageFormat):
         }
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
-        return {name: stored.unsqueeze(1) if name.endswith(_SCALE) and stored.dim() == 1 else stored}
+        if not name.endswith(_SCALE):
+            return {name: stored}
+        check_scales(self._path, name, stored)
+        return {name: stored.unsqueeze(1) if stored.dim() == 1 else stored}

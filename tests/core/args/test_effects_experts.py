@@ -137,11 +137,18 @@ def test_enable_expert_distribution_metrics(mixture: Small, tmp_path: Path) -> N
         assert all(one > other for one, other in zip(expert_load(served).mean, after.mean, strict=True))
     for drafts in ({}, {"speculative_algorithm": "NGRAM"}):  # with drafts, steps are timed during the start
         with engine(mixture, enable_expert_distribution_metrics=True, **drafts) as served:
+            assert served.context.resolved.config.graphs.disable_graphs
             served.generate(messages(mixture.prompts))
             computed = served.stats().computed_tokens * mixture.model.config.num_experts_per_tok
             assert expert_load(served).mean == [computed / mixture.model.config.num_experts] * 3
     with engine(mixture, expert_distribution_recorder_mode="stat") as served:
         assert served.executor.control(ReadExpertLoad()) == [Answer()]
+    for other, code in (
+        ({"no_disable_graphs": True}, "excluded"),
+        ({"enable_torch_compile": True}, "excluded"),
+        ({"no_enable_metrics": True}, "inert"),
+    ):
+        assert refusal(mixture.folder, mixture, enable_expert_distribution_metrics=True, **other)[0] == code
     dense = make_small("llama", tmp_path / "dense", num_hidden_layers=1)
     code, reason = refusal(dense.folder, dense, enable_expert_distribution_metrics=True)
     assert (code, "no experts that native layers compute" in reason) == ("inert", True), reason

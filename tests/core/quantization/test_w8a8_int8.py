@@ -14,6 +14,7 @@ from models_small import (
     HOST,
     built,
     edit_config,
+    edit_weights,
     expected_logits,
     our_logits,
     refused,
@@ -275,12 +276,24 @@ def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:
     assert "gguf" in refused(tmp_path / "model.gguf", online_quantization="int8dq").reason
 
 
+@every("number", [torch.nan, torch.inf])
+def test_a_layer_with_a_scale_that_is_not_finite_is_refused_by_name(number: float, tmp_path: Path) -> None:
+    saved(tmp_path, "qwen2_moe")
+    quantize(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name in ("model.layers.0.self_attn.o_proj.weight_scale", "model.layers.1.mlp.experts.2.up_proj.weight_scale"):
+        scales = stored[name].clone()
+        scales[3] = number
+        save_file({**stored, name: scales}, tmp_path / "model.safetensors")
+        error = refused(tmp_path)
+        assert (error.code, name in error.reason) == ("damaged", True)
+
+
 def test_a_layer_without_its_scale_is_refused_by_name(tmp_path: Path) -> None:
     saved(tmp_path)
     quantize(tmp_path)
-    path = tmp_path / "model.safetensors"
     name = "model.layers.0.self_attn.o_proj.weight_scale"
-    save_file({key: value for key, value in load_file(path).items() if key != name}, path)
+    edit_weights(tmp_path, **{name: None})
     error = refused(tmp_path)
     assert (error.code, name in error.reason) == ("missing_tensors", True)
 

@@ -26,6 +26,7 @@ _OF_METRICS = (
     "bucket_e2e_request_latency",
     "collect_tokens_histogram",
     "tokenizer_metrics_allowed_custom_labels",
+    "enable_expert_distribution_metrics",
 )
 
 

@@ -7,6 +7,7 @@ from srv.platform.facts import Constraint, Default, ResolutionContext
 
 _DEEPEP = "deepep"
 _TRIVIAL = "trivial"
+_COUNTED = "a captured step would not count the tokens of its experts"
 
 
 def _deepep_needs_all_ranks(context: ResolutionContext) -> str | None:
@@ -45,6 +46,18 @@ def _no_graphs_with_deepep_normal(context: ResolutionContext) -> str | None:
     return "the number of tokens that DeepEP sends is known only at run time (deepep_mode is normal)"
 
 
+def _no_graphs_with_metrics(context: ResolutionContext) -> str | None:
+    if not context["enable_expert_distribution_metrics"] or context["disable_graphs"]:
+        return None
+    return f"{_COUNTED} (enable_expert_distribution_metrics is true)"
+
+
+def _no_compiled_steps_with_metrics(context: ResolutionContext) -> str | None:
+    if not context["enable_expert_distribution_metrics"] or not context["enable_torch_compile"]:
+        return None
+    return "a compiled step would not count the tokens of its experts (enable_torch_compile is true)"
+
+
 def _recorder_mode(context: ResolutionContext) -> str | None:
     return "stat" if context["enable_eplb"] or context["enable_expert_distribution_metrics"] else None
 
@@ -59,6 +72,12 @@ DEFAULTS: tuple[Default, ...] = (
         lambda context: True if _deepep_normal_mode(context) else None,
         "the number of tokens that DeepEP sends in its normal mode is known only at run time",
         reads=("moe_a2a_backend", "deepep_mode"),
+    ),
+    Default(
+        "disable_graphs",
+        lambda context: True if context["enable_expert_distribution_metrics"] else None,
+        _COUNTED,
+        reads=("enable_expert_distribution_metrics",),
     ),
     Default(
         "ep_size",
@@ -95,6 +114,20 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _no_graphs_with_deepep_normal,
         "Leave it out, or set deepep_mode to low_latency.",
         reads=("moe_a2a_backend", "deepep_mode"),
+    ),
+    Constraint(
+        "disable_graphs",
+        "excluded",
+        _no_graphs_with_metrics,
+        "Leave it out, or set it to true.",
+        reads=("enable_expert_distribution_metrics",),
+    ),
+    Constraint(
+        "enable_expert_distribution_metrics",
+        "excluded",
+        _no_compiled_steps_with_metrics,
+        "Leave one of the two out.",
+        reads=("enable_torch_compile",),
     ),
     Constraint(
         "ep_size",
