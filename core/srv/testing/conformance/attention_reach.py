@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from srv.testing.conformance.attention import LONG_ROW, SOFT_CAP, check_typical, run_each
 from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.setups import Setup, select_setups
 
-_SINKS = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "num_local_experts": 2,
-    "num_experts_per_tok": 1,
-    "layer_types": ["full_attention"] * 2,
-}
-_CHUNKS = {
-    "architectures": ["Llama4ForCausalLM"],
-    "model_type": "llama4_text",
-    "num_local_experts": 2,
-    "num_experts_per_tok": 1,
-    "attention_chunk_size": 5,
-    "layer_types": ["chunked_attention"] * 2,
-}
+# Classes without native layers, whose models need attention alone to fit.
+_SINKS = {"architectures": ["FlintForCausalLM"], "model_type": "flint"}
+_CHUNKS = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "attention_chunk_size": 5}
 
 
 def sinks(kit: Kit) -> str:
@@ -29,11 +19,11 @@ def sinks(kit: Kit) -> str:
 
     def check(setup: Setup) -> None:
         scores = tuple(2.0 * head - 3.0 for head in range(setup.shape.heads))
-        traits = {"sinks": True, "sink_scores": scores}
+        traits: dict[str, Any] = {"sinks": True, "sink_scores": scores}
         check_typical(kit, setup, "attention sinks", **traits)
-        for trait, more in (("window", {"window": 5}), ("soft_cap", {"soft_cap": SOFT_CAP})):
-            if trait in setup.spec.traits:
-                check_typical(kit, setup, f"attention sinks with {trait}", **traits, **more)
+        further: dict[str, Any] = {"window": 5, "soft_cap": SOFT_CAP}
+        for trait in further.keys() & set(setup.spec.traits):
+            check_typical(kit, setup, f"attention sinks with {trait}", **traits, **{trait: further[trait]})
         bench = Bench(kit, setup, **traits)
         rows = [bench.sequence(), bench.sequence()]
         bench.step([(rows[0], min(LONG_ROW, PAGES // 2 * setup.layout.page_size)), (rows[1], 5)], "attention sinks")
