@@ -173,6 +173,7 @@ def paged_attention(
     soft_cap: float | None = None,
     alibi: Sequence[float] | None = None,
     chunk: int | None = None,
+    sinks: Sequence[float] | None = None,
 ) -> Tensor:
     """Causal attention of ragged rows over a paged pool that already contains their keys and values.
 
@@ -181,7 +182,8 @@ def paged_attention(
     attends to itself and the window - 1 tokens before it. `soft_cap`: scores become soft_cap · tanh(scores / soft_cap).
     `alibi`: the slope of each head, which multiplies the position of a key minus that of the query; the product is
     added to the score (Press et al. 2022, arXiv:2108.12409). `chunk`: a token attends only to those of its own chunk
-    of so many positions. Returns [tokens, heads, value_dim].
+    of so many positions. `sinks`: a score of each head that takes part in the softmax and has no value. Returns
+    [tokens, heads, value_dim].
     """
     group = q.shape[1] // keys.shape[2]
     page_size, begin, out = keys.shape[1], 0, []
@@ -198,7 +200,10 @@ def paged_attention(
         masked = (distance < 0) | (distance >= (length if window is None else window))
         if chunk is not None:
             masked |= torch.arange(length - queries, length)[:, None] // chunk != torch.arange(length) // chunk
-        weights = scores.masked_fill(masked, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(masked, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, torch.tensor(sinks).double()[:, None, None].expand(-1, queries, 1)), -1)
+        weights = scores.softmax(-1)[..., :length]
         out.append(torch.einsum("hqk,khd->qhd", weights, value))
         begin += queries
     return torch.cat(out)

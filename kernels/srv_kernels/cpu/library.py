@@ -54,12 +54,11 @@ class AttentionArgs(ctypes.Structure):
 
     _fields_ = (
         *((name, _POINTER) for name in ("q", "k", "v", "out", "keys", "values")),
-        *((name, _POINTER) for name in ("table", "query_lens", "kv_lens", "starts")),
+        *((name, _POINTER) for name in ("table", "query_lens", "kv_lens", "starts", "sinks")),
         *((name, _LONG) for name in ("rows", "columns", "page_size", "heads", "kv_heads", "dim")),
         *((name, _LONG) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
-        ("window", _LONG),
-        ("split_keys", _LONG),
+        *((name, _LONG) for name in ("window", "chunk", "split_keys")),
         ("pool_type", _INT),
         *((name, _FLOAT) for name in ("key_scale", "value_scale")),
     )

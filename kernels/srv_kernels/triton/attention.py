@@ -8,6 +8,7 @@ Both read a pool in order "page_token_head", which already holds the keys and va
     starts                 int32 [rows + 1]: the tokens of row i are [starts[i], starts[i + 1])
     lengths                int32 [rows]: tokens of the row, those of this step included
     out                    [tokens, heads, value_dim]; the last axis contiguous
+    sinks                  None, or float32 [heads], contiguous: a score of each head that has no value
     key_scale, value_scale None, or float32: one element, or [pages + 1, page_size, kv_heads], any strides. A stored
                            vector is multiplied by its scale
 
@@ -56,7 +57,8 @@ from srv_kernels.triton.registration import triton_op
 _LOG2_E = 1 / math.log(2)
 _SHARED = (
     "Tensor q, Tensor keys, Tensor values, Tensor page_table, Tensor starts, Tensor lengths, Tensor(a!) out, "
-    "float scale, int? window, float? soft_cap, Tensor? key_scale, Tensor? value_scale, int[] blocks"
+    "float scale, int? window, int? chunk, float? soft_cap, Tensor? sinks, Tensor? key_scale, Tensor? value_scale, "
+    "int[] blocks"
 )
 
 
@@ -71,7 +73,9 @@ def paged_extend(
     out: Tensor,
     scale: float,
     window: int | None,
+    chunk: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
     key_scale: Tensor | None,
     value_scale: Tensor | None,
     blocks: Sequence[int],
@@ -80,8 +84,8 @@ def paged_extend(
     """Causal attention of rows of any lengths, those with at least `min_queries` query tokens.
 
     Tensors: see the module. `scale` multiplies q.k. `window`: None, or a token attends to itself and the window - 1
-    tokens before it. `soft_cap`: None, or scores become soft_cap * tanh(scores / soft_cap). `blocks`: from
-    `attention_plan.extend_blocks`.
+    tokens before it. `chunk`: None, or a token attends only to those of its own chunk of so many positions. `soft_cap`:
+    None, or scores become soft_cap * tanh(scores / soft_cap). `blocks`: from `attention_plan.extend_blocks`.
     """
     rows, group = len(lengths), q.shape[1] // keys.shape[2]
     if not rows or not len(q):
@@ -90,16 +94,16 @@ def paged_extend(
     block_rows = tile_rows(group, most, most)
     grid = (len(q) // (block_rows // group) + rows, keys.shape[2])
     kernels.extend_kernel[grid](
-        *_pool(q, keys, values, key_scale, value_scale),
+        *_pool(q, keys, values, key_scale, value_scale, sinks),
         page_table,
         starts,
         lengths,
         out,
         rows,
         min_queries,
-        *_scores(scale, window, soft_cap),
+        *_scores(scale, window, chunk, soft_cap),
         *_strides(q, out, page_table, keys, values, key_scale, value_scale),
-        **_constants(q, keys, values, key_scale, value_scale, window, soft_cap),
+        **_constants(q, keys, values, key_scale, value_scale, window, chunk, soft_cap, sinks),
         BLOCK_ROWS=block_rows,
         BLOCK_KEYS=block_keys,
         num_warps=warps,
@@ -118,7 +122,9 @@ def paged_decode(
     out: Tensor,
     scale: float,
     window: int | None,
+    chunk: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
     key_scale: Tensor | None,
     value_scale: Tensor | None,
     blocks: Sequence[int],
@@ -139,11 +145,11 @@ def paged_decode(
     group = heads // kv_heads
     most, block_keys, warps, stages = blocks
     block_rows = tile_rows(group, queries * group, most)
-    constants = _constants(q, keys, values, key_scale, value_scale, window, soft_cap)
-    scores = _scores(scale, window, soft_cap)
+    constants = _constants(q, keys, values, key_scale, value_scale, window, chunk, soft_cap, sinks)
+    scores = _scores(scale, window, chunk, soft_cap)
     count = tiles(queries, group, (block_rows,))
     kernels.decode_kernel[kv_heads * count, splits, rows](
-        *_pool(q, keys, values, key_scale, value_scale),
+        *_pool(q, keys, values, key_scale, value_scale, sinks),
         page_table,
         starts,
         lengths,
@@ -172,7 +178,7 @@ def paged_decode(
         splits,
         least_blocks,
         queries,
-        scores[-1],
+        *scores[-2:],
         out.stride(0),
         out.stride(1),
         GROUP=group,
@@ -182,21 +188,22 @@ def paged_decode(
         BLOCK_KEYS=block_keys,
         BLOCK_SPLITS=triton.next_power_of_2(splits),
         HAS_WINDOW=window is not None,
+        HAS_CHUNK=chunk is not None,
         num_warps=min(4, triton.next_power_of_2(group)),
     )
 
 
-def _pool(
-    q: Tensor, keys: Tensor, values: Tensor, key_scale: Tensor | None, value_scale: Tensor | None
-) -> tuple[Tensor, ...]:
+def _pool(q: Tensor, keys: Tensor, values: Tensor, *unless_none: Tensor | None) -> tuple[Tensor, ...]:
     # A pointer that is not read must be some tensor.
-    return q, keys, values, q if key_scale is None else key_scale, q if value_scale is None else value_scale
+    return q, keys, values, *(q if each is None else each for each in unless_none)
 
 
-def _scores(scale: float, window: int | None, soft_cap: float | None) -> tuple[float, float, int]:
-    """What the kernels call scale, cap and window."""
+def _scores(
+    scale: float, window: int | None, chunk: int | None, soft_cap: float | None
+) -> tuple[float, float, int, int]:
+    """What the kernels call scale, cap, window and chunk."""
     factor = scale * _LOG2_E if soft_cap is None else 2 * scale * _LOG2_E / soft_cap
-    return factor, (soft_cap or 0.0) * _LOG2_E, window or 0
+    return factor, (soft_cap or 0.0) * _LOG2_E, window or 0, chunk or 0
 
 
 def _strides(
@@ -215,7 +222,9 @@ def _constants(
     key_scale: Tensor | None,
     value_scale: Tensor | None,
     window: int | None,
+    chunk: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> dict[str, Any]:
     key_dim, value_dim = q.shape[2], values.shape[3]
     return {
@@ -228,7 +237,9 @@ def _constants(
         "KEY_SCALES": _scale_kind(key_scale),
         "VALUE_SCALES": _scale_kind(value_scale),
         "HAS_WINDOW": window is not None,
+        "HAS_CHUNK": chunk is not None,
         "HAS_CAP": soft_cap is not None,
+        "HAS_SINKS": sinks is not None,
     }
 
 

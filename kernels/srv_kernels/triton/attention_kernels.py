@@ -18,25 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from srv_kernels.triton.attention_reduce import divide
-from srv_kernels.triton.numerics import INTERPRETED, dot, round_to, store, widen
-
-
-@triton.jit
-def _convert(x, dtype: tl.constexpr):
-    """Stored keys or values as `dtype`; uint8 holds the codes of float8 e4m3fn, for targets that cannot convert it."""
-    if x.dtype == dtype:
-        return x
-    if x.dtype == tl.uint8:
-        code = x.to(tl.uint32)
-        magnitude = code & 0x7F
-        # float32 has the same fields with a larger bias; the factor is right for subnormal numbers as well.
-        number = (magnitude << 20).to(tl.float32, bitcast=True) * 2.0**120
-        number = tl.where(code >= 0x80, -number, number)
-        return round_to(tl.where(magnitude == 0x7F, float("nan"), number), dtype)
-    if INTERPRETED:
-        return round_to(widen(x).to(tl.float32), dtype)
-    return x.to(dtype)
+from srv_kernels.triton.attention_reduce import divide, first_visible
+from srv_kernels.triton.numerics import convert_stored, dot, round_to, store
 
 
 @triton.jit
@@ -67,6 +50,7 @@ def _attend(
     scale,
     cap,
     window,
+    chunk,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
@@ -75,6 +59,7 @@ def _attend(
     KEY_SCALES: tl.constexpr,
     VALUE_SCALES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
     HAS_CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -99,7 +84,7 @@ def _attend(
         where = keys + (pages * key_page + slots * key_token)[None, :] + key_dims[:, None]
         key = _load(where, exists[None, :], key_dims[:, None] < KEY_DIM, MASKED, block_key != KEY_DIM)
         zeros = tl.zeros((query.shape[0], BLOCK_KEYS), tl.float32)
-        scores = dot(query, _convert(key, dtype), zeros)
+        scores = dot(query, convert_stored(key, dtype), zeros)
         if KEY_SCALES == 2:
             scores *= _load(key_scales + pages * ks_page + slots * ks_token, exists, exists, MASKED, False)[None, :]
         if HAS_CAP:  # tanh(x) = 1 - 2 / (exp(2x) + 1), with 2 log2(e) in `scale`
@@ -111,6 +96,8 @@ def _attend(
             visible = exists[None, :] & (distance >= 0)
             if HAS_WINDOW:
                 visible = visible & (distance < window)
+            if HAS_CHUNK:
+                visible = visible & (tokens[None, :] >= (positions // chunk * chunk)[:, None])
             scores = tl.where(visible, scores, float("-inf"))
 
         new = tl.maximum(largest, tl.max(scores, 1))
@@ -125,8 +112,18 @@ def _attend(
             weights *= _load(value_scales + pages * vs_page + slots * vs_token, exists, exists, MASKED, False)[None, :]
         where = values + (pages * value_page + slots * value_token)[:, None] + value_dims[None, :]
         value = _load(where, exists[:, None], value_dims[None, :] < VALUE_DIM, MASKED, BLOCK_VALUE != VALUE_DIM)
-        acc = dot(round_to(weights, dtype), _convert(value, dtype), acc * shrink[:, None])
+        acc = dot(round_to(weights, dtype), convert_stored(value, dtype), acc * shrink[:, None])
     return acc, largest, total
+
+
+@triton.jit
+def _begin(sinks, head, inside, split, HAS_SINKS: tl.constexpr):
+    """The largest score and the sum of weights before any key: of the sinks, which count in the first split alone."""
+    largest = tl.full(head.shape, float("-inf"), tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=inside, other=0.0) * 1.4426950408889634  # log2(e)
+        largest = tl.where(split == 0, sink, largest)
+    return largest, tl.where(largest == float("-inf"), 0.0, 1.0)
 
 
 @triton.jit
@@ -139,7 +136,8 @@ def _finish(acc, total, value_scales, VALUE_SCALES: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["rows", "min_queries", "window", "table_row"], do_not_specialize_on_alignment=["lengths"]
+    do_not_specialize=["rows", "min_queries", "window", "chunk", "table_row"],
+    do_not_specialize_on_alignment=["lengths"],
 )
 def extend_kernel(
     q,
@@ -147,6 +145,7 @@ def extend_kernel(
     values,
     key_scales,
     value_scales,
+    sinks,
     page_table,
     starts,
     lengths,
@@ -156,6 +155,7 @@ def extend_kernel(
     scale,
     cap,
     window,
+    chunk,
     q_token,
     q_head,
     out_token,
@@ -184,7 +184,9 @@ def extend_kernel(
     KEY_SCALES: tl.constexpr,
     VALUE_SCALES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Grid: (tokens // (BLOCK_ROWS // GROUP) + rows, KV heads). The last tiles of a row, the longest, start first."""
     tile_queries: tl.constexpr = BLOCK_ROWS // GROUP
@@ -219,11 +221,8 @@ def extend_kernel(
     lowest = length - queries + first
     highest = length - queries + tl.minimum(first + tile_queries, queries) - 1
     positions = tl.where(inside, length - queries + index, -1)
-    low = 0
-    whole = 0
-    if HAS_WINDOW:
-        low = tl.maximum(lowest - window + 1, 0)
-        whole = tl.cdiv(tl.maximum(highest - window + 1, 0), BLOCK_KEYS) * BLOCK_KEYS
+    low = first_visible(lowest, window, chunk, HAS_WINDOW, HAS_CHUNK)
+    whole = tl.cdiv(first_visible(highest, window, chunk, HAS_WINDOW, HAS_CHUNK), BLOCK_KEYS) * BLOCK_KEYS
     high = highest + 1
     a = low // BLOCK_KEYS * BLOCK_KEYS
     b = tl.maximum(a, whole)
@@ -239,26 +238,25 @@ def extend_kernel(
     if KEY_SCALES == 1:
         scale *= tl.load(key_scales)
     acc = tl.zeros((BLOCK_ROWS, BLOCK_VALUE), tl.float32)
-    largest = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_ROWS,), tl.float32)
-    if HAS_WINDOW:
+    largest, total = _begin(sinks, head, inside, 0, HAS_SINKS)
+    if HAS_WINDOW or HAS_CHUNK:
         acc, largest, total = _attend(
             acc, largest, total, query, positions, a, tl.minimum(b, high), low, high,
-            pool, strides, table, scale, cap, window,
+            pool, strides, table, scale, cap, window, chunk,
             KEY_DIM, VALUE_DIM, BLOCK_VALUE, PAGE_SIZE, BLOCK_KEYS,
-            KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CAP, True,
+            KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, True,
         )  # fmt: skip
     acc, largest, total = _attend(
         acc, largest, total, query, positions, b, c, low, high,
-        pool, strides, table, scale, cap, window,
+        pool, strides, table, scale, cap, window, chunk,
         KEY_DIM, VALUE_DIM, BLOCK_VALUE, PAGE_SIZE, BLOCK_KEYS,
-        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CAP, False,
+        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, False,
     )  # fmt: skip
     acc, largest, total = _attend(
         acc, largest, total, query, positions, c, high, low, high,
-        pool, strides, table, scale, cap, window,
+        pool, strides, table, scale, cap, window, chunk,
         KEY_DIM, VALUE_DIM, BLOCK_VALUE, PAGE_SIZE, BLOCK_KEYS,
-        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CAP, True,
+        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, True,
     )  # fmt: skip
     value_dims = tl.arange(0, BLOCK_VALUE)
     where = out + (token * out_token + head * out_head)[:, None] + value_dims[None, :]
@@ -267,7 +265,8 @@ def extend_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["least_blocks", "max_queries", "window", "table_row"], do_not_specialize_on_alignment=["lengths"]
+    do_not_specialize=["least_blocks", "max_queries", "window", "chunk", "table_row"],
+    do_not_specialize_on_alignment=["lengths"],
 )
 def decode_kernel(
     q,
@@ -275,6 +274,7 @@ def decode_kernel(
     values,
     key_scales,
     value_scales,
+    sinks,
     page_table,
     starts,
     lengths,
@@ -286,6 +286,7 @@ def decode_kernel(
     scale,
     cap,
     window,
+    chunk,
     q_token,
     q_head,
     out_token,
@@ -315,7 +316,9 @@ def decode_kernel(
     KEY_SCALES: tl.constexpr,
     VALUE_SCALES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Grid: (KV heads * TILES, splits, rows). A row that one split covers is finished here."""
     tile_queries: tl.constexpr = BLOCK_ROWS // GROUP
@@ -327,7 +330,8 @@ def decode_kernel(
     begin = tl.load(starts + row)
     queries = tl.load(starts + row + 1) - begin
     length = tl.load(lengths + row)
-    low, share, active = divide(queries, length, window, splits, least_blocks, BLOCK_KEYS, HAS_WINDOW)
+    low = first_visible(length - queries, window, chunk, HAS_WINDOW, HAS_CHUNK)
+    share, active = divide(length, low, splits, least_blocks, BLOCK_KEYS)
     if first >= queries or queries > max_queries or split >= active:
         return
 
@@ -353,13 +357,12 @@ def decode_kernel(
     if KEY_SCALES == 1:
         scale *= tl.load(key_scales)
     acc = tl.zeros((BLOCK_ROWS, BLOCK_VALUE), tl.float32)
-    largest = tl.full((BLOCK_ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_ROWS,), tl.float32)
+    largest, total = _begin(sinks, head, inside, split, HAS_SINKS)
     acc, largest, total = _attend(
         acc, largest, total, query, positions, start, end, low, length,
-        pool, strides, page_table + row.to(tl.int64) * table_row, scale, cap, window,
+        pool, strides, page_table + row.to(tl.int64) * table_row, scale, cap, window, chunk,
         KEY_DIM, VALUE_DIM, BLOCK_VALUE, PAGE_SIZE, BLOCK_KEYS,
-        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CAP, True,
+        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, True,
     )  # fmt: skip
     result = _finish(acc, total, value_scales, VALUE_SCALES)
     value_dims = tl.arange(0, BLOCK_VALUE)

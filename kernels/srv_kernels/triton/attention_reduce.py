@@ -14,18 +14,27 @@ from srv_kernels.triton.numerics import store
 
 
 @triton.jit
-def divide(queries, length, window, splits, least_blocks, BLOCK_KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """The first key that a query of the row sees, the blocks per split, and the splits that have any (at least one)."""
+def first_visible(position, window, chunk, HAS_WINDOW: tl.constexpr, HAS_CHUNK: tl.constexpr):
+    """The position of the first key that a query at `position` sees."""
     low = 0
     if HAS_WINDOW:
-        low = tl.maximum(length - queries - window + 1, 0)
+        low = tl.maximum(position - window + 1, 0)
+    if HAS_CHUNK:
+        low = tl.maximum(tl.maximum(position, 0) // chunk * chunk, low)
+    return low
+
+
+@triton.jit
+def divide(length, low, splits, least_blocks, BLOCK_KEYS: tl.constexpr):
+    """The blocks per split of the keys from `low` on, and the splits that have any (at least one)."""
     blocks = tl.cdiv(length, BLOCK_KEYS) - low // BLOCK_KEYS
     share = tl.maximum(tl.cdiv(blocks, splits), least_blocks)
-    return low, share, tl.maximum(tl.cdiv(blocks, share), 1)
+    return share, tl.maximum(tl.cdiv(blocks, share), 1)
 
 
 @triton.jit(
-    do_not_specialize=["splits", "least_blocks", "max_queries", "window"], do_not_specialize_on_alignment=["lengths"]
+    do_not_specialize=["splits", "least_blocks", "max_queries", "window", "chunk"],
+    do_not_specialize_on_alignment=["lengths"],
 )
 def reduce_kernel(
     partial,
@@ -37,6 +46,7 @@ def reduce_kernel(
     least_blocks,
     max_queries,
     window,
+    chunk,
     out_token,
     out_head,
     GROUP: tl.constexpr,
@@ -46,6 +56,7 @@ def reduce_kernel(
     BLOCK_KEYS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CHUNK: tl.constexpr,
 ):
     """Grid: (rows * max_queries, KV heads). The mean of the splits' results, by their sums of weights."""
     row = tl.program_id(0) // max_queries
@@ -53,7 +64,8 @@ def reduce_kernel(
     begin = tl.load(starts + row)
     queries = tl.load(starts + row + 1) - begin
     length = tl.load(lengths + row)
-    _, _, active = divide(queries, length, window, splits, least_blocks, BLOCK_KEYS, HAS_WINDOW)
+    low = first_visible(length - queries, window, chunk, HAS_WINDOW, HAS_CHUNK)
+    _, active = divide(length, low, splits, least_blocks, BLOCK_KEYS)
     if index >= queries or queries > max_queries or active == 1:
         return
 

@@ -14,7 +14,14 @@ from srv_kernels.triton.attention_tuning import Blocks
 from srv_kernels.triton.targets import BY_NAME
 from srv_kernels.triton.variants import Variant
 
-_POINTERS = {"page_table": "*i32", "starts": "*i32", "lengths": "*i32", "partial": "*fp32", "logs": "*fp32"}
+_POINTERS = {
+    "page_table": "*i32",
+    "starts": "*i32",
+    "lengths": "*i32",
+    "partial": "*fp32",
+    "logs": "*fp32",
+    "sinks": "*fp32",
+}
 _SCALES = {"scale": "fp32", "cap": "fp32"}
 _ALIGNED = tuple(f"{name}_{axis}" for name in ("q", "out") for axis in ("token", "head")) + tuple(
     f"{name}_{axis}" for name in ("key", "value") for axis in ("page", "token", "head")
@@ -32,12 +39,13 @@ def _types(kernel, kind: str, pool: str) -> dict[str, str]:
     return {name: known.get(name, "i32") for name in kernel.arg_names if not name.isupper()}
 
 
-def _constants(heads: Heads, pool: str, page: int, window: bool, cap: bool) -> dict[str, int | bool]:
+def _constants(heads: Heads, pool: str, page: int, *traits: str) -> dict[str, int | bool]:
     scales = 2 if pool == "i8" else int(pool in ("u8", *_FLOAT8))
     return {
         **{"GROUP": heads.group, "KEY_DIM": heads.key_dim, "VALUE_DIM": heads.value_dim},
         **{"BLOCK_KEY": triton.next_power_of_2(heads.key_dim), "BLOCK_VALUE": triton.next_power_of_2(heads.value_dim)},
-        **{"PAGE_SIZE": page, "KEY_SCALES": scales, "VALUE_SCALES": scales, "HAS_WINDOW": window, "HAS_CAP": cap},
+        **{"PAGE_SIZE": page, "KEY_SCALES": scales, "VALUE_SCALES": scales},
+        **{f"HAS_{trait}": trait in traits for trait in ("WINDOW", "CHUNK", "CAP", "SINKS")},
     }
 
 
@@ -63,22 +71,25 @@ def _with_blocks(choose) -> Iterator[tuple[Blocks, list[str]]]:
     yield from found.items()
 
 
-# Heads, dtype, pool, page size, window, cap.
+# Heads, dtype, pool, page size, and what the layer has.
 _LAYERS = (
-    (Heads(4, 1, 64, 64, 2), "bf16", "bf16", 16, False, False),
-    (Heads(4, 1, 128, 128, 2), "bf16", "bf16", 16, False, False),
-    (Heads(8, 1, 128, 128, 2), "fp16", "fp16", 128, True, False),
-    (Heads(2, 1, 256, 256, 2), "bf16", "bf16", 16, True, True),
-    (Heads(1, 1, 80, 80, 2), "fp16", "fp16", 1, False, False),
-    (Heads(4, 1, 128, 128, 4), "fp32", "fp32", 16, False, False),
-    (Heads(4, 1, 128, 128, 2), "bf16", "i8", 16, False, False),
-    *((Heads(4, 1, 128, 128, 2), "bf16", pool, 16, False, False) for pool in ("u8", *_FLOAT8)),
+    (Heads(4, 1, 64, 64, 2), "bf16", "bf16", 16),
+    (Heads(4, 1, 128, 128, 2), "bf16", "bf16", 16),
+    (Heads(8, 1, 128, 128, 2), "fp16", "fp16", 128, "WINDOW"),
+    (Heads(2, 1, 256, 256, 2), "bf16", "bf16", 16, "WINDOW", "CAP"),
+    (Heads(8, 1, 64, 64, 2), "bf16", "bf16", 16, "WINDOW", "SINKS"),
+    (Heads(8, 1, 64, 64, 2), "bf16", "bf16", 16, "SINKS"),
+    (Heads(5, 1, 128, 128, 2), "bf16", "bf16", 16, "CHUNK"),
+    (Heads(1, 1, 80, 80, 2), "fp16", "fp16", 1),
+    (Heads(4, 1, 128, 128, 4), "fp32", "fp32", 16),
+    (Heads(4, 1, 128, 128, 2), "bf16", "i8", 16),
+    *((Heads(4, 1, 128, 128, 2), "bf16", pool, 16) for pool in ("u8", *_FLOAT8)),
 )
 
 
 def _all() -> Iterator[Variant]:
-    for heads, kind, pool, page, window, cap in _LAYERS:
-        constants = _constants(heads, pool, page, window, cap)
+    for heads, kind, pool, page, *traits in _LAYERS:
+        constants = _constants(heads, pool, page, *traits)
         for sizes, targets in _with_blocks(lambda target, heads=heads: extend_blocks(heads, target)):
             yield _variant(kernels.extend_kernel, kind, pool, {**constants, "BLOCK_ROWS": sizes.rows}, sizes, targets)
         # A mixed or captured step, and for one layer a step with drafts, whose tiles are larger.
@@ -93,7 +104,7 @@ def _all() -> Iterator[Variant]:
                 yield _variant(kernels.decode_kernel, kind, pool, own, sizes, targets)
     for group, dim in ((1, 80), (4, 128), (8, 64)):
         own = {"GROUP": group, "VALUE_DIM": dim, "BLOCK_HEADS": group, "BLOCK_VALUE": triton.next_power_of_2(dim)}
-        own |= {"BLOCK_SPLITS": 16, "HAS_WINDOW": False}
+        own |= {"BLOCK_SPLITS": 16, "HAS_WINDOW": False, "HAS_CHUNK": False}
         yield _variant(reduce_kernel, "bf16", "bf16", own, Blocks(16, 64, min(4, group), 3), ())
 
 

@@ -117,7 +117,7 @@ def latent_kernel(
     begin = tl.load(starts + row)
     queries = tl.load(starts + row + 1) - begin
     length = tl.load(lengths + row)
-    _, share, active = divide(queries, length, 0, splits, least_blocks, BLOCK_KEYS, False)
+    share, active = divide(length, 0, splits, least_blocks, BLOCK_KEYS)
     if tile * BLOCK_ROWS >= queries * HEADS or split >= active:
         return
 
@@ -249,6 +249,7 @@ def paged_latent(
         least,
         queries,
         0,
+        0,
         *out.stride()[:2],
         GROUP=group,
         VALUE_DIM=latent,
@@ -257,6 +258,7 @@ def paged_latent(
         BLOCK_KEYS=block_keys,
         BLOCK_SPLITS=triton.next_power_of_2(splits),
         HAS_WINDOW=False,
+        HAS_CHUNK=False,
         num_warps=4,
     )
 

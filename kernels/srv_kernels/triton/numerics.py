@@ -133,3 +133,20 @@ def _decode_float8(x, mantissa: tl.constexpr, bias: tl.constexpr, infinite: tl.c
         return tl.where(code == nan, float("nan"), value)
     infinity = tl.where(code >= 0x80, float("-inf"), float("inf"))
     return tl.where(magnitude >= nan, float("nan"), tl.where(magnitude == infinite, infinity, value))
+
+
+@triton.jit
+def convert_stored(x, dtype: tl.constexpr):
+    """Stored keys or values as `dtype`; uint8 holds the codes of float8 e4m3fn, for targets that cannot convert it."""
+    if x.dtype == dtype:
+        return x
+    if x.dtype == tl.uint8:
+        code = x.to(tl.uint32)
+        magnitude = code & 0x7F
+        # float32 has the same fields with a larger bias; the factor is right for subnormal numbers as well.
+        number = (magnitude << 20).to(tl.float32, bitcast=True) * 2.0**120
+        number = tl.where(code >= 0x80, -number, number)
+        return round_to(tl.where(magnitude == 0x7F, float("nan"), number), dtype)
+    if INTERPRETED:
+        return round_to(widen(x).to(tl.float32), dtype)
+    return x.to(dtype)

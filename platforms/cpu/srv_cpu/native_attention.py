@@ -44,6 +44,7 @@ class NativeAttention(NativeRows[AttentionArgs]):
         self._values = tuple(buffer.data_ptr() for buffer in context.kv.values)
         self._pool = POOL_DTYPE_IDS[context.kv.keys[0].dtype]
         self._scales = tuple(context.kv.scales(index) for index in range(len(self._keys)))
+        self._sinks: dict[tuple[float, ...], Tensor] = {}  # kept, since captured steps contain their addresses
 
     def supports(self, layer: AttentionLayer) -> str | None:
         """See `srv.platform.interface.AttentionBackend`."""
@@ -83,8 +84,16 @@ class NativeAttention(NativeRows[AttentionArgs]):
         args.q_stride, args.k_stride, args.v_stride = q.stride(0), k.stride(0), v.stride(0)
         args.heads, args.kv_heads, args.dim = layer.heads, layer.kv_heads, layer.head_dim
         args.scale, args.soft_cap, args.window = layer.scale, layer.soft_cap or 0.0, layer.window or 0
+        args.chunk, args.sinks = layer.chunk or 0, self._sinks_address(layer.sink_scores)
         self._attend(kind, metadata.address)
         return out
+
+    def _sinks_address(self, scores: tuple[float, ...] | None) -> int | None:
+        if scores is None:
+            return None
+        if scores not in self._sinks:
+            self._sinks[scores] = torch.tensor(scores, dtype=torch.float32)
+        return self._sinks[scores].data_ptr()
 
 
 def _plain(x: Tensor) -> Tensor:

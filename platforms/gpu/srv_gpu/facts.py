@@ -14,9 +14,11 @@ Check = Callable[[ResolutionContext], Requires | Unfit]
 KV_ORDER = "page_token_head"
 TRITON_HEAD = 256  # the longest head that Triton's attention computes
 TRITON_GROUP = 128  # the most query heads that may share a KV head
-TRAITS = ("window", "soft_cap")  # of layers, in the kernels that are called
-TRITON_TRAITS = tuple(trait for trait in LAYER_TRAITS if trait != "indexer")
-TORCH_TRAITS = (*TRAITS, "alibi")  # in attention with torch operators
+TRAITS = ("window", "soft_cap")  # of layers, in the vendors' kernels that are called
+TRITON_TRAITS = (*TRAITS, "sinks", "chunks")  # in Triton's kernels of paged attention
+TORCH_TRAITS = (*TRITON_TRAITS, "alibi")  # in attention with torch operators
+# Of backends that are never called: their own reasons are given, and not which layers they cannot compute.
+_TRAITS_OF_NOT_CALLED = tuple(trait for trait in LAYER_TRAITS if trait != "indexer")
 NUM_KV_SPLITS = "triton_attention_num_kv_splits"
 SPLIT_TILE_SIZE = "triton_attention_split_tile_size"
 FLASHINFER_HEADS = (64, 128, 256)
@@ -188,7 +190,7 @@ def not_called(name: str, priority: int, rule: Check) -> BackendSpec:
         return Unfit((f"{NOT_CALLED}{sizes}",))
 
     target = "srv_gpu.native_attention:NativeAttention"
-    return BackendSpec(name, priority, check, target, KV_ORDER, traits=TRITON_TRAITS, latent=target)
+    return BackendSpec(name, priority, check, target, KV_ORDER, traits=_TRAITS_OF_NOT_CALLED, latent=target)
 
 
 TRITON_ATTENTION = attention(
@@ -196,6 +198,7 @@ TRITON_ATTENTION = attention(
     10,
     triton_attention,
     "srv_gpu.triton_attention:TritonAttention",
+    traits=TRITON_TRAITS,
     arguments=(NUM_KV_SPLITS, SPLIT_TILE_SIZE),
     latent="srv_gpu.triton_latent:TritonLatentAttention",
 )

@@ -22,6 +22,7 @@ from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContex
 from srv.platform.layers import missing_traits
 from srv.platform.pools import is_float8, round_to_float8
 from srv_gpu.facts import TORCH_TRAITS
+from srv_gpu.per_head import PerHead
 from srv_gpu.platform import hardware_of
 from srv_gpu.step import Step, StepPlanner
 
@@ -73,7 +74,7 @@ class NativeAttention:
         self._scales = tuple(context.kv.scales(index) for index in range(len(self._keys)))
         self._write_kv = hardware_of(context).write_kv
         self.kv_writer = hardware_of(context).kv_writer
-        self._slopes: dict[tuple[float, ...], Tensor] = {}  # of ALiBi, on the device
+        self._per_head = PerHead(context.transfers)
 
     def supports(self, layer: AttentionLayer) -> str | None:
         return missing_traits(TORCH_TRAITS, layer)  # it computes heads of any size
@@ -125,16 +126,11 @@ class NativeAttention:
             self._write_kv(k, v, keys, values, metadata.step.slots)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [slots, kv_heads, dim]
         out = q.new_empty(q.shape[0], layer.heads, v.shape[-1])
-        slopes = None if layer.alibi is None else self._slopes_of(layer.alibi)
+        slopes, sinks = self._per_head.upload(layer.alibi), self._per_head.upload(layer.sink_scores)
         for tile in metadata.tiles:
             queries = q.index_select(0, tile.tokens)
-            out.index_copy_(0, tile.tokens, _attend(layer, tile, queries, keys, values, slopes))
+            out.index_copy_(0, tile.tokens, _attend(layer, tile, queries, keys, values, slopes, sinks))
         return out.mul_(value_scale) if self._float8 else out
-
-    def _slopes_of(self, alibi: tuple[float, ...]) -> Tensor:
-        if alibi not in self._slopes:
-            self._slopes[alibi] = self._transfers.upload(np.array(alibi, np.float32))
-        return self._slopes[alibi]
 
 
 def _groups(rows: list[_Row]) -> Iterator[list[_Row]]:
@@ -160,17 +156,26 @@ def _query_ranges(rows: list[_Row]) -> Iterator[tuple[int, int]]:
 
 
 def _attend(
-    layer: AttentionLayer, tile: _Tile, q: Tensor, keys: Tensor, values: Tensor, slopes: Tensor | None
+    layer: AttentionLayer,
+    tile: _Tile,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """q [rows * queries, heads, dim] -> [rows * queries, heads, value_dim]. slopes: of ALiBi, float32 [heads]."""
+    """q [rows * queries, heads, dim] -> [rows * queries, heads, value_dim].
+
+    slopes, sinks: of ALiBi, and the scores of attention sinks, float32 [heads].
+    """
     key_positions = torch.arange(tile.slots.shape[1], device=q.device)
     distance = tile.positions[:, :, None] - key_positions
     visible, slots = distance >= 0, tile.slots
-    if layer.window is not None:
-        visible &= distance < layer.window
-        # Pages behind the window may belong to other requests, whose memory may hold NaN.
-        first = tile.positions[:, :1] - layer.window + 1
-        slots = torch.where(key_positions < first, slots[:, -1:], slots)
+    if layer.window is not None or layer.chunk is not None:
+        first = _first_visible(layer, tile.positions)
+        visible &= key_positions >= first[:, :, None]
+        # Pages before these keys may belong to other requests, whose memory may hold NaN.
+        slots = torch.where(key_positions < first[:, :1], slots[:, -1:], slots)
     shape = (*slots.shape, layer.kv_heads, -1)
     key, value = (_gather(pool, slots).view(shape).to(q.dtype) for pool in (keys, values))
     group = layer.heads // layer.kv_heads
@@ -181,9 +186,17 @@ def _attend(
     if slopes is not None:  # in float32: half precision would round that of far keys by several units
         bias = -distance[:, None, None] * slopes.view(layer.kv_heads, group, 1, 1)
         bias = bias.flatten(2, 3)
-    out = _scaled_dot_product(layer, query, key.transpose(1, 2), value.transpose(1, 2), mask, bias)
+    if sinks is not None:  # as a column of the scores
+        sinks = sinks.view(layer.kv_heads, group, 1).expand(-1, -1, tile.queries).reshape(layer.kv_heads, -1, 1)
+    out = _scaled_dot_product(layer, query, key.transpose(1, 2), value.transpose(1, 2), mask, bias, sinks)
     out = out.view(tile.rows, layer.kv_heads, group, tile.queries, -1)
     return out.permute(0, 3, 1, 2, 4).reshape(tile.rows * tile.queries, layer.heads, -1)
+
+
+def _first_visible(layer: AttentionLayer, positions: Tensor) -> Tensor:
+    """The position of the first key that a query at each position sees, which may be negative."""
+    first = torch.zeros_like(positions) if layer.window is None else positions - layer.window + 1
+    return first if layer.chunk is None else torch.maximum(first, positions // layer.chunk * layer.chunk)
 
 
 def _gather(pool: Tensor, slots: Tensor) -> Tensor:
@@ -193,13 +206,22 @@ def _gather(pool: Tensor, slots: Tensor) -> Tensor:
 
 
 def _scaled_dot_product(
-    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, bias: Tensor | None
+    layer: AttentionLayer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    if layer.soft_cap is None and bias is None:
+    if layer.soft_cap is None and bias is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.scale)
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * (layer.scale / (layer.soft_cap or 1.0))
     if layer.soft_cap is not None:
         scores = scores.tanh() * layer.soft_cap
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(scores.masked_fill(~mask, float("-inf")).softmax(-1).to(query.dtype), value)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(len(scores), -1, -1, -1)), -1)
+    return torch.matmul(scores.softmax(-1)[..., : key.shape[2]].to(query.dtype), value)

@@ -19,7 +19,8 @@ from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContex
 from srv.platform.layers import missing_traits
 from srv.platform.pools import is_float8
 from srv_gpu import triton_ops
-from srv_gpu.facts import NUM_KV_SPLITS, SPLIT_TILE_SIZE, TRAITS, TRITON
+from srv_gpu.facts import NUM_KV_SPLITS, SPLIT_TILE_SIZE, TRITON, TRITON_TRAITS
+from srv_gpu.per_head import PerHead
 from srv_gpu.platform import hardware_of
 from srv_gpu.step import Step, StepPlanner
 from srv_kernels.triton.attention_plan import DecodePlan, Heads, Splits, extend_blocks, plan_decode
@@ -88,6 +89,7 @@ class TritonAttention:
             self._pools = tuple(pools)
         else:
             self._pools = tuple(_Pool(keys, values) for keys, values in layers)
+        self._sinks = PerHead(context.transfers)
         arguments = context.arguments
         self._splits = Splits(arguments.get(NUM_KV_SPLITS), arguments.get(SPLIT_TILE_SIZE))
         self._planner = StepPlanner(layout.page_size, context.device, context.transfers)
@@ -95,7 +97,7 @@ class TritonAttention:
 
     def supports(self, layer: AttentionLayer) -> str | None:
         """See `srv.platform.interface.AttentionBackend`."""
-        return "; ".join(self._heads(layer, item_size=2).reasons()) or missing_traits(TRAITS, layer)
+        return "; ".join(self._heads(layer, item_size=2).reasons()) or missing_traits(TRITON_TRAITS, layer)
 
     def _heads(self, layer: AttentionLayer, item_size: int) -> Heads:
         return Heads(layer.heads, layer.kv_heads, layer.head_dim, self._value_dim, item_size)
@@ -112,9 +114,12 @@ class TritonAttention:
         out = q.new_empty(q.shape[0], layer.heads, self._value_dim)
         heads = self._heads(layer, q.element_size())
         tensors = (q, pool.keys, pool.values, step.page_table, step.starts, step.lengths, out)
-        scores = (layer.scale, layer.window, layer.soft_cap, pool.key_scale, pool.value_scale)
+        sinks = self._sinks.upload(layer.sink_scores)
+        reach = (layer.window, layer.chunk)
+        scores = (layer.scale, *reach, layer.soft_cap, sinks, pool.key_scale, pool.value_scale)
         if queries:
-            self._decode(step, heads, queries, tensors, scores)
+            longest = min((step.longest, *(most for most in reach if most is not None)))
+            self._decode(step, heads, queries, longest, tensors, scores)
         if metadata.extends:
             blocks = list(extend_blocks(heads, self._target))
             triton_ops.paged_extend(*tensors, *scores, blocks, min_queries=queries + 1)
@@ -125,11 +130,11 @@ class TritonAttention:
         step: Step,
         heads: Heads,
         queries: int,
+        longest: int,
         tensors: tuple[Tensor, ...],
-        scores: tuple[float, int | None, float | None, Tensor | None, Tensor | None],
+        scores: tuple[float | Tensor | None, ...],
     ) -> None:
-        rows, window = len(step.query_lens), scores[1]
-        longest = step.longest if window is None else min(step.longest, window)
+        rows = len(step.query_lens)
         plan = self._decode_plan(heads, rows, queries, longest)
         shape = plan.partial_shape(rows, heads)
         query = tensors[0]

@@ -30,6 +30,7 @@ from srv_kernels.triton.attention_tuning import SPLIT_TOKENS
 HEADS, KV_HEADS, COLUMNS = 8, 2, 6
 FIXED = {"flashinfer": ("bfloat16", 64), "aiter": ("bfloat16", 128)}  # of kernels for 16-bit dtypes and some heads
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+SINKS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 40.0)  # of each head
 
 
 class Unset(SimpleNamespace):
@@ -183,6 +184,8 @@ def test_replays_read_lengths_and_pages_of_their_step(platform: GpuPlatform, eve
         if not spec.graphs:
             continue
         world.check([10, 33, 60], [10, 33, 60])
+        if "sinks" in spec.traits:
+            world.layer = replace(world.layer, sinks=True, sink_scores=SINKS)
         table = torch.zeros(3, COLUMNS, dtype=torch.int32, device=world.device)
         q, k, v = (torch.zeros_like(each, device=world.device) for each in world.rows(3))
         metadata = world.backend.plan(AttentionBatch([1] * 3, [1] * 3, table, graph=3))
@@ -279,7 +282,35 @@ def test_a_pool_of_8_bit_floats_has_scales_per_layer(
             world.compare(got, world.expected(queries, lengths, (q, *rounded), used))
 
 
-def test_layers_with_traits_that_no_kernel_computes_are_refused(every_backend: Worlds) -> None:
-    for _, world in every_backend(1):
-        assert "attention sinks" in world.backend.supports(replace(world.layer, sinks=True))
-        assert "within chunks of 8 tokens" in world.backend.supports(replace(world.layer, chunk=8))
+def test_sinks_and_chunks_where_they_are_declared(every_backend: Worlds) -> None:
+    """Prompts, drafts and output, with windows and soft caps as well; others refuse such layers."""
+    declared = set()
+    for spec, world in every_backend(3):
+        sinks, chunks = replace(world.layer, sinks=True, sink_scores=SINKS), replace(world.layer, chunk=24)
+        if "sinks" not in spec.traits:
+            assert "attention sinks" in world.backend.supports(sinks)
+            assert "within chunks of 24 tokens" in world.backend.supports(chunks)
+            continue
+        declared.add(spec.name)
+        for layer in (sinks, chunks, replace(sinks, window=20, soft_cap=15.0), replace(sinks, chunk=24)):
+            assert world.backend.supports(layer) is None
+            world.check([30, 70, 5], [30, 70, 5], layer)
+            world.check([1, 3, 12], [31, 73, 17], layer)
+            world.check([1, 1, 1], [32, 74, 18], layer)
+    assert declared == {"triton", "torch_native"}
+
+
+@pytest.mark.parametrize("name", ["triton", "torch_native"])
+def test_sinks_over_pools_of_8_bits(platform: GpuPlatform, manifest: Manifest, variant: str, name: str) -> None:
+    """Scales apply to keys and values, and not to a sink's score: here sinks have all the weight, and no value."""
+    (spec,) = (spec for spec in specs(manifest, variant) if spec.name == name)
+    for pool in ("float8_e4m3fn", "int8"):
+        if pool == "int8" and name == "torch_native":
+            continue  # it does not read their scales
+        world = World(platform, spec, 1, pool, **({} if pool == "int8" else {"scales": (KVScales(0.5, 0.25),)}))
+        layer = replace(world.layer, sinks=True, sink_scores=(80.0,) * HEADS)
+        for queries, length in ((20, 20), (1, 21)):
+            metadata = world.backend.plan(AttentionBatch([queries], [length], world.device_table[:1]))
+            new = (each.to(world.device) for each in world.rows(queries))
+            got = world.backend.forward(layer, *new, metadata)
+            assert float(got.abs().max()) < 1e-20

@@ -64,11 +64,14 @@ class World:
         dtype: torch.dtype = torch.float32,
         pool: str | None = None,
         window: int | None = None,
+        chunk: int | None = None,
         soft_cap: float | None = None,
+        sinks: Sequence[float] | None = None,
         seed: int = 0,
     ) -> None:
         torch.manual_seed(seed)
-        self.rows, self.page_size, self.window, self.soft_cap = rows, page_size, window, soft_cap
+        self.rows, self.page_size, self.window, self.chunk, self.soft_cap = rows, page_size, window, chunk, soft_cap
+        self.sinks = None if sinks is None else [sinks[head % len(sinks)] for head in range(heads[0])]
         self.heads, self.scale = Heads(*heads, *dims, dtype.itemsize), 1.5 * dims[0] ** -0.5
         kind = pool or str(dtype).removeprefix("torch.")
         counts = [-(-length // page_size) for _, length in rows]
@@ -93,18 +96,19 @@ class World:
             return torch.zeros(0, self.heads.heads, self.heads.value_dim, dtype=torch.float64)
         keys, values = (quantized(tensor, self.kind)[2] for tensor in self.plain)
         lens = [queries for queries, _ in rows], [length for _, length in rows]
-        return oracles.paged_attention(self.q, keys, values, self.table, *lens, self.scale, self.window, self.soft_cap)
+        options = {"soft_cap": self.soft_cap, "chunk": self.chunk, "sinks": self.sinks}
+        return oracles.paged_attention(self.q, keys, values, self.table, *lens, self.scale, self.window, **options)
 
     def _slots(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         at = torch.arange(length)
         return self.table[row, at // self.page_size].long(), at % self.page_size
 
     def _hide(self) -> None:
-        """Tokens behind the window of a row's first query become NaN; pages of such tokens only, any other page."""
-        if self.window is None:
-            return
+        """Tokens hidden from a row's first query become NaN; pages of such tokens only, any other page."""
         for row, (queries, length) in enumerate(self.rows):
-            behind = max(0, length - queries - self.window + 1)
+            first = length - queries
+            behind = 0 if self.window is None else max(0, first - self.window + 1)
+            behind = behind if self.chunk is None else max(behind, first // self.chunk * self.chunk)
             for tensor in self.plain:
                 tensor[self._slots(row, behind)] = torch.nan
             self.table[row, : behind // self.page_size] = len(self.plain[0]) - 1 if row % 2 else 0
@@ -114,8 +118,10 @@ class World:
         last = rows.stop and rows.stop + 1
         tensors = (self.q, keys, values, self.table[rows], self.starts[slice(rows.start, last)])
         found = [*tensors, (self.lengths if lengths is None else lengths)[rows]]
-        scales = [None if scale is None else scale.to(DEVICE) for scale in (key_scale, value_scale)]
-        return [*(each.to(DEVICE) for each in found), out, self.scale, self.window, self.soft_cap, *scales]
+        sinks = None if self.sinks is None else torch.tensor(self.sinks)
+        others = [None if other is None else other.to(DEVICE) for other in (sinks, key_scale, value_scale)]
+        scores = [self.scale, self.window, self.chunk, self.soft_cap]
+        return [*(each.to(DEVICE) for each in found), out, *scores, *others]
 
     def out(self) -> Tensor:
         return torch.full((*self.q.shape[:2], self.heads.value_dim), torch.nan, dtype=self.q.dtype, device=DEVICE)
@@ -227,6 +233,40 @@ def test_soft_cap(window: int | None) -> None:
     huge.check(huge.extend(), huge.oracle(huge.rows))
 
 
+SINKS = (0.5, -2.0, float("-inf"), 30.0, 1e4)  # of no effect, and so large that no key has a weight
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # as above
+@every("options", [{}, {"window": 3}, {"window": 21, "soft_cap": 2.0}, {"dtype": torch.bfloat16, "pool": "int8"}])
+def test_a_sink_counts_once_however_keys_are_divided(options: dict[str, Any]) -> None:
+    drafts = World(DRAFTS, heads=(5, 1), sinks=SINKS, page_size=8, **options)
+    for splits in (1, 2, 5):
+        drafts.check(drafts.decode(splits))
+    prompts = World([(1, 40), (20, 70), (33, 33)], heads=(5, 1), sinks=SINKS, page_size=8, **options)
+    prompts.check(prompts.extend())
+
+
+def test_sinks_have_no_effect_on_padding() -> None:
+    world = World([(1, 33), (1, 1)], sinks=SINKS)
+    world.table[1] = 0
+    world.want[1] = 0
+    world.check(world.decode(splits=3))
+    world.check(world.extend())
+
+
+@every("chunk", [1, 8, 13, 40])
+def test_chunks(chunk: int) -> None:
+    """What is in an earlier chunk is NaN. Rows begin and end at borders of chunks, and have several."""
+    drafts = World([(1, 1), (3, 20), (8, 40), (1, 41), (1, 80)], chunk=chunk, page_size=8)
+    for splits in (1, 3):
+        drafts.check(drafts.decode(splits))
+    prompts = World([(1, 40), (20, 70), (33, 33)], chunk=chunk, heads=(1, 1), page_size=8)
+    prompts.check(prompts.extend())
+    both = World([(2, 33), (20, 70)], chunk=chunk, window=9, page_size=8)
+    both.check(both.extend())
+    both.check(both.decode(2))
+
+
 def test_long_prompts_read_whole_blocks_without_masks() -> None:
     world = World([(40, 80), (33, 33)], heads=(1, 1))
     world.check(world.extend())
@@ -301,6 +341,8 @@ def test_empty_steps() -> None:
     heads=st.sampled_from([(2, 2), (6, 2), (5, 1)]),
     page_size=st.sampled_from((1, 4, 16, 24, 64)),
     window=st.sampled_from((None, 1, 5, 18)),
+    chunk=st.sampled_from((None, None, 7, 16)),
+    sinks=st.sampled_from((None, SINKS)),
     soft_cap=st.sampled_from((None, 5.0)),
     pool=st.sampled_from((None, "int8", *filter(is_testable, ("float8_e4m3fn",)))),
     splits=st.integers(1, 4),

@@ -41,6 +41,7 @@ each_backend = pytest.mark.parametrize(
     "backend",
     [pytest.param(TorchNativeAttention, id="torch_native"), pytest.param(NativeAttention, id="native", marks=native)],
 )
+SINKS = (0.5, -3.0, -math.inf, 20.0, 1e4)  # of no effect, and so large that no key has a weight
 HEADS = {"grouped": (9, 3), "one each": (4, 4), "one key head": (6, 1)}
 
 
@@ -61,12 +62,16 @@ class World:
         soft_cap: float | None = None,
         alibi: tuple[float, ...] | None = None,
         chunk: int | None = None,
+        sinks: tuple[float, ...] | None = None,
         layers: int = 1,
         backend: Any = TorchNativeAttention,
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.rows, self.page_size, self.dtype, self.pool = rows, page_size, dtype, pool or dtype
         self.layer = AttentionLayer(0, heads[0], heads[1], dim, dim**-0.5, window, soft_cap, alibi=alibi, chunk=chunk)
+        if sinks is not None:
+            scores = tuple(sinks[head % len(sinks)] for head in range(heads[0]))
+            self.layer = replace(self.layer, sinks=True, sink_scores=scores)
         counts = [-(-length // page_size) for _, length in rows]
         pages = sum(counts) + 3
         ids = (torch.randperm(pages, generator=self.generator) + 1).tolist()
@@ -181,6 +186,7 @@ class World:
             layer.soft_cap,
             layer.alibi,
             layer.chunk,
+            layer.sink_scores,
         )
 
     def relative_error(self) -> float:
@@ -241,6 +247,8 @@ ANY: dict[str, Any] = {
     "dim": st.sampled_from((16, 32, 64, 80, 128, 512)),
     "window": st.sampled_from((None, None, 1, 7, 64)),
     "soft_cap": st.sampled_from((None, None, 5.0)),
+    "chunk": st.sampled_from((None, None, 7, 64)),
+    "sinks": st.sampled_from((None, None, SINKS)),
     "seed": st.integers(0, 99),
 }
 
@@ -364,11 +372,32 @@ def test_alibi(dtype: torch.dtype, window: int | None, soft_cap: float | None, r
 @every("rows", [[(1, 500), (1, 3), (1, 129)], [(300, 300)], [(270, 600), (1, 90)], [(1, 128), (3, 130)]])
 @every("chunk", [1, 64, 1000])
 @every("window", [None, 50])
-def test_chunks(window: int | None, chunk: int, rows: list[tuple[int, int]]) -> None:
-    """Queries at the borders of chunks, and blocks of queries that span several. Native kernels refuse such layers."""
-    world = World(rows, window=window, chunk=chunk)
+@each_backend
+def test_chunks(window: int | None, chunk: int, rows: list[tuple[int, int]], backend: Any) -> None:
+    """Queries at the borders of chunks, and blocks of queries that span several."""
+    world = World(rows, window=window, chunk=chunk, backend=backend)
     assert world.relative_error() <= 1
     assert world.backend.supports(world.layer) is None
+
+
+@every("rows", [[(1, 500), (1, 3)], [(300, 300)], [(270, 600), (1, 90), (1, 1)]])
+@every("options", [{}, {"window": 50}, {"chunk": 64}, {"soft_cap": 10.0}, {"dtype": torch.bfloat16}])
+@each_backend
+def test_sinks(options: dict[str, Any], rows: list[tuple[int, int]], backend: Any) -> None:
+    world = World(rows, sinks=SINKS, backend=backend, **options)
+    assert world.relative_error() <= 1
+    assert world.backend.supports(world.layer) is None
+
+
+@every("sinks", [None, SINKS])
+@every("chunk", [None, 1100])
+@every("pool", [None, *POOLS])
+def test_sinks_of_divided_rows_count_once_on_every_instruction_set(
+    isa: str, pool: torch.dtype | None, chunk: int | None, sinks: tuple[float, ...] | None
+) -> None:
+    """Rows of one query that are divided, also within a chunk, and rows of several tiles of queries."""
+    rows = [(1, 3000), (1, 1024), (1, 2200), (70, 100)]
+    assert World(rows, pool=pool, chunk=chunk, sinks=sinks, backend=NativeAttention).relative_error() <= 1
 
 
 @native
@@ -431,6 +460,7 @@ PREFIXES = {
 }
 
 
+@every("sinks", [None, SINKS])
 @every("pool", [None, *POOLS])
 @every("dtype", [torch.float32, torch.bfloat16])
 @every("heads", HEADS.values())
@@ -442,8 +472,9 @@ def test_rows_that_share_a_prefix_have_the_same_results_as_alone(
     heads: tuple[int, int],
     dtype: torch.dtype,
     pool: torch.dtype | None,
+    sinks: tuple[float, ...] | None,
 ) -> None:
-    world = World(rows, heads=heads, dtype=dtype, pool=pool, backend=NativeAttention)
+    world = World(rows, heads=heads, dtype=dtype, pool=pool, sinks=sinks, backend=NativeAttention)
     for row, pages in enumerate(shared):
         world.table[row, :pages] = world.table[row - 1, :pages]
     assert world.relative_error() <= 1

@@ -175,9 +175,13 @@ def test_windows_and_soft_caps(backend: Any, pool: torch.dtype, traits: dict[str
 
 
 @every("pool", FORMATS)
-def test_float16_and_sinks_with_torch(pool: torch.dtype) -> None:
+def test_float16_with_torch(pool: torch.dtype) -> None:
     assert World([(1, 90), (33, 60)], pool, TorchNativeAttention, (4, 2), 64).run(torch.float16) <= 1
-    world = World([(1, 5)], pool, TorchNativeAttention, (2, 1), 16)
+
+
+@every("pool", FORMATS)
+def test_sinks(backend: Any, pool: torch.dtype) -> None:
+    world = World([(1, 5)], pool, backend, (2, 1), 16)
     layer = AttentionLayer(0, 2, 1, 16, 0.25, sinks=True, sink_scores=(50.0, 50.0))
     ones = torch.ones(5, 1, 16)
     _, got = world.step(layer, ones, ones, [(0, 0, 5, 0)], torch.float32)

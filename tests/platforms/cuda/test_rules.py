@@ -154,11 +154,11 @@ def test_requirements_of_dual_chunk_attention() -> None:
 @every(
     ("about", "variant", "fitting"),
     [
-        (GPT_OSS, "sm100", {"trtllm_mha"}),
-        (GPT_OSS, "sm90", {"fa3", "trtllm_mha"}),
-        (GPT_OSS, "sm80", set()),
-        (LLAMA4, "sm100", set()),
-        (LLAMA4, "sm90", {"fa3"}),
+        (GPT_OSS, "sm100", {"triton", "trtllm_mha"}),
+        (GPT_OSS, "sm90", {"triton", "fa3", "trtllm_mha"}),
+        (GPT_OSS, "sm80", {"triton"}),
+        (LLAMA4, "sm100", {"triton"}),
+        (LLAMA4, "sm90", {"triton", "fa3"}),
     ],
 )
 def test_backends_that_support_a_model_family(about: Any, variant: str, fitting: set[str]) -> None:
@@ -196,12 +196,10 @@ def test_best_backend_for_a_model_family_is_chosen(about: Any, variant: str, bac
     ("about", "why"),
     [(GPT_OSS, "it does not support attention sinks"), (LLAMA4, "it does not support attention within chunks of 8192")],
 )
-def test_families_whose_attention_no_called_kernel_computes_are_refused(about: Any, why: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        resolved("sm90", about)
-    (rejected,) = [each for each in refused.value.rejections if each.what == "attention backend"]
-    assert rejected.code == "no_backend_fits"
-    assert f"flashinfer, triton, torch_native: it cannot compute layers 0-3: {why}" in rejected.reason
+def test_sinks_and_chunks_are_computed_by_triton_alone(about: Any, why: str) -> None:
+    assert resolved("sm90", about).config.platform.attention_backend == "triton"
+    with pytest.raises(Refusal, match=why):
+        resolved("sm90", about, attention_backend="flashinfer")
 
 
 def test_trtllm_mha_only_decodes_on_sm90() -> None:

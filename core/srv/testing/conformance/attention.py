@@ -6,6 +6,7 @@ Each check adds one feature to those that it depends on: one page, several pages
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -363,17 +364,9 @@ def undeclared(kit: Kit) -> str:
     return "no undeclared dtype works"
 
 
-def check_typical(
-    kit: Kit,
-    setup: Setup,
-    what: str,
-    *,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    alibi: tuple[float, ...] | None = None,
-) -> None:
-    """Prompts, one of several pages, then output: what every backend must support."""
-    bench, size = Bench(kit, setup, window=window, soft_cap=soft_cap, alibi=alibi), setup.span
+def check_typical(kit: Kit, setup: Setup, what: str, **traits: Any) -> None:
+    """Prompts, one of several pages, then output: what every backend must support. `traits`: see `Bench`."""
+    bench, size = Bench(kit, setup, **traits), setup.span
     rows = [bench.sequence(), bench.sequence()]
     bench.step([(rows[0], 3), (rows[1], 2 * size + 1)], what)
     for _ in range(2):

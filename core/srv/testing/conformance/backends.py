@@ -5,7 +5,9 @@ Whether they compute correctly is for the checks of `srv.testing.conformance.att
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from typing import Any
 
 from srv.errors import PluginError
 from srv.platform.contract import check_attention, why_unsupported
@@ -34,6 +36,7 @@ HEADS = ((4, 4), (4, 2), (8, 2), (4, 1))  # (query heads, KV heads)
 WINDOWS = (None, 1, 5)
 SOFT_CAPS = (None, 3.0, 50.0)
 SLOPE = 0.25  # of ALiBi
+CHUNK = 8
 _PAGES = 1  # as in a worker that asks before weights are read
 
 
@@ -80,15 +83,15 @@ def layers(kit: Kit) -> str:
 
 
 def _check(kit: Kit, setup: Setup) -> int:
-    """Ask one backend about layers of all windows and soft caps, with and without ALiBi; the number of layers."""
+    """Ask one backend about layers of all windows and soft caps, with one further trait or none; their number."""
     shape, count = setup.shape, 0
     live: object = build_backend(kit, setup.spec, allocate_pool(kit, setup.layout, _PAGES))
     try:
         backend = check_attention(live, setup.spec.name)
-        slopes = (None, (SLOPE,) * shape.heads)
-        for window, soft_cap, alibi in itertools.product(WINDOWS, SOFT_CAPS, slopes):
-            scale = shape.head_dim**-0.5
-            layer = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, scale, window, soft_cap, alibi=alibi)
+        plain = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5)
+        further: tuple[dict[str, Any], ...] = ({}, {"alibi": (SLOPE,) * shape.heads}, {"sinks": True}, {"chunk": CHUNK})
+        for window, soft_cap, trait in itertools.product(WINDOWS, SOFT_CAPS, further):
+            layer = dataclasses.replace(plain, window=window, soft_cap=soft_cap, **trait)
             _compare(backend, setup, layer)
             count += 1
     except PluginError as error:

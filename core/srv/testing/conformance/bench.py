@@ -41,7 +41,7 @@ class Row:
 class Bench:
     """`backend` computes all steps of the setup; `own` is the one under test, which may compute some rows only.
 
-    `window`, `soft_cap` and `alibi` apply to all layers. `extra_columns`: those of the page table past the longest row.
+    `traits`: fields of `AttentionLayer`, of all layers. `extra_columns`: those of the page table past the longest row.
     """
 
     def __init__(
@@ -49,11 +49,9 @@ class Bench:
         kit: Kit,
         setup: Setup,
         *,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        alibi: tuple[float, ...] | None = None,
         extra_columns: int = 0,
         seed: int = 0,
+        **traits: Any,
     ) -> None:
         self.kit, self.setup = kit, setup
         self.page_size = setup.layout.page_size
@@ -64,9 +62,7 @@ class Bench:
         self._free = [*(torch.randperm(PAGES - 1, generator=self._generator) + 2).tolist(), 1]
         self._extra_columns = extra_columns
         shape, count = setup.shape, len(setup.layout.group.layers)
-        first = AttentionLayer(
-            0, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, window, soft_cap, alibi=alibi
-        )
+        first = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, **traits)
         self.layers = tuple(dataclasses.replace(first, index=index) for index in range(count))
 
     def sequence(self, shared: Row | None = None, tokens: int = 0) -> Row:
@@ -204,8 +200,14 @@ def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) ->
     masked = distance < 0
     if layer.window is not None:
         masked |= distance >= layer.window
-    weights = scores.masked_fill(masked, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, values)
+    if layer.chunk is not None:
+        own = torch.arange(len(keys) - len(q), len(keys))[:, None] // layer.chunk
+        masked |= torch.arange(len(keys))[None, :] // layer.chunk != own
+    scores = scores.masked_fill(masked, float("-inf"))
+    if layer.sink_scores is not None:
+        sinks = torch.tensor(layer.sink_scores, dtype=torch.float64)[:, None, None]
+        scores = torch.cat((scores, sinks.expand(-1, len(q), 1)), -1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(keys)], values)
 
 
 def avoid_ties(x: Tensor) -> Tensor:

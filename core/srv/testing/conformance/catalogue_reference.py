@@ -214,6 +214,23 @@ L2 = (
         _PAGED,
     ),
     _reference_check(
+        "attention.sinks",
+        "attention is correct with attention sinks, if the backend accepts such models",
+        "AttentionLayer.sink_scores[head] is one more score of the softmax, neither scaled nor capped, and has no "
+        "value; where keys are divided, it counts once. If the kernels do not support this, remove the trait from "
+        "BackendSpec.traits.",
+        _PAGED,
+        module="attention_reach",
+    ),
+    _reference_check(
+        "attention.chunks",
+        "attention is correct within chunks, if the backend accepts such models",
+        "A token attends only to tokens of its own chunk of AttentionLayer.chunk positions; if the kernels do not "
+        "support this, remove the trait from BackendSpec.traits.",
+        _PAGED,
+        module="attention_reach",
+    ),
+    _reference_check(
         "attention.dtypes",
         "attention is correct in every dtype that is declared and accepted",
         "Return Unfit from BackendSpec.check for a dtype that the kernels do not support.",

@@ -161,12 +161,13 @@ private:
         const AttentionTile tile = tiles.at(number);
         const int64_t rows = (tile.run.end - tile.run.first) * (tile.end_query - tile.first_query) * group;
         space.fit(rows, a.dim);
+        std::memset(space.row_sum.data(), 0, rows * LANES * sizeof(float));
         for (int64_t r = 0; r < rows; ++r) {
             const float scale = store_query<P>(&space.query[r * QUERY_STRIDE], query(tile, r), a.dim);
             if constexpr (QUANTIZED<P>) space.query_scales[r] = scale;
-            space.row_max[r] = NEG_INF;
+            space.row_max[r] = sink(tile, r);
+            if (space.row_max[r] > NEG_INF) space.row_sum[r * LANES] = 1;
         }
-        std::memset(space.row_sum.data(), 0, rows * LANES * sizeof(float));
         std::memset(space.out.data(), 0, rows * a.dim * sizeof(float));
         int64_t last = 0;
         for (int64_t index = tile.run.first; index < tile.run.end; ++index) {
@@ -183,6 +184,12 @@ private:
             }
         }
         finish(space, tile, rows);
+    }
+
+    // The score of the sink of row r, which counts in the first split alone; -inf where there is none.
+    float sink(const AttentionTile& tile, int64_t r) const {
+        const bool counts = a.sinks != nullptr && (tile.split == 0 || tiles.kv_splits(tiles.row_of(tile, r)) == 1);
+        return counts ? a.sinks[tile.kv_head * group + r % group] : NEG_INF;
     }
 
     // The block of keys to prefetch while this block of values is read: of the next tile of keys, or of the next head's

@@ -8,8 +8,8 @@
 //
 // Rows with one query whose page tables start with the same pages share a tile for this prefix, wherever they are in
 // the batch, so that its keys are read once for all of them (Hydragen, arXiv:2402.05099, separates the prefix
-// likewise). Each row accumulates in the same order as it would alone. Rows with a window or several queries do not
-// share.
+// likewise). Each row accumulates in the same order as it would alone. Rows with a window, chunks or several queries do
+// not share.
 #pragma once
 
 #include <algorithm>
@@ -93,7 +93,8 @@ public:
     }
 
     int64_t first_visible(int64_t position) const {
-        return a.window == 0 ? 0 : max_of(0, position + 1 - a.window);
+        const int64_t of_chunk = a.chunk == 0 ? 0 : position / a.chunk * a.chunk;
+        return a.window == 0 ? of_chunk : max_of(of_chunk, position + 1 - a.window);
     }
 
     // The end of a tile's keys within a row.
@@ -154,7 +155,7 @@ private:
         return limit;
     }
 
-    bool can_share_prefix(int64_t row) const { return a.query_lens[row] == 1 && a.window == 0; }
+    bool can_share_prefix(int64_t row) const { return a.query_lens[row] == 1 && a.window == 0 && a.chunk == 0; }
 
     // Keys in the pages that two rows have in common; their last pages, which may be written to, do not count.
     int64_t shared_keys(int64_t one, int64_t other) const {

@@ -253,10 +253,12 @@ struct AttentionArgs {
     void *keys, *values;
     const int32_t* table;  // [rows, columns]
     const int32_t *query_lens, *kv_lens, *starts;
+    const float* sinks;  // [heads], scores that have no value; null without
     int64_t rows, columns, page_size, heads, kv_heads, dim;
     int64_t q_stride, k_stride, v_stride;
     float scale, soft_cap;  // soft_cap: 0, or scores become soft_cap * tanh(scores / soft_cap)
     int64_t window;         // 0, or a token attends to itself and the window - 1 tokens before it
+    int64_t chunk;          // 0, or a token attends only to those of its own chunk of so many positions
     int64_t split_keys;     // the keys of a row with one query are divided at its multiples
     Type pool_type;
     float key_scale, value_scale;  // of a float8 pool, whose vectors are divided by it; otherwise 1

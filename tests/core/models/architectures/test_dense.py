@@ -205,6 +205,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
     with engine(small, 16, 16, model_impl="srv") as served:
         missed, hits = (served.generate(messages(small.prompts)) for _ in range(2))
         assert served.stats().replayed_steps > 0 or name in MIXTURES
+        assert served.context.resolved.config.platform.attention_backend == "native"
     assert [result.tokens for result in missed] == [result.tokens for result in hits] == small.tokens
     assert max(result.cached_tokens for result in hits) > 0
 

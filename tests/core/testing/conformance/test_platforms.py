@@ -62,6 +62,8 @@ TOY = frozenset(
         *RANKS,
         COMPILED,
         "attention.alibi",
+        "attention.sinks",
+        "attention.chunks",
         "attention.latent",
         "engine.float32",
         "arguments.refused",
@@ -79,6 +81,8 @@ NPU = frozenset(
         "attention.window_pages",
         "attention.soft_cap",
         "attention.alibi",
+        "attention.sinks",
+        "attention.chunks",
         "engine.float32",
         "engine.bfloat16",
     )
