@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -193,6 +194,15 @@ def experts_fp8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         activation = ACTIVATIONS[index % 3]
         name = f"{label}, blocks of {blocks[0]} x {blocks[1]}, {activation}"
         yield Case(name, (x, ids, weights, *gate_up, *down, *blocks, activation))
+    routed = [each for each in _routed(dtype, generator) if each.label in ("every expert", "all tokens to one expert")]
+    routed.append(_Routed("odd sizes", *_chosen(generator, dtype, odd), odd))
+    for (label, x, ids, weights, sizes), blocks in itertools.product(routed, ((1 << 20, ALL_INPUTS), (32, 32))):
+        gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, parts=2)
+        down = matrix(sizes.experts, sizes.hidden, sizes.intermediate, blocks)
+        for _, scale in (gate_up, down):  # of neighbours, up to 64 times as large
+            scale *= torch.exp2(-torch.randint(0, 7, scale.shape, generator=generator).float())
+        name = f"{label}, scales of different magnitude of blocks of {blocks[0]} x {blocks[1]}"
+        yield Case(name, (x, ids, weights, *gate_up, *down, *blocks, "silu"))
 
 
 def experts_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:

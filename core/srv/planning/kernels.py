@@ -34,8 +34,8 @@ from srv.planning.kernel_steps import step_kernels
 from srv.planning.layer_sizes import described_ops
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
+from srv.platform.experts import EXPERT_OPS, of_backend
 from srv.platform.experts import SLOT as MOE_SLOT
-from srv.platform.experts import of_backend
 from srv.platform.facts import WRITE_KV, OpCall
 from srv.platform.layers import layer_names
 from srv.platform.op_choice import AUTO, NAMED_BY, choose_op
@@ -110,12 +110,15 @@ class _Planner:
             yield from self._ops(model, part, method)
 
     def of_backend(self, part: str, what: str, key: str, choice: BackendChoice) -> Kernel:
-        rejected = tuple((name, "; ".join(reasons)) for name, reasons in choice.rejected)
-        slower = ""
-        if choice.spec.fallback and not self._named(choice):
-            fallbacks = {each.name for each in self._target.backends(choice.family) if each.fallback}
-            slower = "; ".join(f"{name}: {reason}" for name, reason in rejected if name not in fallbacks)
+        rejected, slower = _rejected(choice), self._slower(choice)
         return Kernel(part, what, key, choice.spec.name, choice.reason, rejected, slower)
+
+    def _slower(self, choice: BackendChoice) -> str:
+        """Why no faster backend fits, if the choice is a fallback that the user did not name."""
+        if not choice.spec.fallback or self._named(choice):
+            return ""
+        fallbacks = {each.name for each in self._target.backends(choice.family) if each.fallback}
+        return "; ".join(f"{name}: {reason}" for name, reason in _rejected(choice) if name not in fallbacks)
 
     def _named(self, choice: BackendChoice) -> bool:
         """Whether the user chose this backend."""
@@ -215,7 +218,14 @@ class _Planner:
         for kernel in op_kernels(table, ops, _layer_op(model, method)):
             if kernel.name is None:
                 self._refuse_op(kernel)
-            yield kernel
+            yield kernel if experts is None else self._of_experts(kernel, experts)
+
+    def _of_experts(self, kernel: Kernel, choice: BackendChoice) -> Kernel:
+        """An op of experts with what the choice of their backend left out and why; any other op as it is."""
+        if kernel.name is None or kernel.key.partition(" ")[0] not in EXPERT_OPS:
+            return kernel
+        rejected, slower = (*_rejected(choice), *kernel.rejected), kernel.slower or self._slower(choice)
+        return kernel._replace(because=choice.reason, rejected=rejected, slower=slower)
 
     def _refuse_op(self, kernel: Kernel) -> None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in kernel.rejected)
@@ -234,6 +244,10 @@ class _Planner:
 
     def _is_users(self, argument: str) -> bool:
         return self._resolved.provenance[argument].layer is Layer.USER
+
+
+def _rejected(choice: BackendChoice) -> tuple[tuple[str, str], ...]:
+    return tuple((name, "; ".join(reasons)) for name, reasons in choice.rejected)
 
 
 def divides(resolved: Resolved) -> bool:

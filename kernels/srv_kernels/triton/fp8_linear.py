@@ -35,6 +35,15 @@ from srv_kernels.triton.rows import matrix
 from srv_kernels.triton.variants import Variant, pointers
 
 
+@triton.jit
+def decoded(codes, dtype: tl.constexpr):
+    """The bytes of finite float8_e4m3fn numbers as `dtype`, in which each of them is exact."""
+    codes = codes.to(tl.uint16)
+    # The bits of the code at their places in a float16, whose exponent has 8 more bias.
+    halves = ((codes & 0x80) << 8) | ((codes & 0x7F) << 7)
+    return round_to(halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0, dtype)
+
+
 @triton.jit(do_not_specialize=["T"])
 def fp8_gemm_kernel(
     x,
@@ -70,16 +79,19 @@ def fp8_gemm_kernel(
         inputs = start + tl.arange(0, BLOCK_K)
         has_input = (inputs < K)[None, :]
         tile = tl.load(x_rows + inputs[None, :], mask=has_row[:, None] & has_input, other=0.0)
-        codes = tl.load(weight_rows + inputs[None, :], mask=has_output[:, None] & has_input, other=0).to(tl.uint16)
-        # The bits of the code at their places in a float16, whose exponent has 8 more bias.
-        halves = ((codes & 0x80) << 8) | ((codes & 0x7F) << 7)
-        weights = round_to(halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0, tile.dtype)
+        codes = tl.load(weight_rows + inputs[None, :], mask=has_output[:, None] & has_input, other=0)
+        weights = decoded(codes, tile.dtype)
         scales = tl.load(scale_rows + start // block_inputs, mask=has_output, other=0.0)
         total += dot(tile, tl.trans(weights), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)) * scales[None, :]
     if bias is not None:
         total += widen(tl.load(bias + outputs, mask=has_output, other=0.0))[None, :]
     places = out + rows.to(tl.int64)[:, None] * N + outputs[None, :]
     store(places, total, mask=has_row[:, None] & has_output[None, :])
+
+
+def block_k(most: int, block_inputs: int, inputs: int) -> int:
+    """The inputs of a tile, at most `most`, none of which has inputs of two blocks."""
+    return most if block_inputs >= inputs else math.gcd(most, block_inputs)
 
 
 def _like(x: Tensor, weight: Tensor, *_: object) -> Tensor:
@@ -119,7 +131,7 @@ def linear_fp8(
         min(block_inputs, inputs),
         BLOCK_M=blocks.block_m,
         BLOCK_N=blocks.block_n,
-        BLOCK_K=blocks.block_k if block_inputs >= inputs else math.gcd(blocks.block_k, block_inputs),
+        BLOCK_K=block_k(blocks.block_k, block_inputs, inputs),
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from srv_kernels.triton import moe_gguf
+from srv_kernels.triton import moe_fp8, moe_gguf
 from srv_kernels.triton.moe_alignment import align
 from srv_kernels.triton.moe_gemm import ACTIVATIONS, down, gate_up, reduce, tiles
 from srv_kernels.triton.moe_routing import route_experts  # noqa: F401  registers its operator too
@@ -96,6 +96,36 @@ def experts_int8(
     """As `experts`, with gate_up int8 [E, 2 I, H] and down int8 [E, H, I] and a float32 scale per output; x is not
     quantized."""
     return _experts(x, ids, weights, (gate_up, gate_up_scale, None), (down, down_scale, None), activation)
+
+
+@triton_op(
+    "experts_fp8(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor gate_up_scale, Tensor down, "
+    "Tensor down_scale, int block_outputs, int block_inputs, str activation) -> Tensor",
+    like=_like,
+)
+def experts_fp8(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    block_outputs: int,
+    block_inputs: int,
+    activation: str,
+) -> Tensor:
+    """As `experts`, with gate_up float8_e4m3fn [E, 2 I, H] and down [E, H, I], and a float32 scale per block; x is not
+    quantized."""
+    _check(x, ids, weights, gate_up.shape[2], activation)
+    if ids.numel() == 0 or x.numel() == 0:
+        return torch.zeros_like(x)
+    ids, count, scaled_blocks = ids.contiguous(), gate_up.shape[0], (block_outputs, block_inputs)
+    x, blocks = matrix(x), tiles(x, ids.numel(), count)
+    alignment = align(ids, count, blocks.block_m)
+    hidden = moe_fp8.gate_up(x, gate_up, gate_up_scale, scaled_blocks, alignment, ids.shape[1], activation, blocks)
+    rows = moe_fp8.down(hidden, down, down_scale, scaled_blocks, alignment, blocks)
+    return reduce(rows, ids, weights.contiguous(), count, x.dtype)
 
 
 @triton_op(

@@ -1,7 +1,7 @@
 """The backends of mixtures of experts on GPUs, and the ops of which they consist. Torch-free.
 
 aiter                AMD's kernels: gfx942 and gfx950, 16-bit weights, SiLU, no biases
-triton               any GPU for which Triton is installed: bfloat16, float16 and float32, int8, GGUF blocks
+triton               any GPU for which Triton is installed: bfloat16, float16 and float32, int8, FP8, GGUF blocks
 flashinfer_cutlass   FlashInfer's CUTLASS kernels: NVIDIA GPUs from sm89 on, 16-bit weights
 torch_native         PyTorch's operators, one expert after the other (`srv.platform.experts`)
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srv.models.architectures.expert_layers import mixture
-from srv.platform.experts import EXPERTS, GGUF, INT8, ROUTE, UNROUNDED
+from srv.platform.experts import EXPERT_OPS, EXPERTS, ROUTE, UNROUNDED
 from srv.platform.facts import BackendSpec, DeviceFacts, OpCall, OpSpec, Requires, ResolutionContext, Unfit
 from srv_gpu.facts import HALVES, MISSING_TRITON, TRITON, float_reason, has_package
 from srv_gpu.tools import missing_aiter, missing_flashinfer
@@ -87,7 +87,7 @@ def _library_backend(
     return check
 
 
-OPS = tuple(OpSpec(op, TRITON, _triton, f"srv_gpu.triton_ops:{op}") for op in (ROUTE, EXPERTS, INT8, GGUF))
+OPS = tuple(OpSpec(op, TRITON, _triton, f"srv_gpu.triton_ops:{op}") for op in (ROUTE, *EXPERT_OPS))
 # The platform gives these their callables, which need the library: `srv_gpu.vendor_experts`.
 FLASHINFER = OpSpec(EXPERTS, FLASHINFER_CUTLASS, flashinfer_reason)
 AITER = OpSpec(EXPERTS, AITER_MOE, aiter_reason)

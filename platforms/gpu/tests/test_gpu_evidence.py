@@ -47,6 +47,7 @@ KERNELS = {
     "op:rows_gguf": ("gguf_linear.gguf_rows_kernel",),
     "op:experts": ("moe_gemm.gate_up_kernel", "moe_gemm.down_kernel"),
     "op:experts_int8": ("moe_gemm.gate_up_kernel", "moe_gemm.down_kernel"),
+    "op:experts_fp8": ("moe_fp8.moe_fp8_kernel",),
 }
 # What a check of the engine is evidence for.
 ENGINE = {

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_small import Small, engine, make_small, messages
+from engine_small import Small, engine, greedy, make_small, messages
+from fp8_weights import FORMS, write_fp8
 from models_small import small_model
 from torch import Tensor, nn
 
@@ -65,14 +66,14 @@ def broken(
     return violations(replace(CONTRACTS[op], cases=cases), function, dtype, device)
 
 
-@pytest.mark.parametrize("op", ["route_experts", "experts", "experts_int8", "experts_gguf"])
+@pytest.mark.parametrize("op", ["route_experts", "experts", "experts_int8", "experts_gguf", "experts_fp8"])
 def test_triton_keeps_the_contract(platform: GpuPlatform, op: str) -> None:
     before = platform._accelerator.module.launches[op]
     assert broken(op, op_of(platform, op, "triton"), torch.bfloat16, platform.device(0)) == []
     assert platform._accelerator.module.launches[op] > before
 
 
-@pytest.mark.parametrize("op", ["route_experts", "experts", "experts_int8"])
+@pytest.mark.parametrize("op", ["route_experts", "experts", "experts_int8", "experts_fp8"])
 def test_the_reference_keeps_the_contract(platform: GpuPlatform, op: str) -> None:
     function = op_of(platform, op, TORCH_NATIVE)
     assert broken(op, function, torch.float16, platform.device(0)) == []
@@ -186,6 +187,21 @@ def test_a_small_mixture_is_served_as_transformers_computes_it(platform: GpuPlat
             running = {name for key, name in served.ready.kernels.items() if key.startswith(("experts ", "route_"))}
     assert [result.tokens for result in found] == [tokens[:4] for tokens in small.tokens[1:4]]
     assert running == {"triton"}
+
+
+def test_a_checkpoint_in_fp8_is_served_by_triton(platform: GpuPlatform, tmp_path: Path) -> None:
+    """With blocks that end within experts; by the automatic choice, and named: transformers' greedy output."""
+    with torch.inference_mode(False):
+        form = FORMS["fp8, blocks that end within layers"]
+        model = write_fp8(tmp_path, form, kind="qwen3_moe", num_hidden_layers=1, moe_intermediate_size=80)
+        prompts = [[15, 48, 61, 45, 55, 14], [21, 9]]
+        small = Small(tmp_path, model, prompts, [greedy(model, prompt, 3) for prompt in prompts])
+        for more in ({}, {"moe_runner_backend": "triton"}):
+            with engine(small, device=platform.name, disable_graphs=True, **more) as served:
+                found = served.generate(messages(small.prompts, 3))
+                running = {name for key, name in served.ready.kernels.items() if key.startswith("experts_fp8 ")}
+            assert [result.tokens for result in found] == small.tokens
+            assert running == {"triton"}
 
 
 def random_mixture(folder: Path, **fields: Any) -> Small:

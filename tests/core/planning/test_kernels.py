@@ -23,6 +23,7 @@ from srv.planning.kernel import Kernel
 from srv.planning.kernel_ops import OpTable, op_kernels
 from srv.planning.launchable import check_launch
 from srv.planning.plan import LaunchPlan, make_plan
+from srv.planning.target import Target, find_target
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv.platform.interface import OpArgs
 from srv.platform.op_choice import choose_op
@@ -149,6 +150,11 @@ RECURRENT_GEMMA = LLAMA | {
     "block_types": ["recurrent", "attention"],
 }
 OLMO_HYBRID = LLAMA | {"architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid"}
+QWEN3_MOE_FP8 = LLAMA | {
+    **{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8},
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 32]},
+}
 UNKNOWN = LLAMA | {"hidden_act": "gelu"}  # no native layers
 
 
@@ -258,6 +264,32 @@ def test_without_a_package_the_slower_path_is_shown_with_its_reason(tmp_path: Pa
     found = next(kernel for kernel in kernels if kernel.key == norm)
     assert (found.name, found.slower) == ("torch (reference)", "triton: the package triton is not installed")
     assert find(plan, norm).slower == ""
+
+
+@pytest.mark.parametrize("device", ["cuda:sm80", "cuda:sm90", "rocm:gfx942", "xpu:pvc"])
+def test_experts_in_fp8_have_a_kernel_on_every_gpu(tmp_path: Path, device: str) -> None:
+    arguments = ["--device", device, *model(tmp_path, QWEN3_MOE_FP8)]
+    plan = planned(*arguments)
+    (experts,) = (kernel for kernel in plan.kernels.kernels if kernel.key.startswith("experts_fp8 "))
+    assert (experts.name, experts.slower, plan.refusals) == ("triton", "", ())
+    assert "torch_native" in dict(experts.rejected)
+    assert planned(*arguments, "--moe-runner-backend", "triton").refusals == ()
+
+
+def test_the_reference_of_experts_says_why_it_is_used_unless_it_was_named(tmp_path: Path) -> None:
+    def without_triton(text: str | None, source: str) -> Target:
+        found = find_target(text, source)
+        return found._replace(device=replace(found.device, versions={"torch": "2.13"}))
+
+    def planned_experts(*more: str) -> Kernel:
+        arguments = ("--device", "cuda:sm90", *model(tmp_path, QWEN3_MOE_FP8), *more)
+        plan = make_plan(user_input(arguments), without_triton)
+        (experts,) = (kernel for kernel in plan.kernels.kernels if kernel.key.startswith("experts_fp8 "))
+        return experts
+
+    found = planned_experts()
+    assert (found.name, "triton: the package triton is not installed" in found.slower) == ("torch_native", True)
+    assert planned_experts("--moe-runner-backend", "torch_native").slower == ""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

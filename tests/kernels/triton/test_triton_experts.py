@@ -14,7 +14,7 @@ from every import every
 from kernel_device import kernel_device
 from torch import Tensor
 
-from srv_kernels.cases import Case, random_gguf_rows
+from srv_kernels.cases import Case, random_fp8, random_gguf_rows
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.tolerances import DTYPES
 
@@ -26,7 +26,7 @@ DEVICE = kernel_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU here: set TRITON_INTERPRET=1 to interpret the kernels")
 
 OPS = torch.ops.srv_triton
-EXPERTS = ("experts", "experts_int8", "experts_gguf")
+EXPERTS = ("experts", "experts_int8", "experts_gguf", "experts_fp8")
 FEW = ("experts without a token", "every expert", "ids of other experts", "no token", "odd sizes")
 
 
@@ -64,6 +64,7 @@ def test_experts_keep_their_contract() -> None:
     assert _broken("experts", torch.bfloat16, FEW[1:3]) == []
     assert _broken("experts_int8", torch.float16, ("experts without a token",)) == []
     assert _broken("experts_gguf", torch.bfloat16, ("experts without a token",)) == []
+    assert _broken("experts_fp8", torch.bfloat16, ("experts without a token", "every expert", "odd sizes")) == []
 
 
 @pytest.mark.slow
@@ -77,6 +78,7 @@ def test_ops_keep_their_contract_on_all_cases(op: str) -> None:
 def test_other_dtypes_keep_the_contract(dtype: torch.dtype) -> None:
     assert _broken("experts", dtype, ("five tokens", "odd")) == []
     assert _broken("experts_int8", dtype, ("one token", "odd numbers")) == []
+    assert _broken("experts_fp8", dtype) == []
 
 
 def _random(seed: int, *shape: int) -> Tensor:
@@ -161,6 +163,38 @@ def test_ids_are_in_range_and_distinct_whatever_the_logits(scoring: str) -> None
     assert weights[1].isnan().all() or scoring == "softmax_of_top_k"
 
 
+@every("blocks", [(1, 32), (128, 128), (1 << 20, 1 << 20)])
+def test_every_fp8_weight_has_the_value_of_torch(blocks: tuple[int, int]) -> None:
+    """Of each code of a finite number, in each dtype of x: rows of x choose single weights."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[(codes & 0x7F) != 0x7F].view(2, 127)
+    hidden, inner = 128, 4
+    up = torch.zeros(1, 2 * inner, hidden, dtype=torch.uint8)
+    up[0, :2, :127] = codes  # of the gate
+    up[0, inner:, 127] = 0x38  # 1.0
+    rows, columns = (-(-size // block) for size, block in zip((inner, hidden), blocks, strict=True))
+    down = torch.eye(hidden, inner).to(torch.float8_e4m3fn)[None]
+    scales = torch.ones(1, 2 * rows, columns), torch.ones(1, -(-hidden // blocks[0]), 1)
+    ids, weights = torch.zeros(127, 1, dtype=torch.int64), torch.ones(127, 1)
+    for dtype in DTYPES:
+        x = torch.eye(128, dtype=dtype)[:127]
+        x[:, 127] = 1
+        given = (x, ids, weights, up.view(torch.float8_e4m3fn), scales[0], down, scales[1])
+        found = OPS.experts_fp8(*(each.to(DEVICE) for each in given), *blocks, "silu").cpu()
+        want = torch.nn.functional.silu(codes.view(torch.float8_e4m3fn).float().T).to(dtype)
+        torch.testing.assert_close(found[:, :2], want, rtol=2**-7, atol=1e-4)
+
+
+def test_experts_that_nobody_chose_are_not_read_nor_their_scales() -> None:
+    x, ids, weights = _random(22, 3, 32), torch.tensor([[0, 2], [2, 0], [0, 2]], device=DEVICE), _random(23, 3, 2)
+    generator = torch.Generator().manual_seed(24)
+    gate_up, down = (random_fp8(generator, 3, *shape).to(DEVICE) for shape in ((48, 32), (32, 24)))
+    scales = torch.full((3, 48, 1), 0.01, device=DEVICE), torch.full((3, 32, 1), 0.01, device=DEVICE)
+    for each in scales:
+        each[1] = torch.nan
+    assert OPS.experts_fp8(x, ids, weights, gate_up, scales[0], down, scales[1], 1, 32, "silu").isfinite().all()
+
+
 def test_what_does_not_fit_is_refused() -> None:
     logits = torch.zeros(1, 6, device=DEVICE)
     for arguments, why in (
@@ -186,6 +220,12 @@ def test_what_does_not_fit_is_refused() -> None:
     short = random_gguf_rows(generator, 64, 32, "Q4_0").view(2, 32, -1).to(DEVICE)
     with pytest.raises(ValueError, match="gate_up has 4 outputs, but down has 32 inputs"):
         OPS.experts_gguf(x, ids, weights, rows, "Q8_0", short, "Q4_0", "silu")
+    fp8, wide = (torch.zeros(shape, device=DEVICE).to(torch.float8_e4m3fn) for shape in ((2, 8, 32), (2, 32, 5)))
+    scale = torch.ones(2, 8, 1, device=DEVICE)
+    with pytest.raises(ValueError, match="gate_up has 4 outputs, but down has 5 inputs"):
+        OPS.experts_fp8(x, ids, weights, fp8, scale, wide, torch.ones(2, 32, 1, device=DEVICE), 1, 32, "silu")
+    with pytest.raises(ValueError, match=r"scales of gate_up are \(2, 8, 1\), not \(2, 2, 1\), for blocks of 4 x 32"):
+        OPS.experts_fp8(x, ids, weights, fp8, scale, wide[..., :4], scale, 4, 32, "silu")
     with pytest.raises(ValueError, match="no kernel for IQ2_XS"):
         OPS.experts_gguf(x, ids, weights, rows, "IQ2_XS", short, "Q4_0", "silu")
 
