@@ -16,9 +16,9 @@ FAULTS = (
     ),
     Fault(
         name="triton-window-of-a-row-is-that-of-its-last-draft",
-        file="kernels/srv_kernels/triton/attention_reduce.py",
-        text="low = tl.maximum(length - queries - window + 1, 0)",
-        planted="low = tl.maximum(length - window, 0)",
+        file=_FILE,
+        text="low = first_visible(length - queries, window, chunk, HAS_WINDOW, HAS_CHUNK)",
+        planted="low = first_visible(length - 1, window, chunk, HAS_WINDOW, HAS_CHUNK)",
         effect="On GPUs, drafts of models with sliding windows are verified with keys missing, and tokens change.",
         tests=(f"{_TESTS}::test_windows",),
     ),
