@@ -9,9 +9,9 @@ from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.setups import Setup, select_setups
 
-# Classes without native layers, whose models need attention alone to fit.
+# Classes without native layers: the fields alone tell which attention they have.
 _SINKS = {"architectures": ["FlintForCausalLM"], "model_type": "flint"}
-_CHUNKS = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "attention_chunk_size": 5}
+_CHUNKS = {"architectures": ["InChunksForCausalLM"], "model_type": "in_chunks", "attention_chunk_size": 5}
 
 
 def sinks(kit: Kit) -> str:
