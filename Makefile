@@ -119,11 +119,12 @@ GPUS_COMPILED := cuda:sm80 cuda:sm86 cuda:sm89 cuda:sm100 cuda:sm120 rocm:gfx950
 # These tests start requests of 100,000 tokens, which end too late in Triton's interpreter.
 NOT_INTERPRETED := -k 'not context_length and not graceful_shutdown'
 GPU_EVIDENCE := platforms/gpu/tests/test_gpu_evidence.py
+NPU_MODELS := platforms/npu/tests/test_npu_models.py
 evidence: env triton
 	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m when_changed --full --record-digests -n 2 --dist loadfile tests
 	for card in a2 a3; do SRV_NPU_SIMULATOR=$$card $(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence \
-	    --srv-evidence-device npu tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py || exit 1; done
+	    --srv-evidence-device npu tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py $(NPU_MODELS) || exit 1; done
 	for card in $(GPUS); do $(MAKE) evidence-of-gpu CARD=$$card TESTS="$(GPU_EVIDENCE) tests/e2e/test_e2e_arguments.py $(NOT_INTERPRETED)" \
 	    || exit 1; done
 	for card in $(GPUS_COMPILED); do $(MAKE) evidence-of-gpu CARD=$$card TESTS="$(GPU_EVIDENCE) -k compile" || exit 1; done

@@ -5,9 +5,10 @@ A kernel is the one that a plan would name for a large product. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from srv.platform.facts import OpCall
+from srv.platform.experts import EXPERT_OP_OF
+from srv.platform.facts import OpCall, OpSpec
 from srv.platform.manifest import Manifest
 from srv.platform.op_choice import choose_op
 from srv.quantization.method import QuantMethod
@@ -18,8 +19,11 @@ from srv_matrix.matrix import Matrix
 DESCRIPTION = (
     "Quantization methods of checkpoints, and those that quantize at load (`--torchao-config`), by the kernels that "
     'multiply with the weights as they are stored. A platform without such kernels refuses the method ("no"), or '
-    "dequantizes the weights while they are loaded."
+    "dequantizes the weights while they are loaded. Rows of experts are for architectures with mixtures of "
+    "experts, and the others for all other matrices of all architectures. `torch_native` computes quantized experts "
+    "only if `--moe-runner-backend` names it."
 )
+DEQUANTIZED = "dequantized"
 _SIZES = {"inputs": 4096, "outputs": 4096}
 _DTYPES = ("bfloat16", "float16", "float32")  # the first one that the platform has
 
@@ -36,7 +40,11 @@ def weight_formats(matrix: Matrix) -> Iterator[str]:
     for feature, method in rows:
         argument, _, value = feature.partition("=")
         cells = [_cell(matrix, manifest, feature, method) for manifest in matrix.manifests]
-        yield f"| `--{argument.replace('_', '-')} {value}` | " + " | ".join(cells) + " |"
+        name = f"`--{argument.replace('_', '-')} {value}`"
+        yield f"| {name} | " + " | ".join(cells) + " |"
+        if method.ops and EXPERT_OP_OF.keys() & set(method.ops):
+            cells = [_experts_cell(matrix, manifest, feature, method) for manifest in matrix.manifests]
+            yield f"| {name}, experts | " + " | ".join(cells) + " |"
 
 
 def _feature(method: QuantMethod) -> str:
@@ -56,10 +64,35 @@ def _cell(matrix: Matrix, manifest: Manifest, feature: str, method: QuantMethod)
     return per_variant(texts)
 
 
+def _experts_cell(matrix: Matrix, manifest: Manifest, feature: str, method: QuantMethod) -> str:
+    """The kernels of quantized experts where the method is served, and whether a user has to name them."""
+    ops = [EXPERT_OP_OF[op] for op in method.ops if op in EXPERT_OP_OF]
+    texts = {}
+    for variant in manifest.variants:
+        record = matrix.cell(feature, manifest.name, variant)
+        if record is None or not record.status.works:
+            texts[variant] = "no"
+        elif specs := _chosen(manifest, variant, ops):
+            by = f"by {_names(specs)}"
+            texts[variant] = f"{by}, if it is named" if any(spec.fallback for spec in specs) else by
+        else:
+            texts[variant] = DEQUANTIZED if _how(manifest, variant, method) == DEQUANTIZED else "no"
+    return per_variant(texts)
+
+
 def _how(manifest: Manifest, variant: str, method: QuantMethod) -> str:
     """The names of the kernels of the method's products, without repetition; or that the weights are dequantized."""
+    specs = _chosen(manifest, variant, method.ops)
+    return f"by {_names(specs)}" if specs else DEQUANTIZED
+
+
+def _names(specs: Sequence[OpSpec]) -> str:
+    return ", ".join(dict.fromkeys(spec.name for spec in specs))
+
+
+def _chosen(manifest: Manifest, variant: str, ops: Sequence[str]) -> list[OpSpec]:
+    """What computes each of the ops that the platform has, for large matrices."""
     device = manifest.facts.profiles[variant]
     dtype = next((each for each in _DTYPES if each in manifest.facts.capabilities(device)), _DTYPES[0])
-    chosen = (choose_op(manifest.facts.ops, device, op, OpCall(dtype, _SIZES)).spec for op in method.ops)
-    names = ", ".join(dict.fromkeys(spec.name for spec in chosen if spec is not None))
-    return f"by {names}" if names else "dequantized"
+    chosen = (choose_op(manifest.facts.ops, device, op, OpCall(dtype, _SIZES)).spec for op in ops)
+    return [spec for spec in chosen if spec is not None]

@@ -1,10 +1,10 @@
-"""What each way to store weights costs: perplexity and greedy choices of the demo model, its speed and its bytes.
+"""What each way to store weights costs: perplexity and greedy choices of the demo model, and its speed.
 
-    PYTHONPATH=tests/helpers python tests/bench/weight_methods.py [--windows 16] [--tokens 64] [--only nf4 ...]
+    PYTHONPATH=tests/helpers python tests/bench/weight_methods.py [--windows 16] [--tokens 64] [--only fbgemm_fp8 ...]
 
-Every checkpoint is made here, by plain rounding, from the demo model in bfloat16, which is the reference. Programs that
-calibrate (AWQ, GPTQ) lose less; what is measured is that the server computes what is stored, and how fast. Each method
-is beside the GGUF type with as many bits; for those of 4 bits, the aim is a ratio of at most 1.1.
+Every checkpoint is made here, by plain rounding, from the demo model in bfloat16; the reference is that one computed in
+float32. Programs that calibrate (AWQ, GPTQ) lose less; what is measured is that the server computes what is stored, and
+how fast. Each method is beside the GGUF type with as many bits; the aim is a ratio of at most 1.1.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import bitsandbytes_weights
 import fp8_weights
+import mxfp4_weights
 import packed_weights
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -36,6 +37,9 @@ from srv.types import RequestSpec, SamplingParams
 
 TEXT = Path(__file__).parent / "peers" / "perplexity.txt"
 WINDOW = 512
+REFERENCE = "float32"
+FP8_LARGEST, INT8_LARGEST = 448, 127
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 Quantize: TypeAlias = Callable[[str, Tensor], dict[str, Tensor]]
 
 
@@ -56,9 +60,65 @@ def _packed(form: packed_weights.Form, peer: str) -> Method:
     return Method(peer, lambda name, weight: packed_weights.packed(name, weight, form)[0], form.config)
 
 
-def _nf4() -> Method:
-    form = bitsandbytes_weights.Form()
-    return Method("Q4_0", lambda name, weight: bitsandbytes_weights.packed(name, weight, form)[0], form.config)
+def _bitsandbytes(kind: str, peer: str) -> Method:
+    form = bitsandbytes_weights.Form(kind)
+    return Method(peer, lambda name, weight: bitsandbytes_weights.packed(name, weight, form)[0], form.config)
+
+
+def _fp8(form: fp8_weights.Form) -> Method:
+    """One scale per output, or one per matrix, whatever the form's further tensors are."""
+
+    def quantize(name: str, weight: Tensor) -> dict[str, Tensor]:
+        largest = weight.abs().amax(1, keepdim=True) if form.block == fp8_weights.ROW else weight.abs().max().view(1, 1)
+        scale = (largest / FP8_LARGEST).to(form.dtype)
+        stored = (weight / scale.float()).clamp(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
+        further = {f"{name}.{suffix}": torch.tensor(value) for suffix, value in form.extra.items()}
+        return {f"{name}.{form.weight}": stored, f"{name}.{form.suffix}": form.shape(scale), **further}
+
+    return Method("Q8_0", quantize, form.config)
+
+
+def _int8(config: dict[str, Any], prefix: str, data: str = "", zeros: str = "") -> Method:
+    """One scale per output, and zeros of 0 if the format stores them. prefix, data, zeros: what names end with."""
+
+    def quantize(name: str, weight: Tensor) -> dict[str, Tensor]:
+        scale = weight.abs().amax(1, keepdim=True) / INT8_LARGEST
+        stored = {prefix + data: (weight / scale).round().to(torch.int8), f"{prefix}_scale": scale}
+        if zeros:
+            stored[prefix + zeros] = torch.zeros_like(scale, dtype=torch.int8)
+        return {f"{name}.{suffix}": each for suffix, each in stored.items()}
+
+    return Method("Q8_0", quantize, config)
+
+
+def _mxfp4() -> Method:
+    """Blocks of 32 share a power of two, that of the largest value (OCP Microscaling Formats, version 1.0, 6.3)."""
+
+    def quantize(name: str, weight: Tensor) -> dict[str, Tensor]:
+        blocks = weight.unflatten(1, (-1, 32))
+        exponent = blocks.abs().amax(-1).clamp(min=2.0**-120).log2().floor() - 2
+        scaled = blocks / torch.exp2(exponent)[..., None]
+        codes = (scaled.abs()[..., None] - E2M1).abs().argmin(-1) | (scaled < 0).long() << 3
+        pairs = codes.flatten(1).unflatten(1, (-1, 2))
+        stored = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8)
+        return {f"{name}.weight_packed": stored, f"{name}.weight_scale": (exponent + 127).to(torch.uint8)}
+
+    return Method("Q4_0", quantize, mxfp4_weights.compressed())
+
+
+def _torchao(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": fields}}}
+
+
+def _compressed_int8() -> dict[str, Any]:
+    args = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**args, "strategy": "channel", "dynamic": False},
+        "input_activations": {**args, "strategy": "token", "dynamic": True},
+    }
+    config = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
+    return {**config, "ignore": ["lm_head"]}
 
 
 def _fp8_blocks() -> Method:
@@ -73,19 +133,34 @@ def _fp8_blocks() -> Method:
 
 AWQ = packed_weights.AWQ._replace(group=64, config={**packed_weights.AWQ.config, "group_size": 64})
 METHODS = {
-    "bfloat16": Method("bfloat16"),
+    REFERENCE: Method(REFERENCE, flags=("--dtype", "float32")),
+    "bfloat16": Method(REFERENCE),
     "Q8_0": Method("Q8_0", kind=Kind.Q8_0),
     "--quantization fp8": Method("Q8_0", flags=("--quantization", "fp8")),
     "fp8, blocks of 128 x 128": _fp8_blocks(),
+    "fbgemm_fp8": _fp8(fp8_weights.FORMS["fbgemm_fp8"]),
+    "compressed-tensors fp8, per channel": _fp8(fp8_weights.FORMS["compressed-tensors, channel"]),
+    "modelopt fp8, per tensor": _fp8(fp8_weights.FORMS["modelopt"]),
+    "torchao fp8": _fp8(fp8_weights.FORMS["torchao"]),
+    "compressed-tensors int8": _int8(_compressed_int8(), "weight"),
+    "torchao int8": _int8(_torchao("Int8WeightOnlyConfig", version=2), "_weight", "_qdata", "_zero_point"),
+    "bitsandbytes int8": _bitsandbytes("int8", "Q8_0"),
     "--torchao-config int8wo": Method("Q8_0", flags=("--torchao-config", "int8wo")),
     "--torchao-config int8dq": Method("Q8_0", flags=("--torchao-config", "int8dq")),
     "gptq, 8 bits, groups of 64": _packed(packed_weights.gptq(8, 64), "Q8_0"),
+    "compressed-tensors, 8 bits, groups of 64": _packed(packed_weights.compressed(8, 64), "Q8_0"),
     "Q4_0": Method("Q4_0", kind=Kind.Q4_0),
     "Q4_1": Method("Q4_1", kind=Kind.Q4_1),
     "awq, groups of 64": _packed(AWQ, "Q4_1"),
     "gptq, groups of 32": _packed(packed_weights.gptq(4, 32), "Q4_0"),
     "compressed-tensors, groups of 64": _packed(packed_weights.compressed(4, 64), "Q4_0"),
-    "bitsandbytes nf4": _nf4(),
+    "gptq, groups of 32, in another order": _packed(packed_weights.gptq(4, 32, desc_act=True), "Q4_0"),
+    "compressed-tensors, groups of 64, in another order": _packed(
+        packed_weights.compressed(4, 64, actorder="group"), "Q4_0"
+    ),
+    "compressed-tensors mxfp4": _mxfp4(),
+    "bitsandbytes nf4": _bitsandbytes("nf4", "Q4_0"),
+    "bitsandbytes fp4": _bitsandbytes("fp4", "Q4_0"),
 }
 
 
@@ -128,7 +203,8 @@ def read(windows: Sequence[list[int]], path: Path, flags: Sequence[str], tokens:
     scoring = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
     logprobs: list[float] = []
     best: list[int] = []
-    with CheckedEngine.launch(["--device", "cpu", "--model-path", str(path), "--dtype", "bfloat16", *flags]) as engine:
+    dtype = () if "--dtype" in flags else ("--dtype", "bfloat16")
+    with CheckedEngine.launch(["--device", "cpu", "--model-path", str(path), *dtype, *flags]) as engine:
         begin = time.perf_counter()
         for number, window in enumerate(windows):
             (result,) = engine.generate([RequestSpec(id=str(number), tokens=tuple(window), params=scoring)])
@@ -161,12 +237,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64, help="of a request whose decode steps are timed")
-    parser.add_argument("--only", nargs="+", default=[], help="beside bfloat16 and the peers")
+    parser.add_argument("--only", nargs="+", default=[], help="beside float32 and the peers")
     given = parser.parse_args()
     ids = load_text_processor(read_facts(demo_model())).encode(TEXT.read_text())
     windows = [ids[start : start + WINDOW] for start in range(0, given.windows * WINDOW, WINDOW)]
     chosen = {name: each for name, each in METHODS.items() if not given.only or name in given.only}
-    names = dict.fromkeys(["bfloat16", *(each.peer for each in chosen.values()), *chosen])
+    names = dict.fromkeys([REFERENCE, *(each.peer for each in chosen.values()), *chosen])
     found: dict[str, Scores] = {}
     with tempfile.TemporaryDirectory() as temporary:
         plain = plain_checkpoint(Path(temporary) / "plain")
@@ -175,7 +251,7 @@ def main() -> None:
             folder.mkdir()
             path = write(folder, plain, method)
             found[name] = scores = read(windows, path, method.flags, given.tokens)
-            exact, peer = found["bfloat16"], found[method.peer]
+            exact, peer = found[REFERENCE], found[method.peer]
             lost = scores.perplexity / exact.perplexity - 1
             same = sum(a == b for a, b in zip(exact.best, scores.best, strict=True)) / len(exact.best)
             row = {

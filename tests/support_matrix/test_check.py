@@ -116,7 +116,11 @@ def test_weight_formats_name_the_kernels_of_each_platform(committed: Matrix) -> 
         cells = rows[f"`{method}`"]
         assert (cells["cpu"].endswith(", by native"), cells["cuda"].endswith(", by triton")) == (True, True), cells
         assert cells["npu"] == ("declared (E1), dequantized" if method.endswith("gguf") else "no (E1)")
+        experts = rows.get(f"`{method}`, experts", {})
+        assert (not experts) == method.endswith("int8wo")  # int8 weights of experts go with int8 activations
+        assert not experts or (experts["cpu"], experts["cuda"]) == ("by native", "by triton"), experts
     assert "by torch_npu (npu_dynamic_quant, npu_quant_matmul)" in rows["`--quantization modelslim`"]["npu"]
+    assert rows["`--quantization modelslim`, experts"]["npu"] == "by ascend"
 
 
 def test_snapshot_of_a_page() -> None:

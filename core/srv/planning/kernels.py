@@ -34,7 +34,7 @@ from srv.planning.kernel_steps import step_kernels
 from srv.planning.layer_sizes import described_ops
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
-from srv.platform.experts import EXPERT_OPS, of_backend
+from srv.platform.experts import EXPERT_OPS, EXPERTS, of_backend
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.facts import WRITE_KV, OpCall
 from srv.platform.layers import layer_names
@@ -224,8 +224,11 @@ class _Planner:
         """An op of experts with what the choice of their backend left out and why; any other op as it is."""
         if kernel.name is None or kernel.key.partition(" ")[0] not in EXPERT_OPS:
             return kernel
-        rejected, slower = (*_rejected(choice), *kernel.rejected), kernel.slower or self._slower(choice)
-        return kernel._replace(because=choice.reason, rejected=rejected, slower=slower)
+        why = self._slower(choice)
+        if why and kernel.key.partition(" ")[0] != EXPERTS:
+            self.rejections.append(_reference_unasked(kernel, choice, why))
+        rejected = (*_rejected(choice), *kernel.rejected)
+        return kernel._replace(because=choice.reason, rejected=rejected, slower=kernel.slower or why)
 
     def _refuse_op(self, kernel: Kernel) -> None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in kernel.rejected)
@@ -248,6 +251,14 @@ class _Planner:
 
 def _rejected(choice: BackendChoice) -> tuple[tuple[str, str], ...]:
     return tuple((name, "; ".join(reasons)) for name, reasons in choice.rejected)
+
+
+def _reference_unasked(kernel: Kernel, choice: BackendChoice, why: str) -> Rejection:
+    """Experts of quantized weights that only a fallback computes, which the user has not named."""
+    name = choice.spec.name
+    remedy = f"Set --moe-runner-backend {name} to compute them slowly, or remove the cause."
+    reason = f"only {name} computes them here, one expert after the other ({why})"
+    return Rejection("slower_path", kernel.what, None, "automatic choice", reason, remedy)
 
 
 def divides(resolved: Resolved) -> bool:

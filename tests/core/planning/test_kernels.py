@@ -276,20 +276,25 @@ def test_experts_in_fp8_have_a_kernel_on_every_gpu(tmp_path: Path, device: str) 
     assert planned(*arguments, "--moe-runner-backend", "triton").refusals == ()
 
 
-def test_the_reference_of_experts_says_why_it_is_used_unless_it_was_named(tmp_path: Path) -> None:
+def test_the_reference_computes_quantized_experts_only_if_it_was_named(tmp_path: Path) -> None:
     def without_triton(text: str | None, source: str) -> Target:
         found = find_target(text, source)
         return found._replace(device=replace(found.device, versions={"torch": "2.13"}))
 
-    def planned_experts(*more: str) -> Kernel:
-        arguments = ("--device", "cuda:sm90", *model(tmp_path, QWEN3_MOE_FP8), *more)
-        plan = make_plan(user_input(arguments), without_triton)
-        (experts,) = (kernel for kernel in plan.kernels.kernels if kernel.key.startswith("experts_fp8 "))
-        return experts
+    def planned_experts(config: dict[str, Any], *more: str) -> tuple[Kernel, list[str]]:
+        plan = make_plan(user_input(("--device", "cuda:sm90", *model(tmp_path, config), *more)), without_triton)
+        kernels = plan.kernels.kernels
+        (experts,) = (kernel for kernel in kernels if kernel.key.partition(" ")[0] in ("experts", "experts_fp8"))
+        return experts, [each.code for each in plan.refusals if each.what == experts.what]
 
-    found = planned_experts()
-    assert (found.name, "triton: the package triton is not installed" in found.slower) == ("torch_native", True)
-    assert planned_experts("--moe-runner-backend", "torch_native").slower == ""
+    missing = "triton: the package triton is not installed"
+    found, codes = planned_experts(QWEN3_MOE_FP8)
+    assert (found.name, missing in found.slower, codes) == ("torch_native", True, ["slower_path"])
+    found, codes = planned_experts(QWEN3_MOE_FP8, "--moe-runner-backend", "torch_native")
+    assert (found.name, found.slower, codes) == ("torch_native", "", [])
+    unquantized = {name: value for name, value in QWEN3_MOE_FP8.items() if name != "quantization_config"}
+    found, codes = planned_experts(unquantized)
+    assert (found.name, missing in found.slower, codes) == ("torch_native", True, [])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
