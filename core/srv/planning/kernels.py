@@ -34,7 +34,7 @@ from srv.planning.kernel_steps import step_kernels
 from srv.planning.layer_sizes import described_ops
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
-from srv.platform.experts import EXPERT_OPS, EXPERTS, of_backend
+from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.facts import WRITE_KV, OpCall
 from srv.platform.layers import layer_names
@@ -225,7 +225,7 @@ class _Planner:
         if kernel.name is None or kernel.key.partition(" ")[0] not in EXPERT_OPS:
             return kernel
         why = self._slower(choice)
-        if why and kernel.key.partition(" ")[0] != EXPERTS:
+        if why and kernel.key.partition(" ")[0] != EXPERTS and not self._is_users(UNROUNDED):
             self.rejections.append(_reference_unasked(kernel, choice, why))
         rejected = (*_rejected(choice), *kernel.rejected)
         return kernel._replace(because=choice.reason, rejected=rejected, slower=kernel.slower or why)
