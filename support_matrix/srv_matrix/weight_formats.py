@@ -21,7 +21,7 @@ DESCRIPTION = (
     'multiply with the weights as they are stored. A platform without such kernels refuses the method ("no"), or '
     "dequantizes the weights while they are loaded. Rows of experts are for architectures with mixtures of "
     "experts, and the others for all other matrices of all architectures. `torch_native` computes quantized experts "
-    "only if `--moe-runner-backend` names it."
+    "only if `--moe-runner-backend` names it, or `--mxfp4-moe-precision` asks for what it alone computes."
 )
 DEQUANTIZED = "dequantized"
 _SIZES = {"inputs": 4096, "outputs": 4096}
@@ -42,7 +42,7 @@ def weight_formats(matrix: Matrix) -> Iterator[str]:
         cells = [_cell(matrix, manifest, feature, method) for manifest in matrix.manifests]
         name = f"`--{argument.replace('_', '-')} {value}`"
         yield f"| {name} | " + " | ".join(cells) + " |"
-        if method.ops and EXPERT_OP_OF.keys() & set(method.ops):
+        if EXPERT_OP_OF.keys() & set(method.ops):
             cells = [_experts_cell(matrix, manifest, feature, method) for manifest in matrix.manifests]
             yield f"| {name}, experts | " + " | ".join(cells) + " |"
 

@@ -106,10 +106,6 @@ def _mxfp4() -> Method:
     return Method("Q4_0", quantize, mxfp4_weights.compressed())
 
 
-def _torchao(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": fields}}}
-
-
 def _compressed_int8() -> dict[str, Any]:
     args = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {
@@ -131,6 +127,10 @@ def _fp8_blocks() -> Method:
     return Method("Q8_0", quantize, form.config)
 
 
+TORCHAO_INT8 = {
+    "quant_method": "torchao",
+    "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {"version": 2}}},
+}
 AWQ = packed_weights.AWQ._replace(group=64, config={**packed_weights.AWQ.config, "group_size": 64})
 METHODS = {
     REFERENCE: Method(REFERENCE, flags=("--dtype", "float32")),
@@ -143,7 +143,7 @@ METHODS = {
     "modelopt fp8, per tensor": _fp8(fp8_weights.FORMS["modelopt"]),
     "torchao fp8": _fp8(fp8_weights.FORMS["torchao"]),
     "compressed-tensors int8": _int8(_compressed_int8(), "weight"),
-    "torchao int8": _int8(_torchao("Int8WeightOnlyConfig", version=2), "_weight", "_qdata", "_zero_point"),
+    "torchao int8": _int8(TORCHAO_INT8, "_weight", "_qdata", "_zero_point"),
     "bitsandbytes int8": _bitsandbytes("int8", "Q8_0"),
     "--torchao-config int8wo": Method("Q8_0", flags=("--torchao-config", "int8wo")),
     "--torchao-config int8dq": Method("Q8_0", flags=("--torchao-config", "int8dq")),

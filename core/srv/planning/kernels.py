@@ -222,10 +222,11 @@ class _Planner:
 
     def _of_experts(self, kernel: Kernel, choice: BackendChoice) -> Kernel:
         """An op of experts with what the choice of their backend left out and why; any other op as it is."""
-        if kernel.name is None or kernel.key.partition(" ")[0] not in EXPERT_OPS:
+        op = kernel.key.partition(" ")[0]
+        if kernel.name is None or op not in EXPERT_OPS:
             return kernel
         why = self._slower(choice)
-        if why and kernel.key.partition(" ")[0] != EXPERTS and not self._is_users(UNROUNDED):
+        if why and op != EXPERTS and not self._is_users(UNROUNDED):
             self.rejections.append(_reference_unasked(kernel, choice, why))
         rejected = (*_rejected(choice), *kernel.rejected)
         return kernel._replace(because=choice.reason, rejected=rejected, slower=kernel.slower or why)
