@@ -51,6 +51,7 @@ AWQ = Form(
 FORMS = {
     "awq": AWQ,
     "awq, old names": AWQ._replace(config={"quant_method": "AWQ", "w_bit": "4", "q_group_size": "32"}),
+    "awq without zero points": AWQ._replace(config={**AWQ.config, "zero_point": False}, symmetric=True),
     "gptq": gptq(),
     "gptq with zeros": gptq(sym=False),
     "gptq v2 with zeros": gptq(sym=False, form="gptq_v2", less=0),

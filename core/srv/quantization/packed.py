@@ -6,7 +6,7 @@ load into the quantization blocks of GGUF files, so that every platform computes
 how words are packed: `srv.quantization.packed_words` does.
 
     method               tensors of a linear layer [N, K], with groups of g inputs
-    awq                  qweight, qzeros, scales                          zeros as they are
+    awq                  qweight, qzeros, scales                          zeros as they are, also if all are 8
     gptq                 qweight, qzeros, scales, g_idx                   zeros less 1, except in the format gptq_v2
     compressed-tensors   weight_packed, weight_scale, weight_shape        [weight_zero_point, weight_g_idx]
 
@@ -130,9 +130,8 @@ def _read_awq(stated: Mapping[str, Any]) -> PackedScheme | str:
         return f"its integers have {bits} bits, not 4"
     if version != "gemm" or str(stated.get("backend", "autoawq")).lower() != "autoawq":
         return f"it is packed for the kernels {version}, not as AutoAWQ's gemm"
-    if not _first(stated, "zero_point", default=True):
-        return "it has no zero points, which only checkpoints for one kernel (marlin) lack"
-    return _grouped(PackedScheme("awq", 4, _group(stated), False, excluded=_excluded(stated)))
+    symmetric = not _first(stated, "zero_point", default=True)  # GPTQModel's; its zeros of 8 are stored
+    return _grouped(PackedScheme("awq", 4, _group(stated), symmetric, excluded=_excluded(stated)))
 
 
 def _read_gptq(stated: Mapping[str, Any]) -> PackedScheme | str:

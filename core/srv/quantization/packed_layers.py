@@ -176,10 +176,11 @@ class PackedStorageFormat(StorageFormat):
             shape = tensors["weight_shape"].tolist()
             if shape != [words.shape[0], words.shape[1] * 32 // scheme.bits]:
                 self._fail("shape_mismatch", f"{layer}.weight_shape is {shape}, which its packed weights are not")
-            return unpack(words, scheme.bits, 1), scales, None if stored is None else unpack(stored, scheme.bits, 0)
+            zeros = None if stored is None else unpack(stored, scheme.bits, 0)[: len(words)]  # their last word is full
+            return unpack(words, scheme.bits, 1), scales, zeros
         assert stored is not None
         values = unpack(words, scheme.bits, 1 if scheme.layout == "awq" else 0, interleaved=scheme.layout == "awq").t()
-        zeros = unpack(stored, scheme.bits, 1, interleaved=scheme.layout == "awq").t()
+        zeros = unpack(stored, scheme.bits, 1, interleaved=scheme.layout == "awq").t()[: len(values)]
         if scheme.symmetric:
             self._check_middle(layer, zeros)
             return values, scales.t(), None
@@ -187,9 +188,11 @@ class PackedStorageFormat(StorageFormat):
         return values, scales.t().contiguous(), zeros
 
     def _check_middle(self, layer: str, zeros: Tensor) -> None:
-        """Zeros of a symmetric checkpoint are stored less 1, or as they are, whatever its format is called."""
+        """Zeros of GPTQ are stored less 1, or as they are, whatever the format is called; those of AWQ as they are."""
         middle = 2 ** (self._scheme.bits - 1)
-        if sorted(set(zeros.flatten().tolist())) not in ([middle], [middle - 1]):
+        stored = {middle} if self._scheme.layout == "awq" else {middle, middle - 1}
+        found = set(zeros.flatten().tolist())
+        if len(found) > 1 or not found <= stored:
             self._fail("damaged", f"{layer} has zero points other than {middle}, but its quantization is symmetric")
 
     def _scales(self, layer: str, stored: Tensor) -> Tensor:

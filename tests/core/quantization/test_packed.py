@@ -282,6 +282,11 @@ def _poisoned(tensor: Tensor) -> Tensor:
             "both model.layers.0.mlp.up_proj.qweight and model.layers.0.mlp.up_proj.weight",
         ),
         (gptq(), _first_with(".qzeros", torch.zeros_like), "damaged", "symmetric"),
+        (
+            FORMS["awq without zero points"],
+            _first_with(".qzeros", lambda tensor: torch.full_like(tensor, 0x7777_7777)),  # those of GPTQ, stored less 1
+            *("damaged", "zero points other than 8"),
+        ),
         (gptq(), _first_with(".g_idx", torch.zeros_like), "damaged", "desc_act"),
         (gptq(desc_act=True), _first_with(".g_idx", torch.zeros_like), "damaged", "do not fill its groups"),
         (compressed(), _first_with(".weight_shape", lambda tensor: tensor + 1), "shape_mismatch", "weight_shape"),
@@ -329,7 +334,6 @@ def test_layers_that_share_an_input_must_be_quantized_alike(tmp_path: Path) -> N
     ("changes", "part"),
     [
         ({"version": "gemv"}, "gemv"),
-        ({"zero_point": False}, "no zero points"),
         ({"bits": 3}, "3 bits"),
         ({"group_size": 48}, "48 inputs, not a multiple of 32"),
         ({"quant_method": "gptq", "bits": 2}, "2 bits"),
