@@ -69,9 +69,7 @@ def is_decoder(name: str) -> bool:
 
 
 @contextmanager
-def pooled_engine(
-    name: str, folder: Path, *arguments: str, device: str = "cpu"
-) -> Iterator[tuple[Any, CheckedEngine]]:
+def pooled_engine(name: str, folder: Path, *arguments: str, device: str = "cpu") -> Iterator[tuple[Any, CheckedEngine]]:
     """The model of transformers in float32, and an engine of its bfloat16 checkpoint."""
     decoder = is_decoder(name)
     model = rounded(pooled_model(name, folder, **HEADS, **({"head_dim": 64} if decoder else {})))

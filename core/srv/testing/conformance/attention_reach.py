@@ -45,7 +45,7 @@ def chunks(kit: Kit) -> str:
 
 
 def both_ways(kit: Kit) -> str:
-    """Layers of encoders: whole sequences, each of whose tokens attends to all others, or to near ones on both sides."""
+    """Layers of encoders: in whole sequences, tokens attend to all others, or to near ones on both sides."""
 
     def check(setup: Setup) -> None:
         for window in (None, *((_LOCAL, LONG_ROW) if "window" in setup.spec.traits else ())):

@@ -233,8 +233,8 @@ L2 = (
     _reference_check(
         "attention.both_ways",
         "attention to earlier and later tokens is correct, if the backend accepts encoders",
-        "Of a layer with AttentionLayer.bidirectional nothing is stored: k and v of the step are all that there is, and "
-        "each row is a whole sequence. If the kernels do not support this, remove the trait from BackendSpec.traits.",
+        "Of a layer with AttentionLayer.bidirectional nothing is stored: each row is a whole sequence, whose keys and "
+        "values are those of the step. If the kernels do not support this, remove the trait from BackendSpec.traits.",
         STARTED,
         module="attention_reach",
     ),
