@@ -111,7 +111,7 @@ MIXTURES = {
     "DeepseekV2ForCausalLM": Model("deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy"}, COUNT),
     "DeepseekV3ForCausalLM": Model("deepseek_v3", {**LATENT, "rope_parameters": YARN, "attention_bias": True}, COUNT),
 }
-# A few tokens of the delta rule have large errors in any rounding, and those for which it changes MiniMax's experts.
+# A few tokens of the delta rule have large errors in any rounding, and so have those whose experts it changes.
 RECURRENT = {
     "Qwen3NextForCausalLM": Model("qwen3_next", {**SHARED, **DELTA}, COUNT, statistics.fmean),
     "Qwen3_5ForCausalLM": Model("qwen3_5", {"head_dim": 64, **DELTA}, of=statistics.fmean),
@@ -121,7 +121,9 @@ RECURRENT = {
     "Lfm3ForCausalLM": Model("lfm3", {"head_dim": 64}),
     "RecurrentGemmaForCausalLM": Model("recurrent_gemma", {"head_dim": 64}),
     "OlmoHybridForCausalLM": Model("olmo_hybrid", HEADS),
-    "GraniteMoeHybridForCausalLM": Model("granitemoehybrid", {**GRANITE, **HEADS, "mamba_n_heads": 32}),
+    "GraniteMoeHybridForCausalLM": Model(
+        "granitemoehybrid", {**GRANITE, **HEADS, "mamba_n_heads": 32}, of=statistics.fmean
+    ),
     "BambaForCausalLM": Model("bamba", {**HEADS, "mamba_n_heads": 32}),
     "FalconH1ForCausalLM": Model("falcon_h1", {"head_dim": 64, "mamba_n_heads": 16, "mamba_d_ssm": 128}),
     "MiniMaxForCausalLM": Model("minimax", {"head_dim": 64}, of=statistics.fmean),
