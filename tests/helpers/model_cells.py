@@ -12,7 +12,7 @@ import torch
 from engine_small import LENGTHS, message
 from models_small import CONFIGS, SIZES, expected_logits, randomized, small_model
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from srv.models.layers.experts import ExpertWeights
 from srv.planning.pools import kv_dtype
@@ -32,7 +32,10 @@ def random_model(kind: str, **fields: Any) -> Any:
     torch.manual_seed(0)
     if kind in CONFIGS:
         return small_model(kind, **{**SHAPE, **fields})
-    config = AutoConfig.for_model(kind, **{**SIZES, **SHAPE, **fields})
+    given = {**SIZES, **SHAPE, **fields}
+    if isinstance(getattr(CONFIG_MAPPING[kind], "head_dim", None), property):
+        del given["head_dim"]
+    config = AutoConfig.for_model(kind, **given)
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 
 

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.errors import InternalError
+from srv.platform.both_ways import attend_both_ways, unsupported
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv.platform.layers import missing_traits
 from srv.platform.pools import is_float8, round_to_float8
-from srv_cpu.bidirectional import attend_both_ways, unsupported
 from srv_cpu.host import threads
 from srv_cpu.packed import TORCH_TRAITS
 from srv_cpu.reach import Reach

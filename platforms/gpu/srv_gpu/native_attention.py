@@ -9,7 +9,7 @@ together, padded to the longest of their contexts, in tiles of bounded size:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.errors import InternalError
+from srv.platform.both_ways import attend_both_ways, unsupported
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv.platform.layers import missing_traits
 from srv.platform.pools import is_float8, round_to_float8
@@ -56,7 +57,11 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    step: Step
+    """`begins`: of the rows in the token axis, and the end; with `lengths`, all that bidirectional layers need."""
+
+    begins: Sequence[int]
+    lengths: Sequence[int]
+    step: Step | None
     tiles: tuple[_Tile, ...]
 
 
@@ -77,13 +82,15 @@ class NativeAttention:
         self._per_head = PerHead(context.transfers)
 
     def supports(self, layer: AttentionLayer) -> str | None:
-        return missing_traits(TORCH_TRAITS, layer)  # it computes heads of any size
+        return missing_traits(TORCH_TRAITS, layer) or unsupported(layer)  # it computes heads of any size
 
     def plan(self, batch: AttentionBatch) -> _Metadata:
         """See `srv.platform.interface.AttentionBackend`."""
         if batch.graph is not None:
             raise InternalError("the shapes of torch_native depend on lengths, so that its steps cannot be captured")
         begins = np.cumsum([0, *batch.query_lens]).tolist()
+        if not self._keys:  # of an encoder: its layers have no place in the pool
+            return _Metadata(begins, batch.kv_lens, None, ())
         lengths = zip(begins, batch.query_lens, batch.kv_lens, strict=False)
         rows = [_Row(index, *sizes) for index, sizes in enumerate(lengths)]
         tiles = tuple(
@@ -91,7 +98,7 @@ class NativeAttention:
             for group in _groups(rows)
             for first, last in _query_ranges(group)
         )
-        return _Metadata(self._planner.plan(batch), tiles)
+        return _Metadata(begins, batch.kv_lens, self._planner.plan(batch), tiles)
 
     def _tile(self, page_table: Tensor, rows: list[_Row], first: int, last: int) -> _Tile:
         """Queries `first` to `last` (exclusive) of each of `rows`, with the keys that any of them sees.
@@ -114,6 +121,9 @@ class NativeAttention:
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: _Metadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
+        if layer.bidirectional:
+            return attend_both_ways(layer, q, k, v, metadata.begins, metadata.lengths)
+        assert metadata.step is not None
         keys, values = self._keys[layer.index], self._values[layer.index]
         key_scale, value_scale = self._scales[layer.index]
         if self._float8:

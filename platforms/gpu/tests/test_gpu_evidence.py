@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from bfloat16_models import MODELS
+from model_cells import assert_as_close_as_transformers, requests, save_bfloat16, served
 
 from srv.testing.conformance import attention, sampler
 from srv.testing.conformance.kit import Kit
@@ -28,6 +30,7 @@ from srv_kernels.contracts import CONTRACTS, violations
 from srv_matrix.pytest_plugin import covers
 
 COMPILED = "compiled"
+LENGTHS = (1, 5, 20)  # of prompts
 DTYPES = ("float32", "bfloat16", "float16")
 TRITON_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # The kernels of each op and backend, by their names in compiled.json.
@@ -48,6 +51,8 @@ KERNELS = {
     "op:experts": ("moe_gemm.gate_up_kernel", "moe_gemm.down_kernel"),
     "op:experts_int8": ("moe_gemm.gate_up_kernel", "moe_gemm.down_kernel"),
     "op:experts_fp8": ("moe_fp8.moe_fp8_kernel",),
+    "op:experts_gguf": ("moe_gguf.moe_gguf_kernel",),
+    "op:route_experts": ("moe_routing.route_kernel",),
 }
 # What a check of the engine is evidence for.
 ENGINE = {
@@ -61,6 +66,10 @@ ENGINE = {
 }
 ENGINE_OF_CUDA_AND_ROCM = {"engine.graphs": ("disable_graphs=false",)}
 CELLS = [(op, dtype) for op in CONTRACTS if f"op:{op}" in KERNELS for dtype in DTYPES]
+COMPILED_CELLS = [each for each in CELLS if each != ("experts_gguf", "float16")]  # that the table has no variant of
+IN_FLOAT32 = "route_experts"  # its kernel reads and writes no other floats, whatever the model's dtype is
+# The libraries of experts, which are stand-ins on a simulated GPU.
+EXPERT_LIBRARIES = {"cuda": "flashinfer_cutlass", "rocm": "aiter"}
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +166,41 @@ def test_the_engine_with_graphs(device_under_test: str, platform: str, check: st
     _passes(platform, check)
 
 
+def _serves_a_mixture(device: str, backend: str, computes: str, folder: Path) -> None:
+    """A bfloat16 checkpoint; `computes`: the backend that has to be reported for its experts."""
+    with torch.inference_mode(False):
+        model = MODELS["Qwen3MoeForCausalLM"].made()
+        save_bfloat16(model, folder)
+        flags = ("--max-total-tokens=1024", "--disable-graphs", f"--moe-runner-backend={backend}")
+        with served(folder, *flags, device=device) as engine:
+            results = engine.generate(requests(LENGTHS, prompt_logprobs=0))
+            running = {name for key, name in engine.ready.kernels.items() if key.startswith("experts ")}
+        assert running == {computes}
+        assert_as_close_as_transformers(results, model, lengths=LENGTHS)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=covers(f"moe_runner_backend={name}")) for name in ("triton", "torch_native")]
+)
+def test_a_mixture_of_experts(srv_device: str, backend: str, tmp_path: Path) -> None:
+    _serves_a_mixture(srv_device, backend, backend, tmp_path)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("platform", "backend"),
+    [
+        pytest.param(platform, name, marks=covers(f"moe_runner_backend={name}", platform=platform, note="stand-in"))
+        for platform, name in EXPERT_LIBRARIES.items()
+    ],
+)
+def test_a_mixture_by_a_library(device_under_test: str, platform: str, backend: str, tmp_path: Path) -> None:
+    _only_on(platform, device_under_test)
+    _only_with_stand_ins()
+    _serves_a_mixture(platform, backend, backend, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, Any]]:
     """The kernels of the committed table whose source is the current one."""
@@ -168,7 +212,7 @@ def compiled() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("op", "dtype"),
-    [pytest.param(op, dtype, marks=covers(f"op:{op}/{dtype}", note=COMPILED)) for op, dtype in CELLS],
+    [pytest.param(op, dtype, marks=covers(f"op:{op}/{dtype}", note=COMPILED)) for op, dtype in COMPILED_CELLS],
 )
 def test_the_kernels_of_an_op_compile(
     srv_device: str, kit: Kit, compiled: dict[str, dict[str, Any]], op: str, dtype: str
@@ -176,7 +220,8 @@ def test_the_kernels_of_an_op_compile(
     """For this generation of GPUs: the table of `srv_kernels.triton.compile` has their registers and shared memory."""
     if srv_device == "xpu":
         pytest.skip("Triton's wheel has no compiler for XPU")
+    floats = TRITON_DTYPES["float32" if op == IN_FLOAT32 else dtype]
     for kernel in KERNELS[f"op:{op}"]:
         variants = compiled[kernel]["variants"]
-        ours = [label for label in variants if TRITON_DTYPES[dtype] in label.partition(" ")[0].split(",")]
+        ours = [label for label in variants if floats in label.partition(" ")[0].split(",")]
         assert any(kit.device_facts.variant in variants[label] for label in ours), (kernel, dtype)

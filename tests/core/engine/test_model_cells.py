@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_small import FIELDS
+from bfloat16_models import MODELS, PAD, Model
 from gguf import GGMLQuantizationType
 from model_cells import (
-    SHAPE,
     assert_as_close_as_transformers,
     assert_fast_path,
     random_model,
@@ -31,74 +30,62 @@ from srv_matrix.pytest_plugin import covers
 
 pytestmark = pytest.mark.skipif(load().library is None, reason="the native CPU kernels do not load")
 
-CELLS = {
+OF_GGUF = {
     "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_5": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "lfm2_moe": "Lfm2MoeForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "bamba": "BambaForCausalLM",
-    "falcon_h1": "FalconH1ForCausalLM",
-    "minimax": "MiniMaxForCausalLM",
-    "lfm3": "Lfm3ForCausalLM",
-    "recurrent_gemma": "RecurrentGemmaForCausalLM",
-    "olmo_hybrid": "OlmoHybridForCausalLM",
-    "vaultgemma": "any other decoder",  # without native layers: through transformers
-}
-SLOW = dict.fromkeys(CELLS.keys() - {"llama"}, (pytest.mark.slow,))
-OF_GGUF = {
-    **{kind: CELLS[kind] for kind in ("llama", "qwen2", "qwen3", "granite", "smollm3", "gemma3")},
     "gemma2": "Gemma2ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
 }
 POOL = "--max-total-tokens=2048"
-OF_KIND: dict[str, dict[str, Any]] = {
-    "gemma3": {"query_pre_attn_scalar": 16},
-    "qwen3_5_moe": {"moe_intermediate_size": 32},  # transformers' product of experts needs rows of whole 16 bytes
-    "granitemoehybrid": {"mamba_n_heads": 16},
-    "bamba": {"mamba_n_heads": 16},
-    "falcon_h1": {"mamba_n_heads": 16, "mamba_d_ssm": 128},
-    "vaultgemma": {"query_pre_attn_scalar": 16},
-}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0}
 FIELDS_OF_GGUF: dict[str, dict[str, Any]] = {
     "granite": GRANITE,
     "smollm3": {"num_hidden_layers": 4},
-    "gemma3": {"num_hidden_layers": 7, **OF_KIND["gemma3"]},
+    "gemma3": {"num_hidden_layers": 7, "query_pre_attn_scalar": 16},
     "gemma2": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 6, "pad_token_id": 0, **CAPS},
     "olmo2": {"pad_token_id": 0},
     "ernie4_5": {"head_dim": 64, "pad_token_id": 0},
 }
 
 
+# Without native layers: through transformers.
+GENERIC = Model("vaultgemma", {**PAD, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 5})
+CHECKPOINTS = {**MODELS, "any other decoder": GENERIC}
+FAST = ("LlamaForCausalLM", "Qwen3MoeForCausalLM")
+ALIBI = ("BloomForCausalLM", "MptForCausalLM")  # on torch's operators
+
+
 @pytest.mark.parametrize(
-    "kind",
+    "name",
     [
-        pytest.param(kind, marks=[covers(f"model:{cell}/safetensors", platform="cpu"), *SLOW.get(kind, ())])
-        for kind, cell in CELLS.items()
+        pytest.param(
+            name,
+            marks=[
+                covers(f"model:{name}/safetensors", platform="cpu"),
+                *([] if name in FAST else [pytest.mark.slow]),
+            ],
+        )
+        for name in CHECKPOINTS
     ],
 )
-def test_a_bfloat16_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_a_bfloat16_checkpoint(name: str, tmp_path: Path) -> None:
     """The second time, prompts begin with cached pages, and steps of up to 16 rows are replayed."""
-    model = rounded(random_model(kind, **{**FIELDS[kind], **SHAPE, **OF_KIND.get(kind, {})}))
+    model = CHECKPOINTS[name].made()
     save_bfloat16(model, tmp_path)
     with served(tmp_path, POOL) as engine:
-        assert_fast_path(engine)
+        if name not in ALIBI:
+            assert_fast_path(engine, "NativeLatentAttention" if "Deepseek" in name else "NativeAttention")
         computed = engine.generate(requests(prompt_logprobs=0))
         cached = engine.generate(requests())
-        assert engine.stats().replayed_steps > 0
+        assert (engine.stats().replayed_steps > 0) is (name not in ALIBI)
     assert cached[-1].cached_tokens == 32
-    assert_as_close_as_transformers(computed, model)
-    assert_as_close_as_transformers(cached, model)
+    for results in (computed, cached):
+        assert_as_close_as_transformers(results, model, of=CHECKPOINTS[name].of)
 
 
 @pytest.mark.parametrize(

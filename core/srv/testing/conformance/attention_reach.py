@@ -1,4 +1,4 @@
-"""L2: attention sinks, and attention within chunks, in every backend that accepts such models."""
+"""L2: attention sinks, attention within chunks, and to later tokens, in every backend that accepts such models."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from srv.testing.conformance.setups import Setup, select_setups
 # Classes without native layers: the fields alone tell which attention they have.
 _SINKS = {"architectures": ["FlintForCausalLM"], "model_type": "flint"}
 _CHUNKS = {"architectures": ["InChunksForCausalLM"], "model_type": "in_chunks", "attention_chunk_size": 5}
+_ENCODER = {"architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu", "type_vocab_size": 2}
+_LOCAL = 5
 
 
 def sinks(kit: Kit) -> str:
@@ -40,3 +42,16 @@ def chunks(kit: Kit) -> str:
             check_typical(kit, setup, f"attention within chunks of {tokens} tokens", chunk=tokens)
 
     return run_each(select_setups(kit, fields=_CHUNKS), check)
+
+
+def both_ways(kit: Kit) -> str:
+    """Layers of encoders: in whole sequences, tokens attend to all others, or to near ones on both sides."""
+
+    def check(setup: Setup) -> None:
+        for window in (None, *((_LOCAL, LONG_ROW) if "window" in setup.spec.traits else ())):
+            bench = Bench(kit, setup, bidirectional=True, window=window)
+            for lengths in ((7,), (3, 1, min(LONG_ROW, PAGES // 2 * setup.layout.page_size), _LOCAL)):
+                rows = [(bench.sequence(), length) for length in lengths]
+                bench.step(rows, "attention to later tokens" + (f" in a window of {window}" if window else ""))
+
+    return run_each(select_setups(kit, fields=_ENCODER), check)

@@ -53,6 +53,8 @@ class Bench:
         seed: int = 0,
         **traits: Any,
     ) -> None:
+        if traits.get("bidirectional"):
+            setup = setup.with_layers(0)  # of an encoder, no layer has a place in the pool
         self.kit, self.setup = kit, setup
         self.page_size = setup.layout.page_size
         self.kv = allocate_pool(kit, setup.layout, PAGES)
@@ -61,7 +63,7 @@ class Bench:
         # Page 1 is allocated first, so that a write just past page 0 damages a row.
         self._free = [*(torch.randperm(PAGES - 1, generator=self._generator) + 2).tolist(), 1]
         self._extra_columns = extra_columns
-        shape, count = setup.shape, len(setup.layout.group.layers)
+        shape, count = setup.shape, len(setup.layout.group.layers) or 1
         first = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, **traits)
         self.layers = tuple(dataclasses.replace(first, index=index) for index in range(count))
 
@@ -185,7 +187,7 @@ class Bench:
 
 
 def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of the last len(q) tokens of a row to all its tokens, in float64.
+    """Attention of the last len(q) tokens of a row to all its tokens, in float64; causal, unless it is bidirectional.
 
     q: [queries, heads, dim]; keys, values: [tokens, kv_heads, dim]. Query heads h*n .. h*n+n-1 share KV head h.
     """
@@ -197,6 +199,8 @@ def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) ->
     distance = torch.arange(len(keys) - len(q), len(keys))[:, None] - torch.arange(len(keys))[None, :]
     if layer.alibi is not None:
         scores -= torch.tensor(layer.alibi, dtype=torch.float64)[:, None, None] * distance
+    if layer.bidirectional:
+        distance = distance.abs()
     masked = distance < 0
     if layer.window is not None:
         masked |= distance >= layer.window

@@ -231,6 +231,14 @@ L2 = (
         module="attention_reach",
     ),
     _reference_check(
+        "attention.both_ways",
+        "attention to earlier and later tokens is correct, if the backend accepts encoders",
+        "Of a layer with AttentionLayer.bidirectional nothing is stored: each row is a whole sequence, whose keys and "
+        "values are those of the step. If the kernels do not support this, remove the trait from BackendSpec.traits.",
+        STARTED,
+        module="attention_reach",
+    ),
+    _reference_check(
         "attention.dtypes",
         "attention is correct in every dtype that is declared and accepted",
         "Return Unfit from BackendSpec.check for a dtype that the kernels do not support.",

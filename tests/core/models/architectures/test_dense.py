@@ -19,7 +19,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from srv.models.architectures.registry import native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
-from srv_matrix.pytest_plugin import covers
 
 PAD = {"pad_token_id": 0}
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
@@ -195,9 +194,7 @@ MIXTURES = (
 )  # whose steps a platform may run without capturing them
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=covers(f"model:{name}/safetensors", platform="cpu")) for name in SERVED]
-)
+@pytest.mark.parametrize("name", SERVED)
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Prompts are split into chunks and hit the prefix cache, in captured steps."""
     small = saved_small(made(*SERVED[name]), tmp_path, lengths=(5, 17, 33))

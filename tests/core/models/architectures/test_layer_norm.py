@@ -25,7 +25,6 @@ from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
 from srv.planning.resolution import resolve_launch
 from srv.testing.engine import user_input
-from srv_matrix.pytest_plugin import covers
 
 N_SIZES = {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 256}
 BLOOM = {"hidden_size": 48, "n_layer": 3, "n_head": 6}
@@ -169,9 +168,7 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 TORCH_ONLY = ("bloom", "mpt", "xglm")  # ALiBi, or heads of another size
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=covers(f"model:{name}/safetensors", platform="cpu")) for name in SERVED]
-)
+@pytest.mark.parametrize("name", SERVED)
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Prompts are split into chunks and hit the prefix cache; models with ALiBi run on torch's operators."""
     small = saved_small(made(*SERVED[name]), tmp_path, lengths=(5, 17, 33))

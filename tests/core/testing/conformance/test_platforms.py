@@ -64,6 +64,7 @@ TOY = frozenset(
         "attention.alibi",
         "attention.sinks",
         "attention.chunks",
+        "attention.both_ways",
         "attention.latent",
         "engine.float32",
         "arguments.refused",
@@ -83,6 +84,7 @@ NPU = frozenset(
         "attention.alibi",
         "attention.sinks",
         "attention.chunks",
+        "attention.both_ways",
         "engine.float32",
         "engine.bfloat16",
     )

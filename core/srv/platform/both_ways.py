@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.errors import InternalError
-from srv.platform.interface import AttentionLayer
 from srv.platform.layers import missing_traits
+from srv.specs import AttentionLayer
 
 _QUERY_BLOCK = 256  # queries per masked call: bounds the mask, and the keys that a window adds
 
@@ -39,7 +39,7 @@ def attend_both_ways(
         bounds = [0, length] if sees_all else [*range(0, length, _QUERY_BLOCK), length]
         for first, last in pairwise(bounds):
             seen = range(max(0, first - reach), min(length, last + reach))
-            mask = None if sees_all else _mask(range(first, last), seen, reach, q.dtype)
+            mask = None if sees_all else _mask(range(first, last), seen, reach, q)
             keys = slice(begin + seen.start, begin + seen.stop)
             key, value = (x[keys].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
             query = q[begin + first : begin + last].view(last - first, layer.kv_heads, group, -1).permute(1, 2, 0, 3)
@@ -48,7 +48,10 @@ def attend_both_ways(
     return out
 
 
-def _mask(queries: range, keys: range, reach: int, dtype: torch.dtype) -> Tensor:
-    """0 where a query sees a key, else -inf: [queries, keys]."""
-    distance = torch.arange(queries.start, queries.stop)[:, None] - torch.arange(keys.start, keys.stop)
-    return torch.zeros(distance.shape, dtype=dtype).masked_fill_(distance.abs() > reach, float("-inf"))
+def _mask(queries: range, keys: range, reach: int, like: Tensor) -> Tensor:
+    """0 where a query sees a key, else -inf: like.dtype [queries, keys], on its device."""
+    rows, columns = (torch.arange(each.start, each.stop, device=like.device) for each in (queries, keys))
+    distance = rows[:, None] - columns
+    return torch.zeros(distance.shape, dtype=like.dtype, device=like.device).masked_fill_(
+        distance.abs() > reach, float("-inf")
+    )

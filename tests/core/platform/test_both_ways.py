@@ -11,8 +11,8 @@ import torch
 
 from srv.errors import InternalError
 from srv.models.transformers.hf_check import dense_attention
+from srv.platform.both_ways import attend_both_ways, unsupported
 from srv.specs import AttentionLayer
-from srv_cpu.bidirectional import attend_both_ways, unsupported
 
 LENGTHS = [5, 1, 600]  # the last one has more queries than a block
 

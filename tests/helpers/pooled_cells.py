@@ -1,0 +1,121 @@
+"""Pooled models as bfloat16 checkpoints with heads of 64, on the path of a user who sets nothing but the model.
+
+What is returned, an embedding or the logits of labels, must be as close to that of transformers in float32 as
+transformers itself is in bfloat16.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from model_cells import rounded, save_bfloat16, served
+from pooled_models import POSITIONS, pooled_model
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from srv.testing.engine import CheckedEngine, GenerationResult
+from srv.testing.pooled import pooled_reference
+from srv.types import FinishReason, PooledOutput, Pooling, PoolingParams, RequestSpec
+
+HEADS = {"hidden_size": 128, "num_attention_heads": 2, "initializer_range": 0.1}
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")
+# Longer than the local windows; the longest has as many tokens as the encoders have positions.
+PROMPTS = [[5, 6, 7], list(range(3, 43)), [9], [(index * 37) % 90 + 5 for index in range(POSITIONS)]]
+CLASSES = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "modernbert": "ModernBert",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+}
+KINDS = {
+    "": "Model",
+    "alone": "Model",
+    "masked": "ForMaskedLM",
+    "classifier": "ForSequenceClassification",
+    "scorer": "ForSequenceClassification",
+}
+EMBEDDING = (
+    *(f"{family}{kind}" for family in ENCODERS for kind in ("", " masked")),
+    *(f"{family} alone" for family in DECODERS),
+)
+LABELLING = (
+    "bert classifier",
+    "roberta classifier",
+    "xlm-roberta scorer",
+    "modernbert classifier",
+    *(f"{family} classifier" for family in DECODERS),
+)
+
+
+def cell(name: str) -> str:
+    """The cell of the support matrix that a model is evidence for."""
+    family, _, kind = name.partition(" ")
+    return f"model:{CLASSES[family]}{KINDS[kind]}/safetensors"
+
+
+def is_decoder(name: str) -> bool:
+    return name.split()[0] in DECODERS
+
+
+@contextmanager
+def pooled_engine(name: str, folder: Path, *arguments: str, device: str = "cpu") -> Iterator[tuple[Any, CheckedEngine]]:
+    """The model of transformers in float32, and an engine of its bfloat16 checkpoint."""
+    decoder = is_decoder(name)
+    model = rounded(pooled_model(name, folder, **HEADS, **({"head_dim": 64} if decoder else {})))
+    save_bfloat16(model, folder)
+    pool = ["--max-total-tokens=512"] if decoder else []
+    with served(folder, *pool, *arguments, device=device) as engine:
+        assert engine.context.resolved.config.model.dtype == "bfloat16"
+        yield model, engine
+
+
+def check(name: str, model: Any, engine: CheckedEngine) -> None:
+    """What the engine returns of each prompt alone and of all in a batch is as close as transformers in bfloat16."""
+    pooling = Pooling(engine.context.resolved.config.model.pooling)
+    labelled = name in LABELLING
+    expected: Callable[[Any], Tensor] = labels if labelled else lambda each: embeddings(each, pooling)
+    params = PoolingParams(pooling=pooling, output=PooledOutput.LABELS if labelled else PooledOutput.EMBEDDING)
+    specs = [RequestSpec(id=str(number), tokens=tuple(each), params=params) for number, each in enumerate(PROMPTS)]
+    alone = torch.stack([vector(engine.generate([each])[0]) for each in specs])
+    together = torch.stack([vector(each) for each in engine.generate(specs)])
+    assert_as_close_as_transformers(
+        torch.stack((alone, together)), expected(model), expected(copy.deepcopy(model).to(torch.bfloat16))
+    )
+
+
+def vector(result: GenerationResult) -> Tensor:
+    assert (result.finish, result.error) == (FinishReason.STOP, None)
+    return torch.from_numpy(np.frombuffer(result.vectors, dtype="<f4").copy())
+
+
+def assert_as_close_as_transformers(ours: Tensor, exact: Tensor, coarse: Tensor) -> None:
+    """ours [2, prompts, N]; exact, coarse [prompts, N]: in float32 and in bfloat16."""
+    assert ours.shape == (2, *exact.shape)
+    theirs = (coarse - exact).abs().max()
+    assert theirs < 0.2 * exact.std(), "errors as large as the results: nothing could be told apart"
+    assert (ours - exact).abs().max() <= 2 * theirs
+
+
+def embeddings(model: Any, pooling: Pooling) -> Tensor:
+    """[prompts, hidden], of length 1."""
+    encoder = getattr(model, model.base_model_prefix, model)
+    with torch.no_grad():
+        states = [encoder(input_ids=torch.tensor([each])).last_hidden_state[0].float() for each in PROMPTS]
+    return torch.stack([normalize(pooled_reference(each, pooling), dim=0) for each in states])
+
+
+def labels(model: Any) -> Tensor:
+    """[prompts, labels]."""
+    with torch.no_grad():
+        return torch.stack([model(input_ids=torch.tensor([each])).logits[0].float() for each in PROMPTS])
