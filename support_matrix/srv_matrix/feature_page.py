@@ -3,6 +3,7 @@ platform."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from srv.args.config import ARGUMENTS
@@ -66,13 +67,23 @@ def _feature_name(feature: str) -> str:
     return f"`{name}`"
 
 
+def _without_names(record: Record) -> str:
+    """The reason without its variant, and without its model's class, so that those of several are one line.
+
+    The line lists both.
+    """
+    reason = re.sub(rf", not {re.escape(record.variant)}\b", "", record.reason)
+    kind, _, name = record.feature.partition(":")
+    return re.sub(rf"\b{re.escape(name.split('/')[0])}\b", "the model", reason) if kind == "model" else reason
+
+
 def _reasons(found: Mapping[str, Sequence[Record]]) -> Iterator[str]:
     """One line per reason, with the features and variants that it applies to."""
     by_reason: dict[tuple[str, str], dict[str, list[str]]] = {}
     for feature, records in found.items():
         for each in records:
             if each.reason:
-                variants = by_reason.setdefault((each.reason, each.reason_code), {})
+                variants = by_reason.setdefault((_without_names(each), each.reason_code), {})
                 variants.setdefault(_feature_name(feature), []).append(f"{each.platform}:{each.variant}")
     if not by_reason:
         return

@@ -78,6 +78,11 @@ def make_small(kind: str, folder: Path, **fields: Any) -> Small:
 def saved_small(model: Any, folder: Path, lengths: Sequence[int] = LENGTHS) -> Small:
     """A model of transformers, saved to `folder`, with prompts as those of `make_small`."""
     model.save_pretrained(folder)
+    return prompted(model, folder, lengths)
+
+
+def prompted(model: Any, folder: Path, lengths: Sequence[int] = LENGTHS) -> Small:
+    """The model that is saved in `folder`, with prompts as those of `make_small`."""
     generator = torch.Generator().manual_seed(5)
     prompts = [
         [10 + number, *torch.randint(3, 97, (length - 1,), generator=generator).tolist()]

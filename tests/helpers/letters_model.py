@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def refusal_of(*arguments: str) -> Refusal | None:
     return None
 
 
-def write_tokenizer(folder: Path, alphabet: str) -> Path:
-    """Write a tokenizer with one token per letter, numbered in the order of `alphabet`."""
+def write_tokenizer(folder: Path, alphabet: Sequence[str]) -> Path:
+    """Write a tokenizer with one token per letter, or word, numbered in the order of `alphabet`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.WordLevel({letter: token for token, letter in enumerate(alphabet)}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

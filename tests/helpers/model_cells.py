@@ -63,7 +63,7 @@ def decided(kind: str, experts: int, **fields: Any) -> Any:
             row[:experts] = -4.0
             row[members.flatten()[: config.num_experts_per_tok]] = 4.0
         for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):
+            if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
                 parameter.mul_(0.2)[:, :experts] = torch.eye(experts)
                 routers += 1
             if name.endswith("post_attention_layernorm.weight"):

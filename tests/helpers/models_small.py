@@ -173,7 +173,7 @@ def randomized(model: Any) -> Any:
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or name.endswith("proj_bias"):  # the latter are of experts
                 mean = next((mean for end, mean in MEANS.items() if name.endswith(end)), 1.0)
                 parameter.normal_(mean, 0.3)
         for name, buffer in model.named_buffers():

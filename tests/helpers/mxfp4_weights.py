@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ GPT_OSS = {
 STATED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 
 
-def mxfp4(seed: int, *shape: int) -> tuple[Tensor, Tensor]:
-    """Random blocks [..., 16] of the weights of this shape [..., K], and scales from 2^-5 to 2^-3."""
+def mxfp4(seed: int, *shape: int, lowest: int = -5) -> tuple[Tensor, Tensor]:
+    """Random blocks [..., 16] of the weights of this shape [..., K], and scales from 2^lowest to 2^(lowest + 2)."""
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randint(0, 256, (*shape[:-1], shape[-1] // 32, 16), generator=generator).to(torch.uint8)
-    return blocks, torch.randint(122, 125, blocks.shape[:-1], generator=generator).to(torch.uint8)
+    return blocks, torch.randint(3, blocks.shape[:-1], generator=generator).add(127 + lowest).to(torch.uint8)
 
 
 def write_gpt_oss(folder: Path, spoil: Callable[[dict[str, Tensor]], None] = lambda tensors: None) -> Any:
@@ -33,13 +34,28 @@ def write_gpt_oss(folder: Path, spoil: Callable[[dict[str, Tensor]], None] = lam
     config = AutoConfig.for_model("gpt_oss", **{**SIZES, **GPT_OSS})
     torch.manual_seed(0)
     model = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
-    model.save_pretrained(folder)
+    save_mxfp4_experts(model, folder, spoil=spoil)
+    return model
+
+
+def save_mxfp4_experts(
+    model: Any,
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    lowest: int = -5,
+    spoil: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
+) -> None:
+    """Save a gpt-oss model as published, and give its experts the values of the random blocks that are stored.
+
+    `dtype`: of the other tensors. `lowest`: as in `mxfp4`.
+    """
+    copy.deepcopy(model).to(dtype).save_pretrained(folder)
     file = folder / "model.safetensors"
     stored = load_file(file)
     for index, (name, parameter) in enumerate(model.named_parameters()):
         if name.endswith(("gate_up_proj", "down_proj")):
             experts, inputs, outputs = parameter.shape  # transformers has them transposed
-            blocks, scales = mxfp4(index, experts, outputs, inputs)
+            blocks, scales = mxfp4(index, experts, outputs, inputs, lowest=lowest)
             with torch.no_grad():
                 parameter.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
             del stored[name]
@@ -47,7 +63,6 @@ def write_gpt_oss(folder: Path, spoil: Callable[[dict[str, Tensor]], None] = lam
     spoil(stored)
     save_file(stored, file, {"format": "pt"})
     edit_config(folder, quantization_config=STATED)
-    return model
 
 
 def compressed(**group: Any) -> dict[str, Any]:

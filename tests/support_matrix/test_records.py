@@ -354,6 +354,30 @@ def test_page_of_features_has_a_row_for_each() -> None:
     assert len(rows) == sum(len(shown.of_kind(kind)) for kind in kinds) + len(list(weight_formats(shown))) - 2
 
 
+def test_models_and_variants_refused_for_the_same_reason_are_on_one_line() -> None:
+    """Which names its reasons leave out; those of other models and variants remain."""
+    refused = [
+        Record(
+            f"model:{model}/safetensors",
+            "model",
+            "imagined",
+            variant,
+            Status.UNSUPPORTED,
+            Status.SUPPORTED,
+            "no_backend_fits",
+            f"wide: {model} has no windows as OtherModel; tall: its kernels are for mk10, not {variant}",
+        )
+        for model in ("OneModel", "TwoModel")
+        for variant in ("mk1", "mk2")
+    ]
+    page = feature_page(replace(matrix(), records=by_key(refused)))
+    reasons = [line for line in page.splitlines() if line.startswith("- ")]
+    assert reasons == [
+        "- `OneModel/safetensors`, `TwoModel/safetensors`: wide: the model has no windows as OtherModel; "
+        "tall: its kernels are for mk10. `[no_backend_fits]`"
+    ]
+
+
 def test_committed_inventory_is_up_to_date() -> None:
     """Compared with the inventory of this process, which imports torch and the server."""
     committed = read_inventory(Repository(ROOT).inventory)

@@ -34,6 +34,12 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 
 @pytest.fixture(scope="module")
+def v32(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """DeepSeek-V3.2, with experts in groups."""
+    return saved_small(small("v32"), tmp_path_factory.mktemp("v32"), LENGTHS)
+
+
+@pytest.fixture(scope="module")
 def axk2(tmp_path_factory: pytest.TempPathFactory) -> Small:
     """With gates of norms and of attention."""
     return saved_small(small("axk2"), tmp_path_factory.mktemp("axk2"), LENGTHS)
@@ -47,7 +53,7 @@ def served(running: Any, expected: Small) -> list[int]:
     return [result.cached_tokens for result in results]
 
 
-@pytest.mark.parametrize("kind", ["glm", "axk2"])
+@pytest.mark.parametrize("kind", ["v32", "glm", "axk2"])
 def test_chunks_batches_and_prefix_hits_give_the_tokens_of_transformers(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

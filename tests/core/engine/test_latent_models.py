@@ -24,6 +24,18 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 
 @pytest.fixture(scope="module")
+def v2(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """DeepSeek-V2, whose experts are chosen from groups by their largest score."""
+    return saved_small(small("v2"), tmp_path_factory.mktemp("v2"), LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def v2_lite(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """Without groups and without low-rank queries, with YaRN."""
+    return saved_small(small("v2-lite"), tmp_path_factory.mktemp("v2-lite"), LENGTHS)
+
+
+@pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Small:
     """Without experts, so that most operators of a step are native and steps are captured."""
     torch.manual_seed(0)
@@ -40,11 +52,15 @@ def served(running: Any, expected: Small) -> list[int]:
     return [result.cached_tokens for result in results]
 
 
-def test_chunks_batches_and_prefix_hits_give_the_tokens_of_transformers(mixture: Small) -> None:
+@pytest.mark.parametrize("kind", ["mixture", "v2", "v2_lite"])
+def test_chunks_batches_and_prefix_hits_give_the_tokens_of_transformers(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     """The native kernel, with prompts in chunks that end within pages."""
-    with engine(mixture, page=16, chunk=9) as running:
+    model: Small = request.getfixturevalue(kind)
+    with engine(model, page=16, chunk=9) as running:
         assert running.context.resolved.config.platform.attention_backend == "native"
-        assert max(served(running, mixture)) >= 32
+        assert max(served(running, model)) >= 32
 
 
 def test_torch_operators_give_the_same_with_drafts(mixture: Small) -> None:

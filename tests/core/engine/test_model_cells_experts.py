@@ -23,7 +23,9 @@ from model_cells import (
     served,
 )
 from models_small import write_gguf
+from mxfp4_weights import save_mxfp4_experts
 
+from srv.quantization.gguf_experts import GGUFExperts
 from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
 
@@ -59,6 +61,23 @@ CHOOSING: dict[str, tuple[str, dict[str, Any]]] = {
     "hy_v4": ("HYV4ForCausalLM", {**DEEPSEEK, **INDEX, **UNGROUPED, "indexer_types": ["full", "shared", "full"]}),
     "glm_moe_dsa": ("GlmMoeDsaForCausalLM", {**DEEPSEEK, **INDEX, "indexer_types": ["full", "shared", "full"]}),
 }
+GPT_OSS = {
+    "head_dim": 64,
+    "num_local_experts": COUNT,
+    "num_experts_per_tok": 2,
+    "sliding_window": 9,  # shorter than most prompts
+    "max_position_embeddings": 4096,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 128,
+    },
+    "pad_token_id": 0,
+}
 GGUF = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 
 
@@ -80,6 +99,25 @@ def test_a_bfloat16_checkpoint_with_an_indexer(kind: str, tmp_path: Path) -> Non
     assert cached[-1].cached_tokens == 32
     assert_as_close_as_transformers(computed, model, of=statistics.fmean)
     assert_as_close_as_transformers(cached, model, of=statistics.fmean)
+
+
+@pytest.mark.slow
+@covers("model:GptOssForCausalLM/safetensors", platform="cpu")
+def test_a_bfloat16_checkpoint_with_experts_in_mxfp4(tmp_path: Path) -> None:
+    """As gpt-oss is published. transformers has the dequantized weights."""
+    model = decided("gpt_oss", COUNT, **GPT_OSS)
+    save_mxfp4_experts(model, tmp_path, torch.bfloat16, lowest=-7)
+    with served(tmp_path, "--max-total-tokens=2048") as engine:
+        assert_fast_path(engine)
+        worker = engine.executor.worker  # type: ignore[attr-defined]
+        experts = [module for module in worker.model.modules() if isinstance(module, GGUFExperts)]
+        assert [(each.gate_up_type, each.down_type) for each in experts] == [("MXFP4", "MXFP4")] * 3
+        computed = engine.generate(requests(prompt_logprobs=0))
+        cached = engine.generate(requests())
+        assert engine.stats().replayed_steps > 0
+    assert cached[-1].cached_tokens == 32
+    assert_as_close_as_transformers(computed, model)
+    assert_as_close_as_transformers(cached, model)
 
 
 @pytest.mark.parametrize(

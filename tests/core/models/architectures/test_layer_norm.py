@@ -177,6 +177,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
         missed, hits = (served.generate(messages(small.prompts)) for _ in range(2))
         assert (served.stats().replayed_steps > 0) == (SERVED[name][0] not in TORCH_ONLY)
     assert [result.tokens for result in missed] == [result.tokens for result in hits] == small.tokens
+    assert [result.cached_tokens for result in hits] == [0, 16, 32]
 
 
 def test_backends_without_alibi_are_refused(tmp_path: Path) -> None:
