@@ -12,6 +12,7 @@ import torch
 from every import every
 from models_reference_ops import reference_impls
 from models_small import GRANITE, HOST, SIZES, built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from planned_sizes import check_sizes
 
 from srv.errors import ModelError, PluginError
 from srv.models.architectures.decoder import Decoder
@@ -96,6 +97,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     facts = read_facts(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert native_config(facts.architecture, facts.config).parameters == counted
+    check_sizes(tmp_path, ours)
 
 
 @every("case", ["rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"])

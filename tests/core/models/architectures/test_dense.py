@@ -12,6 +12,7 @@ from engine_small import engine, messages, saved_small
 from every import every
 from gguf import GGMLQuantizationType as Kind
 from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, tokens_of, write_gguf
+from planned_sizes import check_sizes
 from safetensors.torch import load_file, save_file
 from thread_ranks import on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -140,6 +141,7 @@ def test_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Pat
     counted = sum(tensor.numel() for tensor in stored)  # with the biases of routers, which are buffers
     assert counted >= sum(parameter.numel() for parameter in model.parameters())
     assert facts.parameters == native_config(facts.architecture, facts.config).parameters == counted
+    check_sizes(tmp_path, ours)
     (layer, *_) = ours.attention_layers
     assert (facts.heads, facts.kv_heads, facts.head_dim) == (layer.heads, layer.kv_heads, layer.head_dim)
 
