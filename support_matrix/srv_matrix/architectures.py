@@ -43,11 +43,15 @@ LIMITS: Mapping[str, str] = {
     "Audio, and patches of bytes": r"generates audio|patches of bytes",
 }
 
+# Layers that keep a state of each request; beside them, FULL names attention layers without traits.
+RECURRENT, FULL = "recurrent", "full"
+
 
 class ArchitectureRow(msgspec.Struct, frozen=True, kw_only=True):
     """One model type of transformers. `architecture`: its class. `declares`: the class says that it supports attention
-    backends. `path`: "native", "generic", or "" if it is not served. `traits`: of its attention layers. `parameters`:
-    of the small model, and `planned`: what `srv plan` counts, or None if it claims no size."""
+    backends. `path`: "native", "generic", or "" if it is not served. `traits`: of its attention layers,
+    and of recurrent ones. `parameters`: of the small model with the buffers that are loaded, and `planned`: what
+    `srv plan` counts, or None if it claims no size."""
 
     model_type: str
     architecture: str
@@ -172,7 +176,7 @@ def _counted(table: ArchitectureTable, declared: bool) -> str:
 
 def _row(row: ArchitectureRow) -> str:
     equal = "✅ yes" if row.outcome == "equal" else "no"
-    traits = ", ".join(each.replace("_", " ") for each in row.traits) or ("full" if row.path else "")
+    traits = ", ".join(each.replace("_", " ") for each in row.traits) or (FULL if row.path else "")
     return f"| `{row.model_type}` | `{row.architecture}` | {row.path or row.outcome} | {equal} | {traits} |"
 
 

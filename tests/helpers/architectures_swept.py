@@ -34,13 +34,16 @@ from srv.errors import ModelError, SrvError
 from srv.models.base import CausalLM
 from srv.models.read import read_facts
 from srv.models.transformers.hf_model import HFModel
+from srv.specs import Recurrent
 from srv.testing.engine import CheckedEngine
-from srv_matrix.architectures import ArchitectureRow, ArchitectureTable, read_table, write_table
+from srv_matrix.architectures import FULL, RECURRENT, ArchitectureRow, ArchitectureTable, read_table, write_table
 
 LENGTHS = (3, 9, 17, 30)  # of prompts, which are computed in chunks of CHUNK tokens
 CHUNK, OUTPUT = 11, 8
 MIN_GAP = 1e-3  # between the two best logits; after a smaller one, tokens may differ
 TIMEOUT_S = 90.0
+# Buffers of MiniMax that are computed, not loaded.
+DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 Row = Callable[[str, Path], ArchitectureRow]
 
 
@@ -70,7 +73,7 @@ def row(model_type: str, folder: Path) -> ArchitectureRow:
         expected = [_greedy(model, prompt) for prompt in _prompts()]
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this row's
         return ArchitectureRow(**about, outcome="uncomputed", reason=_text(error, folder))
-    about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    about["parameters"] = _counted(model)
     config = tiny_config(model_type) if model_type in TEXT_ALONE else model.config
     config.architectures = [made.__name__]
     config.save_pretrained(folder)
@@ -84,6 +87,13 @@ def row(model_type: str, folder: Path) -> ArchitectureRow:
         if (facts := read_facts(folder)).text_part_of is not None:
             about["parameters"] = facts.parameters  # stored ones of the language model, which is served alone
     return _launched(about, folder, expected)
+
+
+def _counted(model: Any) -> int:
+    """Its parameters, and the buffers that checkpoints store and that are loaded, as the biases of routers."""
+    stored = model.state_dict()
+    buffers = (each for name, each in model.named_buffers() if name in stored and not name.endswith(DECAYS))
+    return sum(each.numel() for each in (*model.parameters(), *buffers))
 
 
 def _launched(about: Mapping[str, Any], folder: Path, expected: list[tuple[list[int], list[float]]]) -> ArchitectureRow:
@@ -107,7 +117,10 @@ def _served(folder: Path, expected: list[tuple[list[int], list[float]]]) -> dict
     arguments += ["--chunked-prefill-size", str(CHUNK), "--max-total-tokens", "512", "--max-running-requests", "8"]
     prompts = _prompts()
     with BuiltEngine.launch(arguments) as engine:
-        traits = sorted({trait for layer in engine.model.attention_layers for trait in layer.traits()})
+        layers = [layer.traits() for layer in engine.model.attention_layers]
+        traits = sorted({trait for each in layers for trait in each})
+        if any(isinstance(group, Recurrent) for group in engine.context.model.cache_groups):
+            traits = [*([FULL] if {} in layers else []), *traits, RECURRENT]
         path = "generic" if isinstance(engine.model, HFModel) else "native"
         found = [result.tokens for result in engine.generate(messages(prompts, OUTPUT))]
         engine.flush()

@@ -33,6 +33,7 @@ from srv.args.rules import (
     weights,
 )
 from srv.dtypes import FLOAT8, ITEM_SIZES
+from srv.models.layers.rope_config import limit_reason
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 from srv.quantization.registry import find
 from srv.specs import ModelFacts
@@ -175,7 +176,9 @@ def _context_fits(context: ResolutionContext) -> str | None:
     model, length = context.model, context["context_length"]
     if model is None or length is None or length <= model.context_length:
         return None
-    return f"model {model.name} has a context length of {model.context_length} tokens"
+    found = f"model {model.name} has a context length of {model.context_length} tokens"
+    reason = limit_reason(model.config, model.context_length)
+    return found if reason is None else f"{found}: {reason}"
 
 
 def _format_fits(context: ResolutionContext) -> str | None:

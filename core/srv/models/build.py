@@ -68,6 +68,7 @@ def build(
     layer_made: Callable[[int, torch.nn.Module], None] = lambda index, layer: None,
     reading: Reading = MAPPED,
     loaders: Sequence[str] = (),
+    context_length: int | None = None,
 ) -> CausalLM:
     """Make the model, load its weights in `dtype` onto `device`, and freeze it.
 
@@ -79,9 +80,11 @@ def build(
     model is sharded, of which this one loads its part. `cache_places`, `state_places`: as in `BuildContext`.
     `check_layers(layers)` gets the attention layers before weights are read, as far as the class in transformers shows
     them then, and raises an error to refuse them. `layer_made`: as in `BuildContext`. `reading`: for native layers.
-    `loaders`: the weight loaders of other distributions that give the weights in place of files; () for none. Raises
+    `loaders`: the weight loaders of other distributions that give the weights in place of files; () for none.
+    `context_length`: of the longest sequence that is going to be computed, in tokens; None is the model's own. Raises
     ModelError (its code gives the reason), and PluginError if the platform lacks an op.
     """
+    length = context_length or facts.context_length
     choice = choose_layers(
         facts,
         model_impl=model_impl,
@@ -98,10 +101,10 @@ def build(
         from srv.models.transformers.hf_model import build_hf
         from srv.models.transformers.hf_output import keep_float32
 
-        wrapped = build_hf(facts, choice.load_format, device, dtype, seed, progress, cache_places, check_layers)
+        wrapped = build_hf(facts, choice.load_format, device, dtype, seed, progress, cache_places, check_layers, length)
         keep_float32(wrapped.model, context)
         return inference_ready(wrapped)
-    model, storage = native_layers(facts, choice, context)
+    model, storage = native_layers(facts, choice, context, length)
     check_layers(model.attention_layers)
     with torch.no_grad():
         _load(facts, choice.load_format, model, seed, progress, storage, reading, loaders)
@@ -113,10 +116,12 @@ def build(
     return inference_ready(model)
 
 
-def native_layers(facts: ModelFacts, choice: LayerChoice, context: BuildContext) -> tuple[NativeModel, StorageFormat]:
+def native_layers(
+    facts: ModelFacts, choice: LayerChoice, context: BuildContext, context_length: int
+) -> tuple[NativeModel, StorageFormat]:
     """The native layers of a model, with uninitialised weights, and how its checkpoint stores these.
 
-    Raises ModelError and PluginError like `build`.
+    `context_length`: as in `build`. Raises ModelError and PluginError like `build`.
     """
     if choice.config is None:
         raise InternalError(f"{facts.architecture} has no native layers")
@@ -125,7 +130,7 @@ def native_layers(facts: ModelFacts, choice: LayerChoice, context: BuildContext)
         stored = StoredModel(facts, {}) if choice.load_format == FROM_LOADERS else stored_model(facts)
         factory, storage = make_factory(choice.method, context, stored), make_storage(choice.method, stored)
     storage = _architecture_storage(facts, choice.config, storage)
-    return load_layers(facts.architecture)(choice.config, factory, facts.context_length), storage
+    return load_layers(facts.architecture)(choice.config, factory, context_length), storage
 
 
 def _architecture_storage(facts: ModelFacts, config: NativeConfig, storage: StorageFormat) -> StorageFormat:

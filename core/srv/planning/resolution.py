@@ -22,6 +22,7 @@ from srv.models import hub
 from srv.models.examined import Examined, examine
 from srv.models.formats.safetensors_header import forget_headers
 from srv.models.formats.third_party import described
+from srv.models.layers.rope_config import long_rope_length
 from srv.models.locate import locate, located, on_hub
 from srv.models.options import ReadOptions
 from srv.models.read import read_facts
@@ -183,6 +184,7 @@ def _model_notes(model: ModelFacts | None, resolved: Resolved, code: Sequence[st
         notes.append(f"the configuration of {model.name} has other values (json_model_override_args): {values}")
     weights = resolved.config.weights
     if model is not None:
+        notes += _rope_notes(model, resolved.config.model.context_length or model.context_length)
         method = chosen(model, weights.quantization, weights.torchao_config, dequantize=False)
         notes += [f"{model.name}: {method.note}"] if method is not None and method.note else []
     if model is not None and weights.custom_weight_loader:
@@ -194,6 +196,23 @@ def _model_notes(model: ModelFacts | None, resolved: Resolved, code: Sequence[st
         files = files_of(code)
         notes.append(f"Python code in the folder of {model.name} is run for its tokenizer (trust_remote_code): {files}")
     return tuple(notes)
+
+
+def _rope_notes(model: ModelFacts, served: int) -> list[str]:
+    """Which factors of LongRoPE a context of `served` tokens uses, and how to get the others."""
+    original = long_rope_length(model.config, model.context_length)
+    if original is None:
+        return []
+    if served > original:
+        return [
+            f"{model.name} uses the long factors of LongRoPE for all tokens, because its context of {served} tokens "
+            f"exceeds the {original} of pre-training and cached keys cannot change their factors; "
+            f"--context-length {original} or less uses the short ones, which suit short requests better"
+        ]
+    return [
+        f"{model.name} uses the short factors of LongRoPE, because its context of {served} tokens does not exceed the "
+        f"{original} of pre-training; a larger --context-length, up to {model.context_length}, uses the long ones"
+    ]
 
 
 @dataclass

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from srv import __version__
 from srv.args.statement import Resolved
+from srv.models.layers.rope_config import long_rope_length
 from srv.quantization.registry import chosen
 from srv.specs import ModelFacts
 
@@ -42,6 +43,9 @@ def system_fingerprint(model: ModelFacts, resolved: Resolved) -> str:
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
     if weights.calculate_kv_scales:
         digest.update(b"calculate_kv_scales")
+    original = long_rope_length(model.config, model.context_length)
+    if original is not None and (config.model.context_length or model.context_length) <= original:
+        digest.update(b"short factors of LongRoPE")
     if (scales := weights.quantization_param_path) is not None:
         digest.update(scales.expanduser().read_bytes())
     for sample in _samples(Path(model.path)):

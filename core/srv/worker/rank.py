@@ -196,6 +196,7 @@ class RankWorker:
                 layer_made=host.place,
                 reading=reading_of(weights),
                 loaders=weights.custom_weight_loader,
+                context_length=model.context_length,
             )
 
     def _read_seconds(self) -> tuple[float, str] | None:

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pooled_models import POSITIONS, pooled_model, write_modules
+from every import every
+from models_small import built
+from planned_sizes import check_sizes
+from pooled_models import MODELS, POSITIONS, pooled_model, write_modules
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -87,6 +90,7 @@ def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str,
     facts = read_facts(tmp_path)
     config = native_config(facts.architecture, facts.config)
     assert config.parameters == sum(each.numel() for each in _served(model).parameters())
+    check_sizes(tmp_path, built(tmp_path))
     poolings = list(Pooling) if name in ("bert", "modernbert") else [Pooling.MEAN]
     with engine(tmp_path, "--is-embedding", *pool_of(name)) as running:
         assert running.context.resolved.config.model.pooling == ("last" if name == "qwen3 alone" else "mean")
@@ -115,6 +119,7 @@ def test_logits_of_labels_are_those_of_transformers(name: str, tmp_path: Path) -
     facts = read_facts(tmp_path)
     assert facts.parameters == sum(each.numel() for each in model.parameters())
     assert native_config(facts.architecture, facts.config).parameters == facts.parameters
+    check_sizes(tmp_path, built(tmp_path))
     with engine(tmp_path, *pool_of(name)) as running:
         pooling = Pooling(running.context.resolved.config.model.pooling)
         half = {"types_from": 2} if name == "bert classifier" else {}
@@ -131,6 +136,12 @@ def test_logits_of_labels_are_those_of_transformers(name: str, tmp_path: Path) -
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt]), **types).logits[0]
         close(vector(result), logits)
+
+
+@every("name", sorted(set(MODELS) - {*ENCODERS, *CLASSIFIERS, "qwen3 generator"}))
+def test_planned_sizes_of_other_classes_are_those_that_are_loaded(name: str, tmp_path: Path) -> None:
+    pooled_model(name, tmp_path)
+    check_sizes(tmp_path, built(tmp_path))
 
 
 def test_an_encoder_has_no_pool_and_takes_prompts_whole(tmp_path: Path) -> None:

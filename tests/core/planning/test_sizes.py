@@ -44,7 +44,7 @@ def facts(path: Path, name: str, **further: Any) -> ModelFacts:
 def test_facts_of_a_configuration_have_the_sizes_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     found, expected = facts(tmp_path, name), SIZES[name]
     assert (found.parameters, found.active_parameters) == (expected.parameters, expected.active)
-    assert (found.weight_bytes, found.unknown_sizes) == (2 * expected.parameters + 2 * buffers(name), None)
+    assert (found.weight_bytes, found.unknown_sizes) == (2 * expected.parameters, None)
     paged = [group for group in found.cache_groups if not isinstance(group, Recurrent)]
     assert sum(group.bytes_per_token("bfloat16") for group in paged) == expected.token_bytes
 
@@ -72,11 +72,6 @@ def test_a_model_without_attention_has_sizes(tmp_path: Path, capsys: pytest.Capt
     assert states.bytes_per_slot() == expected.request_bytes
     assert main(["plan", "--device", "cpu", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
     assert "is recurrent, which no attention backend" in capsys.readouterr().err
-
-
-def buffers(name: str) -> int:
-    """The corrections of Kimi-K2's routers are stored, and are no parameters."""
-    return 60 * 384 if name == "Kimi-K2" else 0
 
 
 def test_a_quantized_configuration_counts_as_its_checkpoint_stores_it(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ class ModelArgs(NamedTuple):
     context_length: Annotated[
         int | None,
         Arg(
-            "Maximum length of a request, prompt and output; the model's context length if not set.",
+            "Maximum length of a request, prompt and output; the model's context length if not set. Of models with "
+            "LongRoPE it chooses the factors: the short ones up to the length of pre-training, else the long ones.",
             at_least(2),
             unit="tokens",
         ),

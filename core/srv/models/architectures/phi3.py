@@ -1,6 +1,6 @@
 """Phi-3 and Phi-4: Llama with fused projections, a partial rotary embedding, LongRoPE and a window in all layers.
 
-LongRoPE is served up to the context length of pre-training (`srv.models.layers.rope_config.usable_context`).
+LongRoPE is served with one of its two lists of factors, by the served context length (`srv.models.layers.rope_config`).
 """
 
 from __future__ import annotations

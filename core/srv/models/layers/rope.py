@@ -17,15 +17,19 @@ from srv.models.layers.rope_config import RopeConfig
 def cos_sin_table(rope: RopeConfig, positions: int) -> Tensor:
     """float32 [positions, rotary_dim]: cosines in the first half of the columns, sines in the second.
 
-    Both are multiplied by the variant's attention factor, which so scales the rotated queries and keys.
+    Both are multiplied by the variant's attention factor, which so scales the rotated queries and keys. `positions`:
+    the served context length, by which LongRoPE chooses its factors.
     """
-    frequencies, attention_factor = inverse_frequencies(rope)
+    frequencies, attention_factor = inverse_frequencies(rope, positions)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     return torch.cat((angles.cos() * attention_factor, angles.sin() * attention_factor), dim=-1)
 
 
-def inverse_frequencies(rope: RopeConfig) -> tuple[Tensor, float]:
-    """(float32 [rotary_dim / 2] radians per position, attention factor); transformers' `inv_freq`."""
+def inverse_frequencies(rope: RopeConfig, context_length: int) -> tuple[Tensor, float]:
+    """(float32 [rotary_dim / 2] radians per position, attention factor); transformers' `inv_freq`.
+
+    `context_length`: the served one, in tokens.
+    """
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     base = rope.theta**exponents
     parameters = rope.parameters
@@ -36,7 +40,8 @@ def inverse_frequencies(rope: RopeConfig) -> tuple[Tensor, float]:
     if rope.rope_type == "yarn":
         return _yarn(base, rope)
     if rope.rope_type == "longrope":
-        return 1.0 / (_factors(parameters["short_factor"], rope) * base), _longrope_attention_factor(rope)
+        factors = parameters["long_factor" if context_length > rope.original_context_length else "short_factor"]
+        return 1.0 / (_factors(factors, rope) * base), _longrope_attention_factor(rope)
     if rope.rope_type == "freq_factors":
         return 1.0 / base / _factors(parameters["freq_factors"], rope), 1.0
     if rope.rope_type == "proportional":

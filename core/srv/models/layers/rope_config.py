@@ -2,6 +2,14 @@
 
 Torch-free. Owns the names and defaults of the variants; `srv.models.layers.rope` computes with them. Both forms are
 those of transformers: `rope_parameters` since version 5; before that, `rope_scaling` next to `rope_theta`.
+
+LongRoPE has two lists of factors: `short_factor` for sequences up to the context length of pre-training,
+`long_factor` for *all* keys of a longer one. transformers chooses by each pass. A server cannot: the cached keys of a
+sequence that grows beyond that length would be wrong, and one long sequence would change the results of others in its
+batch. So one list is chosen at the start, by the served context length, as in vLLM:
+
+    served context (--context-length, else the declared one) > context of pre-training   long factors for all tokens
+                                                             otherwise                   short factors for all tokens
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor",),
+    "longrope": ("short_factor", "long_factor"),
     "freq_factors": ("freq_factors",),
 }
 LEGACY_NAMES = {"su": "longrope"}
@@ -77,20 +85,51 @@ def usable_context(config: Mapping[str, Any], context_length: int) -> int:
     """The context length that can be served with one fixed table of frequencies, from the declared one.
 
     YaRN reaches `factor` times its original context length even if the declared one was left at the original.
-    LongRoPE switches to other frequencies for *all* keys of a sequence that grows beyond the original context length.
-    Keys that are already in the cache would then be wrong, and one long sequence would change the results of others
-    in its batch, so it is served up to the original length only.
     """
     try:
         parameters = rope_parameters(config)
     except UnsupportedConfig:
         return context_length
     original = original_context_length(config, parameters, context_length)
-    if parameters["rope_type"] == "longrope":
-        return min(context_length, original)
     if parameters["rope_type"] == "yarn" and parameters.get("factor"):
         return max(context_length, int(parameters["factor"] * original))
     return context_length
+
+
+def long_rope_length(config: Mapping[str, Any], context_length: int) -> int | None:
+    """The context length up to which a model with LongRoPE uses its short factors, if it has others beyond it.
+
+    `context_length`: the declared one. None: the same frequencies serve every length.
+    """
+    try:
+        parameters = rope_parameters(text := _text(config))
+    except UnsupportedConfig:
+        return None
+    original = original_context_length(text, parameters, context_length)
+    same = parameters.get("short_factor") == parameters.get("long_factor")
+    return None if parameters["rope_type"] != "longrope" or same or original >= context_length else original
+
+
+def limit_reason(config: Mapping[str, Any], context_length: int) -> str | None:
+    """Why RoPE allows no more than the context length that a model has; None if it is not RoPE that limits it."""
+    try:
+        parameters = rope_parameters(text := _text(config))
+    except UnsupportedConfig:
+        return None
+    original = original_context_length(text, parameters, context_length)
+    if parameters["rope_type"] == "dynamic":
+        return "beyond them, its dynamic RoPE scaling would change the frequencies of keys that are cached"
+    if parameters["rope_type"] == "longrope" and original < context_length:
+        return f"LongRoPE extends the {original} of pre-training to no more than these"
+    if parameters["rope_type"] == "yarn" and original < context_length:
+        return f"YaRN extends the {original} of pre-training to no more than these"
+    return None
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the fields of the language model, which multimodal models nest."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, Mapping) else config
 
 
 def rope_config(config: Mapping[str, Any], head_dim: int) -> RopeConfig:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from srv.models.sizes.fields import Fields
-from srv.models.sizes.parts import NOTHING, Part, UnknownSizes, Weight, buffer, linear, norm, norms, plain, stack, total
+from srv.models.sizes.parts import NOTHING, Part, UnknownSizes, Weight, linear, norm, norms, plain, stack, total
 from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, SlidingWindow, StateTensor
 
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -134,10 +134,10 @@ def moe(
 ) -> Part:
     """A router and its experts, with an MLP of inner size `shared` beside them that every token passes.
 
-    `correction`: the router has a stored bias per expert that is not a parameter.
+    `correction`: the router has a stored bias per expert.
     """
     own = plain(router, count, c.hidden_size) + experts(c.hidden_size, inner, count, used)
-    own += buffer(f"{router}.e_score_correction_bias", count) if correction else NOTHING
+    own += plain(f"{router}.e_score_correction_bias", count) if correction else NOTHING
     own += gated_mlp(c, shared_name, shared, bias=shared_bias) if shared else NOTHING
     return own.under(name)
 

@@ -18,7 +18,7 @@ from srv.models.sizes.blocks import (
     window_of,
 )
 from srv.models.sizes.fields import Fields
-from srv.models.sizes.parts import NOTHING, Part, buffer, linear, norm, norms, plain, stack
+from srv.models.sizes.parts import NOTHING, Part, linear, norm, norms, plain, stack
 
 SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -245,7 +245,7 @@ def apertus(c: Fields) -> Part:
     mlp = two_layer_mlp(c, "mlp", c.intermediate_size, "up_proj", "down_proj")
     if c.hidden_act == "xielu":
         mlp += plain("mlp.act_fn.alpha_p", 1) + plain("mlp.act_fn.alpha_n", 1)
-        mlp += buffer("mlp.act_fn.beta") + buffer("mlp.act_fn.eps")
+        mlp += plain("mlp.act_fn.beta") + plain("mlp.act_fn.eps")
     own = attention(c, qkv_bias=bias, out_bias=bias, qk_norms="head")
     return decoder(c, lambda i: pre_norm(c, own, mlp, names=names))
 

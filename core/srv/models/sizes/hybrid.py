@@ -23,7 +23,7 @@ from srv.models.sizes.blocks import (
 )
 from srv.models.sizes.fields import Fields
 from srv.models.sizes.mixture import granite_experts, granite_shared_mlp, qwen_moe_mlp, sparse_layers
-from srv.models.sizes.parts import NOTHING, Part, UnknownSizes, buffer, linear, norm, norms, plain
+from srv.models.sizes.parts import NOTHING, Part, UnknownSizes, linear, norm, norms, plain
 
 PRE_FF_NORMS = ("input_layernorm", "pre_ff_layernorm")
 RECURRENT = ("linear_attention", "mamba")
@@ -127,7 +127,7 @@ def nemotron_h(c: Fields) -> Part:
     )
     hidden, small = c.hidden_size, c.moe_latent_size
     width, count = small or hidden, c.n_routed_experts
-    routed = plain("gate", count, hidden) + buffer("gate.e_score_correction_bias", count)
+    routed = plain("gate", count, hidden) + plain("gate.e_score_correction_bias", count)
     routed += experts(width, c.moe_intermediate_size, count, c.num_experts_per_tok, gated=False)
     if small:
         routed += linear("fc1_latent_proj", hidden, small, c.mlp_bias) + linear(
@@ -227,15 +227,15 @@ def kimi_linear(c: Fields) -> Part:
 
 
 def minimax(c: Fields) -> Part:
-    """Lightning attention, and softmax attention in every second layer by default."""
+    """Lightning attention, and softmax attention in every second layer by default.
+
+    The decays that checkpoints store are not loaded: layers compute them.
+    """
     hidden, heads, dim = c.hidden_size, c.num_attention_heads, head_dim(c)
     types = kinds(c, lambda i: "linear_attention" if i % 2 else "full_attention")
     linears = linear("qkv_proj", hidden, 3 * heads * dim) + linear("output_gate", hidden, heads * dim)
     linears += linear("out_proj", heads * dim, hidden) + norm("norm", heads * dim)
-    block = c.block_size
-    decays = buffer("slope_rate", heads) + buffer("query_decay", heads, block) + buffer("key_decay", heads, block)
-    decays += buffer("diagonal_decay", heads, block, block)
-    recurrent = (linears + decays).under("self_attn") + state_cache(c, None, (heads, dim, dim))
+    recurrent = linears.under("self_attn") + state_cache(c, None, (heads, dim, dim))
     own = attention(c, window=c.sliding_window)
     mlp = moe(
         c, count=c.num_local_experts, inner=c.intermediate_size, used=c.num_experts_per_tok, name="block_sparse_moe"
@@ -273,7 +273,7 @@ def lfm2(c: Fields) -> Part:
 
 
 def lfm2_moe(c: Fields) -> Part:
-    correction = buffer("feed_forward.expert_bias", c.num_experts) if c.use_expert_bias else NOTHING
+    correction = plain("feed_forward.expert_bias", c.num_experts) if c.use_expert_bias else NOTHING
     sparse = moe(c, count=c.num_experts, inner=c.moe_intermediate_size, used=c.num_experts_per_tok, name="feed_forward")
     dense = _lfm2_mlp(c, c.intermediate_size)
     return _lfm2_model(

@@ -20,7 +20,7 @@ from srv.models.sizes.blocks import (
 )
 from srv.models.sizes.dense import exaone_kinds
 from srv.models.sizes.fields import Fields
-from srv.models.sizes.parts import NOTHING, Part, Weight, buffer, linear, norm, plain
+from srv.models.sizes.parts import NOTHING, Part, Weight, linear, norm, plain
 
 
 def mixtral(c: Fields) -> Part:
@@ -74,7 +74,7 @@ def olmoe(c: Fields) -> Part:
 def minimax_m2(c: Fields) -> Part:
     mlp = moe(
         c, count=c.num_local_experts, inner=c.intermediate_size, used=c.num_experts_per_tok, name="block_sparse_moe"
-    ) + buffer("block_sparse_moe.e_score_correction_bias", c.num_local_experts)
+    ) + plain("block_sparse_moe.e_score_correction_bias", c.num_local_experts)
     return decoder(c, lambda i: pre_norm(c, attention(c, qk_norms="all"), mlp))
 
 

@@ -17,7 +17,7 @@ from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, SlidingWindow
 
 MAX_LAYERS = 10_000  # so that a damaged file cannot cause huge allocations
 
-Kind = Literal["plain", "linear", "expert", "buffer"]
+Kind = Literal["plain", "linear", "expert"]
 
 
 class UnknownSizes(Exception):
@@ -28,8 +28,8 @@ class Weight(NamedTuple):
     """The weight of one module, or one vector of parameters.
 
     `name`: the module's in checkpoints; that of a vector ends in its own name ("bias"). `shape`: of a "linear" or
-    "expert" weight ``[outputs, inputs]``. `kind`: only "linear" and "expert" weights are quantized; a "buffer" is
-    stored, but is not a parameter. `copies`: how many experts have such a weight, of which a token uses `used`.
+    "expert" weight ``[outputs, inputs]``. `kind`: only "linear" and "expert" weights are quantized. `copies`: how many
+    experts have such a weight, of which a token uses `used`.
     """
 
     name: str
@@ -41,10 +41,6 @@ class Weight(NamedTuple):
     @property
     def elements(self) -> int:
         return math.prod(self.shape) * self.copies
-
-    @property
-    def is_parameter(self) -> bool:
-        return self.kind != "buffer"
 
 
 @dataclass(frozen=True)
@@ -66,12 +62,13 @@ class Part:
 
     @property
     def parameters(self) -> int:
-        return sum(weight.elements for weight in self.weights if weight.is_parameter)
+        """As in the files of a checkpoint: with what transformers stores in buffers, as the biases of routers."""
+        return sum(weight.elements for weight in self.weights)
 
     @property
     def active_parameters(self) -> int:
         """Those that take part in computing one token: of each layer's experts, the chosen ones."""
-        return sum(weight.elements // weight.copies * weight.used for weight in self.weights if weight.is_parameter)
+        return sum(weight.elements // weight.copies * weight.used for weight in self.weights)
 
 
 NOTHING = Part()
@@ -84,13 +81,8 @@ def linear(name: str, inputs: int, outputs: int, bias: object = False) -> Part:
 
 
 def plain(name: str, *shape: int) -> Part:
-    """A parameter that is never quantized: an embedding, a router, a convolution."""
+    """What is never quantized: an embedding, a router and its bias, a convolution."""
     return Part((Weight(name, shape),))
-
-
-def buffer(name: str, *shape: int) -> Part:
-    """A stored tensor that is not a parameter."""
-    return Part((Weight(name, shape, "buffer"),))
 
 
 def norm(name: str, size: int, bias: object = False) -> Part:

@@ -46,6 +46,7 @@ from srv.models.transformers.hf_attention import (
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.models.transformers.hf_claims import NO_BACKENDS, check_claims, masked_windows, pool_heads
 from srv.models.transformers.hf_output import ClassHead, body_of, first_position
+from srv.models.transformers.hf_rope import fix_long_rope
 from srv.specs import AttentionLayer, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -193,12 +194,14 @@ def build_hf(
     progress: Progress | None,
     places: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     check_layers: Callable[[Sequence[AttentionLayer]], None] = lambda layers: None,
+    context_length: int | None = None,
 ) -> HFModel:
     """The model of `facts` through transformers. Raises ModelError: unsupported_architecture and loaders' codes.
 
-    places: as `BuildContext.cache_places`. check_layers: as in `srv.models.build.build`.
+    places: as `BuildContext.cache_places`. check_layers, context_length: as in `srv.models.build.build`.
     """
     config, skeleton = check_without_weights(facts)
+    fix_long_rope(config, context_length or facts.context_length)
     if skeleton is not None:
         check_layers(skeleton.attention_layers)
     if getattr(config, "prefix_lm", False):

@@ -12,6 +12,7 @@ import torch
 from every import every
 from models_reference_ops import reference_impls
 from models_small import GRANITE, HOST, SIZES, built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from planned_sizes import check_sizes
 
 from srv.errors import ModelError, PluginError
 from srv.models.architectures.decoder import Decoder
@@ -28,7 +29,7 @@ FLOAT32_OP = OpImpl("linear_float32", "torch", lambda args: None, "srv_kernels.r
 ROPE = {"rope_theta": 500.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, **ROPE}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-SHORT = {"short_factor": [1.0, 1.2, 1.7, 3.0], "long_factor": [2.0, 3.0, 5.0, 8.0]}
+FACTORS = {"short_factor": [1.0, 1.2, 1.7, 3.0], "long_factor": [2.0, 3.0, 5.0, 8.0]}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama_tied_no_groups": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
@@ -44,7 +45,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rope_llama3": ("llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 32, **ROPE}}),
     "rope_longrope": (
         "llama",
-        {"rope_parameters": {"rope_type": "longrope", **SHORT, "original_max_position_embeddings": 64, **ROPE}},
+        {"rope_parameters": {"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 16, **ROPE}},
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral_window": ("mistral", {"sliding_window": 5}),
@@ -96,6 +97,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     facts = read_facts(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert native_config(facts.architecture, facts.config).parameters == counted
+    check_sizes(tmp_path, ours)
 
 
 @every("case", ["rope_linear", "rope_yarn", "rope_llama3", "rope_longrope"])

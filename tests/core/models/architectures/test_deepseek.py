@@ -16,6 +16,7 @@ from every import every
 from latent_steps import Steps
 from models_reference_ops import reference_ops
 from models_small import HOST, built, edit_config, expected_logits, tokens_of
+from planned_sizes import check_sizes
 from thread_ranks import ThreadCommunicator, on_ranks
 from torch import Tensor
 
@@ -62,6 +63,7 @@ def test_logits_are_those_of_transformers(folders: dict[str, tuple[Any, Path]], 
         chunked.append(steps.run([row, ([9, 2, 7, 1, 8, 3, 30], tokens[:1], 24)])[:1])
     torch.testing.assert_close(torch.cat(chunked), expected, **close)
     assert model.loaded_bytes() == facts.weight_bytes == 4 * reference.num_parameters() + _buffer_bytes(reference)
+    check_sizes(folder, model)
 
 
 def _buffer_bytes(model: Any) -> int:

@@ -12,6 +12,7 @@ from engine_small import engine, messages, saved_small
 from every import every
 from gguf import GGMLQuantizationType as Kind
 from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, tokens_of, write_gguf
+from planned_sizes import check_sizes
 from safetensors.torch import load_file, save_file
 from thread_ranks import on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,7 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {
             **PAD,
-            "original_max_position_embeddings": 64,
+            "original_max_position_embeddings": 16,
             "rope_parameters": {**LONG, "partial_rotary_factor": 0.5},
             "tie_word_embeddings": True,
         },
@@ -139,6 +140,7 @@ def test_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Pat
     counted = sum(tensor.numel() for tensor in stored)  # with the biases of routers, which are buffers
     assert counted >= sum(parameter.numel() for parameter in model.parameters())
     assert facts.parameters == native_config(facts.architecture, facts.config).parameters == counted
+    check_sizes(tmp_path, ours)
     (layer, *_) = ours.attention_layers
     assert (facts.heads, facts.kv_heads, facts.head_dim) == (layer.heads, layer.kv_heads, layer.head_dim)
 
@@ -241,7 +243,11 @@ def test_gguf_logits_equal_transformers(
         ("Gemma2ForCausalLM", {"sliding_window": None}, "sliding_window = None of layers of sliding_attention"),
         ("Olmo2ForCausalLM", HALF, "rotary embeddings of only 4 of 8 dimensions"),
         ("Phi3ForCausalLM", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ("Phi3ForCausalLM", {"rope_parameters": {"rope_type": "longrope"}}, "'longrope' lacks short_factor"),
+        (
+            "Phi3ForCausalLM",
+            {"rope_parameters": {"rope_type": "longrope"}},
+            "lacks short_factor, long_factor",
+        ),
         ("Glm4ForCausalLM", {"partial_rotary_factor": 0.3, "head_dim": 10}, "3 rotated dimensions of 10"),
     ],
 )

@@ -24,6 +24,7 @@ from models_small import (
     tokens_of,
     write_gguf,
 )
+from planned_sizes import check_sizes
 from transformers import AutoModelForCausalLM
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
@@ -93,6 +94,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     facts = read_facts(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert native_config(facts.architecture, facts.config).parameters == counted == facts.parameters
+    check_sizes(tmp_path, ours)
     windows = tuple(5 if kind == "sliding_attention" else None for kind in model.config.layer_types)
     assert tuple(layer.attention.layer.window for layer in ours.stack) == windows
     assert _windows(native_config(facts.architecture, facts.config)) == list(windows)

@@ -19,6 +19,7 @@ from models_small import (
     small_model,
     tokens_of,
 )
+from planned_sizes import check_sizes
 from recurrent_small import recurrent_logits
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
@@ -179,6 +180,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     biases = sum(each.numel() for name, each in model.named_buffers() if name.endswith("expert_bias"))
     config = native_config(facts.architecture, facts.config)
     assert config.parameters == counted + biases == facts.parameters
+    check_sizes(tmp_path, ours)
     matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
     others = ("embed_tokens", "lm_head", "conv1d", "conv.conv", "conv_1d", "rg_lru", ".gate.", "shared_expert_gate")
     in_layers = (count for name, count in matrices.items() if not any(each in name for each in others))

@@ -12,6 +12,7 @@ from every import every
 from indexed_small import COMMON, MODELS, small
 from latent_steps import Steps
 from models_small import built, expected_logits
+from planned_sizes import check_sizes
 from safetensors.torch import save_file
 from thread_ranks import ThreadCommunicator, on_ranks
 from torch import Tensor
@@ -50,6 +51,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(chunked), expected, **close)
     buffers = sum(each.nbytes for name, each in reference.named_buffers() if name.endswith("e_score_correction_bias"))
     assert model.loaded_bytes() == facts.weight_bytes == 4 * reference.num_parameters() + buffers
+    check_sizes(tmp_path, model)
 
 
 def test_the_choice_matters_and_ends_where_all_keys_are_chosen(tmp_path: Path) -> None:

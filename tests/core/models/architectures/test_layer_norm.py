@@ -11,6 +11,7 @@ import torch
 from engine_small import engine, messages, saved_small
 from every import every
 from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, tokens_of
+from planned_sizes import check_sizes
 from safetensors.torch import load_file, save_file
 from thread_ranks import on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -129,6 +130,7 @@ def test_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Pat
     facts = read_facts(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert facts.parameters == native_config(facts.architecture, facts.config).parameters == counted
+    check_sizes(tmp_path, ours)
     (layer, *_) = ours.attention_layers
     assert (facts.heads, facts.kv_heads, facts.head_dim) == (layer.heads, layer.kv_heads, layer.head_dim)
 

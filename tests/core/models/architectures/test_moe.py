@@ -13,6 +13,7 @@ from every import every
 from gguf import GGMLQuantizationType as Kind
 from models_reference_ops import reference_impls
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
+from planned_sizes import check_sizes
 from safetensors.torch import load_file, save_file
 
 from srv.dist.group import RankGroup
@@ -67,6 +68,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     counted = sum(parameter.numel() for parameter in model.parameters())
     assert native_config(facts.architecture, facts.config).parameters == counted
     assert facts.parameters == counted
+    check_sizes(tmp_path, ours)
 
 
 @every("kind", ["mixtral", "qwen2_moe"])

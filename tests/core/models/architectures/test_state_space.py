@@ -10,6 +10,7 @@ import pytest
 import torch
 from every import every
 from models_small import GRANITE, built, edit_config, expected_logits, small_model, tokens_of
+from planned_sizes import check_sizes
 from recurrent_small import recurrent_logits
 from safetensors.torch import load_file
 
@@ -95,6 +96,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     counted = sum(parameter.numel() for parameter in model.parameters())
     config = native_config(facts.architecture, facts.config)
     assert config.parameters == counted == facts.parameters
+    check_sizes(tmp_path, ours)
     matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
     others = ("embed_tokens", "lm_head", "conv1d", ".gate.", ".router.")
     assert config.projection_params == sum(

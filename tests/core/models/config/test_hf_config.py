@@ -238,7 +238,7 @@ def test_pickled_weights_are_refused_with_a_remedy(tmp_path: Path) -> None:
     ("fields", "context"),
     [
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, 512),
-        ({"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 64}}, 64),
+        ({"rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 64}}, 128),
         ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 128),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 128),
     ],

@@ -54,9 +54,8 @@ def expected_cache(part: Part, index: int) -> tuple[list[tuple[int, int, int, in
 def test_parameters_buffers_and_caches_equal_transformers(architecture: str) -> None:
     for run in small_runs(architecture, 2):
         part = describe(architecture, run.fields)
-        assert part.parameters == parameters(run.model), run.fields
-        buffers = sum(weight.elements for weight in part.weights if not weight.is_parameter)
-        assert buffers == stored_buffers(run.model), run.fields
+        buffers = 0 if architecture == "MiniMaxForCausalLM" else stored_buffers(run.model)  # decays are not loaded
+        assert part.parameters == parameters(run.model) + buffers, run.fields
         for index, layer in enumerate(run.cache.layers):
             kept, states = cached_shapes(layer)
             if architecture == "FalconForCausalLM" and run.fields["new_decoder_architecture"]:

@@ -11,7 +11,8 @@ from architectures_swept import sweep
 from architectures_tiny import model_class, model_types
 
 from srv.models.architectures.registry import BUILT_IN
-from srv_matrix.architectures import ArchitectureRow, ArchitectureTable, read_table
+from srv.models.sizes.registry import FAMILIES
+from srv_matrix.architectures import RECURRENT, ArchitectureRow, ArchitectureTable, read_table
 
 SHARE = 0.95  # of all classes that declare backends, those excluded by a limit among them
 RECORD = Path(__file__).parents[4] / "support_matrix" / "architectures.jsonl"
@@ -55,6 +56,13 @@ def test_planned_parameters_are_those_of_the_models(record: ArchitectureTable) -
     }
     assert wrong == {}
     assert sum(row.planned is not None for row in record.rows) > 70
+
+
+def test_recurrent_layers_are_named_beside_attention(record: ArchitectureTable) -> None:
+    hybrids = {name for name, family in FAMILIES.items() if family.describe.startswith("hybrid:")}
+    named = {row.architecture for row in record.rows if RECURRENT in row.traits}
+    assert named == hybrids & {row.architecture for row in record.rows if row.path == "native"}
+    assert all(len(row.traits) > 1 for row in record.rows if RECURRENT in row.traits)
 
 
 def test_a_crash_is_one_row() -> None:

@@ -1,0 +1,26 @@
+"""Whether the sizes of a model are the same in a plan from its configuration alone, in one with weights, and loaded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from srv.args.config import make_config
+from srv.models.base import CausalLM
+from srv.models.read import read_facts
+from srv.planning.ledger import loaded_bytes
+
+
+def check_sizes(folder: Path, model: CausalLM) -> None:
+    """model: that of the folder, loaded in float32."""
+    with TemporaryDirectory() as alone:
+        for file in folder.glob("*.json"):
+            if not file.name.endswith(".index.json"):
+                shutil.copy(file, alone)
+        stored, stated = read_facts(folder), read_facts(Path(alone))
+    config = make_config({"dtype": "float32"})
+    assert (stored.format, stated.format) == ("safetensors", "config")
+    assert stated.parameters == stored.parameters
+    assert stated.weight_bytes == stored.weight_bytes
+    assert loaded_bytes(config, stated) == loaded_bytes(config, stored) == model.loaded_bytes()
