@@ -17,6 +17,10 @@ from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertForSequenceClassification,
+    DistilBertModel,
     GteConfig,
     GteForMaskedLM,
     GteForSequenceClassification,
@@ -71,6 +75,10 @@ SIZES: dict[str, Any] = {
 }
 ROBERTA: dict[str, Any] = {**SIZES, "max_position_embeddings": POSITIONS + 2, "pad_token_id": 1}
 MODERN: dict[str, Any] = {**SIZES, "cls_token_id": 1, "sep_token_id": 2}
+DISTILLED: dict[str, Any] = {
+    **{name: SIZES[name] for name in ("vocab_size", "max_position_embeddings", "initializer_range", "pad_token_id")},
+    **{"dim": 48, "hidden_dim": 80, "n_layers": 4, "n_heads": 3},
+}
 DECODER: dict[str, Any] = {**SIZES, "num_key_value_heads": 1, "head_dim": 16}
 # By name: the class, and its configuration.
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -109,6 +117,9 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "jina": (JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, SIZES),
     "jina masked": (JinaEmbeddingsV3ForMaskedLM, JinaEmbeddingsV3Config, SIZES),
     "jina scorer": (JinaEmbeddingsV3ForSequenceClassification, JinaEmbeddingsV3Config, {**SIZES, "num_labels": 1}),
+    "distilbert": (DistilBertModel, DistilBertConfig, DISTILLED),
+    "distilbert masked": (DistilBertForMaskedLM, DistilBertConfig, {**DISTILLED, "sinusoidal_pos_embds": True}),
+    "distilbert classifier": (DistilBertForSequenceClassification, DistilBertConfig, {**DISTILLED, "num_labels": 3}),
     "qwen3 alone": (Qwen3Model, Qwen3Config, DECODER),
     "qwen3 generator": (Qwen3ForCausalLM, Qwen3Config, DECODER),
     "qwen3 classifier": (Qwen3ForSequenceClassification, Qwen3Config, {**DECODER, "num_labels": 3}),

@@ -34,6 +34,8 @@ ENCODERS = (
     "nomic masked",
     "jina",
     "jina masked",
+    "distilbert",
+    "distilbert masked",
     "qwen3 alone",
 )
 CLASSIFIERS = (
@@ -45,6 +47,7 @@ CLASSIFIERS = (
     "gte classifier",
     "nomic classifier",
     "jina scorer",
+    "distilbert classifier",
     "qwen3 classifier",
     "llama classifier",
 )

@@ -20,6 +20,7 @@ from srv.testing.pooled import pooled_reference
 from srv.types import PooledOutput, Pooling
 
 PUBLISHED = ("gte", "gte masked", "gte classifier", "nomic", "nomic masked", "nomic classifier", "jina", "jina scorer")
+FAMILIES = ("gte", "nomic", "jina", "distilbert")
 
 
 def change_config(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -106,7 +107,7 @@ def test_published_configurations_of_nomic_are_read(tmp_path: Path) -> None:
     assert_served(tmp_path, model, "nomic")
 
 
-@pytest.mark.parametrize("name", [each for each in MODELS if each.split()[0] in ("gte", "nomic", "jina")])
+@pytest.mark.parametrize("name", [each for each in MODELS if each.split()[0] in FAMILIES])
 def test_a_configuration_alone_says_the_size(name: str, tmp_path: Path) -> None:
     pooled_model(name, tmp_path)
     stored = read_facts(tmp_path)
@@ -116,7 +117,7 @@ def test_a_configuration_alone_says_the_size(name: str, tmp_path: Path) -> None:
     assert (alone.format, alone.context_length, alone.pooling) == ("config", POSITIONS, stored.pooling)
 
 
-@pytest.mark.parametrize("name", ["gte", "nomic", "jina"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_files_of_sentence_transformers_say_how_states_are_pooled(name: str, tmp_path: Path) -> None:
     model = pooled_model(name, tmp_path)
     write_modules(tmp_path, {"pooling_mode_cls_token": True}, ("Normalize", "2_Normalize", {}))
@@ -140,6 +141,7 @@ def test_the_files_of_sentence_transformers_say_how_states_are_pooled(name: str,
         ("nomic", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction = 0.5"),
         ("nomic", {"rotary_emb_scale_base": 512}, "rotary_emb_scale_base = 512"),
         ("nomic", {"hidden_size": None}, "None for its hidden_size"),
+        ("distilbert", {"activation": "silu"}, "activation = 'silu'"),
         ("jina", {"hidden_act": "silu"}, "hidden_act = 'silu'"),
         ("jina", {"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute'"),
     ],
