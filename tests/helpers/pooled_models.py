@@ -21,6 +21,10 @@ from transformers import (
     DistilBertForMaskedLM,
     DistilBertForSequenceClassification,
     DistilBertModel,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    EuroBertForSequenceClassification,
+    EuroBertModel,
     GteConfig,
     GteForMaskedLM,
     GteForSequenceClassification,
@@ -80,6 +84,7 @@ DISTILLED: dict[str, Any] = {
     **{"dim": 48, "hidden_dim": 80, "n_layers": 4, "n_heads": 3},
 }
 DECODER: dict[str, Any] = {**SIZES, "num_key_value_heads": 1, "head_dim": 16}
+EURO: dict[str, Any] = {**DECODER, "mask_token_id": 3}
 # By name: the class, and its configuration.
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "bert": (BertModel, BertConfig, SIZES),
@@ -120,6 +125,18 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "distilbert": (DistilBertModel, DistilBertConfig, DISTILLED),
     "distilbert masked": (DistilBertForMaskedLM, DistilBertConfig, {**DISTILLED, "sinusoidal_pos_embds": True}),
     "distilbert classifier": (DistilBertForSequenceClassification, DistilBertConfig, {**DISTILLED, "num_labels": 3}),
+    "eurobert": (EuroBertModel, EuroBertConfig, EURO),
+    "eurobert masked": (EuroBertForMaskedLM, EuroBertConfig, {**EURO, "attention_bias": True, "mlp_bias": True}),
+    "eurobert classifier": (
+        EuroBertForSequenceClassification,
+        EuroBertConfig,
+        {**EURO, "num_labels": 3, "classifier_pooling": "mean"},
+    ),
+    "eurobert scorer": (
+        EuroBertForSequenceClassification,
+        EuroBertConfig,
+        {**EURO, "num_labels": 1, "classifier_pooling": "bos"},
+    ),
     "qwen3 alone": (Qwen3Model, Qwen3Config, DECODER),
     "qwen3 generator": (Qwen3ForCausalLM, Qwen3Config, DECODER),
     "qwen3 classifier": (Qwen3ForSequenceClassification, Qwen3Config, {**DECODER, "num_labels": 3}),

@@ -36,6 +36,8 @@ ENCODERS = (
     "jina masked",
     "distilbert",
     "distilbert masked",
+    "eurobert",
+    "eurobert masked",
     "qwen3 alone",
 )
 CLASSIFIERS = (
@@ -48,6 +50,8 @@ CLASSIFIERS = (
     "nomic classifier",
     "jina scorer",
     "distilbert classifier",
+    "eurobert classifier",
+    "eurobert scorer",
     "qwen3 classifier",
     "llama classifier",
 )
@@ -245,7 +249,7 @@ def test_old_names_of_norms_are_read(tmp_path: Path) -> None:
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_act": "silu"}, "hidden_act"),
         ({"architectures": ["JinaBertForMaskedLM"]}, "JinaBertForMaskedLM"),
-        ({"architectures": ["NomicBertModel"]}, "NomicBertModel"),
+        ({"architectures": ["MPNetModel"]}, "MPNetModel"),
     ],
 )
 def test_relatives_that_differ_are_refused_by_name(fields: dict[str, Any], text: str, tmp_path: Path) -> None:

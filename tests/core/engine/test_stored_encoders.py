@@ -20,7 +20,7 @@ from srv.testing.pooled import pooled_reference
 from srv.types import PooledOutput, Pooling
 
 PUBLISHED = ("gte", "gte masked", "gte classifier", "nomic", "nomic masked", "nomic classifier", "jina", "jina scorer")
-FAMILIES = ("gte", "nomic", "jina", "distilbert")
+FAMILIES = ("gte", "nomic", "jina", "distilbert", "eurobert")
 
 
 def change_config(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -42,6 +42,8 @@ def assert_served(folder: Path, model: Any, name: str) -> None:
     with engine(folder) as running:
         (weights,) = (line for line in running.ready.memory[0] if line.name == "weights")
         assert (weights.predicted, weights.measured) == (facts.weight_bytes, facts.weight_bytes)
+        kernels = {key: each for key, each in running.ready.kernels.items() if not key.startswith("write_kv ")}
+        assert {each.key: each.name for each in running.context.kernels.kernels} == kernels
         pooling = Pooling(running.context.resolved.config.model.pooling)
         results = running.generate([pooled(str(at), each, pooling, output=output) for at, each in enumerate(PROMPTS)])
     for prompt, result in zip(PROMPTS, results, strict=True):
@@ -142,6 +144,9 @@ def test_the_files_of_sentence_transformers_say_how_states_are_pooled(name: str,
         ("nomic", {"rotary_emb_scale_base": 512}, "rotary_emb_scale_base = 512"),
         ("nomic", {"hidden_size": None}, "None for its hidden_size"),
         ("distilbert", {"activation": "silu"}, "activation = 'silu'"),
+        ("eurobert", {"hidden_act": "relu"}, "hidden_act = 'relu'"),
+        ("eurobert", {"num_key_value_heads": 2}, "3 heads cannot share 2 key heads"),
+        ("eurobert classifier", {"classifier_pooling": "late"}, "classifier_pooling = 'late'"),
         ("jina", {"hidden_act": "silu"}, "hidden_act = 'silu'"),
         ("jina", {"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute'"),
     ],
