@@ -24,7 +24,12 @@ from srv.testing.pooled import pooled_reference
 from srv.types import FinishReason, PooledOutput, Pooling, PoolingParams, RequestSpec
 
 HEADS = {"hidden_size": 128, "num_attention_heads": 2, "initializer_range": 0.1}
-ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
+# Of encoders whose configuration has other fields.
+HEADS_OF: dict[str, dict[str, Any]] = {
+    "distilbert": {"dim": 128, "n_heads": 2, "initializer_range": 0.1},
+    "eurobert": {**HEADS, "head_dim": 64},
+}
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "gte", "nomic", "jina", "distilbert", "eurobert")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 # Longer than the local windows; the longest has as many tokens as the encoders have positions.
 PROMPTS = [[5, 6, 7], list(range(3, 43)), [9], [(index * 37) % 90 + 5 for index in range(POSITIONS)]]
@@ -33,6 +38,11 @@ CLASSES = {
     "roberta": "Roberta",
     "xlm-roberta": "XLMRoberta",
     "modernbert": "ModernBert",
+    "gte": "Gte",
+    "nomic": "NomicBert",
+    "jina": "JinaEmbeddingsV3",
+    "distilbert": "DistilBert",
+    "eurobert": "EuroBert",
     "llama": "Llama",
     "mistral": "Mistral",
     "qwen2": "Qwen2",
@@ -54,6 +64,11 @@ LABELLING = (
     "roberta classifier",
     "xlm-roberta scorer",
     "modernbert classifier",
+    "gte classifier",
+    "nomic classifier",
+    "jina scorer",
+    "distilbert classifier",
+    "eurobert classifier",
     *(f"{family} classifier" for family in DECODERS),
 )
 
@@ -72,7 +87,8 @@ def is_decoder(name: str) -> bool:
 def pooled_engine(name: str, folder: Path, *arguments: str, device: str = "cpu") -> Iterator[tuple[Any, CheckedEngine]]:
     """The model of transformers in float32, and an engine of its bfloat16 checkpoint."""
     decoder = is_decoder(name)
-    model = rounded(pooled_model(name, folder, **HEADS, **({"head_dim": 64} if decoder else {})))
+    heads = {**HEADS, "head_dim": 64} if decoder else HEADS_OF.get(name.split()[0], HEADS)
+    model = rounded(pooled_model(name, folder, **heads))
     save_bfloat16(model, folder)
     pool = ["--max-total-tokens=512"] if decoder else []
     with served(folder, *pool, *arguments, device=device) as engine:

@@ -17,6 +17,22 @@ from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertForSequenceClassification,
+    DistilBertModel,
+    EuroBertConfig,
+    EuroBertForMaskedLM,
+    EuroBertForSequenceClassification,
+    EuroBertModel,
+    GteConfig,
+    GteForMaskedLM,
+    GteForSequenceClassification,
+    GteModel,
+    JinaEmbeddingsV3Config,
+    JinaEmbeddingsV3ForMaskedLM,
+    JinaEmbeddingsV3ForSequenceClassification,
+    JinaEmbeddingsV3Model,
     LlamaConfig,
     LlamaForSequenceClassification,
     LlamaModel,
@@ -27,6 +43,10 @@ from transformers import (
     ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
     ModernBertModel,
+    NomicBertConfig,
+    NomicBertForMaskedLM,
+    NomicBertForSequenceClassification,
+    NomicBertModel,
     Qwen2Config,
     Qwen2ForSequenceClassification,
     Qwen2Model,
@@ -59,7 +79,12 @@ SIZES: dict[str, Any] = {
 }
 ROBERTA: dict[str, Any] = {**SIZES, "max_position_embeddings": POSITIONS + 2, "pad_token_id": 1}
 MODERN: dict[str, Any] = {**SIZES, "cls_token_id": 1, "sep_token_id": 2}
+DISTILLED: dict[str, Any] = {
+    **{name: SIZES[name] for name in ("vocab_size", "max_position_embeddings", "initializer_range", "pad_token_id")},
+    **{"dim": 48, "hidden_dim": 80, "n_layers": 4, "n_heads": 3},
+}
 DECODER: dict[str, Any] = {**SIZES, "num_key_value_heads": 1, "head_dim": 16}
+EURO: dict[str, Any] = {**DECODER, "mask_token_id": 3}
 # By name: the class, and its configuration.
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "bert": (BertModel, BertConfig, SIZES),
@@ -87,6 +112,30 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         ModernBertForSequenceClassification,
         ModernBertConfig,
         {**MODERN, "num_labels": 2, "classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
+    ),
+    "gte": (GteModel, GteConfig, SIZES),
+    "gte masked": (GteForMaskedLM, GteConfig, {**SIZES, "type_vocab_size": 0, "hidden_act": "silu"}),
+    "gte classifier": (GteForSequenceClassification, GteConfig, {**SIZES, "type_vocab_size": 2, "num_labels": 3}),
+    "nomic": (NomicBertModel, NomicBertConfig, SIZES),
+    "nomic masked": (NomicBertForMaskedLM, NomicBertConfig, {**SIZES, "head_dim": 8, "hidden_act": "gelu"}),
+    "nomic classifier": (NomicBertForSequenceClassification, NomicBertConfig, {**SIZES, "num_labels": 3}),
+    "jina": (JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, SIZES),
+    "jina masked": (JinaEmbeddingsV3ForMaskedLM, JinaEmbeddingsV3Config, SIZES),
+    "jina scorer": (JinaEmbeddingsV3ForSequenceClassification, JinaEmbeddingsV3Config, {**SIZES, "num_labels": 1}),
+    "distilbert": (DistilBertModel, DistilBertConfig, DISTILLED),
+    "distilbert masked": (DistilBertForMaskedLM, DistilBertConfig, {**DISTILLED, "sinusoidal_pos_embds": True}),
+    "distilbert classifier": (DistilBertForSequenceClassification, DistilBertConfig, {**DISTILLED, "num_labels": 3}),
+    "eurobert": (EuroBertModel, EuroBertConfig, EURO),
+    "eurobert masked": (EuroBertForMaskedLM, EuroBertConfig, {**EURO, "attention_bias": True, "mlp_bias": True}),
+    "eurobert classifier": (
+        EuroBertForSequenceClassification,
+        EuroBertConfig,
+        {**EURO, "num_labels": 3, "classifier_pooling": "mean"},
+    ),
+    "eurobert scorer": (
+        EuroBertForSequenceClassification,
+        EuroBertConfig,
+        {**EURO, "num_labels": 1, "classifier_pooling": "bos"},
     ),
     "qwen3 alone": (Qwen3Model, Qwen3Config, DECODER),
     "qwen3 generator": (Qwen3ForCausalLM, Qwen3Config, DECODER),

@@ -7,26 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from every import every
 from models_small import built
 from planned_sizes import check_sizes
+from pooled_engine import PROMPTS, close, engine, pooled, states_of, vector
 from pooled_models import MODELS, POSITIONS, pooled_model, write_modules
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from srv.errors import ModelError, Refusal
 from srv.models.architectures.registry import native_config
 from srv.models.read import read_facts
-from srv.testing.engine import GenerationResult, LocalEngine
 from srv.testing.pooled import pooled_reference
-from srv.types import FinishReason, PooledOutput, Pooling, PoolingParams, RequestSpec
+from srv.types import PooledOutput, Pooling
 
-# Longer than the local windows; the longest has as many tokens as the model has positions.
-PROMPTS = [[5, 6, 7], list(range(3, 43)), [9], [(index * 37) % 90 + 5 for index in range(POSITIONS)]]
 ENCODERS = (
     "bert",
     "bert masked",
@@ -35,6 +31,16 @@ ENCODERS = (
     "xlm-roberta masked",
     "modernbert",
     "modernbert masked",
+    "gte",
+    "gte masked",
+    "nomic",
+    "nomic masked",
+    "jina",
+    "jina masked",
+    "distilbert",
+    "distilbert masked",
+    "eurobert",
+    "eurobert masked",
     "qwen3 alone",
 )
 CLASSIFIERS = (
@@ -43,39 +49,20 @@ CLASSIFIERS = (
     "xlm-roberta scorer",
     "modernbert classifier",
     "modernbert mean classifier",
+    "gte classifier",
+    "nomic classifier",
+    "jina scorer",
+    "distilbert classifier",
+    "eurobert classifier",
+    "eurobert scorer",
     "qwen3 classifier",
     "llama classifier",
 )
 
 
-def engine(folder: Path, *more: str) -> LocalEngine:
-    common = ("--device", "cpu", "--dtype", "float32", "--max-running-requests", "6")
-    return LocalEngine.launch([*common, "--model-path", str(folder), *more])
-
-
 def pool_of(name: str) -> tuple[str, ...]:
     """A small pool for the models that keep keys."""
     return ("--max-total-tokens", "512") if name.startswith(("qwen3", "llama")) else ()
-
-
-def pooled(name: str, tokens: Sequence[int], pooling: Pooling, **params: Any) -> RequestSpec:
-    return RequestSpec(id=name, tokens=tuple(tokens), params=PoolingParams(pooling=pooling, **params))
-
-
-def vector(result: GenerationResult) -> Tensor:
-    assert (result.finish, result.error) == (FinishReason.STOP, None)
-    return torch.from_numpy(np.frombuffer(result.vectors, dtype="<f4").copy())
-
-
-def close(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got, wanted, atol=3e-5, rtol=2e-4)
-
-
-def states_of(model: Any, tokens: Sequence[int]) -> Tensor:
-    encoder = getattr(model, model.base_model_prefix, model)
-    with torch.no_grad():
-        states: Tensor = encoder(input_ids=torch.tensor([tokens])).last_hidden_state[0]
-    return states
 
 
 def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
@@ -84,7 +71,7 @@ def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
     return pytest.mark.parametrize("name", cases)
 
 
-@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert"))
+@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert", "gte"))
 def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str, tmp_path: Path) -> None:
     model = pooled_model(name, tmp_path)
     facts = read_facts(tmp_path)
@@ -273,7 +260,7 @@ def test_old_names_of_norms_are_read(tmp_path: Path) -> None:
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_act": "silu"}, "hidden_act"),
         ({"architectures": ["JinaBertForMaskedLM"]}, "JinaBertForMaskedLM"),
-        ({"architectures": ["NomicBertModel"]}, "NomicBertModel"),
+        ({"architectures": ["MPNetModel"]}, "MPNetModel"),
     ],
 )
 def test_relatives_that_differ_are_refused_by_name(fields: dict[str, Any], text: str, tmp_path: Path) -> None:

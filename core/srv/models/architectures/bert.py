@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, HeadConfig, label_count
+from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, HeadConfig, head_sizes, label_count
 from srv.models.architectures.layer_norm_config import activation
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
@@ -69,16 +69,16 @@ def encoder_config(config: Mapping[str, Any], positions: int, offset: int) -> En
     Raises UnsupportedConfig with what is not implemented.
     """
     refuse_unless(config, _SUPPORTED)
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    if hidden % heads:
-        raise UnsupportedConfig(f"a hidden size of {hidden} cannot be divided among {heads} heads")
+    heads, head_dim = head_sizes(config)
     if positions < 1:
         raise UnsupportedConfig(f"max_position_embeddings = {config['max_position_embeddings']} leaves no position")
     return EncoderConfig(
         vocab_size=int(config["vocab_size"]),
-        hidden_size=hidden,
+        hidden_size=int(config["hidden_size"]),
         intermediate_size=int(config["intermediate_size"]),
         heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
         norm_eps=float(config["layer_norm_eps"]),
         windows=(None,) * int(config["num_hidden_layers"]),
         positions=positions,

@@ -3,7 +3,7 @@
     after   ─ embeddings ─ norm ─┬─ attention ─(+)─ norm ─┬─ MLP ─(+)─ norm ─ …
                                  └─────────────┘          └───────┘
 
-    before  ─ embeddings ─ norm ─┬─ [norm] ─ attention ─(+)─┬─ norm ─ MLP ─(+)─ … ─ norm
+    before  ─ embeddings ─[norm]─┬─ [norm] ─ attention ─(+)─┬─ norm ─ MLP ─(+)─ … ─ norm
                                  └──────── residual ────────┘└── residual ──┘
 
 Owns the order of computation and the names of the weights, from which those of checkpoints differ
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from srv.errors import InternalError
 from srv.models.architectures.encoder_config import GATED_GELU, EncoderConfig, HeadConfig
+from srv.models.architectures.op_uses import GATED_SILU
 from srv.models.base import ForwardContext, ModelInputs, NativeModel
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
-from srv.models.layers.mlp import PlainMLP
-from srv.models.layers.norm import LayerNorm
+from srv.models.layers.norm import LayerNorm, Norm, RMSNorm
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.rope import cos_sin_table
 from srv.models.layers.rope_config import RopeConfig
@@ -49,12 +49,9 @@ class EncoderAttention(nn.Module):
         super().__init__()
         hidden, context = config.hidden_size, factory.context
         self.layer = config.attention_layers[index]
-        if config.ropes:
-            outputs = {f"{prefix}.qkv_proj": 3 * hidden}
-        else:
-            outputs = {f"{prefix}.{name}_proj": hidden for name in "qkv"}
-        self.qkv_proj = factory.linear(outputs, hidden, config.attention_bias)
-        self.o_proj = factory.linear({f"{prefix}.o_proj": hidden}, hidden, config.attention_bias)
+        attended = self.layer.heads * self.layer.head_dim
+        self.qkv_proj = factory.linear(config.attention_outputs(prefix), hidden, config.attention_bias)
+        self.o_proj = factory.linear({f"{prefix}.o_proj": hidden}, attended, config.attention_bias)
         self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
         if config.ropes:
             sizes = {"head_dim": config.head_dim, "rotary_dim": config.ropes[index].rotary_dim}
@@ -62,43 +59,50 @@ class EncoderAttention(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor | None, context: ForwardContext) -> Tensor:
         """x [T, hidden], positions int64 [T], cos_sin float32 [P, rotary_dim] -> [T, hidden]."""
-        heads, dim = self.layer.heads, self.layer.head_dim
-        q, k, v = self.qkv_proj.kernel(x).reshape(-1, 3 * heads, dim).split_with_sizes([heads] * 3, 1)
+        heads, keys, dim = self.layer.heads, self.layer.kv_heads, self.layer.head_dim
+        fused = self.qkv_proj.kernel(x).reshape(-1, heads + 2 * keys, dim)
+        q, k, v = fused.split_with_sizes([heads, keys, keys], 1)
         if self._rotary is not None:
             q, k = self._rotary(q, k, cos_sin, positions)
         attended = context.attend(self.layer, q, k, v)
         return self.o_proj.kernel(attended.reshape(-1, heads * dim))
 
 
-class GatedGeluMLP(nn.Module):
-    """down(gelu(gate(x)) · up(x)), with the exact GELU; checkpoints have gate and up in one matrix."""
+class EncoderMLP(nn.Module):
+    """down(activation(up(x))); with a gate, down(activation(gate(x)) · up(x)). GELU is exact."""
 
     def __init__(self, config: EncoderConfig, factory: LayerFactory, prefix: str) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = factory.linear({f"{prefix}.gate_up_proj": 2 * inner}, hidden, config.mlp_bias)
-        self.down_proj = factory.linear({f"{prefix}.down_proj": hidden}, inner, config.mlp_bias)
-        factory.context.ops.note_own("gelu", OpArgs(factory.context.dtype, {"dim": inner}), TORCH)
+        self.up_proj = factory.linear(config.mlp_outputs(prefix), hidden, config.mlp_bias)
+        self.down_proj = factory.linear({f"{prefix}.down_proj": hidden}, inner, config.down_bias)
+        if config.activation == GATED_SILU:
+            self._activate: Callable[[Tensor], Tensor] = factory.context.bind("silu_and_mul", dim=inner)
+            return
+        is_gated = config.activation == GATED_GELU
+        self._activate = _gelu_and_mul if is_gated else _ACTIVATIONS[config.activation]
+        name = "gelu" if is_gated else config.activation
+        factory.context.ops.note_own(name, OpArgs(factory.context.dtype, {"dim": inner}), TORCH)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj.kernel(x).chunk(2, -1)
-        return self.down_proj.kernel(F.gelu(gate).mul_(up))
+        return self.down_proj.kernel(self._activate(self.up_proj.kernel(x)))
+
+
+def _gelu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate).mul_(up)
 
 
 class EncoderLayer(nn.Module):
-    """One layer. Before attention, the first layer of a model with norms before its layers has none."""
+    """One layer. The first one has no norm before attention if that of the embeddings takes its place."""
 
     def __init__(self, config: EncoderConfig, factory: LayerFactory, index: int) -> None:
         super().__init__()
         self.prefix, self.pre_norm = f"model.layers.{index}", config.pre_norm
         self.attention = EncoderAttention(config, factory, f"{self.prefix}.self_attn", index)
-        self.mlp: GatedGeluMLP | PlainMLP
-        if config.activation == GATED_GELU:
-            self.mlp = GatedGeluMLP(config, factory, f"{self.prefix}.mlp")
-        else:
-            sizes = config.hidden_size, config.intermediate_size
-            self.mlp = PlainMLP(factory, f"{self.prefix}.mlp", *sizes, config.mlp_bias, config.activation)  # type: ignore[arg-type]
-        self.attention_norm = None if config.pre_norm and index == 0 else _norm(config, factory.context)
+        self.mlp = EncoderMLP(config, factory, f"{self.prefix}.mlp")
+        normed = config.pre_norm and config.embedding_norm and index == 0
+        self.attention_norm = None if normed else _norm(config, factory.context)
         self.mlp_norm = _norm(config, factory.context)
 
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor | None, context: ForwardContext) -> Tensor:
@@ -111,7 +115,7 @@ class EncoderLayer(nn.Module):
         x = self.attention_norm.forward(self.attention.forward(x, positions, cos_sin, context) + x)
         return self.mlp_norm.forward(self.mlp.forward(x) + x)
 
-    def norms(self) -> dict[str, LayerNorm]:
+    def norms(self) -> dict[str, Norm]:
         found = {f"{self.prefix}.mlp_norm": self.mlp_norm}
         return found if self.attention_norm is None else {f"{self.prefix}.attention_norm": self.attention_norm, **found}
 
@@ -144,7 +148,7 @@ class Encoder(NativeModel):
         if config.position_offset is not None:
             self.embed_positions = context.empty(config.positions + config.position_offset, hidden)
         self.embed_types = context.empty(config.types, hidden) if config.types else None
-        self.embed_norm = _norm(config, context)
+        self.embed_norm = _norm(config, context) if config.embedding_norm else None
         self.stack = tuple(EncoderLayer(config, factory, index) for index in range(config.layers))
         self.layers = nn.ModuleList(self.stack)
         self.final_norm = _norm(config, context) if config.pre_norm else None
@@ -163,7 +167,7 @@ class Encoder(NativeModel):
             x = x + (self.embed_types[0] if one_type else self.embed_types[inputs.types])
         if self.embed_positions is not None:
             x = x + self.embed_positions[inputs.positions + self.offset]
-        x = self.embed_norm.forward(x)
+        x = x if self.embed_norm is None else self.embed_norm.forward(x)
         for layer, cos_sin in zip(self.stack, self._cos_sin, strict=True):
             x = layer.forward(x, inputs.positions, cos_sin, context)
         return x if self.final_norm is None else self.final_norm.forward(x)
@@ -185,7 +189,7 @@ class Encoder(NativeModel):
         for module in self.modules():
             if isinstance(module, Projection | TokenEmbedding):
                 views |= module.weight_views()
-        norms = {"model.embed_norm": self.embed_norm}
+        norms: dict[str, Norm] = {} if self.embed_norm is None else {"model.embed_norm": self.embed_norm}
         for layer in self.stack:
             norms |= layer.norms()
         if self.final_norm is not None:
@@ -210,5 +214,7 @@ def _tables(ropes: Sequence[RopeConfig], positions: int, device: torch.device) -
     return tuple(next(table for other, table in made if other == rope) for rope in ropes)
 
 
-def _norm(config: EncoderConfig, context: BuildContext) -> LayerNorm:
+def _norm(config: EncoderConfig, context: BuildContext) -> Norm:
+    if config.rms:
+        return RMSNorm(context, config.hidden_size, config.norm_eps, with_residual=False)
     return LayerNorm(context, config.hidden_size, config.norm_eps, config.norm_bias)

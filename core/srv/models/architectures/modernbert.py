@@ -8,10 +8,17 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import windows_of_types
-from srv.models.architectures.encoder_config import GATED_GELU, LAYERS, EncoderConfig, HeadConfig, label_count
+from srv.models.architectures.encoder_config import (
+    GATED_GELU,
+    LAYERS,
+    EncoderConfig,
+    HeadConfig,
+    head_sizes,
+    label_count,
+)
 from srv.models.architectures.layer_norm_config import ACTIVATIONS
 from srv.models.formats.stored_weights import StoredWeights
-from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
+from srv.models.layers.rope_config import RopeConfig, refuse_unless, rope_config
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _BASES = {_LOCAL: ("local_rope_theta", 10_000.0), _GLOBAL: ("global_rope_theta", 160_000.0)}
@@ -42,26 +49,28 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def make_config(config: Mapping[str, Any]) -> EncoderConfig:
     refuse_unless(config, _SUPPORTED)
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    if hidden % heads:
-        raise UnsupportedConfig(f"a hidden size of {hidden} cannot be divided among {heads} heads")
+    heads, head_dim = head_sizes(config)
     layers, every = int(config["num_hidden_layers"]), int(config["global_attn_every_n_layers"])
     kinds = config.get("layer_types") or [_LOCAL if index % every else _GLOBAL for index in range(layers)]
     windows = windows_of_types(kinds, layers, int(config["local_attention"]) // 2 + 1)
-    ropes = {kind: _rope(config, kind, hidden // heads) for kind in set(kinds)}
+    ropes = {kind: _rope(config, kind, head_dim) for kind in set(kinds)}
     return EncoderConfig(
         vocab_size=int(config["vocab_size"]),
-        hidden_size=hidden,
+        hidden_size=int(config["hidden_size"]),
         intermediate_size=int(config["intermediate_size"]),
         heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
         norm_eps=float(config["norm_eps"]),
         windows=windows,
         positions=int(config["max_position_embeddings"]),
         activation=GATED_GELU,
         pre_norm=True,
         norm_bias=bool(config["norm_bias"]),
+        fused=True,
         attention_bias=bool(config["attention_bias"]),
         mlp_bias=bool(config["mlp_bias"]),
+        down_bias=bool(config["mlp_bias"]),
         position_offset=None,
         ropes=tuple(ropes[kind] for kind in kinds),
         types=0,

@@ -86,6 +86,21 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "ModernBertModel": "modernbert",
         "ModernBertForMaskedLM": "modernbert:MASKED",
         "ModernBertForSequenceClassification": "modernbert:CLASSIFIER",
+        "GteModel": "gte",
+        "GteForMaskedLM": "gte:MASKED",
+        "GteForSequenceClassification": "gte:CLASSIFIER",
+        "NomicBertModel": "nomic_bert",
+        "NomicBertForMaskedLM": "nomic_bert:MASKED",
+        "NomicBertForSequenceClassification": "nomic_bert:CLASSIFIER",
+        "JinaEmbeddingsV3Model": "jina_embeddings_v3",
+        "JinaEmbeddingsV3ForMaskedLM": "jina_embeddings_v3:MASKED",
+        "JinaEmbeddingsV3ForSequenceClassification": "jina_embeddings_v3:CLASSIFIER",
+        "DistilBertModel": "distilbert",
+        "DistilBertForMaskedLM": "distilbert:MASKED",
+        "DistilBertForSequenceClassification": "distilbert:CLASSIFIER",
+        "EuroBertModel": "eurobert",
+        "EuroBertForMaskedLM": "eurobert:MASKED",
+        "EuroBertForSequenceClassification": "eurobert:CLASSIFIER",
         "LlamaModel": "pooled_decoder:LLAMA",
         "LlamaForSequenceClassification": "pooled_decoder:LLAMA_CLASSIFIER",
         "MistralModel": "pooled_decoder:MISTRAL",
@@ -106,6 +121,13 @@ _SUFFIX = "ForCausalLM"
 def native_names() -> tuple[str, ...]:
     """The Hugging Face classes of all architectures with native layers."""
     return tuple(dict.fromkeys((*BUILT_IN, *(entry.name for entry in entries(GROUP)))))
+
+
+def encoder_names() -> tuple[str, ...]:
+    """The Hugging Face classes of encoders in `srv` itself, each without a head."""
+    from srv.models.architectures.encoder_config import LAYERS  # only the text of a refusal needs it
+
+    return tuple(each.name for each in map(_built_in, BUILT_IN) if each.layers == LAYERS and each.model_type)
 
 
 def find(name: str) -> Architecture | None:

@@ -47,7 +47,7 @@ from srv.specs import CacheSpec, ModelFacts, attention_groups
 # Field names of the same quantity in different configurations, the most common first.
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size", "padded_vocab_size"),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "hidden_dim", "n_embed"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "hidden_dim", "n_embed"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
     "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx"),

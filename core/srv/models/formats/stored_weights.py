@@ -30,7 +30,7 @@ class StoredWeights(NamedTuple):
     that no layer needs. `fused`: the name of the matrix of queries, keys and values in a layer
     ("self_attn.query_key_value"), which is divided into q_proj, k_proj and v_proj; "" if it is not fused. `rows`: the
     order of its rows. `fused_mlp`: the name of the matrix of gate and up projection ("mlp.gate_up_proj"), which is
-    divided into its halves; "" likewise.
+    divided into its halves; "" likewise. `up_first`: whether the up projection is its first half.
     `interleaved`: the function from the fields of the configuration to the number of dimensions per head whose rotary
     pairs are adjacent (GPT-J); they are reordered, so that the pairs are those of the other models. None for none.
     `interleaved_indexer`: whether the pairs of the indexer of sparse attention are adjacent as well.
@@ -52,6 +52,7 @@ class StoredWeights(NamedTuple):
     interleaved_indexer: bool = False
     gated_queries: bool = False
     fused_mlp: str = ""
+    up_first: bool = False
     transposed: tuple[str, ...] = ()
     components: Mapping[str, str] = _NONE
     fused_experts: ExpertLayout = ""
@@ -88,7 +89,8 @@ class StoredWeights(NamedTuple):
             return tuple(name.replace(self.fused, f"self_attn.{each}_proj") for each in "qkv")
         if self.fused_mlp and f".{self.fused_mlp}." in name:
             mlp = self.fused_mlp.rpartition(".")[0]
-            return tuple(name.replace(self.fused_mlp, f"{mlp}.{each}_proj") for each in ("gate", "up"))
+            order = ("up", "gate") if self.up_first else ("gate", "up")
+            return tuple(name.replace(self.fused_mlp, f"{mlp}.{each}_proj") for each in order)
         return (name,)
 
 

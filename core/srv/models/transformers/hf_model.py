@@ -23,7 +23,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.utils import logging as hf_logging
 
 from srv.errors import ModelError, SrvError
-from srv.models.architectures.registry import gguf_layout
+from srv.models.architectures.registry import encoder_names, gguf_layout, native_names, native_or_reason
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
@@ -276,10 +276,20 @@ def _check_known(facts: ModelFacts) -> None:
         CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING or _class_of(facts) is not AutoModelForCausalLM
     ):
         return
-    support = "has no causal model of that type" if model_type in CONFIG_MAPPING else "does not know that type"
-    release = f"transformers {transformers.__version__}"
-    reason = f"srv has no such architecture, and {release} {support} (model_type {model_type!r})"
-    remedy = "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
+    known, release = model_type in CONFIG_MAPPING, f"transformers {transformers.__version__}"
+    native = native_or_reason(facts.architecture, facts.config) if facts.architecture in native_names() else None
+    if known and isinstance(native, str):
+        reason, remedy = f"its native layers do not compute it: {native}", "Use another checkpoint of the model"
+        reason += f"; {release} has no causal model of that type (model_type {model_type!r}) that could be used instead"
+    elif known:
+        reason = f"{release} has no causal model of that type (model_type {model_type!r}), and srv has no native layers"
+        reason += " for it, by which alone encoders are computed"
+        remedy = f"Serve an encoder of a class that has them ({', '.join(encoder_names())}), or a causal model"
+    else:
+        reason = f"srv has no such architecture, and {release} does not know that type (model_type {model_type!r})"
+        remedy = (
+            "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
+        )
     raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
 
 

@@ -19,6 +19,7 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 from srv.errors import ModelError
 from srv.models.architectures.attention_layers import attention_layers
+from srv.models.architectures.registry import encoder_names
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.config.layer_fields import ATTENTIONS_PER_LAYER
 from srv.models.read import read_facts
@@ -281,6 +282,20 @@ def test_unknown_architecture(tmp_path: Path) -> None:
         f" {transformers.__version__} does not know that type (model_type 'riddle'). Serve a Llama, Mistral or"
         " Qwen model or a causal one that transformers knows, or install a newer release [unsupported_architecture]"
     )
+
+
+def test_an_encoder_without_native_layers_is_refused_with_those_that_have_them(tmp_path: Path) -> None:
+    small_model("llama").save_pretrained(tmp_path)
+    edit_config(tmp_path, architectures=["MPNetModel"], model_type="mpnet")
+    with pytest.raises(ModelError) as caught:
+        built(tmp_path)
+    assert str(caught.value) == (
+        f"model MPNetModel ({tmp_path}): transformers {transformers.__version__} has no causal model of that type"
+        " (model_type 'mpnet'), and srv has no native layers for it, by which alone encoders are computed."
+        f" Serve an encoder of a class that has them ({', '.join(encoder_names())}), or a causal model"
+        " [unsupported_architecture]"
+    )
+    assert {"BertModel", "XLMRobertaModel", "ModernBertModel", "GteModel"} <= {*encoder_names()}
 
 
 def test_long_messages_of_transformers_are_shortened(tmp_path: Path) -> None:

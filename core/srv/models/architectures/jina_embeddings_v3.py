@@ -1,0 +1,81 @@
+"""Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173): XLM-RoBERTa with rotary positions.
+
+Its model without an adapter is served, which is what transformers computes by itself. The adapters of tasks are LoRA
+weights in folders of their own, and are not loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, label_count
+from srv.models.architectures.layer_norm_config import activation
+from srv.models.architectures.rotary_encoder import NAMES, rotary_encoder, with_labels
+from srv.models.formats.stored_weights import StoredWeights
+from srv.models.layers.rope_config import refuse_unless
+
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 250002,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 8194,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "rope_theta": 20_000.0,
+}
+_SUPPORTED: dict[str, tuple[Any, ...]] = {"is_decoder": (False,), "position_embedding_type": ("rotary",)}
+
+
+def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+    refuse_unless(config, _SUPPORTED)
+    return rotary_encoder(config, activation(config, "hidden_act"))
+
+
+def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
+    return with_labels(make_config(config), label_count(config))
+
+
+_ENCODER: dict[str, str] = {
+    **NAMES,
+    "layers.*.mlp.fc1": "model.layers.*.mlp.up_proj",
+    "layers.*.mlp.fc2": "model.layers.*.mlp.down_proj",
+    "emb_ln": "model.embed_norm",
+    "encoder.layers.*.mixer.Wqkv": "model.layers.*.self_attn.qkv_proj",
+    "encoder.layers.*.mixer.out_proj": "model.layers.*.self_attn.o_proj",
+    "encoder.layers.*.norm1": "model.layers.*.attention_norm",
+    "encoder.layers.*.mlp.fc1": "model.layers.*.mlp.up_proj",
+    "encoder.layers.*.mlp.fc2": "model.layers.*.mlp.down_proj",
+    "encoder.layers.*.norm2": "model.layers.*.mlp_norm",
+}
+_PREFIX = "roberta."
+_POOLER = tuple(f"{prefix}pooler.dense.{each}" for prefix in ("", _PREFIX) for each in ("weight", "bias"))
+_MASKED_HEAD = (
+    "lm_head.bias",
+    *(f"lm_head.{name}.{each}" for name in ("decoder", "dense", "layer_norm") for each in ("weight", "bias")),
+)
+ARCHITECTURE = Architecture(
+    name="JinaEmbeddingsV3Model",
+    make_config=make_config,
+    defaults=_DEFAULTS,
+    layers=LAYERS,
+    model_type="jina_embeddings_v3",
+    weights=StoredWeights(prefix=_PREFIX, names=_ENCODER, unused=(*_POOLER, *_MASKED_HEAD), fused="self_attn.qkv_proj"),
+)
+MASKED = ARCHITECTURE._replace(name="JinaEmbeddingsV3ForMaskedLM", model_type=None)
+CLASSIFIER = ARCHITECTURE._replace(
+    name="JinaEmbeddingsV3ForSequenceClassification",
+    make_config=_classifier,
+    model_type=None,
+    weights=StoredWeights(
+        prefix=_PREFIX,
+        names={**_ENCODER, "classifier.dense": "head.dense", "classifier.out_proj": "score"},
+        unused=_POOLER,
+        fused="self_attn.qkv_proj",
+    ),
+)

@@ -1,0 +1,61 @@
+"""What encoders have in common that are BERT with rotary positions: GTE, Nomic BERT and Jina embeddings v3.
+
+Torch-free. Owns the fields of their configurations, and the names that transformers gives to the weights of its own
+layers; published checkpoints have others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from srv.models.architectures.encoder_config import EncoderConfig, HeadConfig, head_sizes
+from srv.models.architectures.layer_norm_config import MLPKind
+from srv.models.layers.rope_config import UnsupportedConfig, rope_config, usable_context
+
+NAMES: dict[str, str] = {
+    "embeddings.word_embeddings": "model.embed_tokens",
+    "embeddings.token_type_embeddings": "model.embed_types",
+    "embeddings.LayerNorm": "model.embed_norm",
+    **{f"layers.*.self_attn.{each}_proj": f"model.layers.*.self_attn.{each}_proj" for each in "qkvo"},
+    "layers.*.post_attention_layernorm": "model.layers.*.attention_norm",
+    "layers.*.post_mlp_layernorm": "model.layers.*.mlp_norm",
+}
+GATED_NAMES = {f"layers.*.mlp.{each}_proj": f"model.layers.*.mlp.{each}_proj" for each in ("gate", "up", "down")}
+
+
+def rotary_encoder(config: Mapping[str, Any], activation: MLPKind | str) -> EncoderConfig:
+    """BERT with rotary positions, the same in all layers, without a head. `activation`: as of `EncoderConfig`.
+
+    Raises UnsupportedConfig with what is not implemented.
+    """
+    heads, head_dim = head_sizes(config, stated=True)
+    rope = rope_config(config, head_dim)
+    if rope.rotary_dim != head_dim:
+        raise UnsupportedConfig(f"{rope.rotary_dim} rotated dimensions of {head_dim} are not implemented natively")
+    layers, declared = int(config["num_hidden_layers"]), int(config["max_position_embeddings"])
+    return EncoderConfig(
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=int(config["hidden_size"]),
+        intermediate_size=int(config["intermediate_size"]),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        norm_eps=float(config["layer_norm_eps"]),
+        windows=(None,) * layers,
+        positions=min(declared, usable_context(config, declared)),
+        activation=activation,
+        position_offset=None,
+        ropes=(rope,) * layers,
+        types=int(config["type_vocab_size"]),
+    )
+
+
+def with_labels(config: EncoderConfig, labels: int) -> EncoderConfig:
+    """With a head of BERT, which reads the first token."""
+    return config._replace(head=HeadConfig(labels), pooled_by="cls")
+
+
+def with_prefixes(prefixes: tuple[str, ...], names: Mapping[str, str]) -> dict[str, str]:
+    """Names as of `StoredWeights` for checkpoints with any of several prefixes."""
+    return {f"{prefix}{stored}": name for prefix in prefixes for stored, name in names.items()}
