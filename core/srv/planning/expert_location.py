@@ -113,14 +113,14 @@ def mixtures_of(model: ModelFacts, values: Mapping[str, Any]) -> Mixtures | None
         return None
     prefixes = (each.prefix for each in native.model_ops(model.dtype).experts)
     layers = tuple(int(prefix.split(".layers.")[1].split(".")[0]) for prefix in prefixes)
-    return Mixtures(model.name, layers, model.layers, moe.experts)
+    return Mixtures(model.name, layers, model.layers, moe.experts) if layers else None
 
 
 def read_location(value: str, mixtures: Mixtures, redundant: int = 0) -> ExpertLocation:
     """The placement that a value asks for, or the counts that one is calculated from.
 
     `redundant`: places beside those for each expert once (ep_num_redundant_experts). Raises ModelError: not_found,
-    wrong_format, damaged; and expert_location for what does not fit the model.
+    damaged; and expert_location for what does not fit the model, and for files of torch.save.
     """
     places = mixtures.experts + redundant
     if value == TRIVIAL:
@@ -153,7 +153,7 @@ def _content(value: str) -> tuple[str, Mapping[str, Any]]:
 def _text(path: Path, value: str) -> str:
     if path.suffix in _PICKLED:
         reason = "it is a file of torch.save, and a plan reads files without torch"
-        raise ModelError("wrong_format", value, reason, _TO_JSON.replace("FILE", value))
+        raise ModelError(CODE, value, reason, _TO_JSON.replace("FILE", value))
     if not path.is_file():  # a pipe would be waited for, and can be read only once
         raise ModelError("not_found", value, f"it is neither {TRIVIAL}, nor a JSON object, nor a regular file", _FLAG)
     return path.read_text(encoding="utf-8")

@@ -37,6 +37,8 @@ from srv.platform.manifest import Manifest
 from srv.quantization.registry import chosen
 from srv.specs import ModelFacts
 
+_REDUNDANT = 1 << 14  # places in a layer that a plan writes out beside one for each expert, at most
+
 FindTarget = Callable[[str | None, str], Target]
 FindModel: TypeAlias = "Callable[[UserInput], AbstractContextManager[FoundModel | None]]"
 
@@ -301,7 +303,8 @@ def _expert_location(user: UserInput, model: ModelFacts | None) -> tuple[ExpertL
     if mixtures is None:
         return None, []
     try:
-        return read_location(value, mixtures, user.value("ep_num_redundant_experts") or 0), []
+        redundant = min(max(user.value("ep_num_redundant_experts") or 0, 0), _REDUNDANT)
+        return read_location(value, mixtures, redundant), []
     except ModelError as error:
         return None, [argument_fault(user, argument, error.code, error.reason, error.remedy)]
 

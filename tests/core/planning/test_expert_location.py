@@ -120,7 +120,7 @@ def test_a_value_that_is_no_placement_is_refused(tmp_path: Path) -> None:
     for value, code, reason in (
         ("random", "not_found", "neither trivial, nor a JSON object, nor a regular file"),
         (str(tmp_path), "not_found", "nor a regular file"),
-        ("record.pt", "wrong_format", "it is a file of torch.save"),
+        ("record.pt", "expert_location", "it is a file of torch.save"),
         ("{", "damaged", "it is not JSON"),
         (str(tmp_path / "list.json"), "expert_location", r"it is \[\], where a JSON object is expected"),
         *((str(tmp_path / f"{name}.json"), "damaged", "it is not JSON") for name in ("text", "binary", "deep")),
@@ -128,7 +128,7 @@ def test_a_value_that_is_no_placement_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=reason) as refused:
             read_location(value, MIXTURES)
         assert refused.value.code == code
-        if code == "wrong_format":
+        if value == "record.pt":
             assert "torch.load('record.pt', weights_only=True)" in refused.value.remedy
 
 
@@ -176,4 +176,14 @@ def test_a_placement_for_another_model_is_refused_first(tmp_path: Path) -> None:
         first, second = caught.value.rejections
         assert (first.code, first.what, first.who) == (code, "init_expert_location", "command line")
         assert (reason in first.reason, second.code) == (True, "planned"), first.reason
-    assert make_plan(user(**arguments(tmp_path, dense))).experts is None
+    for config in (dense, {**CONFIG, "mlp_only_layers": [0, 1, 2]}):
+        assert make_plan(user(**arguments(tmp_path, config))).experts is None
+
+
+def test_redundant_experts_have_places_of_their_own(tmp_path: Path) -> None:
+    """As many as a plan can write out; a negative number is refused."""
+    for redundant, places in ((2, 6), (10**12, 4 + 2**14)):
+        plan = make_plan(user(**arguments(tmp_path, ep_num_redundant_experts=redundant)))
+        assert to_dict(plan)["experts"]["places"] == places
+    with pytest.raises(Refusal, match="must be at least 0"):
+        make_plan(user(**arguments(tmp_path, ep_num_redundant_experts=-100)))
