@@ -68,10 +68,12 @@ def verdict(
 
     The value is accepted if it is accepted with any of the models, or, where it has no effect on the first one, with
     one that has layers of other kinds, or where it is a method of other checkpoints, with one of these. Otherwise the
-    verdict is one that holds for any model, or that of the first.
+    verdict is one that holds for any model, or that of the first of these others on which the value has an effect, or
+    that of the first.
     """
     refusals: list[Verdict] = []
     decisive: Verdict | None = None
+    effective: Verdict | None = None
     pending = deque(models)
     while pending:
         model = pending.popleft()
@@ -87,12 +89,14 @@ def verdict(
                 codes = {each.code for each in about}
                 pending += special_models() if inert.CODE in codes else ()
                 pending += quantized_models() if weights.OTHER_METHOD in codes else ()
+            if named and named[0].code != inert.CODE and not any(model is each for each in models):
+                effective = effective or _verdict(named[0])
             if found := [each for each in named if each.code in _OF_ANY_MODEL]:
                 decisive = _verdict(found[0])
                 break
         else:
             return Verdict()
-    return decisive or refusals[0]
+    return decisive or effective or refusals[0]
 
 
 def _launch(user: UserInput, on: tuple[Manifest, DeviceFacts] | None, model: ModelFacts) -> None:

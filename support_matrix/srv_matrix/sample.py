@@ -51,8 +51,8 @@ def sample_models() -> tuple[ModelFacts, ...]:
 @cache
 def special_models() -> tuple[ModelFacts, ...]:
     """Models with layers that the others lack, for values without effect on all others: windows, experts, latent
-    attention, recurrent states, and experts in blocks of 4 bits."""
-    return windowed_model(), _mixture(), _latent(), recurrent_model(), _mixture_in_blocks()
+    attention, with an indexer too, recurrent states, and experts in blocks of 4 bits."""
+    return windowed_model(), _mixture(), _latent(), _sparse(), recurrent_model(), _mixture_in_blocks()
 
 
 @cache
@@ -127,6 +127,21 @@ def _latent() -> ModelFacts:
         kv_heads=1,
         head_dim=192,
         cache_groups=(Latent(_ALL, 512, 64),),
+    )
+
+
+def _sparse() -> ModelFacts:
+    """The model with latent attention, in which an indexer chooses 2,048 keys for each query."""
+    latent = _latent()
+    index = {"q_lora_rank": 1536, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+    groups = {"n_group": 8, "topk_group": 4, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    return replace(
+        latent,
+        name="sample-6b-sparse",
+        path="/models/sample-6b-sparse",
+        architecture="DeepseekV32ForCausalLM",
+        config={**latent.config, **index, **groups},
+        cache_groups=(Latent(_ALL, 512, 64, index_dim=128, indexed=_ALL),),
     )
 
 

@@ -24,6 +24,7 @@ from letters_model import CONTEXT
 from otlp_collector import Collector, collector
 from prometheus_client.parser import text_string_to_metric_families
 
+from srv.planning.expert_location import ExpertCounts, Mixtures, read_location
 from srv_matrix.pytest_plugin import covers
 
 pytestmark = pytest.mark.e2e
@@ -345,6 +346,9 @@ def test_the_usage_of_experts(plain: Server, tmp_path: Path) -> None:
     assert (usage["layers"], usage["tokens"]) == ([0, 1, 2], 6)  # the last token of the output is not computed
     assert [sum(counts) for counts in usage["logical_count"]] == [6 * chosen] * 3
     experts = small.model.config.num_experts
+    read = read_location(json.dumps(usage), Mixtures("small", (0, 1, 2), 3, experts))  # --init-expert-location
+    assert isinstance(read, ExpertCounts)
+    assert read.tokens == tuple(map(tuple, usage["logical_count"]))
     for layer in ("0", "1", "2"):
         mean, busiest = (
             metrics["srv_expert_tokens_mean_total"][layer],

@@ -25,6 +25,7 @@ TOY = "plugins/toy_device/tests/test_toy_graphs.py::"  # features that a CPU doe
 PIECES = "plugins/toy_device/tests/test_toy_pieces.py::"
 GPU = "platforms/gpu/tests/test_gpu_attention.py::"
 RANKS = "tests/core/executor/test_ranks.py::"
+SPARSE = "tests/core/args/test_effects_sparse.py::"
 EXPERTS = "tests/core/args/test_effects_experts.py::"
 PAGE = "tests/e2e/test_e2e_page.py::"
 LOADING = "tests/core/args/test_effects_of_loading.py::"
@@ -73,6 +74,8 @@ EFFECTS: Mapping[str, str] = {
     "prefill_attention_backend": ENGINE + "test_prefill_attention_backend",
     "decode_attention_backend": ENGINE + "test_decode_attention_backend",
     "sampling_backend": ENGINE + "test_sampling_backend",
+    "nsa_prefill_backend": SPARSE + "test_nsa_prefill_backend",
+    "nsa_decode_backend": SPARSE + "test_nsa_decode_backend",
     "moe_runner_backend": EXPERTS + "test_moe_runner_backend",
     "enable_expert_distribution_metrics": EXPERTS + "test_enable_expert_distribution_metrics",
     "expert_distribution_recorder_mode": EXPERTS + "test_expert_distribution_recorder_mode",

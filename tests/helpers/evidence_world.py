@@ -35,6 +35,8 @@ ELSEWHERE = {
     "attention_backend": "not every backend supports every KV dtype: each has its own starts",
     "prefill_attention_backend": "as attention_backend",
     "decode_attention_backend": "as attention_backend",
+    "nsa_prefill_backend": "it needs sparse attention: tests/core/args/test_effects_sparse.py starts engines",
+    "nsa_decode_backend": "as nsa_prefill_backend",
     "quantization": "it follows from the checkpoint, and each value needs its own checkpoint",
     "dequantize_weights": "it needs quantized weights to have an effect: tests/core/args/test_effects.py",
     "torchao_config": "it needs unquantized weights, and the array has a GGUF model",

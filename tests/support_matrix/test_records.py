@@ -29,7 +29,7 @@ from srv_matrix.feature_page import feature_page
 from srv_matrix.features import OTHERS
 from srv_matrix.inventory import Inventory, Op, observe, without_code
 from srv_matrix.inventory import read as read_inventory
-from srv_matrix.judge import BACKEND_IGNORES, TOO_FEW_DEVICES
+from srv_matrix.judge import BACKEND_IGNORES, TOO_FEW_DEVICES, verdict
 from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.pairs import pairs
@@ -326,6 +326,24 @@ def test_value_that_fits_no_common_model_is_limited() -> None:
     assert cell(shown, "mem_fraction_static").reason.startswith(
         "0.01: accepted if weights and the smallest KV pool fit"
     )
+
+
+@every(
+    ("platform", "argument", "value", "reason"),
+    [
+        ("cpu:avx2", "nsa_prefill_backend", "torch_native", ""),
+        ("cpu:avx2", "nsa_prefill_backend", "native", "keys chosen by an indexer"),
+        ("cuda:sm80", "moe_runner_backend", "flashinfer_cutlass", "not sm80"),
+    ],
+)
+def test_a_value_without_effect_on_common_models_is_judged_by_those_with_other_layers(
+    platform: str, argument: str, value: str, reason: str
+) -> None:
+    """Not by what the common ones lack, nor by a fault of one of them."""
+    name, _, variant = platform.partition(":")
+    manifest = find_platforms()[name].loaded
+    found = verdict(argument, value, sample_models(), (manifest, manifest.facts.profiles[variant]))
+    assert (found.code, reason in found.reason) == ("backend_unfit" if reason else "", True), found
 
 
 def test_refused_default_limits_the_argument() -> None:

@@ -49,7 +49,7 @@ def overridden_arguments(user: Mapping[str, Statement], slots: Iterable[Sequence
         if not chosen_by or any(user[each].value == statement.value for each in chosen_by):
             continue
         argument = ARGUMENTS[name]
-        reason = f"{' and '.join(chosen_by)} override it"
+        reason = f"{' and '.join(chosen_by)} {'override' if len(chosen_by) > 1 else 'overrides'} it"
         yield Rejection("inert", name, argument.show(statement.value), statement.owner, reason, "Leave it out.")
 
 

@@ -1,8 +1,10 @@
-"""Which cache groups of a model attention backends are asked about (`srv.args.backends`)."""
+"""Which cache groups of a model attention backends are asked about (`srv.args.backends`), and the arguments of some."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from srv.kept import kept_per_object
 from srv.models.architectures.registry import find as find_architecture
@@ -10,6 +12,10 @@ from srv.models.architectures.registry import native_or_reason
 from srv.platform.facts import BackendSpec
 from srv.platform.layers import layer_names
 from srv.specs import ModelFacts, Recurrent, spec_name
+
+SPARSE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"prefill_attention_backend": ("nsa_prefill_backend",), "decode_attention_backend": ("nsa_decode_backend",)}
+)
 
 
 def unread_groups(model: ModelFacts | None, spec: BackendSpec) -> tuple[str, ...]:
@@ -29,6 +35,16 @@ def unread_groups(model: ModelFacts | None, spec: BackendSpec) -> tuple[str, ...
         for group in (model.latents if model and not spec.latent else ())
     )
     return recurrent + latent
+
+
+def has_indexer(model: ModelFacts) -> bool:
+    """Whether layers read the keys that an indexer chooses (sparse attention)."""
+    return any(group.indexed for group in model.latents)
+
+
+def sparse_arguments(slot: str, model: ModelFacts | None) -> tuple[str, ...]:
+    """The arguments that name a slot's backend for models with sparse attention, before those for all models."""
+    return SPARSE.get(slot, ()) if model is None or has_indexer(model) else ()
 
 
 def _why_not_native(model: ModelFacts | None) -> str:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from srv.args.backend_arguments import check_declared, check_requirement, requirement_text
-from srv.args.backend_groups import unread_groups, without_states
+from srv.args.backend_groups import sparse_arguments, unread_groups, without_states
 from srv.args.backend_slot import BackendSlot, Candidate
 from srv.args.config import ARGUMENTS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
@@ -149,6 +149,7 @@ def _make_slot(
     user: Mapping[str, Statement],
 ) -> BackendSlot:
     family, arguments = SLOTS[name]
+    arguments = (*sparse_arguments(name, facts.model), *arguments)
     specs = sorted(offered.get(family, ()), key=lambda spec: (-spec.priority, spec.name))
     user_choice = next((user[argument] for argument in arguments if argument in user), None)
     candidates = tuple(_without_layers(_make_candidate(name, spec, platform, facts, user), layers) for spec in specs)

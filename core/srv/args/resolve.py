@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.args.backend_arguments import overridden_arguments, unread_arguments
+from srv.args.backend_groups import sparse_arguments
 from srv.args.backends import SLOTS, BackendSelection, choose_backends
 from srv.args.config import ARGUMENTS, make_config, plugin_arguments
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
@@ -196,7 +197,8 @@ def _choose_backends(
     asked = {name: each for name, each in user.items() if not _unsupported(state, name, each.value)}
     if selection.carried:  # backends that would read an argument may be missing
         asked = {name: each for name, each in asked.items() if ARGUMENTS[name].arg.read_by is None}
-    overridden = overridden_arguments(user, (arguments for _, arguments in SLOTS.values()))
+    slots = ((*sparse_arguments(slot, state.facts.model), *names) for slot, (_, names) in SLOTS.items())
+    overridden = overridden_arguments(user, slots)
     unknown = unknown_implementations(manifest.name, ops, asked)
     rejections = (*selection.rejections, *overridden, *unread_arguments(asked, selection.backends), *unknown)
     state.rejections.extend(rejections)

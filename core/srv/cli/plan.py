@@ -106,6 +106,8 @@ def to_text(planned: LaunchPlan) -> str:
     resolved, lines = planned.resolved, _head(planned)
     if sizes := _sizes(planned):
         lines += ["", "[sizes]", *(f"{quantity}: {sentence}" for quantity, sentence in sizes)]
+    if planned.experts is not None:
+        lines += ["", "[experts]", f"init_expert_location: {planned.experts}"]
     group, hidden = None, 0
     for argument in all_arguments().values():
         provenance = resolved.provenance[argument.name]
@@ -222,6 +224,7 @@ def to_dict(planned: LaunchPlan) -> dict[str, Any]:
             "max_request_tokens": budget.max_request_tokens,
             "breakdown": [list(line) for line in budget.breakdown],
         },
+        "experts": None if planned.experts is None else planned.experts.to_dict(),
         "ledger": [{"line": line.name, "predicted_bytes": line.predicted} for line in planned.ledger],
         "kernels": planned.kernels.to_dicts(),
         "notes": list(planned.notes),

@@ -9,6 +9,7 @@ from srv.args.statement import Resolved, UserInput
 from srv.errors import Refusal, Rejection
 from srv.io.memory_lines import MemoryLine
 from srv.planning.budget import Budget, estimate
+from srv.planning.expert_location import ExpertLocation
 from srv.planning.kernels import KernelPlan, divides
 from srv.planning.ledger import predict
 from srv.planning.resolution import FindModel, FindTarget, resolve_plan
@@ -26,6 +27,7 @@ class LaunchPlan(NamedTuple):
     is also None without a model, and with sizes that are not known (`ModelFacts.unknown_sizes`).
     `unchecked`: what only a launch finds out.
     `ledger`: the predicted lines of the memory of one rank; () without a budget. `kernels`: what computes each part.
+    `experts`: what --init-expert-location says of the model's experts; None if it has none.
     """
 
     target: Target
@@ -37,6 +39,7 @@ class LaunchPlan(NamedTuple):
     unchecked: tuple[str, ...] = ()
     ledger: tuple[MemoryLine, ...] = ()
     kernels: KernelPlan = KernelPlan(())
+    experts: ExpertLocation | None = None
 
 
 def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindModel | None = None) -> LaunchPlan:
@@ -68,6 +71,7 @@ def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindM
         unchecked=plan.check.unchecked,
         ledger=ledger,
         kernels=plan.check.kernels,
+        experts=plan.experts,
     )
 
 

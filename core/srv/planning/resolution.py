@@ -28,6 +28,7 @@ from srv.models.options import ReadOptions
 from srv.models.read import read_facts
 from srv.models.remote_code import code_files, files_of, runs_code, tokenizer_classes
 from srv.models.score_template import read_score_template
+from srv.planning.expert_location import TRIVIAL, ExpertLocation, mixtures_of, read_location
 from srv.planning.kernels import KernelPlan
 from srv.planning.launchable import LaunchCheck, check_launch
 from srv.planning.target import Target, this_machine
@@ -37,6 +38,8 @@ from srv.platform.manifest import Manifest
 from srv.quantization.registry import chosen
 from srv.specs import ModelFacts
 
+_REDUNDANT = 1 << 14  # places in a layer that a plan writes out beside one for each expert, at most
+
 FindTarget = Callable[[str | None, str], Target]
 FindModel: TypeAlias = "Callable[[UserInput], AbstractContextManager[FoundModel | None]]"
 
@@ -45,7 +48,7 @@ class ResolvedPlan(NamedTuple):
     """The user's arguments, resolved for a target. `model` is None only if none was needed.
 
     `check`: whether a launch would get as far as the weights. `remote`: the model is on a hub, and its facts come from
-    headers.
+    headers. `experts`: what --init-expert-location says of the model's experts; None if it has none.
     """
 
     target: Target
@@ -54,6 +57,7 @@ class ResolvedPlan(NamedTuple):
     notes: tuple[str, ...]
     check: LaunchCheck
     remote: bool = False
+    experts: ExpertLocation | None = None
 
 
 class LaunchContext(NamedTuple):
@@ -140,10 +144,13 @@ def resolve_plan(
         if on_this_host:
             faults += _unfit_nodes(user)
         model = None if found is None else found.facts
+        experts, unfit = _expert_location(user, model)
+        faults += unfit
         try:  # even without a device or a model, so that their faults are reported with all others
             resolved = resolve_arguments(user, target, model, carry=carry)
         except Refusal as refusal:
-            raise Refusal(list(dict.fromkeys([*faults, *refusal.rejections]))) from refusal
+            raise Refusal(list(dict.fromkeys([*faults, *_as_read(refusal.rejections, experts)]))) from refusal
+        resolved = replace(resolved, refusals=tuple(_as_read(resolved.refusals, experts)))
         if faults or target is None:
             raise Refusal(list(dict.fromkeys([*faults, *resolved.refusals])))
         remote = found is not None and found.remote
@@ -151,7 +158,7 @@ def resolve_plan(
         files = found.files if remote and found is not None else None
         check = check_launch(target, model, resolved, asked, files)
     notes = (*user.notes, *target.notes, *_model_notes(model, resolved, code), *check.notes)
-    return ResolvedPlan(target, model, resolved, notes, check, remote)
+    return ResolvedPlan(target, model, resolved, notes, check, remote, experts)
 
 
 def resolve_arguments(
@@ -300,6 +307,35 @@ def _faulty_template(user: UserInput) -> list[Rejection]:
     except ModelError as error:
         return [argument_fault(user, "score_template", error.code, error.reason, error.remedy)]
     return []
+
+
+def _expert_location(user: UserInput, model: ModelFacts | None) -> tuple[ExpertLocation | None, list[Rejection]]:
+    """What is read of --init-expert-location, and the rejection of what does not fit the model."""
+    argument = "init_expert_location"
+    value = user.value(argument) or TRIVIAL
+    if model is None:
+        return None, []  # nothing to compare it with
+    mixtures = mixtures_of(model, {"model_impl": user.value("model_impl")})
+    if mixtures is None and value != TRIVIAL:
+        reason = f"{model.name} has no experts that native layers compute"
+        return None, [argument_fault(user, argument, "inert", reason, "Leave it out, or serve a model with experts.")]
+    if mixtures is None:
+        return None, []
+    try:
+        redundant = min(max(user.value("ep_num_redundant_experts") or 0, 0), _REDUNDANT)
+        return read_location(value, mixtures, redundant), []
+    except ModelError as error:
+        return None, [argument_fault(user, argument, error.code, error.reason, error.remedy)]
+
+
+def _as_read(rejections: Sequence[Rejection], experts: ExpertLocation | None) -> list[Rejection]:
+    """The rejections, of which that of a planned placement of experts says what was read."""
+    return [
+        replace(each, reason=f"{each.reason} (read: {experts})")
+        if experts is not None and (each.what, each.code) == ("init_expert_location", "planned")
+        else each
+        for each in rejections
+    ]
 
 
 def _unfit_nodes(user: UserInput) -> list[Rejection]:

@@ -166,7 +166,7 @@ _NOT_APPLICABLE = _all(
     "not_applicable",
     "it steers a library or link that Ascend devices do not have",
     """
-    nsa_prefill_backend nsa_decode_backend fp8_gemm_backend disable_flashinfer_autotune
+    fp8_gemm_backend disable_flashinfer_autotune
     enable_flashinfer_allreduce_fusion enable_nccl_nvls enable_symm_mem
     disable_flashinfer_cutlass_moe_fp4_allgather disable_custom_all_reduce enable_mscclpp enable_torch_symm_mem
     triton_attention_reduce_in_fp32 triton_attention_num_kv_splits triton_attention_split_tile_size
@@ -178,6 +178,11 @@ _NOT_APPLICABLE = _all(
 
 # The device's part of these is not there on either variant.
 _UNSUPPORTED = (
+    *_all(
+        "unsupported",
+        "sparse attention, in which an indexer chooses the keys, is not implemented for NPUs",
+        "nsa_prefill_backend nsa_decode_backend",
+    ),
     *_all("unsupported", "ranks on NPUs cannot communicate yet (HCCL)", "tensor_parallel_size gpu_id_step"),
     *_all(
         "unsupported",

@@ -112,6 +112,8 @@ READ_ELSEWHERE = {
     "attention_backend": "srv.args.backends: selects the backend",
     "prefill_attention_backend": "srv.args.backends: selects the backend",
     "decode_attention_backend": "srv.args.backends: selects the backend",
+    "nsa_prefill_backend": "srv.args.backend_groups: selects the backend",
+    "nsa_decode_backend": "srv.args.backend_groups: selects the backend",
     "sampling_backend": "srv.args.backends: selects the backend",
     "moe_runner_backend": "srv.args.backends: selects the backend",
     "json_model_override_args": "srv.planning.resolution: how the model is read",

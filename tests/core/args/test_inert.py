@@ -46,6 +46,8 @@ def refusals(facts: ModelFacts, **values: Any) -> dict[str, Rejection]:
         (ENCODER, {"max_total_tokens": 10}, "max_total_tokens", "it has no KV pool"),
         (ENCODER, {"page_size": 32}, "page_size", "it has no KV pool"),
         (ENCODER, {"kv_cache_dtype": "float16"}, "kv_cache_dtype", "it has no KV pool"),
+        (model(), {"nsa_prefill_backend": "plain"}, "nsa_prefill_backend", "no layer of the model has an indexer"),
+        (model(), {"nsa_decode_backend": "flashmla_kv"}, "nsa_decode_backend", "no layer of the model has an indexer"),
         (POOLED_DECODER, {"enable_torch_compile": True}, "enable_torch_compile", "only decode steps are compiled"),
         (
             model(),

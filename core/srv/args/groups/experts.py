@@ -101,10 +101,11 @@ class ExpertsArgs(NamedTuple):
     init_expert_location: Annotated[
         str,
         Arg(
-            "Initial placement of the experts: trivial, or a file.",
+            "Initial placement of the experts: trivial, or JSON or a JSON file with physical_to_logical_map or "
+            "logical_count, as /dump_expert_distribution_record gives it.",
             not_empty(),
             planned=_PLACEMENT,
-            metavar="NAME_OR_PATH",
+            metavar="NAME_OR_JSON",
         ),
     ] = "trivial"
     enable_eplb: Annotated[bool, Arg("Rebalance experts between ranks as their load changes.", planned=_BALANCE)] = (

@@ -6,7 +6,6 @@ from srv.args.checks import at_least, each, is_pattern, not_empty
 from srv.args.spec import Arg
 from srv.grammar.registry import BUILT_IN, OFF, further_names
 
-_SPARSE = "the backend of --attention-backend also computes sparse attention (DeepSeek-V3.2)"
 _WHOLE_PROMPTS = "every rank computes the indexer of sparse attention, and its heads, for all tokens of a prompt"
 
 
@@ -91,11 +90,22 @@ class PlatformArgs(NamedTuple):
         ),
     ] = False
     nsa_prefill_backend: Annotated[
-        str, Arg("Sparse attention backend for prefill.", not_empty(), planned=_SPARSE, metavar="NAME")
-    ] = "flashmla_sparse"
+        str | None,
+        Arg(
+            "Attention backend for prefill of models with sparse attention, in which an indexer chooses the keys "
+            "(DeepSeek-V3.2); it overrides --prefill-attention-backend.",
+            family="attention",
+            metavar="NAME",
+        ),
+    ] = None
     nsa_decode_backend: Annotated[
-        str, Arg("Sparse attention backend for decode.", not_empty(), planned=_SPARSE, metavar="NAME")
-    ] = "flashmla_kv"
+        str | None,
+        Arg(
+            "Attention backend for decode of models with sparse attention; it overrides --decode-attention-backend.",
+            family="attention",
+            metavar="NAME",
+        ),
+    ] = None
     enable_nsa_prefill_context_parallel: Annotated[
         bool, Arg("Distribute a prompt over ranks in sparse attention (context parallelism).", planned=_WHOLE_PROMPTS)
     ] = False

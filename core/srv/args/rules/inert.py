@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from srv.args.backend_groups import has_indexer
 from srv.args.groups.memory import MemoryArgs
 from srv.args.groups.platform import PlatformArgs
 from srv.args.groups.schedule import ScheduleArgs
@@ -115,6 +116,16 @@ def _no_latents(argument: str) -> Constraint:
     return Constraint(argument, CODE, check, "Leave it out.")
 
 
+def _no_indexer(argument: str) -> Constraint:
+    def check(context: ResolutionContext) -> str | None:
+        if context.model is None or context[argument] is None or has_indexer(context.model):
+            return None
+        return "no layer of the model has an indexer, which chooses the keys of sparse attention"
+
+    remedy = "Leave it out, or choose the backend with --attention-backend."
+    return Constraint(argument, CODE, check, remedy)
+
+
 # Constraints on values that a user sets.
 USER_CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
@@ -142,4 +153,6 @@ USER_CONSTRAINTS: tuple[Constraint, ...] = (
     _no_pool("calculate_kv_scales", WeightsArgs().calculate_kv_scales),
     _no_latents("disable_mla_ragged_prefill"),
     _no_latents("disable_chunked_prefix_cache"),
+    _no_indexer("nsa_prefill_backend"),
+    _no_indexer("nsa_decode_backend"),
 )
