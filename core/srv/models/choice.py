@@ -155,7 +155,7 @@ def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, 
         reason = f"some of its weights are stored as {floats[0]}, but config.json names no quantization method"
         remedy = "Name it with --quantization, or use the checkpoint in full precision"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-    named = quantization_methods.find(quantization or stored)
+    named = quantization_methods.find(quantization_methods.meant(quantization, facts) or stored)
     unfit = named.accepts(facts) if named is not None and named.at_load is not None and named.accepts else None
     if facts.quantization is None and named is not None and unfit is not None:
         reason = f"{unfit}, which {named.name} does not quantize"
@@ -163,7 +163,7 @@ def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, 
     readable = stored is None or _is_readable(facts, named)
     detail = None if readable else _unsupported_form(facts)
     if not readable and (named is None or detail is not None or facts.quantization is not None):
-        reason = f"its weights are quantized with {quantization or stored}, which srv does not load yet"
+        reason = f"its weights are quantized with {stored}, which srv does not load yet"
         reason += f" in this form: {detail}" if detail else ""
         methods = " or ".join(quantization_methods.detectable_names())
         remedy = f"Use the checkpoint in full precision, a GGUF, or one of {methods}"
