@@ -71,13 +71,13 @@ def choose_layers(
         if may_run(facts):
             check_layer_code(facts)
     if ranks > 1 and (config is None or (method is not None and method.sharding is not None)):
-        obstacle = (method and method.sharding) or "only native layers can"
+        obstacle = (method and method.sharding) or f"only native layers can, and it has none ({fallback})"
         reason = f"it cannot be sharded over {ranks} ranks: {obstacle}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     if config is None and method is not None and not method.dequantizable:
         done = "would be quantized" if method.online else "are quantized"
         when = " at load" if method.online else ""
-        reason = f"its weights {done} with {method.name}{when}, which only native layers support"
+        reason = f"its weights {done} with {method.name}{when}, which only native layers support: {fallback}"
         argument = "--torchao-config" if online_quantization else "--quantization"
         remedy = f"Leave out {argument}" if method.online else "Use the checkpoint in full precision"
         if model_impl == "transformers" and facts.architecture in native_names():
