@@ -13,6 +13,7 @@ from srv.errors import ModelError
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 INT8 = "int8"
+EXPERTS_REMEDY = "Use the checkpoint in full precision, or a GGUF file"
 # The suffixes of tensors that only quantized layers have, of any method of int8.
 _QUANTIZED = (
     *("weight_scale", "weight_offset", "weight_zero_point"),
@@ -36,9 +37,13 @@ def check_int8(
 ) -> None:
     """Check the headers of a layer with int8 weights. `tensors`, `ignored`: by suffix, those that it must and may have.
 
-    Raises ModelError: missing_tensors, unexpected_tensors, dtype_mismatch, shape_mismatch.
+    Raises ModelError: missing_tensors, unexpected_tensors, dtype_mismatch, shape_mismatch, and unsupported_quantization
+    for an expert with a bias.
     """
     weight = f"{layer}.weight"
+    if ".experts." in layer and f"{layer}.bias" in model.types:
+        reason = f"{layer} is int8 and has a bias, which experts of int8 cannot have"
+        raise ModelError("unsupported_quantization", model.facts.path, reason, EXPERTS_REMEDY)
     for suffix in ("weight", *tensors):
         if f"{layer}.{suffix}" not in model.types:
             _fail(model, "missing_tensors", f"it lacks {layer}.{suffix}")

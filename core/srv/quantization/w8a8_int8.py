@@ -22,7 +22,7 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
+from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, check_up_projections
 from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupported_names
 from srv.quantization.int8_online import INT8DQ
 from srv.quantization.layer_patterns import names_layer, stated_names
@@ -36,7 +36,6 @@ INT8 = "int8"
 COMPRESSED_TENSORS = "compressed-tensors"
 # Those of other methods: `srv.quantization.packed`, `fp8` and `mxfp4`.
 OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
-REMEDY = "Use the checkpoint in full precision, or a GGUF file"
 SCALE, INPUT_SCALE = "weight_scale", "input_scale"
 _LM_HEAD = "lm_head"
 _FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
@@ -133,7 +132,7 @@ def are_int8(
     if found and ".experts." in names[0] and scheme.inputs != "dynamic":
         how = "with static activations" if scheme.inputs == "static" else "without quantized activations"
         reason = f"the experts {names[0].partition('.experts.')[0]}.experts are int8 {how}, which no layers support"
-        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
+        raise ModelError("unsupported_quantization", model.facts.path, reason, EXPERTS_REMEDY)
     return found
 
 

@@ -158,6 +158,21 @@ def test_experts_without_dynamic_activations_are_refused_by_name(inputs: str, tm
     assert [(each.code, error.reason in each.reason) for each in refusals] == [(error.code, True)], refusals
 
 
+def test_experts_with_biases_are_refused_by_name(tmp_path: Path) -> None:
+    """By a plan as well."""
+    name = "model.layers.0.mlp.experts.0.up_proj"
+
+    def add_bias(tensors: dict[str, Tensor]) -> None:
+        _divided_experts("dynamic")(tensors)
+        tensors[f"{name}.bias"] = torch.zeros(len(tensors[f"{name}.weight"]))
+
+    write(tmp_path, "dynamic", arch="qwen2_moe", spoil=add_bias)
+    error = refused(tmp_path)
+    assert (error.code, f"{name} is int8 and has a bias" in error.reason) == ("unsupported_quantization", True)
+    refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
+    assert [(each.code, error.reason in each.reason) for each in refusals] == [(error.code, True)], refusals
+
+
 def _divided_experts(inputs: str) -> Callable[[dict[str, Tensor]], None]:
     def spoil(tensors: dict[str, Tensor]) -> None:
         for name in [name for name in tensors if ".experts." in name and name.endswith("_proj.weight")]:
