@@ -60,7 +60,6 @@ class PlatformArgs(NamedTuple):
             "with one scale per token and head, fp8_e4m3 and fp8_e5m2 8-bit floats with one scale per layer for keys "
             "and one for values: of --quantization-param-path, of the checkpoint, calculated at start with "
             "--calculate-kv-scales, or 1.",
-            synonyms=(("bf16", "bfloat16"), ("fp8", "fp8_e4m3")),
         ),
     ] = "auto"
     grammar_backend: Annotated[
