@@ -28,7 +28,7 @@ class Arg:
     """The part of a declaration beyond name, type and default.
 
     help: one sentence. check: a constraint on the value. choices: the allowed strings, if the type is not a Literal.
-    further_choices: those that other installed distributions add, which documentation does not list.
+    further_choices: those that documentation does not list, among them what other installed distributions add.
     family: the backend family whose registered names are the choices. needs: the capability without which
     only the default is accepted. only_with: arguments of which one must differ from its default, because a value has
     no effect otherwise (`srv.args.prerequisites`). read_by: the family of the backends that alone read it, if their

@@ -71,13 +71,13 @@ def choose_layers(
         if may_run(facts):
             check_layer_code(facts)
     if ranks > 1 and (config is None or (method is not None and method.sharding is not None)):
-        obstacle = (method and method.sharding) or "only native layers can"
+        obstacle = (method and method.sharding) or f"only native layers can, and it has none ({fallback})"
         reason = f"it cannot be sharded over {ranks} ranks: {obstacle}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     if config is None and method is not None and not method.dequantizable:
         done = "would be quantized" if method.online else "are quantized"
         when = " at load" if method.online else ""
-        reason = f"its weights {done} with {method.name}{when}, which only native layers support"
+        reason = f"its weights {done} with {method.name}{when}, which only native layers support: {fallback}"
         argument = "--torchao-config" if online_quantization else "--quantization"
         remedy = f"Leave out {argument}" if method.online else "Use the checkpoint in full precision"
         if model_impl == "transformers" and facts.architecture in native_names():
@@ -155,7 +155,7 @@ def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, 
         reason = f"some of its weights are stored as {floats[0]}, but config.json names no quantization method"
         remedy = "Name it with --quantization, or use the checkpoint in full precision"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-    named = quantization_methods.find(quantization or stored)
+    named = quantization_methods.find(quantization_methods.meant(quantization, facts) or stored)
     unfit = named.accepts(facts) if named is not None and named.at_load is not None and named.accepts else None
     if facts.quantization is None and named is not None and unfit is not None:
         reason = f"{unfit}, which {named.name} does not quantize"
@@ -163,7 +163,7 @@ def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, 
     readable = stored is None or _is_readable(facts, named)
     detail = None if readable else _unsupported_form(facts)
     if not readable and (named is None or detail is not None or facts.quantization is not None):
-        reason = f"its weights are quantized with {quantization or stored}, which srv does not load yet"
+        reason = f"its weights are quantized with {stored}, which srv does not load yet"
         reason += f" in this form: {detail}" if detail else ""
         methods = " or ".join(quantization_methods.detectable_names())
         remedy = f"Use the checkpoint in full precision, a GGUF, or one of {methods}"

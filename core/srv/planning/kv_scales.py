@@ -25,6 +25,7 @@ from srv.models.config.stored_names import model_names
 from srv.models.formats.kv_scale_tensors import StoredScale, read_scales
 from srv.models.formats.safetensors_header import KVScaleTensor, read_checkpoint
 from srv.planning.pools import kv_dtype
+from srv.quantization.fp8_configs import kv_field
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.specs import ModelFacts, attention_specs
 
@@ -69,6 +70,21 @@ def configured_scales(config: Config, model: ModelFacts, rank: int = 0) -> Scale
         return ScaleSource({layer: KVScales(factor, factor) for layer, factor in factors.items()})
     stored = model.format == "safetensors" and config.model.load_format != "dummy"
     return _of_checkpoint(model) if stored else NO_SCALES
+
+
+def unused_scheme(config: Config, model: ModelFacts, *, supported: bool) -> tuple[str, ...]:
+    """A note on a checkpoint that states 8-bit floats for keys and values, which a pool has only if it is set.
+
+    `supported`: the platform has such pools.
+    """
+    if kv_dtype(config) in FLOAT8.values() or not model.has_pool or model.latents:
+        return ()
+    if not attention_specs(model.cache_groups) or not (field := kv_field(Path(model.path), model.config)):
+        return ()
+    why = f"the KV pool has {kv_dtype(config)} all the same, which is more exact and takes more memory"
+    remedy = "set --kv-cache-dtype fp8_e4m3 to store them so, with its scales if it has any"
+    remedy = remedy if supported else "the platform has no pool of 8-bit floats"
+    return (f"{model.name} states keys and values in 8-bit floats ({field}), and {why}: {remedy}",)
 
 
 def missing_scales(config: Config, model: ModelFacts, scales: ScaleSource) -> tuple[str, ...]:

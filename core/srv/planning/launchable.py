@@ -21,7 +21,7 @@ from srv.models.choice import LayerChoice, choose_layers
 from srv.models.examined import Examined, examine
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.kernels import KernelPlan, plan_kernels
-from srv.planning.kv_scales import configured_scales, has_scales, missing_scales
+from srv.planning.kv_scales import configured_scales, has_scales, missing_scales, unused_scheme
 from srv.planning.offload import host_layers
 from srv.planning.states import missing_native_layers
 from srv.planning.target import Target
@@ -97,6 +97,8 @@ def check_launch(
             notes = missing_scales(resolved.config, model, configured_scales(resolved.config, model))
     except ModelError as error:
         refusals += (_of_scales(resolved, error),)
+    if resolved.provenance["kv_cache_dtype"].layer is not Layer.USER:
+        notes += unused_scheme(resolved.config, model, supported="fp8_kv" in resolved.capabilities)
     if choice.config is None and examined is not None:
         answer = examined(model)
         refusals += _of_transformers(target, model, resolved, answer)

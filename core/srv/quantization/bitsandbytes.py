@@ -195,6 +195,12 @@ def layer_ops(model: StoredModel) -> LayerOps:
     return op
 
 
+def _of_form(model: ModelFacts) -> QuantMethod:
+    """With the one op of the stated type: a platform without kernels for blocks may have one for int8."""
+    kind = stated_type(model.config)
+    return METHOD._replace(ops=("linear_int8" if kind == "int8" else "linear_gguf",)) if kind else METHOD
+
+
 METHOD = QuantMethod(
     name=NAME,
     layers="srv.quantization.bitsandbytes_layers:BitsAndBytesLayerFactory",
@@ -206,4 +212,5 @@ METHOD = QuantMethod(
     sharding="weights of bitsandbytes cannot be sharded yet",
     layer_ops=layer_ops,
     packed=True,
+    of_form=_of_form,
 )

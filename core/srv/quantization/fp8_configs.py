@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from srv.errors import ModelError
-from srv.quantization.kv_scheme import unsupported_kv_scheme
+from srv.quantization.kv_scheme import stated_kv_field, unsupported_kv_scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
 
 FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
@@ -79,6 +79,17 @@ def detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
     if name != method:
         return False
     return True if isinstance(found, Fp8Scheme) else found
+
+
+def kv_field(folder: Path, config: Mapping[str, Any]) -> str:
+    """The field by which a checkpoint says that keys and values are 8-bit floats; "" if none does.
+
+    Raises ModelError like `detect`.
+    """
+    stated = config.get("quantization_config")
+    stated = stated if isinstance(stated, Mapping) else _modelopt_file(folder)
+    nested = stated.get("quantization")
+    return stated_kv_field(stated) or (stated_kv_field(nested) if isinstance(nested, Mapping) else "")
 
 
 def declares(scheme: Fp8Scheme, layer: str) -> bool:

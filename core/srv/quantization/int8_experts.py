@@ -16,6 +16,7 @@ from srv.errors import ModelError
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.quantization.int8_layers import NO_SCALES, all_zero
 
 REMEDY = "Use the checkpoint in full precision, or a GGUF file"
 
@@ -64,4 +65,9 @@ class Int8Experts(ExpertWeights):
 
     def validate_loaded(self) -> str | None:
         nonzero = next((name for name, offset in self._offsets.items() if bool(offset.any())), None)
-        return nonzero and f"{nonzero} is not 0, and srv supports only weights quantized symmetrically"
+        if nonzero is not None:
+            return f"{nonzero} is not 0, and srv supports only weights quantized symmetrically"
+        views = self.weight_views()
+        scales = {name: view for name, view in views.items() if name.endswith("_scale")}
+        zero = (name for name, scale in scales.items() if all_zero(scale, views[name.removesuffix("_scale")]))
+        return next((f"{name} {NO_SCALES}" for name in zero), None)

@@ -19,10 +19,29 @@ from srv.models.layers.linear import Projection
 from srv.quantization.method import DOWNLOAD_REMEDY
 
 
-def check_scales(path: str, name: str, stored: Tensor) -> None:
-    """Refuse scales of a checkpoint, or offsets, that are not finite. Raises ModelError."""
+def check_finite(path: str, name: str, stored: Tensor) -> None:
+    """Refuse numbers of a checkpoint that are not finite. Raises ModelError."""
     if not bool(stored.isfinite().all()):
         raise ModelError("damaged", path, f"a number in {name} is not finite", DOWNLOAD_REMEDY)
+
+
+def check_scales(path: str, name: str, stored: Tensor) -> None:
+    """Refuse scales that are not finite, or negative. Raises ModelError.
+
+    A scale may be 0: tools that divide the largest magnitude of a row by 127 store it for a row of zeros, and one of
+    float16 that is too small.
+    """
+    check_finite(path, name, stored)
+    if bool((stored < 0).any()):
+        raise ModelError("damaged", path, f"a scale in {name} is negative", DOWNLOAD_REMEDY)
+
+
+def all_zero(scales: Tensor, weight: Tensor) -> bool:
+    """Whether every scale of a layer is 0 though its integers are not: as if the scales had not been written."""
+    return not bool(scales.any()) and bool(weight.any())
+
+
+NO_SCALES = "is 0 for all of its outputs, but its integers are not"
 
 
 class ScaledInt8Linear(Projection):
@@ -53,6 +72,9 @@ class ScaledInt8Linear(Projection):
         views |= self.part_views("weight_scale", self.weight_scale.unsqueeze(1))
         return views if self.bias is None else views | self.part_views("bias", self.bias)
 
+    def validate_loaded(self) -> str | None:
+        return _without_scales(self, "weight_scale", self.weight_scale)
+
 
 class DynamicInt8Linear(ScaledInt8Linear):
     """W8A8 with dynamic per-token activation scales: each row of x is quantized by its own largest magnitude.
@@ -75,8 +97,8 @@ class DynamicInt8Linear(ScaledInt8Linear):
         return super().weight_views() | self.part_views("weight_offset", self._offset.unsqueeze(1))
 
     def validate_loaded(self) -> str | None:
-        if not self._offset.numel():
-            return None
+        if (refused := super().validate_loaded()) is not None or not self._offset.numel():
+            return refused
         offsets = self.part_views("weight_offset", self._offset)
         nonzero = [name for name, offset in offsets.items() if bool(offset.any())]
         return f"{nonzero[0]} is not 0, and srv supports only weights quantized symmetrically" if nonzero else None
@@ -145,4 +167,29 @@ class StaticInt8Linear(Projection):
                 )
                 return f"layers that share one input quantize it differently ({each})"
         scale = float(self._scales[0])
-        return None if scale > 0 else f"{next(iter(self.output_sizes))}.input_scale is {scale:g}, which is not above 0"
+        if scale <= 0:
+            return f"{next(iter(self.output_sizes))}.input_scale is {scale:g}, which is not above 0"
+        return _without_scales(self, "deq_scale", self.deq_scale)
+
+
+class BiasedLinear(Projection):
+    """y = inner(x) + b, for a layer whose op takes no bias. bias [out] of `dtype` (the model's)."""
+
+    def __init__(self, context: BuildContext, inner: Projection) -> None:
+        super().__init__(context.dtype, inner.output_sizes, inner.inputs, inner.sharding)
+        self.inner = inner
+        self.bias = context.empty(sum(inner.output_sizes.values()))
+        self.kernel = self.multiply
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return self.inner.kernel(x) + self.bias
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return self.inner.weight_views() | self.part_views("bias", self.bias)
+
+
+def _without_scales(layer: ScaledInt8Linear | StaticInt8Linear, suffix: str, scales: Tensor) -> str | None:
+    parts = zip(
+        layer.part_views(suffix, scales).items(), layer.part_views("weight", layer.weight).values(), strict=True
+    )
+    return next((f"{name} {NO_SCALES}" for (name, each), weight in parts if all_zero(each, weight)), None)

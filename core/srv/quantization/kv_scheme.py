@@ -18,6 +18,14 @@ _FIELDS = {
 }
 
 
+def stated_kv_field(stated: Mapping[str, Any]) -> str:
+    """The field by which a `quantization_config` says that keys and values are 8-bit floats; "" if none does."""
+    scheme = stated.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"):
+        return "kv_cache_scheme"
+    return "kv_cache_quant_algo" if stated.get("kv_cache_quant_algo") == "FP8" else ""
+
+
 def unsupported_kv_scheme(config: Mapping[str, Any]) -> str | None:
     """Why the scales of keys and values that a `quantization_config` describes are not read; None if they are.
 

@@ -62,7 +62,7 @@ def _factory(context: BuildContext, model: StoredModel, scheme: Scheme) -> Layer
             return PackedLayerFactory(context, model, scheme)
         case Fp8Scheme():
             return Fp8LayerFactory(context, model, scheme)
-    return W8A8LayerFactory(context, model)
+    return W8A8LayerFactory(context, model, scheme)
 
 
 class MixedStorageFormat(StorageFormat):
@@ -105,4 +105,4 @@ def _storage(model: StoredModel, scheme: Scheme) -> StorageFormat:
             return PackedStorageFormat(model, scheme)
         case Fp8Scheme():
             return Fp8StorageFormat(model, scheme)
-    return W8A8StorageFormat(model)
+    return W8A8StorageFormat(model, scheme)

@@ -6,7 +6,7 @@ share. Must not know how a scheme stores its weights: `srv.quantization.packed`,
     format of a group                   weights                      op of its layers
     pack-quantized                      integers of 4 or 8 bits      linear_gguf
     float-quantized, naive-quantized    float8_e4m3fn                linear_fp8
-    int-quantized, naive-quantized      int8                         linear_w8a8
+    int-quantized, naive-quantized      int8                         linear_w8a8, linear_w8a8_static, linear_int8
 
 The format is that of the group or, if it states none, that of the configuration. In `mixed-precision`, a group without
 one has that of its weights (docs/adr/0080-mixed-schemes.md).
@@ -21,14 +21,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
+from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
 from srv.models.layers.moe_config import expert_names
-from srv.quantization import fp8, fp8_configs, fp8_methods, packed, w8a8_int8
+from srv.quantization import fp8, fp8_configs, fp8_methods, int8_configs, packed, w8a8_int8
 from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Scheme
+from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
 from srv.quantization.packed import LINEAR, REMEDY, PackedScheme
 from srv.quantization.packed_checks import unpacked_shape
 
@@ -39,21 +41,12 @@ MIXED = "mixed-precision"  # the format of a configuration whose groups have for
 _PACKED, _FLOAT, _INT, _NAIVE = "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
 _FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\.\w+$")
+_SCALES = ("weight_scale", "weight_scale_inv")
 _ITEM = 4  # bytes of a scale
 
 
-class Int8Scheme(NamedTuple):
-    """Int8 weights with a scale per output, and activations that are quantized per token."""
-
-    excluded: tuple[str, ...] = ()
-
-
 Scheme: TypeAlias = PackedScheme | Fp8Scheme | Int8Scheme
-_KINDS: Mapping[type[Scheme], tuple[str, str]] = {
-    PackedScheme: ("packed integers", "linear_gguf"),
-    Fp8Scheme: ("FP8", "linear_fp8"),
-    Int8Scheme: ("int8", "linear_w8a8"),
-}
+_KINDS: Mapping[type[Scheme], str] = {PackedScheme: "packed integers", Fp8Scheme: "FP8", Int8Scheme: "int8"}
 
 
 class Group(NamedTuple):
@@ -118,16 +111,32 @@ class StoredGroups:
 
     def _of_layer(self, layer: str) -> Group | None:
         kind = _stored_kind(self._model.types, layer)
-        if kind is None:
-            return None
         stored = self._stored.get(layer)
         group = self._mixed.targeted((layer,) if stored is None else (layer, stored))
+        if kind is None:
+            self._check_unquantized(layer, group)
+            return None
         if group is None:
-            self._fail(f"the weights of {layer} are stored as {_KINDS[kind][0]}, and no group has it as a target")
+            self._fail(f"the weights of {layer} are stored as {_KINDS[kind]}, and no group has it as a target")
         if not isinstance(group.scheme, kind):
-            stated = _KINDS[type(group.scheme)][0]
-            self._fail(f"the weights of {layer} are stored as {_KINDS[kind][0]}, and its {group.name} states {stated}")
+            stated = _KINDS[type(group.scheme)]
+            self._fail(f"the weights of {layer} are stored as {_KINDS[kind]}, and its {group.name} states {stated}")
         return group
+
+    def _check_unquantized(self, layer: str, group: Group | None) -> None:
+        """Refuse an unquantized layer that has a scale: its weights are damaged, or missing."""
+        types, path = self._model.types, self._model.facts.path
+        scale = next((name for each in _SCALES if (name := f"{layer}.{each}") in types), None)
+        if scale is None:
+            return
+        packed_weights = group is not None and isinstance(group.scheme, PackedScheme)
+        weight = f"{layer}.{'weight_packed' if packed_weights else 'weight'}"
+        if weight not in types and f"{layer}.weight" not in types:
+            raise ModelError("missing_tensors", path, f"it lacks {weight}, which {scale} scales", DOWNLOAD_REMEDY)
+        dtype = types.get(f"{layer}.weight", "")
+        code = "unexpected_tensors" if dtype in FLOATS else "dtype_mismatch"
+        reason = f"{layer}.weight is stored as {dtype}, and {scale} belongs to quantized weights"
+        raise ModelError(code, path, reason, DOWNLOAD_REMEDY)
 
     def _fail(self, reason: str) -> NoReturn:
         raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
@@ -240,7 +249,7 @@ def _group_scheme(name: str, group: Mapping[str, Any], common: Any) -> Scheme | 
     if form == _FLOAT:
         return fp8_configs.compressed_group(name, group)
     if form == _INT:
-        return w8a8_int8.unsupported_group_reason(name, {**group, "format": form}) or Int8Scheme()
+        return int8_configs.compressed_group(name, {**group, "format": form})
     return f"its {name} has the format {form}, not {_PACKED}, {_FLOAT} or {_INT}"
 
 
@@ -256,7 +265,7 @@ def layer_ops(model: StoredModel) -> LayerOps:
     mixed = _read(model.facts.config)
     if not isinstance(mixed, MixedScheme):  # the checkpoint is refused
         return lambda names, inputs, rows: ""
-    stored = StoredGroups(model, mixed)
+    stored, description = StoredGroups(model, mixed), w8a8_int8.read_description(model)
 
     def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
         if rows:
@@ -270,10 +279,21 @@ def layer_ops(model: StoredModel) -> LayerOps:
                 packed.are_packed(model, scheme, names, inputs)
             case Fp8Scheme() as scheme:
                 fp8.are_fp8(model, scheme, names)
+            case Int8Scheme() as scheme:
+                w8a8_int8.are_int8(model, description, scheme, names, inputs)
         assert group is not None
-        return _KINDS[type(group.scheme)][1]
+        return _op(group.scheme)
 
     return op
+
+
+def _op(scheme: Scheme) -> str:
+    match scheme:
+        case PackedScheme():
+            return "linear_gguf"
+        case Fp8Scheme():
+            return "linear_fp8"
+    return scheme.op
 
 
 def held_bytes(scheme: Scheme, outputs: int, inputs: int) -> int:
@@ -283,7 +303,7 @@ def held_bytes(scheme: Scheme, outputs: int, inputs: int) -> int:
             return outputs * scheme.row_bytes(inputs) + (inputs * 8 if scheme.ordered else 0)
         case Fp8Scheme():
             return outputs * inputs + math.prod(fp8.held_scale(scheme, outputs, inputs)) * _ITEM
-    return outputs * inputs + outputs * _ITEM
+    return w8a8_int8.held_bytes(scheme, outputs, inputs)
 
 
 def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
@@ -334,7 +354,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
     return METHOD._replace(
         layers="srv.quantization.mixed_layers:MixedLayerFactory",
         storage="srv.quantization.mixed_layers:MixedStorageFormat",
-        ops=tuple(_KINDS[kind][1] for kind in kinds),
+        ops=tuple(dict.fromkeys(_op(group.scheme) for group in mixed.groups)),
         weight_bytes=weight_bytes,
         sharding="weights of mixed schemes cannot be sharded yet",
         layer_ops=layer_ops,

@@ -14,12 +14,14 @@ a type for every stored tensor. Must not know layers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.quantization.description import UNQUANTIZED, QuantDescription
+from srv.quantization.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
 
 NAME = "modelslim"
@@ -33,6 +35,17 @@ _SUFFIXES = (
 )
 # Some versions of the tool also store these for W8A8 layers; the layer's other tensors already contain them.
 _REDUNDANT_SUFFIXES = ("weight_scale", "weight_offset", "bias")
+_WHOLE_NUMBERS = ("int8", "int16", "int32", "int64")
+# The tensors beside the int8 weight of each type. `deq_scale` may be the bits of a float32.
+_BESIDE: Mapping[str, Mapping[str, Beside]] = {
+    DYNAMIC: {name: Beside(FLOATS, (("out", 1),)) for name in ("weight_scale", "weight_offset")},
+    STATIC: {
+        "input_scale": Beside(FLOATS, ((1,),)),
+        "input_offset": Beside((*FLOATS, *_WHOLE_NUMBERS), ((1,),)),
+        "quant_bias": Beside(("int32",), (("out",),)),
+        "deq_scale": Beside((*FLOATS, "int64"), (("out",),)),
+    },
+}
 
 
 def redundant(names: Iterable[str], description: QuantDescription) -> set[str]:
@@ -99,10 +112,32 @@ def _entries(folder: Path, config: Mapping[str, Any]) -> tuple[str, Mapping[str,
     return str(folder), None
 
 
+def quant_type(model: StoredModel, description: QuantDescription, names: Sequence[str], inputs: int) -> str:
+    """The type of layers that share one input: those that a linear layer fuses, or projections of experts.
+
+    Raises ModelError: unsupported_quantization if they differ; others for damaged ones, like `check_int8`.
+    """
+    kind = description.quant_type(names)
+    for name in names if model.types else ():
+        if kind == FLOAT:
+            check_unquantized(model, name)
+        else:
+            check_int8(model, name, inputs, _BESIDE[kind], _REDUNDANT_SUFFIXES if kind == STATIC else ())
+    return kind
+
+
 def layer_ops(model: StoredModel) -> LayerOps:
     description = read_description(Path(model.facts.path), model.facts.config)
     ops = {STATIC: "linear_w8a8_static", DYNAMIC: "linear_w8a8"}
-    return lambda names, inputs, rows: "" if rows else ops.get(description.quant_type(names), "")
+    check_up_projections(model)
+
+    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
+        if rows:
+            check_unquantized(model, names[0])
+            return ""
+        return ops.get(quant_type(model, description, names, inputs), "")
+
+    return op
 
 
 METHOD = QuantMethod(

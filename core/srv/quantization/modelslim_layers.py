@@ -16,12 +16,13 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization import modelslim
+from srv.quantization.int8_checks import check_up_projections
 from srv.quantization.int8_experts import Int8Experts, unsupported_experts
-from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear, check_scales
+from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear, check_finite, check_scales
 from srv.quantization.method import StoredModel
 
-# How the names of tensors end that scale or shift others.
-_SCALES = (".weight_scale", ".weight_offset", ".deq_scale", ".input_scale", ".input_offset")
+# How the names of tensors end that scale others, or shift them.
+_SCALES, _OFFSETS = (".weight_scale", ".deq_scale", ".input_scale"), (".weight_offset", ".input_offset")
 
 
 class ModelslimLayerFactory(LayerFactory):
@@ -29,12 +30,14 @@ class ModelslimLayerFactory(LayerFactory):
 
     def __init__(self, context: BuildContext, model: StoredModel) -> None:
         super().__init__(context)
+        self._model = model
         self._description = modelslim.read_description(Path(model.facts.path), model.facts.config)
+        check_up_projections(model)
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
-        quant_type = self._description.quant_type(output_sizes)
+        quant_type = modelslim.quant_type(self._model, self._description, tuple(output_sizes), inputs)
         if quant_type == modelslim.STATIC:
             return StaticInt8Linear(self.context, output_sizes, inputs)  # its quant_bias contains the bias
         if quant_type == modelslim.DYNAMIC:
@@ -42,7 +45,10 @@ class ModelslimLayerFactory(LayerFactory):
         return super().linear(output_sizes, inputs, bias, split, unit)
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        quant_type = self._description.quant_type(itertools.chain(*expert_names(prefix, sizes.experts)))
+        named = expert_names(prefix, sizes.experts)
+        for names, inputs in zip(named, (sizes.hidden, sizes.intermediate), strict=True):
+            modelslim.quant_type(self._model, self._description, names, inputs)
+        quant_type = self._description.quant_type(itertools.chain(*named))
         if quant_type == modelslim.FLOAT:
             return super().experts(prefix, sizes, bias)
         if quant_type == modelslim.STATIC or bias:
@@ -69,4 +75,6 @@ class ModelslimStorageFormat(StorageFormat):
             stored = (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)
         if name.endswith(_SCALES):
             check_scales(self._path, name, stored)
+        if name.endswith(_OFFSETS):
+            check_finite(self._path, name, stored)
         return {name: stored.float() if name.endswith(".input_offset") else stored}

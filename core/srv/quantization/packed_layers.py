@@ -150,6 +150,8 @@ class PackedStorageFormat(StorageFormat):
         """The rows of blocks of a layer whose tensors are complete, and the order of its inputs."""
         scheme = self._scheme
         values, scales, zeros = self._unpacked(layer, tensors)
+        if not bool(scales.any()):
+            self._check_zeros(layer, values, zeros)
         found: dict[str, Tensor] = {}
         order = next((tensors[suffix].long() for suffix in _ORDER if suffix in tensors), None)
         if order is not None and not scheme.ordered:
@@ -194,6 +196,16 @@ class PackedStorageFormat(StorageFormat):
         found = set(zeros.flatten().tolist())
         if len(found) > 1 or not found <= stored:
             self._fail("damaged", f"{layer} has zero points other than {middle}, but its quantization is symmetric")
+
+    def _check_zeros(self, layer: str, values: Tensor, zeros: Tensor | None) -> None:
+        """A layer without any scale above 0 consists of zeros; other integers show that its scales are lost."""
+        middle = torch.tensor(2 ** (self._scheme.bits - 1), dtype=torch.uint8)
+        group = self._scheme.group or values.shape[1]
+        wanted = middle if zeros is None else zeros.repeat_interleave(group, 1)
+        if self._scheme.ordered:
+            return  # the zero of each integer is that of its group, whose inputs are anywhere
+        if bool((values != wanted).any()):
+            self._fail("damaged", f"every scale of {layer} is 0, but its integers are not")
 
     def _scales(self, layer: str, stored: Tensor) -> Tensor:
         """As float16, which blocks have.

@@ -42,11 +42,21 @@ ONLINE_METHODS: Mapping[str, str] = MappingProxyType(
     {"int8dq": "int8_online:INT8DQ", "int8wo": "int8_online:INT8WO", "fp8wo": "fp8_methods:FP8WO"}
 )
 BUILT_IN: Mapping[str, str] = MappingProxyType({**CHECKPOINT_METHODS, **ONLINE_METHODS})
+# Names that other servers have for kernels, and the methods whose weights these read.
+SYNONYMS: Mapping[str, str] = MappingProxyType(
+    {"awq_marlin": "awq", "gptq_marlin": "gptq", "w8a8_fp8": "fp8", "modelopt_fp8": "modelopt"}
+)
+_OF_SEVERAL: Mapping[str, tuple[str, ...]] = MappingProxyType({"marlin": ("awq", "gptq"), "moe_wna16": ("awq", "gptq")})
 
 
 def further_names() -> tuple[str, ...]:
     """The names of the methods of other distributions; none is loaded."""
     return tuple(dict.fromkeys(entry.name for entry in entries(GROUP)))
+
+
+def undocumented_names() -> tuple[str, ...]:
+    """Further values of `--quantization`: those that mean one of several methods, and the methods of others."""
+    return (*_OF_SEVERAL, *further_names())
 
 
 def detectable_names() -> tuple[str, ...]:
@@ -72,6 +82,20 @@ def method_of(model: ModelFacts) -> QuantMethod | None:
     return of_form(find(model.format if model.format in CHECKPOINT_METHODS else model.quantization), model)
 
 
+def meant(name: str | None, model: ModelFacts) -> str | None:
+    """The name of the method that a value of `--quantization` means for a checkpoint.
+
+    It is the method of the checkpoint if the value is its name, that of one of its kernels, or what its own
+    configuration calls it, such as compressed-tensors. It is the value itself if that agrees with none of these.
+    """
+    method = method_of(model)
+    if name is None or method is None:
+        return name
+    config = model.config.get("quantization_config")
+    stated = str(config.get("quant_method", "")).lower() if isinstance(config, Mapping) else ""
+    return method.name if name in (method.name, stated) or method.name in _OF_SEVERAL.get(name, ()) else name
+
+
 def of_form(method: QuantMethod | None, model: ModelFacts) -> QuantMethod | None:
     """The facts of a method for the form in which a checkpoint is stored."""
     return method if method is None or method.of_form is None else method.of_form(model)
@@ -83,7 +107,7 @@ def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, d
     `quantization`, `online`: the values of `--quantization` and `--torchao-config`. `dequantize`: weights are
     dequantized where the loader can.
     """
-    method = find(online or quantization or model.quantization)
+    method = find(online or meant(quantization, model) or model.quantization)
     if method is not None and method.at_load is not None and model.quantization is None:
         method = _at_load(method, model)
     return None if method is not None and method.dequantizable and dequantize else of_form(method, model)

@@ -1,63 +1,50 @@
 """Checkpoints of the method w8a8_int8: which layers are int8, and how that is recognised. Torch-free.
 
-Owns the layout that many tools write, and the `quantization_config` of compressed-tensors that describes it. Must not
-know layers.
+Owns the layout that many tools write. Must not know layers, nor how compressed-tensors states the scheme
+(`srv.quantization.int8_configs`).
 
     weight         int8 [out, in]; a layer with a weight of another dtype is not quantized
-    weight_scale   a float per output channel, [out, 1] or [out], of symmetric quantization
-    activations    quantized at run time, symmetrically, with one scale per token
+    weight_scale   a float per output channel, [out, 1] or [out], or one for all of them
+    input_scale    of static activations, one float; others are quantized at run time with a scale per token, or not
 
 (Format: https://github.com/vllm-project/compressed-tensors, `int-quantized`)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srv.dtypes import FLOATS
+from srv.errors import ModelError
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.description import UNQUANTIZED, QuantDescription
+from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, check_up_projections
+from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupported_names
 from srv.quantization.int8_online import INT8DQ
-from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import LayerOps, QuantMethod, StoredModel, stored_bytes
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
 NAME = "w8a8_int8"
-INT8 = "W8A8_DYNAMIC"
+INT8 = "int8"
 COMPRESSED_TENSORS = "compressed-tensors"
 # Those of other methods: `srv.quantization.packed`, `fp8` and `mxfp4`.
 OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
+SCALE, INPUT_SCALE = "weight_scale", "input_scale"
 _LM_HEAD = "lm_head"
-_DTYPE = "int8"
+_FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
+_ITEM = 4  # bytes of a float32 or int32
 # The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor
 # `kv_b_proj`, which is no linear layer here.
 _LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
 _NOT_LINEAR = ".kv_b_proj"
-# The values that a config group must have for weights and activations; None means that the field is absent.
-_REQUIRED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "weights": {
-        "num_bits": (8,),
-        "type": ("int",),
-        "symmetric": (True,),
-        "strategy": ("channel",),
-        "dynamic": (False, None),
-        "group_size": (None,),
-        "block_structure": (None,),
-    },
-    "input_activations": {
-        "num_bits": (8,),
-        "type": ("int",),
-        "symmetric": (True,),
-        "strategy": ("token",),
-        "dynamic": (True,),
-        "group_size": (None,),
-        "block_structure": (None,),
-    },
-}
+_SCALE_SHAPES: tuple[tuple[str | int, ...], ...] = (("out", 1), ("out",), (), (1,), (1, 1))
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
@@ -69,64 +56,30 @@ def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
     if not isinstance(stated, Mapping):
         return False
     if stated.get("quant_method") == COMPRESSED_TENSORS:
-        return False if stated.get("format") in OTHER_FORMATS else unsupported_reason(stated) or True
-    return stated.get("quant_method") == NAME and (_unsupported_names(stated) or True)
+        if stated.get("format") in OTHER_FORMATS:
+            return False
+        found = read_compressed(stated, OTHER_FORMATS)
+        return found if isinstance(found, str) else True
+    return stated.get("quant_method") == NAME and (unsupported_names(stated) or True)
 
 
 def accepts(model: ModelFacts) -> str | None:
     """Why the weights of a checkpoint that names no method are neither int8, nor can be quantized at load."""
     others = sorted(model.stored_types.keys() - FLOATS)
-    return None if model.stored_types.get(_DTYPE) or not others else f"some of its weights are stored as {others[0]}"
+    return None if model.stored_types.get(INT8) or not others else f"some of its weights are stored as {others[0]}"
 
 
 def _at_load(model: ModelFacts) -> str | None:
-    return None if model.stored_types.get(_DTYPE) else INT8DQ.name
+    return None if model.stored_types.get(INT8) else INT8DQ.name
 
 
-def unsupported_reason(config: Mapping[str, Any]) -> str | None:
-    """The first reason why a `quantization_config` of compressed-tensors is not of this method, or None."""
-    if config.get("format") != "int-quantized":
-        return f"its format is {config.get('format')}, not {', '.join(OTHER_FORMATS)} or int-quantized"
-    if (refused := unsupported_kv_scheme(config)) is not None:
-        return refused
-    if config.get("transform_config"):
-        return "it has a transform_config"
-    sparsity = config.get("sparsity_config")
-    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
-        return f"its weights are sparse, in the format {sparsity['format']}"
-    groups = config.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
-        return "it has no config_groups"
-    if (refused := _unsupported_names(config)) is not None:
-        return refused
-    reasons = (unsupported_group_reason(name, group) for name, group in groups.items())
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def _unsupported_names(config: Mapping[str, Any]) -> str | None:
-    try:
-        stated_names(config, "ignore")
-    except ValueError as error:
-        return f"its {error}"
-    return None
-
-
-def unsupported_group_reason(name: str, group: Any) -> str | None:
-    """The first reason why a group of layers of compressed-tensors is not of this method, or None."""
-    if not isinstance(group, Mapping):
-        return f"its {name} is {group!r}, not an object"
-    if group.get("output_activations"):
-        return f"its {name} quantizes the outputs of layers as well (output_activations)"
-    if group.get("format") not in (None, "int-quantized"):
-        return f"its {name} has the format {group['format']}, not int-quantized"
-    for section, required in _REQUIRED.items():
-        fields = group.get(section)
-        if not isinstance(fields, Mapping):
-            return f"its {name} has no {section}"
-        for key, values in required.items():
-            if fields.get(key) not in values:
-                return f"its {name} has {section} with {key} {fields.get(key)}, not {values[0]}"
-    return None
+def scheme_of(config: Mapping[str, Any]) -> Int8Scheme:
+    """The scheme of a checkpoint; that of a scale per token of activations if compressed-tensors does not state it."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping) or stated.get("quant_method") != COMPRESSED_TENSORS:
+        return Int8Scheme()
+    found = read_compressed(stated, OTHER_FORMATS)
+    return Int8Scheme() if isinstance(found, str) else found  # the checkpoint is refused
 
 
 class DeclaredDescription(QuantDescription):
@@ -152,16 +105,82 @@ def read_description(model: StoredModel) -> QuantDescription:
     """
     facts = model.facts
     if model.types:
-        int8_names = (name for name, dtype in model.types.items() if dtype == "int8")
+        int8_names = (name for name, dtype in model.types.items() if dtype == INT8)
         return QuantDescription(facts.path, {name: INT8 for name in int8_names if name.endswith(".weight")})
     quantization_config = facts.config.get("quantization_config")
     declared = quantization_config if isinstance(quantization_config, Mapping) else {"ignore": (_LM_HEAD,)}
     return DeclaredDescription(str(Path(facts.path) / "config.json"), stated_names(declared, "ignore"))
 
 
+def are_int8(
+    model: StoredModel, description: QuantDescription, scheme: Int8Scheme, names: tuple[str, ...], inputs: int
+) -> bool:
+    """Whether layers that share one input are int8: those that a linear layer fuses, or projections of experts.
+
+    Raises ModelError: unsupported_quantization for layers that differ, and for experts that no layer holds; others for
+    damaged ones, like `check_int8`.
+    """
+    beside = {SCALE: Beside(FLOATS, _SCALE_SHAPES)}
+    if scheme.inputs == "static":
+        beside[INPUT_SCALE] = Beside(FLOATS, ((), (1,)))
+    for name in names if model.types else ():
+        if description.of_weight(f"{name}.weight") == INT8:
+            check_int8(model, name, inputs, beside)
+        else:
+            check_unquantized(model, name)
+    found = description.quant_type(names) == INT8
+    if found and ".experts." in names[0] and scheme.inputs != "dynamic":
+        how = "with static activations" if scheme.inputs == "static" else "without quantized activations"
+        reason = f"the experts {names[0].partition('.experts.')[0]}.experts are int8 {how}, which no layers support"
+        raise ModelError("unsupported_quantization", model.facts.path, reason, EXPERTS_REMEDY)
+    return found
+
+
 def layer_ops(model: StoredModel) -> LayerOps:
-    description = read_description(model)
-    return lambda names, inputs, rows: "linear_w8a8" if not rows and description.quant_type(names) == INT8 else ""
+    description, scheme = read_description(model), scheme_of(model.facts.config)
+    check_up_projections(model)
+
+    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
+        if rows:
+            check_unquantized(model, names[0])
+            return ""
+        return scheme.op if are_int8(model, description, scheme, names, inputs) else ""
+
+    return op
+
+
+def held_bytes(scheme: Int8Scheme, outputs: int, inputs: int) -> int:
+    """Bytes of a matrix as layers hold it: with scales, and with integers to add and two numbers of static inputs."""
+    beside = outputs * _ITEM * 2 + 2 * _ITEM if scheme.inputs == "static" else outputs * _ITEM
+    return outputs * inputs + beside
+
+
+def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+    """The int8 weights with what layers hold beside them, and `item_size` for all other weights."""
+    tensors, scheme = needed_tensors(model), scheme_of(model.config)
+    if not tensors:
+        return stored_bytes(model, item_size, projection_params)
+    held = stored = wide = 0
+    for name, tensor in tensors.items():
+        layer, _, suffix = name.rpartition(".")
+        count = math.prod(tensor.shape)
+        if tensor.dtype == INT8 and suffix == "weight" and len(tensor.shape) == 2:
+            held += held_bytes(scheme, *tensor.shape)
+            stored += count
+        elif suffix in (SCALE, INPUT_SCALE) and f"{layer}.weight" in tensors:
+            stored += count
+        elif suffix == _FLOAT32:
+            wide += count
+    return held + wide * _ITEM + (model.counted_parameters() - stored - wide) * item_size
+
+
+def _of_form(model: ModelFacts) -> QuantMethod:
+    """With the op of the scheme, and the bytes of a matrix for a configuration alone."""
+    scheme = scheme_of(model.config)
+    found = METHOD if scheme == Int8Scheme() else METHOD._replace(ops=(scheme.op,))
+    if model.format != "config":
+        return found
+    return found._replace(matrix_bytes=partial(held_bytes, scheme))
 
 
 METHOD = QuantMethod(
@@ -171,7 +190,9 @@ METHOD = QuantMethod(
     ops=("linear_w8a8",),
     detect=detect,
     accepts=accepts,
+    weight_bytes=weight_bytes,
     sharding="weights quantized to int8 cannot be sharded yet",
     layer_ops=layer_ops,
     at_load=_at_load,
+    of_form=_of_form,
 )

@@ -5,59 +5,124 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from srv.models.formats.storage import StorageFormat
+from srv.models.formats.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
+from srv.quantization.int8_checks import check_up_projections
+from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.int8_experts import Int8Experts, unsupported_experts
-from srv.quantization.int8_layers import DynamicInt8Linear, check_scales
+from srv.quantization.int8_layers import (
+    BiasedLinear,
+    DynamicInt8Linear,
+    StaticInt8Linear,
+    WeightOnlyInt8Linear,
+    check_scales,
+)
 from srv.quantization.int8_online import BIASES
 from srv.quantization.method import StoredModel
-from srv.quantization.w8a8_int8 import INT8, read_description
+from srv.quantization.w8a8_int8 import INPUT_SCALE, INT8, SCALE, are_int8, read_description, scheme_of
 
-_SCALE = ".weight_scale"
+_STATIC = ("deq_scale", "quant_bias", "input_scale", "input_offset")  # of a layer with static activations
 
 
 class W8A8LayerFactory(LayerFactory):
     """Int8 layers where the checkpoint stores int8 weights; embeddings are not quantized."""
 
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
+    def __init__(self, context: BuildContext, model: StoredModel, scheme: Int8Scheme | None = None) -> None:
+        """`scheme`: None for the one that the configuration of the checkpoint states."""
         super().__init__(context)
-        self._description = read_description(model)
+        self._model, self._description = model, read_description(model)
+        self._scheme = scheme or scheme_of(model.facts.config)
+        check_up_projections(model)
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
-        if self._description.quant_type(output_sizes) == INT8:
-            return DynamicInt8Linear(self.context, output_sizes, inputs, bias)
-        return super().linear(output_sizes, inputs, bias, split, unit)
+        if not self._are_int8(tuple(output_sizes), inputs):
+            return super().linear(output_sizes, inputs, bias, split, unit)
+        match self._scheme.inputs:
+            case "dynamic":
+                return DynamicInt8Linear(self.context, output_sizes, inputs, bias)
+            case "none":
+                return WeightOnlyInt8Linear(self.context, output_sizes, inputs, bias)
+        static = StaticInt8Linear(self.context, output_sizes, inputs)
+        return BiasedLinear(self.context, static) if bias else static
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        names = itertools.chain(*expert_names(prefix, sizes.experts))
-        if self._description.quant_type(names) != INT8:
+        named = expert_names(prefix, sizes.experts)
+        for names, inputs in zip(named, (sizes.hidden, sizes.intermediate), strict=True):
+            self._are_int8(names, inputs)
+        if self._description.quant_type(itertools.chain(*named)) != INT8:
             return super().experts(prefix, sizes, bias)
         if bias:
             raise unsupported_experts(prefix, BIASES)
         return Int8Experts(self.context, prefix, sizes)
 
+    def _are_int8(self, names: tuple[str, ...], inputs: int) -> bool:
+        return are_int8(self._model, self._description, self._scheme, names, inputs)
+
 
 class W8A8StorageFormat(StorageFormat):
-    """One scale per output channel, [out, 1] or [out]."""
+    """Int8 weights with scales of any shape, which become one per output.
 
-    def __init__(self, model: StoredModel) -> None:
-        self._path = model.facts.path
+    Those of static activations become the tensors that a layer multiplies its sums by, and adds to them: symmetric
+    quantization needs no correction, and the bias is added by itself.
+    """
+
+    def __init__(self, model: StoredModel, scheme: Int8Scheme | None = None) -> None:
+        """`scheme`: None for the one that the configuration of the checkpoint states."""
+        self._path, self._model = model.facts.path, model
+        self._scheme = scheme or scheme_of(model.facts.config)
+        self._groups = TensorGroups()
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        layer, suffix = self._split(name)
+        if not suffix or self._scheme.inputs != "static":
+            return (name,)
+        return tuple(f"{layer}.{each}" for each in _STATIC)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        return {
-            name: (*shape, 1) if name.endswith(_SCALE) and len(shape) == 1 else shape for name, shape in stored.items()
-        }
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in stored.items():
+            layer, suffix = self._split(name)
+            if not suffix:
+                found[name] = shape
+            elif self._scheme.inputs != "static":
+                found[name] = (self._outputs(layer), 1)
+            else:
+                outputs = (self._outputs(layer),)
+                found |= dict(zip(self.parts(name), (outputs, outputs, (1,), (1,)), strict=True))
+        return found
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
-        if not name.endswith(_SCALE):
+        layer, suffix = self._split(name)
+        if not suffix:
             return {name: stored}
         check_scales(self._path, name, stored)
-        return {name: stored.unsqueeze(1) if stored.dim() == 1 else stored}
+        if suffix == SCALE:
+            stored = stored.float().reshape(-1, 1).expand(self._outputs(layer), 1)
+        if self._scheme.inputs != "static":
+            return {name: stored}
+        group = self._groups.add(layer, suffix, stored, count=2)
+        return {} if group is None else self._static(layer, group[SCALE][:, 0], group[INPUT_SCALE].float().reshape(1))
+
+    def _static(self, layer: str, scale: Tensor, input_scale: Tensor) -> dict[str, Tensor]:
+        bias = torch.zeros(len(scale), dtype=torch.int32)
+        found = (scale * input_scale, bias, input_scale, torch.zeros(1))
+        return dict(zip((f"{layer}.{each}" for each in _STATIC), found, strict=True))
+
+    def _split(self, name: str) -> tuple[str, str]:
+        """The layer and the suffix of a scale of an int8 layer; a suffix of "" for all other tensors."""
+        layer, _, suffix = name.rpartition(".")
+        scales = (SCALE, INPUT_SCALE) if self._scheme.inputs == "static" else (SCALE,)
+        quantized = suffix in scales and self._model.types.get(f"{layer}.weight") == INT8
+        return layer, suffix if quantized else ""
+
+    def _outputs(self, layer: str) -> int:
+        return self._model.shapes[f"{layer}.weight"][0]

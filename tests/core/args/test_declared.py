@@ -92,7 +92,7 @@ def test_planned_choice_is_refused_by_name(name: str, value: str) -> None:
         resolved(user(**{name: value}))
     (rejected,) = caught.value.rejections
     assert (rejected.code, rejected.what, rejected.value) == ("planned", name, value)
-    assert rejected.remedy == f"Choose {', '.join(ARGUMENTS[name].kind.choices)}."
+    assert rejected.remedy == f"Choose {', '.join(ARGUMENTS[name].implemented_choices)}."
 
 
 @every("argument", ARGUMENTS.values(), ids=lambda argument: argument.name)

@@ -12,6 +12,8 @@ from pooled_models import pooled_model
 from transformers import Gemma2Config, Gemma2ForSequenceClassification
 
 from srv.errors import ModelError, Refusal
+from srv.models.choice import choose_layers
+from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.testing.engine import user_input
 
@@ -65,10 +67,17 @@ def test_remedies_do_not_list_every_architecture(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as error:
         built(tmp_path, impl="transformers", online_quantization="int8dq")
     assert (error.value.code, error.value.remedy) == ("unsupported_quantization", "Leave --model-impl at auto")
+    assert error.value.reason.endswith("which only native layers support: model_impl is transformers")
     edit_config(tmp_path, hidden_act="gelu")
     with pytest.raises(ModelError) as error:
         built(tmp_path, online_quantization="int8dq")
     assert error.value.remedy == "Leave out --torchao-config"
+    with pytest.raises(ModelError) as unsupported:
+        built(tmp_path, impl="srv")
+    assert error.value.reason.endswith(f"which only native layers support: {unsupported.value.reason}")
+    with pytest.raises(ModelError) as error:
+        choose_layers(read_facts(tmp_path), ranks=2)
+    assert error.value.reason.endswith(f"only native layers can, and it has none ({unsupported.value.reason})")
     with pytest.raises(ModelError) as error:
         built(tmp_path, impl="srv")
     assert error.value.remedy == "Leave --model-impl at auto"

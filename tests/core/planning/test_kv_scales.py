@@ -15,7 +15,7 @@ from every import every
 from srv.args.config import make_config
 from srv.dtypes import KVScales
 from srv.errors import ModelError, Refusal
-from srv.planning.kv_scales import NO_SCALES, calculated_scales, configured_scales, missing_scales
+from srv.planning.kv_scales import NO_SCALES, calculated_scales, configured_scales, missing_scales, unused_scheme
 from srv.planning.launchable import LaunchCheck, check_launch
 from srv.planning.plan import make_plan
 from srv.planning.pools import bytes_per_page
@@ -221,6 +221,35 @@ def test_missing_scales_are_a_warning(tmp_path: Path) -> None:
     assert missing_scales(config(), without_pool, configured_scales(config(), without_pool)) == ()
     write_tensors(tmp_path, scales_of("kv_scale"))
     assert check(facts(tmp_path)).notes == ()
+
+
+STATED: dict[str, dict[str, Any]] = {
+    "kv_cache_scheme": {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}},
+    "kv_cache_quant_algo": {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+}
+
+
+@every("field", STATED)
+def test_a_checkpoint_with_a_scheme_that_is_not_used_has_a_note(field: str, tmp_path: Path) -> None:
+    """Which says what the pool has, why, and what to set. A value of the user's needs none."""
+    (tmp_path / field).mkdir()
+    about = facts(tmp_path / field, config={**CONFIG, "quantization_config": STATED[field]})
+    for supported, remedy in ((True, "set --kv-cache-dtype fp8_e4m3"), (False, "no pool of 8-bit floats")):
+        (note,) = unused_scheme(config(kv_cache_dtype="auto"), about, supported=supported)
+        for part in (f"8-bit floats ({field})", "the KV pool has bfloat16 all the same", remedy):
+            assert part in note, note
+    assert unused_scheme(config(), about, supported=True) == ()
+    assert unused_scheme(config(kv_cache_dtype="auto"), facts(tmp_path), supported=True) == ()
+
+
+def test_a_plan_and_a_launch_note_a_scheme_of_keys_and_values(tmp_path: Path) -> None:
+    scheme = {**STATED["kv_cache_scheme"], "quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": scheme}))
+    write_tensors(tmp_path, {"model.norm.weight": floats(*[1.0] * 64)})
+    values = {"device": "cpu", "model_path": str(tmp_path), "skip_tokenizer_init": True}
+    for given, count in (({}, 1), ({"kv_cache_dtype": "bfloat16"}, 0)):
+        notes = make_plan(user(**values, **given)).notes
+        assert sum("states keys and values in 8-bit floats" in note for note in notes) == count, notes
 
 
 def test_a_plan_and_a_launch_read_the_scales_of_a_local_model(tmp_path: Path) -> None:

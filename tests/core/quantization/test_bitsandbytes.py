@@ -21,10 +21,11 @@ from torch import Tensor
 from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
+from srv.platform.capabilities import missing_capability
 from srv.quantization.bitsandbytes_layers import TABLES
 from srv.quantization.gguf_layers import GGUFLinear
 from srv.quantization.int8_layers import WeightOnlyInt8Linear
-from srv.quantization.registry import detect, find, unsupported_form
+from srv.quantization.registry import detect, find, method_of, unsupported_form
 from srv.testing.engine import user_input
 from srv_kernels.oracles import dequantize_rows
 
@@ -213,6 +214,16 @@ def test_rows_that_are_no_whole_blocks_are_refused_by_a_plan_as_well(tmp_path: P
         built(tmp_path)
     refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
     assert [re.search(part, each.reason) is not None for each in refusals] == [True], refusals
+
+
+def test_a_checkpoint_needs_the_op_of_its_type_alone(tmp_path: Path) -> None:
+    """A platform that has kernels for int8 weights and none for blocks multiplies by int8 ones."""
+    for kind, op, capability in (("int8", "linear_int8", "int8_weights"), ("nf4", "linear_gguf", "gguf_blocks")):
+        write(tmp_path / kind, Form(kind), num_hidden_layers=1)
+        method = method_of(read_facts(tmp_path / kind))
+        assert method is not None
+        assert method.ops == (op,)
+        assert missing_capability(method.ops, {capability}) is None
 
 
 @every(

@@ -254,16 +254,30 @@ def test_a_model_without_weights_follows_its_configuration(tmp_path: Path) -> No
 
 
 def test_a_damaged_layer_is_refused_by_name(tmp_path: Path) -> None:
-    write_mixed(tmp_path, {"mlp": FOUR, "self_attn": FLOATS}, config_of({(MLP,): FOUR, (ATTENTION,): FLOATS}))
+    """By a plan as well."""
+    layers = {"up_proj|gate_proj": FOUR, "self_attn": FLOATS, "down_proj": INT8}
+    targets = {(r"re:.*(gate|up)_proj",): FOUR, (ATTENTION,): FLOATS, (r"re:.*down_proj",): INT8}
+    write_mixed(tmp_path, layers, config_of(targets))
     stored: dict[str, Tensor] = load_file(tmp_path / "model.safetensors")
-    for name, code in (
-        ("model.layers.0.mlp.up_proj.weight_scale", "missing_tensors"),
-        ("model.layers.0.self_attn.o_proj.weight_scale", "missing_tensors"),
-    ):
-        save_file({each: tensor for each, tensor in stored.items() if each != name}, tmp_path / "model.safetensors")
+    damage: tuple[tuple[str, Tensor | None, str], ...] = (
+        ("mlp.up_proj.weight_scale", None, "missing_tensors"),
+        ("mlp.up_proj.weight_packed", None, "missing_tensors"),
+        ("self_attn.o_proj.weight_scale", None, "missing_tensors"),
+        ("self_attn.o_proj.weight", None, "missing_tensors"),
+        ("self_attn.o_proj.weight", torch.zeros(64, 64).to(torch.float8_e5m2), "dtype_mismatch"),
+        ("mlp.down_proj.weight_scale", None, "missing_tensors"),
+        ("mlp.down_proj.weight", None, "missing_tensors"),
+        ("mlp.down_proj.weight_scale", torch.ones(3, 1), "shape_mismatch"),
+    )
+    for suffix, tensor, code in damage:
+        name = f"model.layers.0.{suffix}"
+        changed = {**stored, name: tensor}
+        save_file({each: kept for each, kept in changed.items() if kept is not None}, tmp_path / "model.safetensors")
         with pytest.raises(ModelError, match=re.escape(name)) as caught:
             built(tmp_path)
         assert caught.value.code == code
+        refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
+        assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
 
 def test_a_single_scheme_stays_with_its_method(tmp_path: Path) -> None:

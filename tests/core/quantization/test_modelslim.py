@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
+from srv.planning.plan import make_plan
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+from srv.testing.engine import user_input
 
 DESCRIPTION = "quant_model_description.json"
 STEP, OFFSET = 0.04, 5
@@ -225,7 +227,7 @@ QKV = "model__layers__0__self_attn__"
         ("W8A8_DYNAMIC", {QKV + "o_proj__bias": torch.zeros(48)}, "unexpected_tensors", "o_proj.bias"),
         ("W8A8", {QKV + "o_proj__input_scale": torch.zeros(1)}, "unsupported_quantization", "not above 0"),
         ("W8A8", {QKV + "o_proj__weight": torch.zeros(48, 48)}, "dtype_mismatch", "stored as float32"),
-        ("W8A8", {QKV + "o_proj__quant_bias": torch.zeros(48)}, "dtype_mismatch", "computes with int32"),
+        ("W8A8", {QKV + "o_proj__quant_bias": torch.zeros(48)}, "dtype_mismatch", "stored as float32, not as int32"),
         ("W8A8", {QKV + "o_proj__deq_scale": None}, "missing_tensors", "o_proj.deq_scale"),
         ("W8A8", {QKV + "o_proj__scale": torch.zeros(1)}, "unexpected_tensors", "o_proj.scale"),
     ],
@@ -240,10 +242,56 @@ def test_invalid_tensors_are_refused_by_name(
     assert reason in error.reason
 
 
-def test_integers_where_the_description_has_floats_are_refused(tmp_path: Path) -> None:
-    quantize(tmp_path, small_model("llama"), everything("FLOAT"))
-    edit_weights(tmp_path, model__layers__0__self_attn__o_proj__weight=torch.ones(48, 48, dtype=torch.int8))
-    assert refused(tmp_path).code == "dtype_mismatch"
+O_PROJ = QKV + "o_proj__"
+
+
+@every(
+    ("kind", "changes", "code", "part"),
+    [
+        ("W8A8_DYNAMIC", {"weight_scale": None}, "missing_tensors", "o_proj.weight_scale"),
+        ("W8A8_DYNAMIC", {"weight_offset": None}, "missing_tensors", "o_proj.weight_offset"),
+        ("W8A8_DYNAMIC", {"weight": None}, "missing_tensors", "o_proj.weight"),
+        ("W8A8_DYNAMIC", {"weight": torch.ones(48, 48)}, "dtype_mismatch", "float32, not as int8"),
+        (
+            "W8A8_DYNAMIC",
+            {"weight_scale": torch.ones(48, 1).int()},
+            "dtype_mismatch",
+            "weight_scale is stored as int32",
+        ),
+        ("W8A8_DYNAMIC", {"weight_scale": torch.ones(47, 1)}, "shape_mismatch", "need [48, 1]"),
+        ("W8A8_DYNAMIC", {"weight": torch.ones(48, 40).to(torch.int8)}, "shape_mismatch", "a row of 48 per output"),
+        ("W8A8_DYNAMIC", {"deq_scale": torch.ones(48)}, "unexpected_tensors", "o_proj.deq_scale"),
+        ("W8A8_DYNAMIC", {"weight_scale": torch.full((48, 1), -1.0)}, "damaged", "weight_scale is negative"),
+        ("W8A8_DYNAMIC", {"weight_scale": torch.zeros(48, 1)}, "unsupported_quantization", "weight_scale is 0 for all"),
+        ("W8A8_DYNAMIC", {"weight_offset": torch.full((48, 1), torch.nan)}, "damaged", "weight_offset is not finite"),
+        ("W8A8", {"deq_scale": None}, "missing_tensors", "o_proj.deq_scale"),
+        ("W8A8", {"deq_scale": torch.ones(48, 1)}, "shape_mismatch", "need [48]"),
+        ("W8A8", {"deq_scale": torch.full((48,), -1.0)}, "damaged", "deq_scale is negative"),
+        ("W8A8", {"deq_scale": torch.zeros(48)}, "unsupported_quantization", "deq_scale is 0 for all"),
+        ("W8A8", {"input_scale": torch.ones(1).int()}, "dtype_mismatch", "input_scale is stored as int32"),
+        ("W8A8", {"input_scale": torch.full((1,), -1.0)}, "damaged", "input_scale is negative"),
+        (
+            "FLOAT",
+            {"weight": torch.ones(48, 48, dtype=torch.int8)},
+            "dtype_mismatch",
+            "o_proj.weight is stored as int8",
+        ),
+        ("FLOAT", {"weight_scale": torch.ones(48, 1)}, "unexpected_tensors", "o_proj.weight_scale"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name(
+    kind: str, changes: dict[str, Tensor | None], code: str, part: str, tmp_path: Path
+) -> None:
+    """By a plan as well, if headers show it."""
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    others = everything("W8A8" if kind == "FLOAT" else kind)
+    quantize(folder, small_model("llama"), lambda name: kind if name.endswith("o_proj") else others(name))
+    edit_weights(folder, **{O_PROJ + name: tensor for name, tensor in changes.items()})
+    error = refused(folder)
+    assert (error.code, part in error.reason) == (code, True), error
+    if code not in ("damaged", "unsupported_quantization"):  # which values show
+        refusals = make_plan(user_input(["--model-path", str(folder)])).refusals
+        assert [(each.code, error.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
 
 def test_kinds_that_differ_within_one_matrix_are_refused(tmp_path: Path) -> None:

@@ -262,6 +262,11 @@ def _poisoned(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _infinite(tensor: Tensor) -> Tensor:
+    tensor[0, 0] = math.inf
+    return tensor
+
+
 @every(
     ("form", "spoil", "code", "part"),
     [
@@ -281,6 +286,13 @@ def _poisoned(tensor: Tensor) -> Tensor:
             "unexpected_tensors",
             "both model.layers.0.mlp.up_proj.qweight and model.layers.0.mlp.up_proj.weight",
         ),
+        (gptq(), _first_with(".scales", _poisoned), "damaged", "a scale of model.layers.0.mlp.down_proj"),
+        (gptq(), _first_with(".scales", _infinite), "damaged", "a scale of model.layers.0.mlp.down_proj"),
+        (compressed(), _first_with(".weight_scale", _poisoned), "damaged", "a scale of model.layers.0.mlp.down_proj"),
+        (compressed(), _first_with(".weight_scale", _infinite), "damaged", "a scale of model.layers.0.mlp.down_proj"),
+        (AWQ, _first_with(".scales", torch.zeros_like), "damaged", "every scale of model.layers.0.mlp.down_proj is 0"),
+        (gptq(), _first_with(".scales", torch.zeros_like), "damaged", "is 0, but its integers are not"),
+        (compressed(), _first_with(".weight_scale", torch.zeros_like), "damaged", "is 0, but its integers are not"),
         (gptq(), _first_with(".qzeros", torch.zeros_like), "damaged", "symmetric"),
         (
             FORMS["awq without zero points"],

@@ -202,7 +202,7 @@ def test_a_configuration_declares_the_linear_layers_of_every_kind_of_attention()
     latent = (f"{prefix}.self_attn.q_a_proj", f"{prefix}.self_attn.kv_a_proj_with_mqa")
     recurrent = (f"{prefix}.linear_attn.in_proj_qkvz", f"{prefix}.linear_attn.in_proj_ba")
     for names in (latent, recurrent, (f"{prefix}.mlp.experts.3.up_proj",), (f"{prefix}.mlp.shared_experts.down_proj",)):
-        assert described.quant_type(names) == "W8A8_DYNAMIC"
+        assert described.quant_type(names) == "int8"
     for name in ("lm_head", f"{prefix}.mlp.gate", f"{prefix}.self_attn.kv_b_proj", f"{prefix}.mlp.shared_expert_gate"):
         assert described.quant_type((name,)) == "FLOAT"
 
@@ -228,10 +228,13 @@ def changed(**fields: Any) -> dict[str, Any]:
         ({"format": "pack-quantized"}, "its group_0 quantizes activations as well"),
         ({"weights__num_bits": 4}, "group_0 has weights with num_bits 4, not 8"),
         ({"weights__type": "float"}, "weights with type float, not int"),
-        ({"weights__strategy": "group"}, "weights with strategy group, not channel"),
+        ({"weights__strategy": "group"}, "weights with strategy group, not channel or tensor"),
         ({"weights__symmetric": False}, "weights with symmetric False, not True"),
-        ({"input_activations": None}, "group_0 has no input_activations"),
-        ({"input_activations__dynamic": False}, "input_activations with dynamic False, not True"),
+        ({"weights": None}, "group_0 has no weights"),
+        ({"input_activations": 1}, "group_0 has the input_activations 1, which are not an object"),
+        ({"input_activations__num_bits": 4}, "input_activations with num_bits 4, not 8"),
+        ({"input_activations__dynamic": False}, "input_activations with strategy token, not tensor"),
+        ({"input_activations__dynamic": "local"}, "input_activations with strategy token, not tensor"),
         ({"input_activations__strategy": "tensor"}, "input_activations with strategy tensor, not token"),
         ({"output_activations": QUANT_ARGS}, "quantizes the outputs of layers as well (output_activations)"),
         ({"kv_cache_scheme": QUANT_ARGS}, "it has a kv_cache_scheme"),

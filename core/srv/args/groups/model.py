@@ -7,6 +7,9 @@ from srv.args.checks import at_least, between, json_object, not_empty
 from srv.args.spec import Arg
 
 _OTHER_FORMATS = "only weights in safetensors and GGUF files are supported so far"
+_RECOGNISED = (
+    "such checkpoints are recognised by their configuration and need no value; others are not quantized to its types"
+)
 _OTHER_SOURCES = "weights are read from files of this machine, or downloaded from a hub first, so far"
 _MULTIMODAL = "multimodal models (images, audio, video) are not implemented yet"
 
@@ -52,7 +55,8 @@ class ModelArgs(NamedTuple):
         Arg(
             "Format of the weights; dummy generates random weights, for profiling.",
             planned_values=(
-                *((name, _OTHER_FORMATS) for name in ("pt", "npcache", "sharded_state", "bitsandbytes", "layered")),
+                *((name, _OTHER_FORMATS) for name in ("pt", "npcache", "sharded_state", "layered")),
+                ("bitsandbytes", _RECOGNISED),
                 ("remote", _OTHER_SOURCES),
                 *((name, _OTHER_FORMATS) for name in ("tensorizer", "mistral", "fastsafetensors")),
                 *((name, _OTHER_SOURCES) for name in ("remote_instance", "runai_streamer", "runai_streamer_sharded")),

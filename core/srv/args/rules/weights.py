@@ -8,7 +8,7 @@ from srv.models.formats.gguf_types import CODEBOOK_TYPES, OP_TYPES
 from srv.platform.capabilities import missing_capability
 from srv.platform.facts import Constraint, Default, ResolutionContext
 from srv.quantization.method import QuantMethod
-from srv.quantization.registry import find, method_of, of_form
+from srv.quantization.registry import find, meant, method_of, of_form
 from srv.specs import ModelFacts
 
 OTHER_METHOD = "other_method"
@@ -22,7 +22,7 @@ def _method(model: ModelFacts) -> str | None:
 
 def _method_fits(context: ResolutionContext) -> str | None:
     model, method = context.model, context["quantization"]
-    if model is None or method is None or method == _method(model) or _method_from_user(context):
+    if model is None or method is None or meant(method, model) == _method(model) or _method_from_user(context):
         return None
     actual = "are not quantized" if model.quantization is None else f"are quantized with {model.quantization}"
     return f"the weights of {model.path} {actual}"
@@ -110,8 +110,8 @@ def _native_layers_at_load(context: ResolutionContext) -> str | None:
 
 def _ops_supported(argument: str, context: ResolutionContext) -> str | None:
     """Whether the platform has the ops of the method; one whose weights can be dequantized needs none."""
-    method = find(context[argument])
-    method = method if context.model is None else of_form(method, context.model)
+    model = context.model
+    method = find(context[argument]) if model is None else of_form(find(meant(context[argument], model)), model)
     capability = None if method is None else missing_capability(method.ops, context.capabilities)
     if method is None or method.dequantizable or capability is None:
         return None
