@@ -16,8 +16,10 @@
 // is applied by means of the sum of x_quant. For many rows, a block of less than 8 bits is first unpacked to bytes in
 // a thread-local buffer: unpacking it and widening its scales for every tile would take a sixth of the time.
 //
-// Types with a table have the indices of its entries packed. A byte shuffle replaces them when they are unpacked; with
-// entries of two bytes, x is multiplied by both.
+// The inputs of the weight may be in another order than those of x. A row is then gathered before it is quantized.
+//
+// Types with a table have the indices of its entries packed. A byte shuffle replaces them when they are unpacked; that
+// of entries of two bytes finds the low and the high bytes, of which words are made.
 //
 // Groups are added in the order of the inputs for any number of rows and threads, so that a row's result does not
 // depend on its batch.
@@ -52,11 +54,17 @@ constexpr int64_t PREFETCH_AHEAD = 4096;  // distance in bytes
 //     int16_sums   for weights up to 31 (2 and 4 bits, Q5_1, Q5_K): into int16 for half a K block; widened and
 //                  multiplied by sub_scale, and summed in int32 over a group
 //     int16        for larger weights: weights and inputs are int16, products are summed in int32 over a group
-//     two_bytes    for weights of two bytes: as int32, with a sum for each byte
-enum class DotPath { int32, int16_sums, int16, two_bytes };
+//     words        for weights of two bytes: as int32, with 2-word dot products of weights and inputs, without a zero
+//                  point
+//     two_bytes    the same for processors whose dot products of words are slow: a sum for each byte
+enum class DotPath { int32, int16_sums, int16, words, two_bytes };
 
 constexpr DotPath dot_path_of(PackedShape shape) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
     if (shape.table_bytes == 2) return DotPath::two_bytes;
+#else
+    if (shape.table_bytes == 2) return DotPath::words;
+#endif
 #if defined(SRV_INT8_PAIRS)
     if (shape.table_bytes == 0 && (shape.bits <= 4 || shape.has_min)) return DotPath::int16_sums;
 #endif
@@ -67,7 +75,10 @@ constexpr DotPath dot_path_of(PackedShape shape) {
 }
 
 // Whether sums are converted to float32, and the zero point compensated, per half K block.
-constexpr bool ends_per_half(DotPath path) { return path == DotPath::int32 || path == DotPath::two_bytes; }
+constexpr bool ends_per_half(DotPath path) { return path != DotPath::int16_sums && path != DotPath::int16; }
+
+// Bytes of a quantized input.
+constexpr int input_bytes(DotPath path) { return path == DotPath::int16 || path == DotPath::words ? 2 : 1; }
 
 // Rows of a tile. On the int16 path, 16 rows take 5 % less time as four tiles of 4 than as 5, 5 and 6.
 constexpr int tile_rows(DotPath path) { return path == DotPath::int16 ? 5 : ROWS; }
@@ -90,7 +101,7 @@ static_assert(K_BLOCK * 255 * max_input_quant(DotPath::int16) <= INT32_MAX);
 // The number of dot products for the four weights of an output: one for all, one each for the even and odd ones, or one
 // for each byte of all.
 template <DotPath PATH>
-constexpr int PARTS = PATH == DotPath::int16 || PATH == DotPath::two_bytes ? 2 : 1;
+constexpr int PARTS = input_bytes(PATH) == 2 || PATH == DotPath::two_bytes ? 2 : 1;
 
 template <DotPath PATH>
 inline void split(const Int32x16& quants, Int32x16 (&parts)[PARTS<PATH>]) {
@@ -139,6 +150,19 @@ private:
     Float32x16 group_{};
 };
 static_assert(LANES * int64_t{65535} * 127 + LANES * int64_t{32768} * 127 <= INT32_MAX);
+
+template <>
+class GroupSum<DotPath::words> {
+public:
+    void begin_half(int32_t) { half_ = Int32x16{}; }
+    void add(const Int32x16& quants, const Int32x16& x, int) { half_ = dot_pairs(half_, quants, x); }
+    void end_half(const SubScale& sub_scale) { group_ += convert<float>(half_) * sub_scale.value; }
+    Float32x16 end(int32_t) const { return group_; }
+
+private:
+    Int32x16 half_{};
+    Float32x16 group_{};
+};
 
 #if defined(SRV_INT8_PAIRS)
 template <>
@@ -224,12 +248,27 @@ inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int
     return to + 1;
 }
 
+// The inputs of a row in the order of the weight's: those of x, or copies in memory of this thread, until its next
+// call.
+template <class T>
+const T* inputs_of(const GgufLinearArgs& a, int64_t row) {
+    const T* x = static_cast<const T*>(a.x) + x_row_of(a.grouping, row) * a.x_stride;
+    if (a.columns == nullptr) return x;
+    thread_local std::vector<T> ordered;
+    if (static_cast<int64_t>(ordered.size()) < a.inputs) ordered.resize(a.inputs);
+    T* const to = ordered.data();
+    const int32_t* const columns = a.columns;
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < a.inputs; ++i) to[i] = x[columns[i]];
+    return to;
+}
+
 #if defined(SRV_INT16_ACTIVATIONS)
 // Quantizes a row of x to 16 bits and sums it.
 template <class T, class Scheme>
     requires(Scheme::PATH == DotPath::int16)
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
-    const T* x = static_cast<const T*>(a.x) + x_row_of(a.grouping, row) * a.x_stride;
+    const T* x = inputs_of<T>(a, row);
     int16_t* quantized_out = static_cast<int16_t*>(a.quantized) + row * a.inputs;
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
     const QuantScale scale = quant_scale_of(x, a.inputs, Scheme::ROW_LEVELS);
@@ -250,8 +289,9 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
 // inputs within 127.
 template <class T, class Scheme>
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
-    const T* x = static_cast<const T*>(a.x) + x_row_of(a.grouping, row) * a.x_stride;
-    int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs;
+    const T* x = inputs_of<T>(a, row);
+    constexpr int BYTES = input_bytes(Scheme::PATH);
+    int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs * BYTES;
     SubScale* sub_scales_out = a.sub_scales + row * (a.inputs / LANES);
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
     const int32_t row_largest = largest_magnitudes(x, a.inputs, &sub_scales_out->int16_pair);  // overwritten below
@@ -266,7 +306,12 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
         Float32x16 quantized[2];
         for (int h = 0; h < 2; ++h) {
             quantized[h] = quantize(load(x + i + h * LANES), inverses[h]);
-            store_bytes(quantized_out + i + h * LANES, convert<int32_t>(quantized[h]));
+            int8_t* const to = quantized_out + (i + h * LANES) * BYTES;
+            if constexpr (BYTES == 2) {
+                store_int16(reinterpret_cast<int16_t*>(to), convert<int32_t>(quantized[h]));
+            } else {
+                store_bytes(to, convert<int32_t>(quantized[h]));
+            }
         }
         store_sub_scales<Scheme::PATH>(sub_scales_out, sub_scales);
         sums_out = store_input_sums<Scheme>(sums_out, reduce(quantized[0], quantized[1], add_lanes), sub_scales,
@@ -274,29 +319,46 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
     }
 }
 
-// The layout of a block of outputs as tiles read it: packed, or unpacked for many rows, with a byte per weight, and
+// The layout of a block of outputs once it is unpacked for many rows: a byte or word per weight, and for each K block
 // scales and minimums in float32.
-template <PackedShape SHAPE, bool UNPACKED>
-struct Layout {
-    using Scale = std::conditional_t<UNPACKED || SHAPE.scale_bytes == 4, float, Half>;
-    static constexpr int QUANT_BITS = UNPACKED ? 8 : SHAPE.bits;
-    static constexpr int64_t SCALES =
-        K_BLOCK / SHAPE.group * BLOCK_OUTPUTS * static_cast<int64_t>(sizeof(Scale));  // bytes
-    static constexpr int64_t QUANTS_AT = SCALES * (SHAPE.has_min ? 2 : 1);
-    static constexpr int64_t SIZE = QUANTS_AT + K_BLOCK * BLOCK_OUTPUTS * QUANT_BITS / 8;  // bytes of a K block
+constexpr PackedShape unpacked(PackedShape shape) {
+    shape.bits = dot_path_of(shape) == DotPath::words ? 16 : 8;
+    shape.scales = ScaleType::float32, shape.scale_blocks = 1;
+    return shape;
+}
 
-    static_assert(UNPACKED || SIZE == k_block_bytes(SHAPE));
+// The layout of a block of outputs as tiles read it.
+template <PackedShape SHAPE>
+struct Layout {
+    using Scale = std::conditional_t<SHAPE.scales == ScaleType::float32, float,
+                                     std::conditional_t<SHAPE.scales == ScaleType::bfloat16, BFloat16, Half>>;
+    static constexpr int64_t SCALES = scale_bytes(SHAPE), SIZE = k_block_bytes(SHAPE);
 
     static Float32x16 scales(const uint8_t* at) { return load(reinterpret_cast<const Scale*>(at)); }
 };
 
 // The entries of a table in registers: the bytes `part` of all.
+template <DotPath PATH>
 inline Int32x16 table_part(const QuantTable* table, int part) {
+    const uint8_t* bytes = PATH == DotPath::words ? table->signed_bytes[part] : table->bytes[part];
     return build<Int32x16>([=](auto& lanes, int) {
         for (size_t at = 0; at < sizeof(lanes); at += 16) {
-            std::memcpy(reinterpret_cast<uint8_t*>(&lanes) + at, table->bytes[part], 16);
+            std::memcpy(reinterpret_cast<uint8_t*>(&lanes) + at, bytes, 16);
         }
     });
+}
+
+// The entries of two bytes of a table at four indices per output: as words of the even and of the odd ones, or as the
+// low and the high bytes of all.
+template <DotPath PATH>
+inline void look_up(const Int32x16 (&entries)[2], const Int32x16& at, Int32x16 (&parts)[2]) {
+    parts[0] = byte_lookup(entries[0], at), parts[1] = byte_lookup(entries[1], at);
+    if constexpr (PATH == DotPath::words) {
+        constexpr int32_t EVEN = 0x00ff00ff;
+        const Int32x16 low = parts[0], high = parts[1];
+        parts[0] = (low & EVEN) | ((high & EVEN) << 8);
+        parts[1] = ((low >> 8) & EVEN) | (high & ~EVEN);
+    }
 }
 
 struct alignas(64) CacheLine {
@@ -321,11 +383,13 @@ inline void load_quants(const uint8_t* from, int half, int quad, Int32x16 (&quan
 }
 
 // Unpacks a block of weights of less than 8 bits to memory of this thread, valid until the thread unpacks another
-// block. Indices of entries of two bytes stay indices.
+// block. Indices of entries of two bytes become words, or stay indices. The words of a quad's even inputs come first.
 template <PackedShape SHAPE>
 const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const QuantTable* table) {
-    using From = Layout<SHAPE, false>;
-    using To = Layout<SHAPE, true>;
+    constexpr PackedShape TO_SHAPE = unpacked(SHAPE);
+    constexpr DotPath PATH = dot_path_of(SHAPE);
+    using From = Layout<SHAPE>;
+    using To = Layout<TO_SHAPE>;
     static_assert(To::SIZE % sizeof(CacheLine) == 0);
     thread_local std::vector<CacheLine> memory;
     const int64_t k_blocks = inputs / K_BLOCK;
@@ -333,26 +397,59 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const Quant
     if (static_cast<int64_t>(memory.size()) < cache_lines) memory.resize(cache_lines);
     auto* const begin = reinterpret_cast<uint8_t*>(memory.data());
     uint8_t* to = begin;
-    Int32x16 entries{};
-    if constexpr (SHAPE.table_bytes == 1) entries = table_part(table, 0);
-    for (int64_t s = 0; s < k_blocks; ++s, packed += From::SIZE, to += To::SIZE) {
-        prefetch(packed, From::SIZE, PREFETCH_AHEAD);
-        for (int64_t at = 0; at < To::QUANTS_AT; at += LANES * 4) {
-            constexpr int64_t SCALE = sizeof(typename From::Scale);
-            store(reinterpret_cast<float*>(to + at), From::scales(packed + at / 4 * SCALE));
+    Int32x16 entries[2]{};
+    for (int p = 0; p < SHAPE.table_bytes; ++p) entries[p] = table_part<PATH>(table, p);
+    constexpr int64_t QUANTS_AT = quants_at(TO_SHAPE, 0);
+    for (int64_t s = 0; s < k_blocks; ++s, to += To::SIZE) {
+        prefetch(packed + s * From::SIZE, From::SIZE, PREFETCH_AHEAD);
+        const uint8_t* scales = packed + scales_at(SHAPE, s);
+        for (int64_t at = 0; at < QUANTS_AT; at += LANES * 4) {
+            store(reinterpret_cast<float*>(to + at), From::scales(scales + at / 4 * scale_size(SHAPE)));
         }
 #pragma GCC unroll 8
         for (int quad = 0; quad < K_BLOCK / 4; ++quad) {
             Int32x16 quants[BLOCK_OUTPUTS / LANES];
-            load_quants<SHAPE.bits>(packed + From::QUANTS_AT, quad / 4, quad % 4, quants);
+            load_quants<SHAPE.bits>(packed + quants_at(SHAPE, s), quad / 4, quad % 4, quants);
             for (int v = 0; v < BLOCK_OUTPUTS / LANES; ++v) {
-                if constexpr (SHAPE.table_bytes == 1) quants[v] = byte_lookup(entries, quants[v]);
-                auto* at = to + To::QUANTS_AT + (quad * BLOCK_OUTPUTS + v * LANES) * 4;
-                store(reinterpret_cast<int32_t*>(at), quants[v]);
+                constexpr int DWORDS = TO_SHAPE.bits / 8;  // of four weights
+                Int32x16 parts[2] = {quants[v], {}};
+                if constexpr (SHAPE.table_bytes == 1) parts[0] = byte_lookup(entries[0], quants[v]);
+                if constexpr (DWORDS == 2) look_up<PATH>(entries, quants[v], parts);
+                for (int p = 0; p < DWORDS; ++p) {
+                    auto* at = to + QUANTS_AT + ((quad * DWORDS + p) * BLOCK_OUTPUTS + v * LANES) * 4;
+                    store(reinterpret_cast<int32_t*>(at), parts[p]);
+                }
             }
         }
     }
     return begin;
+}
+
+// Loads the weights of a quad, as `load_quants` does, as the operands of dot products. Unpacked weights of one byte are
+// no indices any more.
+template <PackedShape STORED, DotPath PATH, int COUNT>
+inline void load_parts(const uint8_t* from, int half, int quad, const Int32x16 (&entries)[2],
+                       Int32x16 (&parts)[COUNT][PARTS<PATH>]) {
+    if constexpr (STORED.bits == 16) {
+        constexpr int64_t STRIDE = BLOCK_OUTPUTS * 4;
+        const uint8_t* dwords = from + (half * (LANES / 4) + quad) * 2 * STRIDE;
+        for (int v = 0; v < COUNT; ++v) {
+            for (int p = 0; p < 2; ++p) parts[v][p] = load_dwords(dwords + p * STRIDE + v * LANES * 4);
+        }
+    } else {
+        Int32x16 quants[COUNT];
+        load_quants<STORED.bits>(from, half, quad, quants);
+        for (int v = 0; v < COUNT; ++v) {
+            if constexpr (STORED.table_bytes == 2) {
+                look_up<PATH>(entries, quants[v], parts[v]);
+            } else {
+                if constexpr (STORED.table_bytes == 1 && STORED.bits != 8) {
+                    quants[v] = byte_lookup(entries[0], quants[v]);
+                }
+                split<PATH>(quants[v], parts[v]);
+            }
+        }
+    }
 }
 
 // Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block at `weight`. The rows are
@@ -360,20 +457,21 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const Quant
 template <class T, PackedShape SHAPE, bool UNPACKED, int COUNT, int VECTORS>
 inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, int64_t first, int64_t row,
                  bool prefetches) {
-    using Weight = Layout<SHAPE, UNPACKED>;
+    constexpr PackedShape STORED = UNPACKED ? unpacked(SHAPE) : SHAPE;
+    using Weight = Layout<STORED>;
     constexpr int GROUP = SHAPE.group, TABLE = SHAPE.table_bytes;
     constexpr bool HAS_MIN = SHAPE.has_min;
-    constexpr int SCALE = sizeof(typename Weight::Scale), QUANT_BITS = Weight::QUANT_BITS;
+    constexpr int64_t SCALE = scale_size(STORED);
     constexpr int GROUPS = K_BLOCK / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a k_block is one vector");
     using Scheme = QuantScheme<SHAPE>;
     constexpr DotPath PATH = Scheme::PATH;
     constexpr bool INT32_PATH = ends_per_half(PATH);
-    constexpr int QUANT_BYTES = PATH == DotPath::int16 ? 2 : 1;  // bytes per quantized input
+    constexpr int QUANT_BYTES = input_bytes(PATH);
     Int32x16 entries[2]{};
     if constexpr (TABLE != 0) {
         const QuantTable* table = table_of(a.ggml_type);
-        for (int p = 0; p < TABLE; ++p) entries[p] = table_part(table, p);
+        for (int p = 0; p < TABLE; ++p) entries[p] = table_part<PATH>(table, p);
     }
     const int64_t halves = a.inputs / LANES, groups = halves / HALVES;
     const int8_t* quantized = static_cast<const int8_t*>(a.quantized) + row * a.inputs * QUANT_BYTES;
@@ -383,12 +481,12 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
     Float32x16 totals[COUNT][VECTORS] = {};
     for (int64_t group = 0; group < groups; ++group) {
         const int g = static_cast<int>(group % GROUPS);
-        const uint8_t* k_block = weight + group / GROUPS * Weight::SIZE;
-        const uint8_t* scales_at = k_block + (g * BLOCK_OUTPUTS + first) * SCALE;
-        const uint8_t* quants_at = k_block + Weight::QUANTS_AT + first * 4;
+        const int64_t k_block = group / GROUPS;
+        const uint8_t* group_scales = weight + scales_at(STORED, k_block) + (g * BLOCK_OUTPUTS + first) * SCALE;
+        const uint8_t* k_block_quants = weight + quants_at(STORED, k_block) + first * 4;
         if (!UNPACKED && prefetches) {
             constexpr int64_t BYTES = Weight::SIZE / GROUPS;
-            prefetch(k_block + g * BYTES, BYTES, PREFETCH_AHEAD);
+            prefetch(weight + group * BYTES, BYTES, PREFETCH_AHEAD);
         }
         GroupSum<PATH> sums[COUNT][VECTORS];
 #pragma GCC unroll 2
@@ -400,17 +498,8 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
             }
 #pragma GCC unroll 4
             for (int quad = 0; quad < LANES / 4; ++quad) {
-                Int32x16 quants[VECTORS];
-                load_quants<QUANT_BITS>(quants_at, g * HALVES + h, quad, quants);
                 Int32x16 parts[VECTORS][PARTS<PATH>];
-                for (int v = 0; v < VECTORS; ++v) {
-                    if constexpr (TABLE == 2) {
-                        for (int p = 0; p < 2; ++p) parts[v][p] = byte_lookup(entries[p], quants[v]);
-                    } else {
-                        if constexpr (TABLE == 1 && !UNPACKED) quants[v] = byte_lookup(entries[0], quants[v]);
-                        split<PATH>(quants[v], parts[v]);
-                    }
-                }
+                load_parts<STORED, PATH>(k_block_quants, g * HALVES + h, quad, entries, parts);
 #pragma GCC unroll 2
                 for (int p = 0; p < PARTS<PATH>; ++p) {
 #pragma GCC unroll 8
@@ -427,9 +516,9 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
             }
         }
         for (int v = 0; v < VECTORS; ++v) {
-            const Float32x16 scales = Weight::scales(scales_at + v * LANES * SCALE);
+            const Float32x16 scales = Weight::scales(group_scales + v * LANES * SCALE);
             Float32x16 mins{};
-            if constexpr (HAS_MIN) mins = Weight::scales(scales_at + Weight::SCALES + v * LANES * SCALE);
+            if constexpr (HAS_MIN) mins = Weight::scales(group_scales + Weight::SCALES + v * LANES * SCALE);
 #pragma GCC unroll 8
             for (int r = 0; r < COUNT; ++r) {
                 const int32_t offset = INT32_PATH || HAS_MIN ? 0 : x_sums[r * x_sums_stride + group].offset;
@@ -468,7 +557,7 @@ void multiply_tiles(const GgufLinearArgs& a, const RowGroup& group, Range items,
 // Runs the tiles [begin, end) of the rows of a group.
 template <class T, PackedShape SHAPE>
 void multiply_rows(const GgufLinearArgs& a, const RowGroup& group, Range items) {
-    const int64_t block_size = a.inputs / K_BLOCK * Layout<SHAPE, false>::SIZE;
+    const int64_t block_size = a.inputs / K_BLOCK * Layout<SHAPE>::SIZE;
     const uint8_t* weight = a.weight + group.weight * blocks(a.outputs) * block_size;
     const auto packed = [&](int64_t block) { return weight + block * block_size; };
     if constexpr (SHAPE.bits != 8) {
@@ -507,29 +596,29 @@ void with_shape(PackedShape shape, const Run& run) {
 template <class T>
 void multiply_impl(const GgufLinearArgs& a) {
     with_shape<Q4_SHAPE, Q4_MIN_SHAPE, Q8_SHAPE, Q8_MIN_SHAPE, Q2_K_SHAPE, Q3_K_SHAPE, Q6_K_SHAPE, TABLE4_SHAPE,
-               WIDE_TABLE4_SHAPE, TERNARY_SHAPE, TABLE3_SHAPE, TABLE3_K_SHAPE, TABLE4_HALF_SHAPE>(
+               TABLE4_FLOAT_SHAPE, TABLE4_POWER_SHAPE, WIDE_TABLE4_SHAPE, TERNARY_SHAPE, TABLE3_SHAPE, TABLE3_K_SHAPE>(
         packed_format_of(a.ggml_type).shape, [&]<PackedShape SHAPE>() { multiply<T, SHAPE>(a); });
 }
 
 // A packed scale or minimum.
-inline float read_scale(PackedShape shape, const uint8_t* from) {
-    if (shape.scale_bytes == sizeof(float)) {
+inline float read_scale(ScaleType type, const uint8_t* from) {
+    if (type == ScaleType::float32) {
         float value;
         std::memcpy(&value, from, sizeof(value));
         return value;
     }
-    uint16_t half;
-    std::memcpy(&half, from, sizeof(half));
-    return from_half(half);
+    uint16_t bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    return type == ScaleType::half ? from_half(bits) : to_float(BFloat16{bits});
 }
 
-inline void store_scale(PackedShape shape, uint8_t* to, float value) {
-    if (shape.scale_bytes == sizeof(float)) {
+inline void store_scale(ScaleType type, uint8_t* to, float value) {
+    if (type == ScaleType::float32) {
         std::memcpy(to, &value, sizeof(value));
         return;
     }
-    const uint16_t half = to_half(value);
-    std::memcpy(to, &half, sizeof(half));
+    const uint16_t bits = type == ScaleType::half ? to_half(value) : to_bfloat16(value).bits;
+    std::memcpy(to, &bits, sizeof(bits));
 }
 
 // Where weight `i` of an output is in the quantized weights of a K block: the byte and shift of its field, and of the
@@ -569,12 +658,12 @@ void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
     const QuantTable* table = table_of(a.ggml_type);
     const int64_t output = row % BLOCK_OUTPUTS, k_blocks = a.inputs / K_BLOCK;
     const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * k_blocks * k_block_bytes(shape);
-    for (int64_t s = 0; s < k_blocks; ++s, packed += k_block_bytes(shape)) {
-        const uint8_t* quants = packed + scale_bytes(shape) * (shape.has_min ? 2 : 1);
+    for (int64_t s = 0; s < k_blocks; ++s) {
+        const uint8_t *scales = packed + scales_at(shape, s), *quants = packed + quants_at(shape, s);
         for (int64_t i = 0; i < K_BLOCK; ++i) {
-            const int64_t at = (i / shape.group * BLOCK_OUTPUTS + output) * shape.scale_bytes;
-            const float scale = read_scale(shape, packed + at) * format.unit;
-            const float min = shape.has_min ? read_scale(shape, packed + scale_bytes(shape) + at) : 0;
+            const int64_t at = (i / shape.group * BLOCK_OUTPUTS + output) * scale_size(shape);
+            const float scale = read_scale(shape.scales, scales + at) * format.unit;
+            const float min = shape.has_min ? read_scale(shape.scales, scales + scale_bytes(shape) + at) : 0;
             const int field = read_quant(shape.bits, quants, output, i);
             const int quant = table == nullptr ? field : table->quant(field);
             store_scalar(to + s * K_BLOCK + i, scale * static_cast<float>(quant - format.zero_point) + min);
@@ -614,14 +703,13 @@ void pack_gguf(const PackGgufArgs& a) {
                 for (int64_t s = 0; s < k_blocks; ++s) {
                     KBlock k_block = {};
                     read_k_block(a.ggml_type, row, s, k_block);
-                    uint8_t* at = to + s * size;
+                    uint8_t *const scales = to + scales_at(shape, s), *const quants = to + quants_at(shape, s);
                     for (int64_t g = 0; g < groups; ++g) {
-                        uint8_t* const scale_at = at + (g * BLOCK_OUTPUTS + output) * shape.scale_bytes;
-                        store_scale(shape, scale_at, k_block.scale[g]);
-                        if (shape.has_min) store_scale(shape, scale_at + scale_bytes(shape), k_block.min[g]);
+                        uint8_t* const at = scales + (g * BLOCK_OUTPUTS + output) * scale_size(shape);
+                        store_scale(shape.scales, at, k_block.scale[g]);
+                        if (shape.has_min) store_scale(shape.scales, at + scale_bytes(shape), k_block.min[g]);
                     }
-                    at += scale_bytes(shape) * (shape.has_min ? 2 : 1);
-                    for (int64_t i = 0; i < K_BLOCK; ++i) add_quant(shape.bits, at, output, i, k_block.quants[i]);
+                    for (int64_t i = 0; i < K_BLOCK; ++i) add_quant(shape.bits, quants, output, i, k_block.quants[i]);
                 }
             }
         }
