@@ -101,10 +101,9 @@ constexpr PackedFormat packed_format_of(GgmlType type) {
     return {};
 }
 
-// The table of a type, with the zero point added to its values, and without: the low byte of each entry, then the high
-// byte.
+// The table of a type, with the zero point added to its values: the low byte of each entry, then the high byte.
 struct QuantTable {
-    uint8_t bytes[2][16], signed_bytes[2][16];
+    uint8_t bytes[2][16];
 
     constexpr int quant(int index) const { return bytes[0][index] | bytes[1][index] << 8; }
 };

@@ -157,7 +157,6 @@ constexpr QuantTable table(const std::array<int, 16>& values, int zero_point) {
         const int quant = values[i] + zero_point;
         for (int part = 0; part < 2; ++part) {
             found.bytes[part][i] = static_cast<uint8_t>(quant >> 8 * part & 255);
-            found.signed_bytes[part][i] = static_cast<uint8_t>(values[i] >> 8 * part & 255);
         }
     }
     return found;

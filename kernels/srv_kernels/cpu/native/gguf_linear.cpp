@@ -18,8 +18,8 @@
 //
 // The inputs of the weight may be in another order than those of x. A row is then gathered before it is quantized.
 //
-// Types with a table have the indices of its entries packed. A byte shuffle replaces them when they are unpacked; that
-// of entries of two bytes finds the low and the high bytes, of which words are made.
+// Types with a table have the indices of its entries packed. A byte shuffle replaces them when they are unpacked; with
+// entries of two bytes, x is multiplied by both.
 //
 // Groups are added in the order of the inputs for any number of rows and threads, so that a row's result does not
 // depend on its batch.
@@ -54,17 +54,11 @@ constexpr int64_t PREFETCH_AHEAD = 4096;  // distance in bytes
 //     int16_sums   for weights up to 31 (2 and 4 bits, Q5_1, Q5_K): into int16 for half a K block; widened and
 //                  multiplied by sub_scale, and summed in int32 over a group
 //     int16        for larger weights: weights and inputs are int16, products are summed in int32 over a group
-//     words        for weights of two bytes: as int32, with 2-word dot products of weights and inputs, without a zero
-//                  point
-//     two_bytes    the same for processors whose dot products of words are slow: a sum for each byte
-enum class DotPath { int32, int16_sums, int16, words, two_bytes };
+//     two_bytes    for weights of two bytes: as int32, with a sum for each byte
+enum class DotPath { int32, int16_sums, int16, two_bytes };
 
 constexpr DotPath dot_path_of(PackedShape shape) {
-#if defined(__ARM_FEATURE_MATMUL_INT8)
     if (shape.table_bytes == 2) return DotPath::two_bytes;
-#else
-    if (shape.table_bytes == 2) return DotPath::words;
-#endif
 #if defined(SRV_INT8_PAIRS)
     if (shape.table_bytes == 0 && (shape.bits <= 4 || shape.has_min)) return DotPath::int16_sums;
 #endif
@@ -75,10 +69,7 @@ constexpr DotPath dot_path_of(PackedShape shape) {
 }
 
 // Whether sums are converted to float32, and the zero point compensated, per half K block.
-constexpr bool ends_per_half(DotPath path) { return path != DotPath::int16_sums && path != DotPath::int16; }
-
-// Bytes of a quantized input.
-constexpr int input_bytes(DotPath path) { return path == DotPath::int16 || path == DotPath::words ? 2 : 1; }
+constexpr bool ends_per_half(DotPath path) { return path == DotPath::int32 || path == DotPath::two_bytes; }
 
 // Rows of a tile. On the int16 path, 16 rows take 5 % less time as four tiles of 4 than as 5, 5 and 6.
 constexpr int tile_rows(DotPath path) { return path == DotPath::int16 ? 5 : ROWS; }
@@ -101,7 +92,7 @@ static_assert(K_BLOCK * 255 * max_input_quant(DotPath::int16) <= INT32_MAX);
 // The number of dot products for the four weights of an output: one for all, one each for the even and odd ones, or one
 // for each byte of all.
 template <DotPath PATH>
-constexpr int PARTS = input_bytes(PATH) == 2 || PATH == DotPath::two_bytes ? 2 : 1;
+constexpr int PARTS = PATH == DotPath::int16 || PATH == DotPath::two_bytes ? 2 : 1;
 
 template <DotPath PATH>
 inline void split(const Int32x16& quants, Int32x16 (&parts)[PARTS<PATH>]) {
@@ -150,19 +141,6 @@ private:
     Float32x16 group_{};
 };
 static_assert(LANES * int64_t{65535} * 127 + LANES * int64_t{32768} * 127 <= INT32_MAX);
-
-template <>
-class GroupSum<DotPath::words> {
-public:
-    void begin_half(int32_t) { half_ = Int32x16{}; }
-    void add(const Int32x16& quants, const Int32x16& x, int) { half_ = dot_pairs(half_, quants, x); }
-    void end_half(const SubScale& sub_scale) { group_ += convert<float>(half_) * sub_scale.value; }
-    Float32x16 end(int32_t) const { return group_; }
-
-private:
-    Int32x16 half_{};
-    Float32x16 group_{};
-};
 
 #if defined(SRV_INT8_PAIRS)
 template <>
@@ -290,8 +268,7 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
 template <class T, class Scheme>
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
     const T* x = inputs_of<T>(a, row);
-    constexpr int BYTES = input_bytes(Scheme::PATH);
-    int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs * BYTES;
+    int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs;
     SubScale* sub_scales_out = a.sub_scales + row * (a.inputs / LANES);
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
     const int32_t row_largest = largest_magnitudes(x, a.inputs, &sub_scales_out->int16_pair);  // overwritten below
@@ -306,12 +283,7 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
         Float32x16 quantized[2];
         for (int h = 0; h < 2; ++h) {
             quantized[h] = quantize(load(x + i + h * LANES), inverses[h]);
-            int8_t* const to = quantized_out + (i + h * LANES) * BYTES;
-            if constexpr (BYTES == 2) {
-                store_int16(reinterpret_cast<int16_t*>(to), convert<int32_t>(quantized[h]));
-            } else {
-                store_bytes(to, convert<int32_t>(quantized[h]));
-            }
+            store_bytes(quantized_out + i + h * LANES, convert<int32_t>(quantized[h]));
         }
         store_sub_scales<Scheme::PATH>(sub_scales_out, sub_scales);
         sums_out = store_input_sums<Scheme>(sums_out, reduce(quantized[0], quantized[1], add_lanes), sub_scales,
@@ -319,10 +291,10 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
     }
 }
 
-// The layout of a block of outputs once it is unpacked for many rows: a byte or word per weight, and for each K block
-// scales and minimums in float32.
+// The layout of a block of outputs once it is unpacked for many rows: a byte per weight, and for each K block scales
+// and minimums in float32.
 constexpr PackedShape unpacked(PackedShape shape) {
-    shape.bits = dot_path_of(shape) == DotPath::words ? 16 : 8;
+    shape.bits = 8;
     shape.scales = ScaleType::float32, shape.scale_blocks = 1;
     return shape;
 }
@@ -338,27 +310,12 @@ struct Layout {
 };
 
 // The entries of a table in registers: the bytes `part` of all.
-template <DotPath PATH>
 inline Int32x16 table_part(const QuantTable* table, int part) {
-    const uint8_t* bytes = PATH == DotPath::words ? table->signed_bytes[part] : table->bytes[part];
     return build<Int32x16>([=](auto& lanes, int) {
         for (size_t at = 0; at < sizeof(lanes); at += 16) {
-            std::memcpy(reinterpret_cast<uint8_t*>(&lanes) + at, bytes, 16);
+            std::memcpy(reinterpret_cast<uint8_t*>(&lanes) + at, table->bytes[part], 16);
         }
     });
-}
-
-// The entries of two bytes of a table at four indices per output: as words of the even and of the odd ones, or as the
-// low and the high bytes of all.
-template <DotPath PATH>
-inline void look_up(const Int32x16 (&entries)[2], const Int32x16& at, Int32x16 (&parts)[2]) {
-    parts[0] = byte_lookup(entries[0], at), parts[1] = byte_lookup(entries[1], at);
-    if constexpr (PATH == DotPath::words) {
-        constexpr int32_t EVEN = 0x00ff00ff;
-        const Int32x16 low = parts[0], high = parts[1];
-        parts[0] = (low & EVEN) | ((high & EVEN) << 8);
-        parts[1] = ((low >> 8) & EVEN) | (high & ~EVEN);
-    }
 }
 
 struct alignas(64) CacheLine {
@@ -383,11 +340,10 @@ inline void load_quants(const uint8_t* from, int half, int quad, Int32x16 (&quan
 }
 
 // Unpacks a block of weights of less than 8 bits to memory of this thread, valid until the thread unpacks another
-// block. Indices of entries of two bytes become words, or stay indices. The words of a quad's even inputs come first.
+// block. Indices of entries of two bytes stay indices.
 template <PackedShape SHAPE>
 const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const QuantTable* table) {
     constexpr PackedShape TO_SHAPE = unpacked(SHAPE);
-    constexpr DotPath PATH = dot_path_of(SHAPE);
     using From = Layout<SHAPE>;
     using To = Layout<TO_SHAPE>;
     static_assert(To::SIZE % sizeof(CacheLine) == 0);
@@ -397,8 +353,8 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const Quant
     if (static_cast<int64_t>(memory.size()) < cache_lines) memory.resize(cache_lines);
     auto* const begin = reinterpret_cast<uint8_t*>(memory.data());
     uint8_t* to = begin;
-    Int32x16 entries[2]{};
-    for (int p = 0; p < SHAPE.table_bytes; ++p) entries[p] = table_part<PATH>(table, p);
+    Int32x16 entries{};
+    if constexpr (SHAPE.table_bytes == 1) entries = table_part(table, 0);
     constexpr int64_t QUANTS_AT = quants_at(TO_SHAPE, 0);
     for (int64_t s = 0; s < k_blocks; ++s, to += To::SIZE) {
         prefetch(packed + s * From::SIZE, From::SIZE, PREFETCH_AHEAD);
@@ -411,45 +367,13 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const Quant
             Int32x16 quants[BLOCK_OUTPUTS / LANES];
             load_quants<SHAPE.bits>(packed + quants_at(SHAPE, s), quad / 4, quad % 4, quants);
             for (int v = 0; v < BLOCK_OUTPUTS / LANES; ++v) {
-                constexpr int DWORDS = TO_SHAPE.bits / 8;  // of four weights
-                Int32x16 parts[2] = {quants[v], {}};
-                if constexpr (SHAPE.table_bytes == 1) parts[0] = byte_lookup(entries[0], quants[v]);
-                if constexpr (DWORDS == 2) look_up<PATH>(entries, quants[v], parts);
-                for (int p = 0; p < DWORDS; ++p) {
-                    auto* at = to + QUANTS_AT + ((quad * DWORDS + p) * BLOCK_OUTPUTS + v * LANES) * 4;
-                    store(reinterpret_cast<int32_t*>(at), parts[p]);
-                }
+                if constexpr (SHAPE.table_bytes == 1) quants[v] = byte_lookup(entries, quants[v]);
+                auto* at = to + QUANTS_AT + (quad * BLOCK_OUTPUTS + v * LANES) * 4;
+                store(reinterpret_cast<int32_t*>(at), quants[v]);
             }
         }
     }
     return begin;
-}
-
-// Loads the weights of a quad, as `load_quants` does, as the operands of dot products. Unpacked weights of one byte are
-// no indices any more.
-template <PackedShape STORED, DotPath PATH, int COUNT>
-inline void load_parts(const uint8_t* from, int half, int quad, const Int32x16 (&entries)[2],
-                       Int32x16 (&parts)[COUNT][PARTS<PATH>]) {
-    if constexpr (STORED.bits == 16) {
-        constexpr int64_t STRIDE = BLOCK_OUTPUTS * 4;
-        const uint8_t* dwords = from + (half * (LANES / 4) + quad) * 2 * STRIDE;
-        for (int v = 0; v < COUNT; ++v) {
-            for (int p = 0; p < 2; ++p) parts[v][p] = load_dwords(dwords + p * STRIDE + v * LANES * 4);
-        }
-    } else {
-        Int32x16 quants[COUNT];
-        load_quants<STORED.bits>(from, half, quad, quants);
-        for (int v = 0; v < COUNT; ++v) {
-            if constexpr (STORED.table_bytes == 2) {
-                look_up<PATH>(entries, quants[v], parts[v]);
-            } else {
-                if constexpr (STORED.table_bytes == 1 && STORED.bits != 8) {
-                    quants[v] = byte_lookup(entries[0], quants[v]);
-                }
-                split<PATH>(quants[v], parts[v]);
-            }
-        }
-    }
 }
 
 // Computes COUNT rows by VECTORS vectors of outputs, from output `first` of the block at `weight`. The rows are
@@ -467,11 +391,11 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
     using Scheme = QuantScheme<SHAPE>;
     constexpr DotPath PATH = Scheme::PATH;
     constexpr bool INT32_PATH = ends_per_half(PATH);
-    constexpr int QUANT_BYTES = input_bytes(PATH);
+    constexpr int QUANT_BYTES = PATH == DotPath::int16 ? 2 : 1;  // bytes per quantized input
     Int32x16 entries[2]{};
     if constexpr (TABLE != 0) {
         const QuantTable* table = table_of(a.ggml_type);
-        for (int p = 0; p < TABLE; ++p) entries[p] = table_part<PATH>(table, p);
+        for (int p = 0; p < TABLE; ++p) entries[p] = table_part(table, p);
     }
     const int64_t halves = a.inputs / LANES, groups = halves / HALVES;
     const int8_t* quantized = static_cast<const int8_t*>(a.quantized) + row * a.inputs * QUANT_BYTES;
@@ -498,8 +422,17 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
             }
 #pragma GCC unroll 4
             for (int quad = 0; quad < LANES / 4; ++quad) {
+                Int32x16 quants[VECTORS];
+                load_quants<STORED.bits>(k_block_quants, g * HALVES + h, quad, quants);
                 Int32x16 parts[VECTORS][PARTS<PATH>];
-                load_parts<STORED, PATH>(k_block_quants, g * HALVES + h, quad, entries, parts);
+                for (int v = 0; v < VECTORS; ++v) {
+                    if constexpr (TABLE == 2) {
+                        for (int p = 0; p < 2; ++p) parts[v][p] = byte_lookup(entries[p], quants[v]);
+                    } else {
+                        if constexpr (TABLE == 1 && !UNPACKED) quants[v] = byte_lookup(entries[0], quants[v]);
+                        split<PATH>(quants[v], parts[v]);
+                    }
+                }
 #pragma GCC unroll 2
                 for (int p = 0; p < PARTS<PATH>; ++p) {
 #pragma GCC unroll 8
