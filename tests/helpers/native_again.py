@@ -26,11 +26,11 @@ TESTS = (
 )
 
 
-def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({}), seconds: float = 850) -> Outcome:
     """Run the tests on every instruction set that this machine and the library support, until the first failure."""
     arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *TESTS)
     given = {"SRV_CPU_LIBRARY": str(library), "PYTHONPATH": str(HERE), **environment}
-    return run(*arguments, seconds=850, environment=given)
+    return run(*arguments, seconds=seconds, environment=given)
 
 
 def pytest_sessionstart() -> None:

@@ -20,7 +20,7 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
+from srv.quantization.gguf_layers import GGUFLinear, GGUFMatrix, empty_matrix
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.packed import REMEDY, SUFFIXES, PackedScheme, are_packed, is_packed, scheme_of
 from srv.quantization.packed_checks import SCALES, check_tensors
@@ -31,29 +31,28 @@ _ORDER = ("g_idx", "weight_g_idx")
 _ZEROS = ("qzeros", "weight_zero_point")
 
 
-class OrderedLinear(Projection):
+class OrderedLinear(GGUFLinear):
     """A quantized linear layer whose inputs are taken in the order of their groups: y = x[..., columns] Wᵀ + b.
 
     columns: int64 [parts, inputs], one row per fused layer; they must be equal.
     """
 
-    def __init__(self, context: BuildContext, inner: GGUFLinear) -> None:
-        super().__init__(context.dtype, inner.output_sizes, inner.inputs, inner.sharding)
-        self.inner = inner
-        self.columns = context.empty(len(inner.output_sizes), inner.inputs, dtype=torch.int64)
-        self._order = self.columns[0]
-        self.kernel = self.multiply
+    def __init__(
+        self, context: BuildContext, output_sizes: Mapping[str, int], matrices: list[GGUFMatrix], bias: bool
+    ) -> None:
+        super().__init__(context, output_sizes, matrices, bias)
+        self.columns = context.empty(len(output_sizes), self.inputs, dtype=torch.int64)
+
+    @property
+    def column_order(self) -> Tensor:
+        return self.columns[0]
 
     def multiply(self, x: Tensor) -> Tensor:
-        return self.inner.kernel(x.index_select(-1, self._order))
-
-    def keep_float32(self, context: BuildContext) -> None:
-        super().keep_float32(context)
-        self.inner.keep_float32(context)
+        return super().multiply(x.index_select(-1, self.column_order))
 
     def weight_views(self) -> dict[str, Tensor]:
         orders = {f"{name}.columns": row for name, row in zip(self.output_sizes, self.columns, strict=True)}
-        return self.inner.weight_views() | orders
+        return super().weight_views() | orders
 
     def validate_loaded(self) -> str | None:
         other = (self.columns != self.columns[:1]).any(1).tolist()
@@ -75,8 +74,8 @@ class PackedLayerFactory(LayerFactory):
         if not are_packed(self._model, self._scheme, tuple(output_sizes), inputs):
             return super().linear(output_sizes, inputs, bias, split, unit)
         matrix = empty_matrix(self.context, sum(output_sizes.values()), inputs, self._scheme.block_type)
-        linear = GGUFLinear(self.context, output_sizes, [matrix], bias)
-        return OrderedLinear(self.context, linear) if self._scheme.ordered else linear
+        layer = OrderedLinear if self._scheme.ordered else GGUFLinear
+        return layer(self.context, output_sizes, [matrix], bias)
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
         """Raises ModelError for experts of which some projections are quantized and others not."""

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-ABI_VERSION = 19
+ABI_VERSION = 20
 BLOCK_TOKENS = 16  # tokens in a KV block
 MAX_HEAD_DIM = 512  # the widest attention head
 
@@ -104,6 +104,7 @@ class GgufLinearArgs(ctypes.Structure):
         ("zero_point", _INT),
         ("float32_out", _INT),
         ("grouping", _POINTER),
+        ("columns", _POINTER),
     )
 
 

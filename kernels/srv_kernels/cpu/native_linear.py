@@ -237,11 +237,20 @@ GGML_TYPES = {
 class GGUFWeight:
     """A GGUF-quantized weight [outputs, inputs], repacked once.
 
-    rows: uint8 [outputs, bytes per row], as in the file. quant_type: a name in `GGML_TYPES`.
+    rows: uint8 [outputs, bytes per row], as in the file. quant_type: a name in `GGML_TYPES`. columns: int64 [inputs],
+    the column of x that each input of the weight is for; None: they are in the same order.
     """
 
-    def __init__(self, rows: Tensor, quant_type: str, inputs: int, arena: HugePageArena | None = None) -> None:
+    def __init__(
+        self,
+        rows: Tensor,
+        quant_type: str,
+        inputs: int,
+        arena: HugePageArena | None = None,
+        columns: Tensor | None = None,
+    ) -> None:
         self.outputs, self.inputs = rows.shape[0], inputs
+        self._columns = None if columns is None else _checked_columns(columns, inputs)
         self._ggml_type = GGML_TYPES[quant_type]
         if rows.shape[1] != LIBRARY.srv_gguf_row_bytes(self._ggml_type, inputs):
             raise ValueError(f"{inputs} weights of type {quant_type} do not take {rows.shape[1]} bytes")
@@ -280,6 +289,8 @@ class GGUFWeight:
             self._ggml_type,
             0,  # filled in by the kernel
             float32_out,
+            None,
+            None if self._columns is None else self._columns.data_ptr(),
         )
         LIBRARY.srv_gguf_linear(DTYPE_IDS[x.dtype], byref(args))
         return out
@@ -293,6 +304,13 @@ class GGUFWeight:
         )
         LIBRARY.srv_gguf_rows(DTYPE_IDS[dtype], byref(args))
         return out
+
+
+def _checked_columns(columns: Tensor, inputs: int) -> Tensor:
+    """As int32, contiguous. Raises ValueError for columns that kernels would read past the end of x."""
+    if columns.shape != (inputs,) or bool(((columns < 0) | (columns >= inputs)).any()):
+        raise ValueError(f"columns has shape {list(columns.shape)} and must be {inputs} columns of x, from 0 on")
+    return columns.to(torch.int32).contiguous()
 
 
 class PackedWeight(Protocol):

@@ -202,7 +202,8 @@ class NativeKernels:
         for operands in layer.operands():
             rows = operands["rows"]
             if id(rows) not in self._blocks:
-                packed = self._library.GGUFWeight(rows, operands["quant_type"], layer.inputs, self._arena)
-                self._blocks[id(rows)] = packed
+                self._blocks[id(rows)] = self._library.GGUFWeight(
+                    rows, operands["quant_type"], layer.inputs, self._arena, layer.column_order
+                )
             weights.append(self._blocks[id(rows)])
         return weights

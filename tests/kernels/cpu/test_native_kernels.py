@@ -220,6 +220,21 @@ def test_gguf_linear_equals_a_product_with_dequantized_weights(
     assert torch.equal(weight.linear(x[:12]), weight.linear(x)[:12])
 
 
+@every("dtype", DTYPES)
+@every("stored", ["Q4_0", "Q8_0", "NF4"])
+@every("rows", [1, 33])
+def test_gguf_linear_takes_columns_in_the_order_of_the_weight(
+    isa: str, stored: str, dtype: torch.dtype, rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(512, generator=generator)
+    plain, ordered = (
+        native_linear.GGUFWeight(_contract_rows()[stored], stored, 512, columns=each) for each in (None, order)
+    )
+    x = torch.randn(rows, 512, generator=generator).to(dtype)
+    assert torch.equal(ordered.linear(x), plain.linear(x[:, order]))
+
+
 @functools.cache
 def _contract_rows() -> dict[str, torch.Tensor]:
     """For each type, 70 rows of 512 random weights with finite scales, as in a file."""
@@ -482,6 +497,12 @@ class TestRefusalsOfLinearLayers:
         for out in (wide[:2, :40], wide[:, :41], wide[:, ::2], wide[:, :40].bfloat16()):
             with pytest.raises(ValueError, match=r"it must be \[3, 40\], torch.float32"):
                 weight.linear(x, out=out)
+
+    @every("columns", [[*range(63), 64], [*range(63), -1], [*range(63)]])
+    def test_columns_that_x_does_not_have(self, columns: list[int]) -> None:
+        rows = torch.zeros(40, 68, dtype=torch.uint8)
+        with pytest.raises(ValueError, match="must be 64 columns of x, from 0 on"):
+            native_linear.GGUFWeight(rows, "Q8_0", 64, columns=torch.tensor(columns))
 
     def test_gguf_bias_of_a_wrong_length(self) -> None:
         weight = native_linear.GGUFWeight(torch.zeros(40, 68, dtype=torch.uint8), "Q8_0", 64)

@@ -16,7 +16,7 @@ from srv_kernels.cpu import build
 @pytest.mark.when_changed(
     "kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu/test_attention.py", "tests/helpers"
 )
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     try:
         compiler = build.compiler()
@@ -35,5 +35,5 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    outcome = own_tests(library, environment)
+    outcome = own_tests(library, environment, seconds=1400)
     assert outcome.passed, outcome.end

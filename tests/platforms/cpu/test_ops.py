@@ -16,10 +16,12 @@ from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
 from srv.quantization.gguf import weight_bytes
-from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLayerFactory
+from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLayerFactory, empty_matrix
 from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.method import StoredModel
+from srv.quantization.packed_layers import OrderedLinear
 from srv.testing.conformance.facts import small_model
+from srv_kernels.cases import random_gguf_rows
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
@@ -76,6 +78,31 @@ def test_gguf_layers_give_the_same_after_repacking_and_a_tied_embedding_is_packe
     assert table.matrix.rows.numel() == 0
     for old, new in zip(before, after, strict=True):
         assert float((new - old).abs().max()) <= 0.02 * float(old.abs().max())
+
+
+@pytest.mark.skipif(load().library is None, reason=f"no native kernels that are captured: {load().reason}")
+def test_a_captured_product_takes_inputs_in_another_order_itself(platform: Platform) -> None:
+    """Without a gather by torch between the native calls of a step."""
+    from srv_kernels.cpu.captured_graph import CapturedGraph, GraphMemoryPool
+
+    context = BuildContext(torch.device("cpu"), torch.float32, Ops("cpu", platform.ops))
+    matrix = empty_matrix(context, 57, 64, "Q4_0")
+    matrix.rows.copy_(random_gguf_rows(torch.Generator().manual_seed(1), 57, 64, "Q4_0"))
+    linear = OrderedLinear(context, {"a": 40, "b": 17}, [matrix], bias=True)
+    views = linear.weight_views()
+    for name in ("a", "b"):
+        views[f"{name}.columns"].copy_(torch.randperm(64, generator=torch.Generator().manual_seed(2)))
+        views[f"{name}.bias"].fill_(3)
+    assert linear.validate_loaded() is None
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        before = linear(x)
+        platform.post_load(torch.nn.ModuleList([linear]))
+        with CapturedGraph(GraphMemoryPool()) as graph:
+            after = linear(x)
+        graph.replay()
+    assert (graph.native_calls, graph.torch_calls) == (1, 0)
+    assert float((after - before).abs().max()) <= 0.02 * float(before.abs().max())
 
 
 @pytest.mark.parametrize("kind", [DynamicInt8Linear, WeightOnlyInt8Linear, StaticInt8Linear])

@@ -57,6 +57,11 @@ class OpLayer(nn.Module):
         """A bias [out] that the layer adds to the result, because the op takes none."""
         return None
 
+    @property
+    def column_order(self) -> Tensor | None:
+        """The columns of x in the order of the op's inputs, int64 [inputs]; None: x is as the op takes it."""
+        return None
+
     def weight_matrices(self) -> tuple[Tensor, ...]:
         """The matrices of `operands`, without what belongs to them (scales, biases)."""
         return tuple(next(iter(operands.values())) for operands in self.operands())

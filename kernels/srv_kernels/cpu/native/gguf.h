@@ -4,8 +4,8 @@
 //     weight = unit * scale * (quant - zero_point)        or        weight = scale * quant + min
 //
 // The 3 or 4 bits of some types are indices of a table of 8 or 16 unsigned integers, of 1 or 2 bytes each, which are
-// the quants. Powers of two (MXFP4) and scales of float32 (NF4) do not fit half precision, so that scales of such types
-// are float32.
+// the quants. Scales are in half precision, where those of the type fit it. Powers of two (MXFP4) fit bfloat16, and
+// those of other types are float32. NF4 and FP4 have one for two K blocks.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,24 @@ namespace srv {
 constexpr int64_t K_BLOCK = 32;         // inputs per K block: the unit of the packed layout, together with 32 outputs
 constexpr int64_t MAX_QUANT_BYTES = 2;  // bytes of a quantized input, at most
 
+enum class ScaleType { half, bfloat16, float32 };
+
 // What kernels are compiled for.
 struct PackedShape {
     int bits = 0, group = K_BLOCK;
     bool has_min = false;
     int table_bytes = 0;  // of an entry of the table; 0: none
-    int scale_bytes = 2;  // of a scale or minimum: 2 in half precision, 4 in float32
+    ScaleType scales = ScaleType::half;  // and minimums
+    int scale_blocks = 1;  // consecutive K blocks with the same scales
 
     constexpr bool operator==(const PackedShape&) const = default;
 };
 constexpr PackedShape Q4_SHAPE{4, 32}, Q4_MIN_SHAPE{4, 32, true}, Q8_SHAPE{8, 32}, Q8_MIN_SHAPE{8, 32, true};
 constexpr PackedShape Q2_K_SHAPE{4, 16, true}, Q3_K_SHAPE{4, 16}, Q6_K_SHAPE{8, 16};
-constexpr PackedShape TABLE4_SHAPE{4, 32, false, 1, 4}, WIDE_TABLE4_SHAPE{4, 32, false, 2, 4};
+constexpr PackedShape TABLE4_SHAPE{4, 32, false, 1}, TABLE4_FLOAT_SHAPE{4, 32, false, 1, ScaleType::float32};
+constexpr PackedShape TABLE4_POWER_SHAPE{4, 32, false, 1, ScaleType::bfloat16};
+constexpr PackedShape WIDE_TABLE4_SHAPE{4, 32, false, 2, ScaleType::float32, 2};
 constexpr PackedShape TERNARY_SHAPE{2, 32}, TABLE3_SHAPE{3, 32, false, 1}, TABLE3_K_SHAPE{3, 16, false, 1};
-constexpr PackedShape TABLE4_HALF_SHAPE{4, 32, false, 1};
 
 // The packed format of a type. unit: a power of two, by which packed scales are multiplied, so that they are not
 // subnormal numbers.
@@ -79,9 +83,9 @@ constexpr PackedFormat packed_format_of(GgmlType type) {
         case GgmlType::q4_k: return {Q4_MIN_SHAPE};
         case GgmlType::q5_k: return {Q8_MIN_SHAPE};
         case GgmlType::q6_k: return {Q6_K_SHAPE, 32};
-        case GgmlType::iq4_nl:
-        case GgmlType::iq4_xs: return {TABLE4_SHAPE, 128};
-        case GgmlType::mxfp4: return {TABLE4_SHAPE, 12};
+        case GgmlType::iq4_nl: return {TABLE4_SHAPE, 128};
+        case GgmlType::iq4_xs: return {TABLE4_FLOAT_SHAPE, 128};
+        case GgmlType::mxfp4: return {TABLE4_POWER_SHAPE, 12};
         case GgmlType::nf4: return {WIDE_TABLE4_SHAPE, 32768};
         case GgmlType::fp4: return {WIDE_TABLE4_SHAPE, 192};
         case GgmlType::tq1_0:
@@ -91,8 +95,8 @@ constexpr PackedFormat packed_format_of(GgmlType type) {
         case GgmlType::iq2_xxs: return {TABLE3_SHAPE, 43, 0.125f};
         case GgmlType::iq2_xs:
         case GgmlType::iq2_s: return {TABLE3_K_SHAPE, 43, 0.125f};
-        case GgmlType::iq3_xxs: return {TABLE4_HALF_SHAPE, 62, 0.25f};
-        case GgmlType::iq3_s: return {TABLE4_HALF_SHAPE, 15};
+        case GgmlType::iq3_xxs: return {TABLE4_SHAPE, 62, 0.25f};
+        case GgmlType::iq3_s: return {TABLE4_SHAPE, 15};
     }
     return {};
 }
@@ -105,10 +109,22 @@ struct QuantTable {
 };
 const QuantTable* table_of(GgmlType type);  // null: none
 
-// Bytes of a K block of 32 outputs: scales and minimums, in half precision or float32, and the quantized weights.
-constexpr int64_t scale_bytes(PackedShape shape) { return K_BLOCK / shape.group * 32 * shape.scale_bytes; }
+// Bytes of K blocks of 32 outputs: of a scale, of the scales and minimums, of the quantized weights, and of all for one
+// K block.
+constexpr int64_t scale_size(PackedShape shape) { return shape.scales == ScaleType::float32 ? 4 : 2; }
+constexpr int64_t scale_bytes(PackedShape shape) { return K_BLOCK / shape.group * 32 * scale_size(shape); }
+constexpr int64_t quant_bytes(PackedShape shape) { return K_BLOCK * 32 * shape.bits / 8; }
 constexpr int64_t k_block_bytes(PackedShape shape) {
-    return scale_bytes(shape) * (shape.has_min ? 2 : 1) + K_BLOCK * 32 * shape.bits / 8;
+    return scale_bytes(shape) * (shape.has_min ? 2 : 1) / shape.scale_blocks + quant_bytes(shape);
+}
+
+// Where the scales and the quantized weights of K block `index` are. Minimums follow the scales.
+constexpr int64_t scales_at(PackedShape shape, int64_t index) {
+    return index / shape.scale_blocks * shape.scale_blocks * k_block_bytes(shape);
+}
+constexpr int64_t quants_at(PackedShape shape, int64_t index) {
+    const int64_t before = index % shape.scale_blocks * quant_bytes(shape);
+    return scales_at(shape, index) + scale_bytes(shape) * (shape.has_min ? 2 : 1) + before;
 }
 constexpr int64_t HIGH_BITS_AT = K_BLOCK * 32 * 2 / 8;  // the third bits of weights follow the other two
 

@@ -155,8 +155,9 @@ constexpr QuantTable table(const std::array<int, 16>& values, int zero_point) {
     QuantTable found{};
     for (int i = 0; i < 16; ++i) {
         const int quant = values[i] + zero_point;
-        found.bytes[0][i] = static_cast<uint8_t>(quant & 255);
-        found.bytes[1][i] = static_cast<uint8_t>(quant >> 8);
+        for (int part = 0; part < 2; ++part) {
+            found.bytes[part][i] = static_cast<uint8_t>(quant >> 8 * part & 255);
+        }
     }
     return found;
 }

@@ -16,6 +16,8 @@
 // is applied by means of the sum of x_quant. For many rows, a block of less than 8 bits is first unpacked to bytes in
 // a thread-local buffer: unpacking it and widening its scales for every tile would take a sixth of the time.
 //
+// The inputs of the weight may be in another order than those of x. A row is then gathered before it is quantized.
+//
 // Types with a table have the indices of its entries packed. A byte shuffle replaces them when they are unpacked; with
 // entries of two bytes, x is multiplied by both.
 //
@@ -224,12 +226,27 @@ inline InputSum* store_input_sums(InputSum* to, const Float32x4& sums, const Int
     return to + 1;
 }
 
+// The inputs of a row in the order of the weight's: those of x, or copies in memory of this thread, until its next
+// call.
+template <class T>
+const T* inputs_of(const GgufLinearArgs& a, int64_t row) {
+    const T* x = static_cast<const T*>(a.x) + x_row_of(a.grouping, row) * a.x_stride;
+    if (a.columns == nullptr) return x;
+    thread_local std::vector<T> ordered;
+    if (static_cast<int64_t>(ordered.size()) < a.inputs) ordered.resize(a.inputs);
+    T* const to = ordered.data();
+    const int32_t* const columns = a.columns;
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < a.inputs; ++i) to[i] = x[columns[i]];
+    return to;
+}
+
 #if defined(SRV_INT16_ACTIVATIONS)
 // Quantizes a row of x to 16 bits and sums it.
 template <class T, class Scheme>
     requires(Scheme::PATH == DotPath::int16)
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
-    const T* x = static_cast<const T*>(a.x) + x_row_of(a.grouping, row) * a.x_stride;
+    const T* x = inputs_of<T>(a, row);
     int16_t* quantized_out = static_cast<int16_t*>(a.quantized) + row * a.inputs;
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
     const QuantScale scale = quant_scale_of(x, a.inputs, Scheme::ROW_LEVELS);
@@ -250,7 +267,7 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
 // inputs within 127.
 template <class T, class Scheme>
 void quantize_row(const GgufLinearArgs& a, int64_t row) {
-    const T* x = static_cast<const T*>(a.x) + x_row_of(a.grouping, row) * a.x_stride;
+    const T* x = inputs_of<T>(a, row);
     int8_t* quantized_out = static_cast<int8_t*>(a.quantized) + row * a.inputs;
     SubScale* sub_scales_out = a.sub_scales + row * (a.inputs / LANES);
     InputSum* sums_out = a.x_sums + row * Scheme::sums(a.inputs);
@@ -274,18 +291,20 @@ void quantize_row(const GgufLinearArgs& a, int64_t row) {
     }
 }
 
-// The layout of a block of outputs as tiles read it: packed, or unpacked for many rows, with a byte per weight, and
-// scales and minimums in float32.
-template <PackedShape SHAPE, bool UNPACKED>
-struct Layout {
-    using Scale = std::conditional_t<UNPACKED || SHAPE.scale_bytes == 4, float, Half>;
-    static constexpr int QUANT_BITS = UNPACKED ? 8 : SHAPE.bits;
-    static constexpr int64_t SCALES =
-        K_BLOCK / SHAPE.group * BLOCK_OUTPUTS * static_cast<int64_t>(sizeof(Scale));  // bytes
-    static constexpr int64_t QUANTS_AT = SCALES * (SHAPE.has_min ? 2 : 1);
-    static constexpr int64_t SIZE = QUANTS_AT + K_BLOCK * BLOCK_OUTPUTS * QUANT_BITS / 8;  // bytes of a K block
+// The layout of a block of outputs once it is unpacked for many rows: a byte per weight, and for each K block scales
+// and minimums in float32.
+constexpr PackedShape unpacked(PackedShape shape) {
+    shape.bits = 8;
+    shape.scales = ScaleType::float32, shape.scale_blocks = 1;
+    return shape;
+}
 
-    static_assert(UNPACKED || SIZE == k_block_bytes(SHAPE));
+// The layout of a block of outputs as tiles read it.
+template <PackedShape SHAPE>
+struct Layout {
+    using Scale = std::conditional_t<SHAPE.scales == ScaleType::float32, float,
+                                     std::conditional_t<SHAPE.scales == ScaleType::bfloat16, BFloat16, Half>>;
+    static constexpr int64_t SCALES = scale_bytes(SHAPE), SIZE = k_block_bytes(SHAPE);
 
     static Float32x16 scales(const uint8_t* at) { return load(reinterpret_cast<const Scale*>(at)); }
 };
@@ -324,8 +343,9 @@ inline void load_quants(const uint8_t* from, int half, int quad, Int32x16 (&quan
 // block. Indices of entries of two bytes stay indices.
 template <PackedShape SHAPE>
 const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const QuantTable* table) {
-    using From = Layout<SHAPE, false>;
-    using To = Layout<SHAPE, true>;
+    constexpr PackedShape TO_SHAPE = unpacked(SHAPE);
+    using From = Layout<SHAPE>;
+    using To = Layout<TO_SHAPE>;
     static_assert(To::SIZE % sizeof(CacheLine) == 0);
     thread_local std::vector<CacheLine> memory;
     const int64_t k_blocks = inputs / K_BLOCK;
@@ -335,19 +355,20 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const Quant
     uint8_t* to = begin;
     Int32x16 entries{};
     if constexpr (SHAPE.table_bytes == 1) entries = table_part(table, 0);
-    for (int64_t s = 0; s < k_blocks; ++s, packed += From::SIZE, to += To::SIZE) {
-        prefetch(packed, From::SIZE, PREFETCH_AHEAD);
-        for (int64_t at = 0; at < To::QUANTS_AT; at += LANES * 4) {
-            constexpr int64_t SCALE = sizeof(typename From::Scale);
-            store(reinterpret_cast<float*>(to + at), From::scales(packed + at / 4 * SCALE));
+    constexpr int64_t QUANTS_AT = quants_at(TO_SHAPE, 0);
+    for (int64_t s = 0; s < k_blocks; ++s, to += To::SIZE) {
+        prefetch(packed + s * From::SIZE, From::SIZE, PREFETCH_AHEAD);
+        const uint8_t* scales = packed + scales_at(SHAPE, s);
+        for (int64_t at = 0; at < QUANTS_AT; at += LANES * 4) {
+            store(reinterpret_cast<float*>(to + at), From::scales(scales + at / 4 * scale_size(SHAPE)));
         }
 #pragma GCC unroll 8
         for (int quad = 0; quad < K_BLOCK / 4; ++quad) {
             Int32x16 quants[BLOCK_OUTPUTS / LANES];
-            load_quants<SHAPE.bits>(packed + From::QUANTS_AT, quad / 4, quad % 4, quants);
+            load_quants<SHAPE.bits>(packed + quants_at(SHAPE, s), quad / 4, quad % 4, quants);
             for (int v = 0; v < BLOCK_OUTPUTS / LANES; ++v) {
                 if constexpr (SHAPE.table_bytes == 1) quants[v] = byte_lookup(entries, quants[v]);
-                auto* at = to + To::QUANTS_AT + (quad * BLOCK_OUTPUTS + v * LANES) * 4;
+                auto* at = to + QUANTS_AT + (quad * BLOCK_OUTPUTS + v * LANES) * 4;
                 store(reinterpret_cast<int32_t*>(at), quants[v]);
             }
         }
@@ -360,10 +381,11 @@ const uint8_t* unpacked_block(const uint8_t* packed, int64_t inputs, const Quant
 template <class T, PackedShape SHAPE, bool UNPACKED, int COUNT, int VECTORS>
 inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, int64_t first, int64_t row,
                  bool prefetches) {
-    using Weight = Layout<SHAPE, UNPACKED>;
+    constexpr PackedShape STORED = UNPACKED ? unpacked(SHAPE) : SHAPE;
+    using Weight = Layout<STORED>;
     constexpr int GROUP = SHAPE.group, TABLE = SHAPE.table_bytes;
     constexpr bool HAS_MIN = SHAPE.has_min;
-    constexpr int SCALE = sizeof(typename Weight::Scale), QUANT_BITS = Weight::QUANT_BITS;
+    constexpr int64_t SCALE = scale_size(STORED);
     constexpr int GROUPS = K_BLOCK / GROUP, HALVES = GROUP / LANES;
     static_assert(LANES == 16, "half a k_block is one vector");
     using Scheme = QuantScheme<SHAPE>;
@@ -383,12 +405,12 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
     Float32x16 totals[COUNT][VECTORS] = {};
     for (int64_t group = 0; group < groups; ++group) {
         const int g = static_cast<int>(group % GROUPS);
-        const uint8_t* k_block = weight + group / GROUPS * Weight::SIZE;
-        const uint8_t* scales_at = k_block + (g * BLOCK_OUTPUTS + first) * SCALE;
-        const uint8_t* quants_at = k_block + Weight::QUANTS_AT + first * 4;
+        const int64_t k_block = group / GROUPS;
+        const uint8_t* group_scales = weight + scales_at(STORED, k_block) + (g * BLOCK_OUTPUTS + first) * SCALE;
+        const uint8_t* k_block_quants = weight + quants_at(STORED, k_block) + first * 4;
         if (!UNPACKED && prefetches) {
             constexpr int64_t BYTES = Weight::SIZE / GROUPS;
-            prefetch(k_block + g * BYTES, BYTES, PREFETCH_AHEAD);
+            prefetch(weight + group * BYTES, BYTES, PREFETCH_AHEAD);
         }
         GroupSum<PATH> sums[COUNT][VECTORS];
 #pragma GCC unroll 2
@@ -401,7 +423,7 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
 #pragma GCC unroll 4
             for (int quad = 0; quad < LANES / 4; ++quad) {
                 Int32x16 quants[VECTORS];
-                load_quants<QUANT_BITS>(quants_at, g * HALVES + h, quad, quants);
+                load_quants<STORED.bits>(k_block_quants, g * HALVES + h, quad, quants);
                 Int32x16 parts[VECTORS][PARTS<PATH>];
                 for (int v = 0; v < VECTORS; ++v) {
                     if constexpr (TABLE == 2) {
@@ -427,9 +449,9 @@ inline void tile(const GgufLinearArgs& a, const uint8_t* weight, int64_t block, 
             }
         }
         for (int v = 0; v < VECTORS; ++v) {
-            const Float32x16 scales = Weight::scales(scales_at + v * LANES * SCALE);
+            const Float32x16 scales = Weight::scales(group_scales + v * LANES * SCALE);
             Float32x16 mins{};
-            if constexpr (HAS_MIN) mins = Weight::scales(scales_at + Weight::SCALES + v * LANES * SCALE);
+            if constexpr (HAS_MIN) mins = Weight::scales(group_scales + Weight::SCALES + v * LANES * SCALE);
 #pragma GCC unroll 8
             for (int r = 0; r < COUNT; ++r) {
                 const int32_t offset = INT32_PATH || HAS_MIN ? 0 : x_sums[r * x_sums_stride + group].offset;
@@ -468,7 +490,7 @@ void multiply_tiles(const GgufLinearArgs& a, const RowGroup& group, Range items,
 // Runs the tiles [begin, end) of the rows of a group.
 template <class T, PackedShape SHAPE>
 void multiply_rows(const GgufLinearArgs& a, const RowGroup& group, Range items) {
-    const int64_t block_size = a.inputs / K_BLOCK * Layout<SHAPE, false>::SIZE;
+    const int64_t block_size = a.inputs / K_BLOCK * Layout<SHAPE>::SIZE;
     const uint8_t* weight = a.weight + group.weight * blocks(a.outputs) * block_size;
     const auto packed = [&](int64_t block) { return weight + block * block_size; };
     if constexpr (SHAPE.bits != 8) {
@@ -507,29 +529,29 @@ void with_shape(PackedShape shape, const Run& run) {
 template <class T>
 void multiply_impl(const GgufLinearArgs& a) {
     with_shape<Q4_SHAPE, Q4_MIN_SHAPE, Q8_SHAPE, Q8_MIN_SHAPE, Q2_K_SHAPE, Q3_K_SHAPE, Q6_K_SHAPE, TABLE4_SHAPE,
-               WIDE_TABLE4_SHAPE, TERNARY_SHAPE, TABLE3_SHAPE, TABLE3_K_SHAPE, TABLE4_HALF_SHAPE>(
+               TABLE4_FLOAT_SHAPE, TABLE4_POWER_SHAPE, WIDE_TABLE4_SHAPE, TERNARY_SHAPE, TABLE3_SHAPE, TABLE3_K_SHAPE>(
         packed_format_of(a.ggml_type).shape, [&]<PackedShape SHAPE>() { multiply<T, SHAPE>(a); });
 }
 
 // A packed scale or minimum.
-inline float read_scale(PackedShape shape, const uint8_t* from) {
-    if (shape.scale_bytes == sizeof(float)) {
+inline float read_scale(ScaleType type, const uint8_t* from) {
+    if (type == ScaleType::float32) {
         float value;
         std::memcpy(&value, from, sizeof(value));
         return value;
     }
-    uint16_t half;
-    std::memcpy(&half, from, sizeof(half));
-    return from_half(half);
+    uint16_t bits;
+    std::memcpy(&bits, from, sizeof(bits));
+    return type == ScaleType::half ? from_half(bits) : to_float(BFloat16{bits});
 }
 
-inline void store_scale(PackedShape shape, uint8_t* to, float value) {
-    if (shape.scale_bytes == sizeof(float)) {
+inline void store_scale(ScaleType type, uint8_t* to, float value) {
+    if (type == ScaleType::float32) {
         std::memcpy(to, &value, sizeof(value));
         return;
     }
-    const uint16_t half = to_half(value);
-    std::memcpy(to, &half, sizeof(half));
+    const uint16_t bits = type == ScaleType::half ? to_half(value) : to_bfloat16(value).bits;
+    std::memcpy(to, &bits, sizeof(bits));
 }
 
 // Where weight `i` of an output is in the quantized weights of a K block: the byte and shift of its field, and of the
@@ -569,12 +591,12 @@ void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
     const QuantTable* table = table_of(a.ggml_type);
     const int64_t output = row % BLOCK_OUTPUTS, k_blocks = a.inputs / K_BLOCK;
     const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * k_blocks * k_block_bytes(shape);
-    for (int64_t s = 0; s < k_blocks; ++s, packed += k_block_bytes(shape)) {
-        const uint8_t* quants = packed + scale_bytes(shape) * (shape.has_min ? 2 : 1);
+    for (int64_t s = 0; s < k_blocks; ++s) {
+        const uint8_t *scales = packed + scales_at(shape, s), *quants = packed + quants_at(shape, s);
         for (int64_t i = 0; i < K_BLOCK; ++i) {
-            const int64_t at = (i / shape.group * BLOCK_OUTPUTS + output) * shape.scale_bytes;
-            const float scale = read_scale(shape, packed + at) * format.unit;
-            const float min = shape.has_min ? read_scale(shape, packed + scale_bytes(shape) + at) : 0;
+            const int64_t at = (i / shape.group * BLOCK_OUTPUTS + output) * scale_size(shape);
+            const float scale = read_scale(shape.scales, scales + at) * format.unit;
+            const float min = shape.has_min ? read_scale(shape.scales, scales + scale_bytes(shape) + at) : 0;
             const int field = read_quant(shape.bits, quants, output, i);
             const int quant = table == nullptr ? field : table->quant(field);
             store_scalar(to + s * K_BLOCK + i, scale * static_cast<float>(quant - format.zero_point) + min);
@@ -614,14 +636,13 @@ void pack_gguf(const PackGgufArgs& a) {
                 for (int64_t s = 0; s < k_blocks; ++s) {
                     KBlock k_block = {};
                     read_k_block(a.ggml_type, row, s, k_block);
-                    uint8_t* at = to + s * size;
+                    uint8_t *const scales = to + scales_at(shape, s), *const quants = to + quants_at(shape, s);
                     for (int64_t g = 0; g < groups; ++g) {
-                        uint8_t* const scale_at = at + (g * BLOCK_OUTPUTS + output) * shape.scale_bytes;
-                        store_scale(shape, scale_at, k_block.scale[g]);
-                        if (shape.has_min) store_scale(shape, scale_at + scale_bytes(shape), k_block.min[g]);
+                        uint8_t* const at = scales + (g * BLOCK_OUTPUTS + output) * scale_size(shape);
+                        store_scale(shape.scales, at, k_block.scale[g]);
+                        if (shape.has_min) store_scale(shape.scales, at + scale_bytes(shape), k_block.min[g]);
                     }
-                    at += scale_bytes(shape) * (shape.has_min ? 2 : 1);
-                    for (int64_t i = 0; i < K_BLOCK; ++i) add_quant(shape.bits, at, output, i, k_block.quants[i]);
+                    for (int64_t i = 0; i < K_BLOCK; ++i) add_quant(shape.bits, quants, output, i, k_block.quants[i]);
                 }
             }
         }

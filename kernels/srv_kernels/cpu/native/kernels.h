@@ -152,6 +152,7 @@ struct GgufLinearArgs {
     int32_t zero_point;       // of the format; filled in by the kernel
     int32_t float32_out;
     const Grouping* grouping = nullptr;  // null: all rows have the same weight
+    const int32_t* columns = nullptr;    // null, or [inputs]: the column of x that each input of the weight is for
 };
 
 // Dequantized rows of a packed weight: an embedding lookup.
