@@ -21,6 +21,7 @@ TORCH_TRAITS = (*TRITON_TRAITS, "alibi", "bidirectional")  # in attention with t
 _TRAITS_OF_NOT_CALLED = tuple(trait for trait in LAYER_TRAITS if trait != "indexer")
 NUM_KV_SPLITS = "triton_attention_num_kv_splits"
 SPLIT_TILE_SIZE = "triton_attention_split_tile_size"
+ABSORB_PREFILL, WHOLE_PREFIX = "disable_mla_ragged_prefill", "disable_chunked_prefix_cache"
 FLASHINFER_HEADS = (64, 128, 256)
 AITER_HEADS = (128, 256)  # for which its prefill is compiled
 AITER_GROUP = 16
@@ -199,7 +200,7 @@ TRITON_ATTENTION = attention(
     triton_attention,
     "srv_gpu.triton_attention:TritonAttention",
     traits=TRITON_TRAITS,
-    arguments=(NUM_KV_SPLITS, SPLIT_TILE_SIZE),
+    arguments=(NUM_KV_SPLITS, SPLIT_TILE_SIZE, ABSORB_PREFILL, WHOLE_PREFIX),
     latent="srv_gpu.triton_latent:TritonLatentAttention",
 )
 # Its lengths are host values, and its shapes depend on them, so that its steps are not captured.

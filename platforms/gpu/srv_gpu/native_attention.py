@@ -25,7 +25,7 @@ from srv.platform.pools import is_float8, round_to_float8
 from srv_gpu.facts import TORCH_TRAITS
 from srv_gpu.per_head import PerHead
 from srv_gpu.platform import hardware_of
-from srv_gpu.step import Step, StepPlanner
+from srv_gpu.step import Step, StepPlanner, gather
 
 _GATHERED_TOKENS = 1 << 16  # of a tile's keys
 _SCORES = 1 << 22  # of a tile, per head
@@ -187,7 +187,7 @@ def _attend(
         # Pages before these keys may belong to other requests, whose memory may hold NaN.
         slots = torch.where(key_positions < first[:, :1], slots[:, -1:], slots)
     shape = (*slots.shape, layer.kv_heads, -1)
-    key, value = (_gather(pool, slots).view(shape).to(q.dtype) for pool in (keys, values))
+    key, value = (gather(pool, slots).view(shape).to(q.dtype) for pool in (keys, values))
     group = layer.heads // layer.kv_heads
     # Query heads that share a KV head are stacked in the query axis, so that keys are not copied per head.
     query = q.view(tile.rows, tile.queries, layer.kv_heads, group, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
@@ -207,12 +207,6 @@ def _first_visible(layer: AttentionLayer, positions: Tensor) -> Tensor:
     """The position of the first key that a query at each position sees, which may be negative."""
     first = torch.zeros_like(positions) if layer.window is None else positions - layer.window + 1
     return first if layer.chunk is None else torch.maximum(first, positions // layer.chunk * layer.chunk)
-
-
-def _gather(pool: Tensor, slots: Tensor) -> Tensor:
-    """The vectors of a pool [slots, kv_heads, dim]; torch moves 8-bit floats as bytes only."""
-    stored = pool.view(torch.uint8) if pool.element_size() == 1 else pool
-    return stored.index_select(0, slots.flatten()).view(pool.dtype)
 
 
 def _scaled_dot_product(

@@ -73,7 +73,7 @@ class StepPlanner:
         return Step(
             sizes[: rows + 1],
             lengths,
-            self._slots(batch.page_table, moved[0], lengths.index_select(0, moved[0]) - moved[1]),
+            self.slots(batch.page_table, moved[0], lengths.index_select(0, moved[0]) - moved[1]),
             batch.page_table,
             batch.query_lens,
             max(batch.kv_lens),
@@ -90,11 +90,17 @@ class StepPlanner:
             self._transfers.update(fixed.lengths, torch.tensor(batch.kv_lens, dtype=torch.int32))
         else:
             fixed.lengths.copy_(batch.lengths)
-        fixed.slots.copy_(self._slots(batch.page_table, fixed.row, fixed.lengths - 1))
+        fixed.slots.copy_(self.slots(batch.page_table, fixed.row, fixed.lengths - 1))
         longest = batch.page_table.shape[1] * self._page_size
         return Step(fixed.starts, fixed.lengths, fixed.slots, batch.page_table, batch.query_lens, longest, rows)
 
-    def _slots(self, page_table: Tensor, row: Tensor, positions: Tensor) -> Tensor:
+    def slots(self, page_table: Tensor, row: Tensor, positions: Tensor) -> Tensor:
         """int64: the slots of token positions in rows; both have one shape."""
         pages = page_table[row, positions // self._page_size]
         return pages.long() * self._page_size + positions % self._page_size
+
+
+def gather(pool: Tensor, slots: Tensor) -> Tensor:
+    """The vectors of a pool [slots, ...] at `slots`, which are flattened; torch moves 8-bit floats as bytes only."""
+    stored = pool.view(torch.uint8) if pool.element_size() == 1 else pool
+    return stored.index_select(0, slots.flatten()).view(pool.dtype)

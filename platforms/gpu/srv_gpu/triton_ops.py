@@ -19,6 +19,7 @@ import srv_kernels.triton.int8_linear
 import srv_kernels.triton.kv_write
 import srv_kernels.triton.kv_write_int8
 import srv_kernels.triton.latent_attention
+import srv_kernels.triton.latent_prefill
 import srv_kernels.triton.moe
 import srv_kernels.triton.norms
 import srv_kernels.triton.page_copies
@@ -39,6 +40,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 rms_norm = _operator("rms_norm")
 paged_latent = _operator("paged_latent")
+latent_prefill = _operator("latent_prefill")
 add_rms_norm = _operator("add_rms_norm")
 rotary = _operator("rotary")
 silu_and_mul = _operator("silu_and_mul")

@@ -301,6 +301,13 @@ def test_arguments_of_triton_s_attention_are_refused_with_other_backends(argumen
     assert rejected.reason == "attention backend flashinfer does not read it"
 
 
+@every("argument", ("disable_mla_ragged_prefill", "disable_chunked_prefix_cache"))
+def test_the_user_says_how_prompts_of_latent_attention_are_computed(argument: str) -> None:
+    done = resolved("sm90", replace(LATENT, cache_groups=(Latent((0,), 512, 64),)), **{argument: True})
+    assert done.config.get(argument) is True
+    assert argument in done.backends["prefill_attention_backend"].spec.arguments
+
+
 def test_splits_of_latent_attention_have_a_number_and_no_size() -> None:
     name = "triton_attention_num_kv_splits"
     about = replace(LATENT, cache_groups=(Latent((0,), 512, 64),))

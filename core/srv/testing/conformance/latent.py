@@ -1,7 +1,8 @@
 """L2: backends of multi-head latent attention, compared with float64 on the host.
 
 A backend is built as a worker builds it, over pools that fit a small model with latent attention, and gets prompts,
-chunks after a cached prefix and single tokens, in one step and in any order. Pages that no row has hold NaN.
+chunks after a cached prefix and single tokens, in one step and in any order; prompts and chunks are short and long.
+Pages that no row has hold NaN.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SIZES = (LatentDims(64, 32, 16, 32), LatentDims(512, 128, 64, 128))
 HEADS = (4, 20)  # the second number is not a power of two
 INDEXER = IndexDims(6, 32, 7)  # rows have more keys than it chooses
 TOLERANCES = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}  # of the largest expected result
-PAGES = 64
+LONG = 171  # queries for which the keys and values of each head take fewer products than absorbing, for both sizes
+TOKENS = 512  # that the pool has room for, at least
 _LAYERS = 2
 _NO_INDEXER = IndexDims(0, 0, 0, own=False)
 
@@ -112,14 +114,15 @@ class _Run:
         self._size = layout.page_size
         indexer = "" if layer.indexer is None else f", {layer.indexer}"
         self._what = f"{spec.name}, {dtype}, {layer.heads} heads, {layer.latent}{indexer}, pages of {layout.page_size}"
-        pool = allocate_pool(kit, layout, PAGES)
+        pages = max(64, TOKENS // layout.page_size)
+        pool = allocate_pool(kit, layout, pages)
         _fill(pool)
         context = BackendContext(kit.platform, kit.device, pool, 8, kit.transfers, {})
         self._backend: LatentAttentionBackend = check_latent(pkgutil.resolve_name(spec.latent)(context), spec.latent)
         if (reason := why_unsupported(self._backend, layer, spec.name)) is not None:
             raise Fault(f"{self._what}: its spec accepts such a layer, but the backend refuses it: {reason}")
         self._random = torch.Generator().manual_seed(11)
-        self._free = random.Random(3).sample(range(1, PAGES + 1), PAGES)
+        self._free = random.Random(3).sample(range(1, pages + 1), pages)
         self._pages: dict[str, list[int]] = {}
         self._seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         dims = layer.latent
@@ -135,6 +138,8 @@ class _Run:
         self._step("output and a chunk after a cached prefix", ("b", 1), ("a", size + 1), ("c", 1))
         self._step("prompts and output in any order", ("c", 3), ("d", size + 2), ("a", 1), ("b", 1))
         self._step("output", ("d", 1), ("c", 1), ("b", 1), ("a", 1))
+        self._step("a long prompt beside output", ("a", 1), ("e", LONG), ("b", 1))
+        self._step("a long chunk after a cached prefix, and a short one", ("e", LONG + 1), ("d", size))
 
     def _draw(self, *shape: int, gain: float = 1.0) -> Tensor:
         return (torch.randn(shape, generator=self._random) * gain).to(self._dtype)
