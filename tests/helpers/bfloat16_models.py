@@ -120,7 +120,7 @@ RECURRENT = {
     "Lfm2MoeForCausalLM": Model("lfm2_moe", HEADS),
     "Lfm3ForCausalLM": Model("lfm3", {"head_dim": 64}),
     "RecurrentGemmaForCausalLM": Model("recurrent_gemma", {"head_dim": 64}),
-    "OlmoHybridForCausalLM": Model("olmo_hybrid", HEADS),
+    "OlmoHybridForCausalLM": Model("olmo_hybrid", HEADS, of=statistics.fmean),
     "GraniteMoeHybridForCausalLM": Model(
         "granitemoehybrid", {**GRANITE, **HEADS, "mamba_n_heads": 32}, of=statistics.fmean
     ),
