@@ -68,7 +68,6 @@ LABELLING = (
     "nomic classifier",
     "jina scorer",
     "distilbert classifier",
-    "eurobert classifier",
     *(f"{family} classifier" for family in DECODERS),
 )
 

@@ -195,7 +195,7 @@ def prefill_kernel(
     )  # fmt: skip
     store(result, acc / total[:, None], mask=written)
     if WITH_LOGS:
-        tl.store(log, largest + tl.log2(total), mask=index < queries)
+        store(log, largest + tl.log2(total), mask=index < queries)
 
 
 @triton_op(

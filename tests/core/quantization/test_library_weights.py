@@ -64,11 +64,11 @@ def outputs_of(case: dict[str, Any]) -> int:
 
 def dequantized(layer: Projection) -> Tensor:
     """The weight that a layer holds, in float64: [outputs, inputs]."""
-    if isinstance(layer, OrderedLinear):
-        weight, columns = dequantized(layer.inner), layer.columns[0]
-        return torch.empty_like(weight).index_copy_(1, columns, weight)
     if isinstance(layer, GGUFLinear):
-        return torch.cat([dequantize_rows(each.rows, each.quant_type) for each in layer.matrices])
+        weight = torch.cat([dequantize_rows(each.rows, each.quant_type) for each in layer.matrices])
+        if isinstance(layer, OrderedLinear):
+            return torch.empty_like(weight).index_copy_(1, layer.columns[0], weight)
+        return weight
     if isinstance(layer, ScaledInt8Linear):
         return layer.weight.double() * layer.weight_scale.double()[:, None]
     assert isinstance(layer, Fp8Linear)
