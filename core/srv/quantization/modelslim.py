@@ -148,4 +148,5 @@ METHOD = QuantMethod(
     detect=detect,
     sharding="weights quantized to int8 cannot be sharded yet",
     layer_ops=layer_ops,
+    row_tensors=("weight", "weight_scale", "weight_offset", "deq_scale", "quant_bias"),
 )
