@@ -159,7 +159,7 @@ def _ordered_rows(
     block = 1 if method.row_block is None else method.row_block(facts)
     rows = RowTensors(method.row_tensors, block)
     storage = OrderedRows(weights, layer, interleaved_dims(facts, weights), storage, rows, model.types, facts.path)
-    return FusedExperts(storage, "" if method.fused_experts else weights.fused_experts)
+    return FusedExperts(storage, weights.fused_experts)
 
 
 def _load(
