@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
+_FLOAT32 = ".e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _FORMAT = "pack-quantized"  # of compressed-tensors
@@ -296,7 +297,8 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     quantized = sum(math.prod(size) for size in sizes.values())
     blocks = sum(outputs * scheme.row_bytes(inputs) for outputs, inputs in sizes.values())
     columns = sum(inputs * 8 for _, inputs in sizes.values()) if scheme.ordered else 0
-    return blocks + columns + (model.counted_parameters() - quantized) * item_size
+    wide = sum(math.prod(each.shape) for name, each in needed_tensors(model).items() if name.endswith(_FLOAT32))
+    return blocks + columns + wide * 4 + (model.counted_parameters() - quantized - wide) * item_size
 
 
 def layer_ops(model: StoredModel) -> LayerOps:

@@ -16,6 +16,7 @@ from stored_orders import made, stored_form, write_stored
 from torch import Tensor
 
 from srv.args.config import make_config
+from srv.dtypes import item_size
 from srv.errors import ModelError
 from srv.models.base import CausalLM, NativeModel
 from srv.models.formats.row_orders import block_order, swapped_halves
@@ -61,14 +62,14 @@ def logits_of(model: CausalLM, folder: Path, tokens: Tensor) -> Tensor:
     return our_logits(model, tokens)
 
 
-def planned(folder: Path) -> int:
+def planned(folder: Path, dtype: str = "float32") -> int:
     """As a ledger counts them, which has the least that a platform makes of blocks."""
     facts = read_facts(folder)
     method = method_of(facts)
     assert method is not None
     if method.loaded_bytes is not None:
-        return method.loaded_bytes(facts, 4)
-    return weight_bytes(make_config({"dtype": "float32"}), facts)
+        return method.loaded_bytes(facts, item_size(dtype))
+    return weight_bytes(make_config({"dtype": dtype}), facts)
 
 
 def refusals(folder: Path) -> tuple[Any, ...]:
@@ -86,6 +87,7 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, form: str, ignor
     assert isinstance(ours, NativeModel)
     torch.testing.assert_close(logits_of(ours, folder, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
     assert ours.loaded_bytes() == planned(folder)
+    assert built(folder, dtype=torch.bfloat16).loaded_bytes() == planned(folder, "bfloat16")
     assert refusals(folder) == ()
     plain = [name for each in ours.modules() if isinstance(each, Linear) for name in each.output_sizes]
     left = [name for name in plain if name.endswith("_proj") and not (ignore and re.search(ignore, name))]
