@@ -52,6 +52,7 @@ METHOD = QuantMethod(
     layer_ops=fp8.layer_ops,
     row_tensors=("weight", fp8.SCALE),
     row_block=fp8.row_block,
+    up_projections=True,
     experts=partial(_experts, "Use the checkpoint in full precision"),
     at_load=_at_load,
     of_form=partial(_of_form, fp8_configs.FP8),

@@ -325,6 +325,7 @@ def _method(name: str) -> QuantMethod:
         layer_ops=layer_ops,
         packed=True,
         row_tensors=("weight",),
+        up_projections=True,
     )
 
 

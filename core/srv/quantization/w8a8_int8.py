@@ -217,4 +217,5 @@ METHOD = QuantMethod(
     at_load=_at_load,
     of_form=_of_form,
     row_tensors=("weight", SCALE, *STATIC_ROWS),
+    up_projections=True,
 )

@@ -167,6 +167,19 @@ def test_whole_blocks_of_rows_change_places(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
 
 
+@every("form", ["bitsandbytes nf4", "torchao"])
+def test_an_up_projection_that_a_method_does_not_dequantize_is_refused_by_name(form: str, tmp_path: Path) -> None:
+    sizes = {"kv_lora_rank": 64, "q_lora_rank": 64, "intermediate_size": 128}  # whole blocks of 64
+    write_stored(folder := tmp_path / form, made("v3", **sizes), stored_form(form))
+    part = "self_attn.kv_b_proj is quantized with"
+    with pytest.raises(ModelError, match=part):
+        built(folder)
+    assert [part in each.reason for each in refusals(folder)] == [True]
+    write_stored(folder := tmp_path / f"{form} in part", made("v3", **sizes), stored_form(form), ignore="kv_b_proj")
+    assert built(folder).loaded_bytes() == planned(folder)
+    assert refusals(folder) == ()
+
+
 def test_quantized_experts_in_one_tensor_are_refused_by_name(tmp_path: Path) -> None:
     def quantize(tensors: dict[str, Tensor]) -> None:
         name = "model.layers.0.feed_forward.experts.gate_up_proj"

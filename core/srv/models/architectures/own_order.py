@@ -16,6 +16,7 @@ from srv.models.formats.rotary_rows import crossing_rows, with_gates
 from srv.models.formats.row_orders import block_order, row_orders
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.formats.text_names import needed_tensors
+from srv.quantization.fp8_configs import UP_PROJECTION
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
 from srv.specs import AttentionLayer, ModelFacts
 
@@ -67,6 +68,8 @@ def check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod, ra
 
     Raises ModelError (unsupported_quantization).
     """
+    if not method.online and not method.up_projections:
+        _check_up_projections(facts, method)
     weights = kept_whole(facts, method)
     if weights is None:
         return
@@ -80,6 +83,15 @@ def check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod, ra
         reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
         remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
         raise ModelError("unsupported_quantization", facts.path, f"{reason}, and {clause}", remedy)
+
+
+def _check_up_projections(facts: ModelFacts, method: QuantMethod) -> None:
+    for name, tensor in needed_tensors(facts).items():
+        if UP_PROJECTION in name and tensor.dtype not in FLOATS:
+            layer = name.partition(UP_PROJECTION)[0] + UP_PROJECTION
+            reason = f"{layer} is quantized with {method.name}, and latent attention needs its weights unquantized"
+            remedy = f"Quantize the model again without the layers {UP_PROJECTION[1:]}"
+            raise ModelError("unsupported_quantization", facts.path, reason, remedy)
 
 
 def _experts_in_one(types: Mapping[str, str]) -> str | None:
