@@ -94,6 +94,8 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
     values[:, columns] = ((grouped / scale[..., None]).round().long() + zero[..., None]).clamp(0, top).flatten(1)
     base = (-scale * zero).half().float()  # blocks hold it in float16: a rounding of at most 0.8 % of a step
     assert bool(((base + scale * zero).abs() <= scale / 128).all())
+    if name.endswith("kv_b_proj"):  # which is dequantized
+        base = -scale * zero
     plain = values * scale[:, order] + base[:, order]
     scales, stored_zeros = scale.half(), (zero - form.stored_less) & top
     match form.method:

@@ -17,9 +17,10 @@ from srv.dist.group import RankGroup
 from srv.errors import InternalError, ModelError
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.load_layers import load_layers
+from srv.models.architectures.own_order import interleaved_dims, kept_whole, own_order, stored_attention
 from srv.models.architectures.registry import gguf_layout
 from srv.models.base import CausalLM, NativeModel, inference_ready
-from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers, interleaved_dims, own_order
+from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers
 from srv.models.config.stored_model import stored_model
 from srv.models.config.stored_names import model_names
 from srv.models.formats.architecture_storage import ArchitectureStorage
@@ -27,18 +28,20 @@ from srv.models.formats.dummy import load_dummy
 from srv.models.formats.filling import Progress
 from srv.models.formats.fused_experts import FusedExperts
 from srv.models.formats.gguf_loader import load_gguf
+from srv.models.formats.ordered_rows import OrderedRows, RowTensors
 from srv.models.formats.reading import MAPPED, Reading
-from srv.models.formats.rotary_rows import with_gates
 from srv.models.formats.safetensors_header import forget_headers
 from srv.models.formats.safetensors_loader import load_safetensors
 from srv.models.formats.source_loader import load_from_sources
 from srv.models.formats.storage import StorageFormat
+from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
+from srv.models.layers.stored_factory import StoredLayerFactory
 from srv.platform.interface import Communicator
 from srv.platform.ops import Ops
 from srv.quantization.load_method import make_factory, make_storage
-from srv.quantization.method import StoredModel
+from srv.quantization.method import QuantMethod, StoredModel
 from srv.specs import AttentionLayer, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -129,6 +132,11 @@ def native_layers(
     if choice.method is not None:
         stored = StoredModel(facts, {}) if choice.load_format == FROM_LOADERS else stored_model(facts)
         factory, storage = make_factory(choice.method, context, stored), make_storage(choice.method, stored)
+        weights = kept_whole(facts, choice.method)
+        if weights is not None:
+            factory = StoredLayerFactory(factory, weights)
+            storage = _ordered_rows(stored, choice.config, choice.method, weights, storage)
+            return load_layers(facts.architecture)(choice.config, factory, context_length), storage
     storage = _architecture_storage(facts, choice.config, storage)
     return load_layers(facts.architecture)(choice.config, factory, context_length), storage
 
@@ -138,10 +146,19 @@ def _architecture_storage(facts: ModelFacts, config: NativeConfig, storage: Stor
     weights = own_order(facts)
     if weights is None:
         return FusedExperts(storage)
-    rotary_dim = interleaved_dims(facts, weights)
-    layer = config.attention_layers[0]
-    layer = with_gates(layer) if weights.gated_queries else layer
-    storage = ArchitectureStorage(weights, layer, rotary_dim, storage)
+    layer = stored_attention(config, weights)[0]
+    storage = ArchitectureStorage(weights, layer, interleaved_dims(facts, weights), storage)
+    return FusedExperts(storage, weights.fused_experts)
+
+
+def _ordered_rows(
+    model: StoredModel, config: NativeConfig, method: QuantMethod, weights: StoredWeights, storage: StorageFormat
+) -> StorageFormat:
+    """The format of a quantized checkpoint whose matrices stay whole; `storage`: that of its method."""
+    facts, layer = model.facts, stored_attention(config, weights)[0]
+    block = 1 if method.row_block is None else method.row_block(facts)
+    rows = RowTensors(method.row_tensors, block)
+    storage = OrderedRows(weights, layer, interleaved_dims(facts, weights), storage, rows, model.types, facts.path)
     return FusedExperts(storage, weights.fused_experts)
 
 

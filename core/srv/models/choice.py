@@ -13,10 +13,9 @@ from typing import NamedTuple
 from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.expert_layers import mixture_of
-from srv.models.architectures.registry import find, native_config, native_names, with_defaults
-from srv.models.formats.rotary_rows import with_gates
+from srv.models.architectures.own_order import check_order, has_quantized_experts
+from srv.models.architectures.registry import native_config, native_names
 from srv.models.formats.safetensors_header import PACKED_BITS
-from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.remote_code import check_layer_code, may_run
 from srv.quantization import registry as quantization_methods
@@ -84,10 +83,10 @@ def choose_layers(
             remedy = "Leave --model-impl at auto"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     if config is not None and method is not None:
-        _check_order(facts, config, method)
+        check_order(facts, config, method, ranks)
     moe = mixture_of(config)
     refused = method.experts(moe.expert_bias) if moe is not None and method is not None and method.experts else None
-    if refused is not None and method is not None:
+    if refused is not None and method is not None and (method.online or has_quantized_experts(facts)):
         reason, remedy = f"its experts cannot be quantized with {method.name}: {refused[0]}", refused[1]
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     return LayerChoice(config, method, resolved_format, fallback)
@@ -104,39 +103,6 @@ def _check_generates(facts: ModelFacts, fallback: str) -> None:
     if name in native:
         remedy = "Leave --model-impl at auto" if not facts.generates else "Use another checkpoint of the model"
     raise ModelError("unsupported_architecture", f"{name} ({facts.path})", reason, remedy)
-
-
-def _check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod) -> None:
-    """Refuse quantized weights that the architecture fuses or orders otherwise than the layers hold them."""
-    own = own_order(facts)
-    if own is not None and method.fused_experts:
-        own = own._replace(fused_experts="")
-    if method.online or own is None or not own.in_own_order:
-        return
-    reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
-    if method.crossing is not None and not own._replace(interleaved=None).in_own_order:
-        layers = tuple(map(with_gates, config.attention_layers)) if own.gated_queries else config.attention_layers
-        crossing = method.crossing(facts, layers, interleaved_dims(facts, own))
-        if crossing is None:
-            return
-        reason += f", and {crossing}"
-    remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
-    raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-
-
-def interleaved_dims(facts: ModelFacts, weights: StoredWeights) -> int:
-    """The dimensions per head whose rotary pairs are adjacent in the files of a model; 0 for none."""
-    fields = with_defaults(facts.architecture, facts.config)
-    return 0 if weights.interleaved is None else weights.interleaved(fields)
-
-
-def own_order(facts: ModelFacts) -> StoredWeights | None:
-    """How safetensors files of the architecture fuse weights, or order their rows otherwise than the layers."""
-    if facts.format == "gguf":
-        return None
-    architecture = find(facts.architecture)
-    weights = None if architecture is None else architecture.weights
-    return weights if weights is not None and weights.in_own_order else None
 
 
 def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, dequantize: bool) -> QuantMethod | None:

@@ -15,6 +15,7 @@ from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
 from srv.errors import Rejection
 from srv.models.architectures.architecture import NativeConfig
+from srv.models.architectures.own_order import stored_layer_ops
 from srv.models.choice import LayerChoice
 from srv.models.config.stored_model import stored_model
 from srv.planning.kernel import (
@@ -270,7 +271,7 @@ def divides(resolved: Resolved) -> bool:
 def _layer_op(model: ModelFacts, method: QuantMethod | None) -> LayerOps | None:
     if method is None or method.layer_ops is None:
         return None
-    return method.layer_ops(stored_model(model))
+    return stored_layer_ops(method.layer_ops, method, stored_model(model))
 
 
 def _unknown(why: str) -> Kernel:

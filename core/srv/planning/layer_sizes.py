@@ -7,6 +7,7 @@ from srv.models.architectures.architecture import DECODER, NativeConfig
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.expert_layers import mixture_of
 from srv.models.architectures.op_uses import DescribesOps, ExpertMatrices, ModelOps
+from srv.models.architectures.own_order import stored_layer_ops
 from srv.models.architectures.registry import find
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
@@ -32,7 +33,7 @@ def quantized_bytes(model: ModelFacts, config: NativeConfig, method: QuantMethod
     ops = described_ops(model, config, dtype)
     if ops is None or method.matrix_bytes is None or method.layer_ops is None:
         return None
-    layer_op, item = method.layer_ops(StoredModel(model, {})), item_size(dtype)
+    layer_op, item = stored_layer_ops(method.layer_ops, method, StoredModel(model, {})), item_size(dtype)
     found = (each for each in ops.matrices if layer_op(each.names, each.inputs, each.embedding))
     shapes = [(each.outputs, each.inputs) for each in found]
     shapes += [shape for each in ops.experts if _is_quantized(each, layer_op) for shape in expert_shapes(each)]

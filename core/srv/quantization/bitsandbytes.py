@@ -211,6 +211,7 @@ METHOD = QuantMethod(
     loaded_bytes=loaded_bytes,
     sharding="weights of bitsandbytes cannot be sharded yet",
     layer_ops=layer_ops,
+    row_tensors=("weight", "weight_scale"),
     packed=True,
     of_form=_of_form,
 )

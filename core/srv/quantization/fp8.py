@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.rotary_rows import crossing_rows
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8_configs import UP_PROJECTION, Fp8Scheme, declares, scheme_or_reason
 from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, StoredModel
 
 if TYPE_CHECKING:
-    from srv.specs import AttentionLayer, ModelFacts
+    from srv.specs import ModelFacts
 
 DTYPE = "float8_e4m3fn"
 SCALE = "weight_scale"  # the suffix that layers have
@@ -144,20 +143,15 @@ def check_dequantized(model: StoredModel, scheme: Fp8Scheme) -> None:
     """Raises ModelError like `are_fp8` for the FP8 weights that are dequantized at load: those of no linear layer."""
     for name in model.types:
         layer, _, suffix = name.rpartition(".")
-        if layer.endswith(UP_PROJECTION) and suffix in (scheme.weight, *scheme.scales):
+        packed = f"{layer}.weight_packed" in model.types  # of another group of layers
+        if layer.endswith(UP_PROJECTION) and suffix in (scheme.weight, *scheme.scales) and not packed:
             _is_stored(model, scheme, layer)
 
 
-def crossing(model: ModelFacts, layers: Sequence[AttentionLayer], rotary_dim: int) -> str | None:
-    """As `QuantMethod.crossing`: a block of rows has one scale, so that its rows may change places only within it."""
+def row_block(model: ModelFacts) -> int:
+    """As `QuantMethod.row_block`."""
     scheme = scheme_or_reason(Path(model.path), model.config)
-    if isinstance(scheme, str) or scheme.block is None:
-        return None
-    found = crossing_rows(layers, rotary_dim, scheme.block[0])
-    if found is None:
-        return None
-    blocks = "blocks of {} x {}".format(*scheme.block)
-    return f"the {rotary_dim} rotary rows of a head of {found.layers[-1]} are not within one of its {blocks}"
+    return 1 if isinstance(scheme, str) or scheme.block is None else scheme.block[0]
 
 
 def layer_ops(model: StoredModel) -> LayerOps:

@@ -6,13 +6,13 @@ imported when a model is built. Must not know any method by name: `srv.quantizat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from srv.specs import AttentionLayer, ModelFacts  # what lists arguments reads the registry, and needs no facts
+    from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
 
 GROUP = "srv.quantization"  # the entry points of other distributions
 DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"  # for damaged ones
@@ -79,8 +79,11 @@ class QuantMethod(NamedTuple):
     `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not asked for,
     and for native layers. `packed`: it stores fewer elements than there are weights. `fused_experts`: the storage
     format divides experts that an architecture stores in two tensors, and puts their rows in the order of the layers.
-    `crossing(model, layers, rotary_dim)`: the clause that says why the layers cannot hold weights whose rotary rows are
-    put in another order (`srv.models.formats.rotary_rows`), or None; `crossing` itself is None if they never can.
+    `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block of them:
+    these get the order that layers have where a checkpoint stores rows in another one
+    (`srv.models.formats.ordered_rows`). (): such rows are refused. `row_block(model)`: how many rows share a scale, so
+    that they may change places only within it; None: one.
+    `up_projections`: the storage format dequantizes the up-projection of latent attention, which no linear layer holds.
     `dtype`: in which models of this method compute if the user sets none; "": that of the checkpoint.
     `of_form(model)`: these facts for the form in which a checkpoint is stored, if the ops or the note depend on it.
     """
@@ -103,6 +106,8 @@ class QuantMethod(NamedTuple):
     at_load: Callable[[ModelFacts], str | None] | None = None
     note: str = ""
     fused_experts: bool = False
-    crossing: Callable[[ModelFacts, Sequence[AttentionLayer], int], str | None] | None = None
+    row_tensors: tuple[str, ...] = ()
+    row_block: Callable[[ModelFacts], int] | None = None
+    up_projections: bool = False
     dtype: str = ""
     of_form: Callable[[ModelFacts], QuantMethod] | None = None

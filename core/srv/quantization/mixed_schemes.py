@@ -26,7 +26,7 @@ from srv.errors import ModelError
 from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
 from srv.models.layers.moe_config import expert_names
 from srv.quantization import fp8, fp8_configs, fp8_methods, int8_configs, packed, w8a8_int8
-from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Scheme
+from srv.quantization.fp8_configs import COMPRESSED_TENSORS, UP_PROJECTION, Fp8Scheme
 from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
@@ -332,8 +332,8 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
 
 
 def _size(mixed: MixedScheme, layer: str, suffix: str, tensor: StoredTensor) -> tuple[int, int, Scheme] | None:
-    """The outputs, inputs and scheme of the layer of a quantized matrix; None for other tensors."""
-    if len(tensor.shape) != 2 or suffix not in ("weight", "weight_packed"):
+    """The outputs, inputs and scheme of the layer of a quantized matrix; None for others and for dequantized ones."""
+    if len(tensor.shape) != 2 or suffix not in ("weight", "weight_packed") or layer.endswith(UP_PROJECTION):
         return None
     kind = _stored_kind({f"{layer}.{suffix}": tensor.dtype}, layer)
     group = None if kind is None else mixed.targeted((layer,))
@@ -360,7 +360,16 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         layer_ops=layer_ops,
         note=fp8_methods.METHOD.note if Fp8Scheme in kinds else "",
         experts=None if kinds == [PackedScheme] else _experts,
+        row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
+        row_block=_row_block,
     )
+
+
+def _row_block(model: ModelFacts) -> int:
+    """The largest one of all groups."""
+    mixed = scheme_of(model.path, model.config)
+    blocks = [group.scheme.block for group in mixed.groups if isinstance(group.scheme, Fp8Scheme)]
+    return max((block[0] for block in blocks if block is not None), default=1)
 
 
 def _experts(bias: bool) -> tuple[str, str] | None:

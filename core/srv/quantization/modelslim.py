@@ -30,7 +30,7 @@ QUANT_TYPES = (FLOAT, STATIC, DYNAMIC)
 _FILES = "quant_model_description*.json"
 _MODEL_TYPE_KEY = "model_quant_type"  # the type of most layers; its presence marks a description within `config.json`
 _SUFFIXES = (
-    *("weight", "bias", "weight_scale", "weight_offset"),
+    *("weight", "bias", "weight_scale", "weight_offset", "e_score_correction_bias"),
     *("input_scale", "input_offset", "quant_bias", "deq_scale"),
 )
 # Some versions of the tool also store these for W8A8 layers; the layer's other tensors already contain them.
@@ -148,4 +148,5 @@ METHOD = QuantMethod(
     detect=detect,
     sharding="weights quantized to int8 cannot be sharded yet",
     layer_ops=layer_ops,
+    row_tensors=("weight", "weight_scale", "weight_offset", "deq_scale", "quant_bias"),
 )

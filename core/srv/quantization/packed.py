@@ -10,6 +10,8 @@ how words are packed: `srv.quantization.packed_words` does.
     gptq                 qweight, qzeros, scales, g_idx                   zeros less 1, except in the format gptq_v2
     compressed-tensors   weight_packed, weight_scale, weight_shape        [weight_zero_point, weight_g_idx]
 
+The up-projection of latent attention, which is no linear layer here, is dequantized at load.
+
     w = scale * (q - zero)    4 bits: Q4_0 if the zero is 8, else Q4_1    8 bits: Q8_0, whose zero is 128
 
 (Formats: the source code of AutoAWQ, GPTQModel and compressed-tensors)
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.text_names import needed_tensors
+from srv.quantization.fp8_configs import UP_PROJECTION
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
 from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
+_FLOAT32 = ".e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _FORMAT = "pack-quantized"  # of compressed-tensors
@@ -259,14 +263,22 @@ def _check_stored(model: StoredModel, scheme: PackedScheme, name: str) -> None:
         check_tensors(model, scheme, name, {suffix: model.shapes[f"{name}.{suffix}"] for suffix in stored})
 
 
+def check_dequantized(model: StoredModel, scheme: PackedScheme) -> None:
+    """Raises ModelError, as `are_packed`, for damaged weights that are dequantized at load."""
+    layers = {name.rpartition(".")[0] for name in model.types}
+    for layer in sorted(layer for layer in layers if layer.endswith(UP_PROJECTION)):
+        _check_stored(model, scheme, layer)
+
+
 def packed_sizes(model: ModelFacts) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each quantized layer, by its name in the files; {} without weights."""
+    """(outputs, inputs) of each layer that has blocks, by its name in the files; {} without weights."""
     scheme = scheme_of(model.path, model.config)
     suffix, per_word = f".{scheme.suffixes[0]}", 32 // scheme.bits
     sizes: dict[str, tuple[int, int]] = {}
     for name, tensor in needed_tensors(model).items():
-        if name.endswith(suffix) and len(tensor.shape) == 2:
-            sizes[name.removesuffix(suffix)] = unpacked_shape(scheme.layout, tensor.shape, per_word)
+        layer = name.removesuffix(suffix)
+        if layer != name and len(tensor.shape) == 2 and not layer.endswith(UP_PROJECTION):
+            sizes[layer] = unpacked_shape(scheme.layout, tensor.shape, per_word)
     return sizes
 
 
@@ -285,13 +297,15 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     quantized = sum(math.prod(size) for size in sizes.values())
     blocks = sum(outputs * scheme.row_bytes(inputs) for outputs, inputs in sizes.values())
     columns = sum(inputs * 8 for _, inputs in sizes.values()) if scheme.ordered else 0
-    return blocks + columns + (model.counted_parameters() - quantized) * item_size
+    wide = sum(math.prod(each.shape) for name, each in needed_tensors(model).items() if name.endswith(_FLOAT32))
+    return blocks + columns + wide * 4 + (model.counted_parameters() - quantized - wide) * item_size
 
 
 def layer_ops(model: StoredModel) -> LayerOps:
     scheme = _read(_stated(model.facts.config))
     if not isinstance(scheme, PackedScheme):
         return lambda names, inputs, rows: ""
+    check_dequantized(model, scheme)
 
     def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
         return "" if rows or not are_packed(model, scheme, names, inputs) else "linear_gguf"
@@ -310,6 +324,8 @@ def _method(name: str) -> QuantMethod:
         sharding="weights of packed integers cannot be sharded yet",
         layer_ops=layer_ops,
         packed=True,
+        row_tensors=("weight",),
+        up_projections=True,
     )
 
 

@@ -19,10 +19,11 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
+from srv.quantization.fp8_configs import UP_PROJECTION
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, GGUFMatrix, empty_matrix
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
-from srv.quantization.packed import REMEDY, SUFFIXES, PackedScheme, are_packed, is_packed, scheme_of
+from srv.quantization.packed import REMEDY, SUFFIXES, PackedScheme, are_packed, check_dequantized, is_packed, scheme_of
 from srv.quantization.packed_checks import SCALES, check_tensors
 from srv.quantization.packed_words import blocks, unpack
 
@@ -67,6 +68,7 @@ class PackedLayerFactory(LayerFactory):
         """`scheme`: None for the one that the configuration of the checkpoint states."""
         super().__init__(context)
         self._model, self._scheme = model, scheme or scheme_of(model.facts.path, model.facts.config)
+        check_dequantized(model, self._scheme)
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
@@ -104,6 +106,8 @@ class PackedStorageFormat(StorageFormat):
         layer, suffix = self._split(name)
         if name in self._biases:
             return (f"{name.removesuffix(_BIAS)}.weight",)  # it is read, so that it is checked
+        if suffix and layer.endswith(UP_PROJECTION):
+            return (f"{layer}.weight",)
         return (f"{layer}.weight", f"{layer}.columns") if suffix else (name,)
 
     def unused(self, names: Collection[str]) -> set[str]:
@@ -124,6 +128,9 @@ class PackedStorageFormat(StorageFormat):
                 found[name] = shape
         for layer, tensors in layers.items():
             outputs, inputs = check_tensors(self._model, self._scheme, layer, tensors)
+            if layer.endswith(UP_PROJECTION):
+                found[f"{layer}.weight"] = (outputs, inputs)
+                continue
             found[f"{layer}.weight"] = (outputs, self._scheme.row_bytes(inputs))
             if self._scheme.ordered:
                 found[f"{layer}.columns"] = (inputs,)
@@ -164,8 +171,17 @@ class PackedStorageFormat(StorageFormat):
                 self._fail("damaged", f"the inputs of {layer} do not fill its groups of {scheme.group}")
             columns = order.argsort(stable=True)
             values, found[f"{layer}.columns"] = values[:, columns], columns
+        if layer.endswith(UP_PROJECTION):
+            wide = self._widened(values, scales, zeros)
+            return {f"{layer}.weight": wide[:, columns.argsort()] if scheme.ordered else wide}
         found[f"{layer}.weight"] = blocks(values.contiguous(), scales, zeros, scheme.bits)
         return found
+
+    def _widened(self, values: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
+        """Dequantized in float32; the arguments are as `_unpacked` returns them."""
+        group, middle = self._scheme.group or values.shape[1], 2 ** (self._scheme.bits - 1)
+        least = middle if zeros is None else zeros.float().repeat_interleave(group, 1)
+        return (values.float() - least) * scales.float().repeat_interleave(group, 1)
 
     def _unpacked(self, layer: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Values uint8 [N, K], scales float16 [N, groups], and zeros uint8 [N, groups] unless they are the middle."""

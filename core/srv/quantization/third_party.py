@@ -48,7 +48,7 @@ def find(name: str, *, taken: bool = False) -> QuantMethod | None:
 def _guarded(name: str, method: QuantMethod) -> QuantMethod:
     form = method.of_form
     sizes, layer_ops = method.loaded_bytes, method.layer_ops
-    matrix, experts, at_load, crossing = method.matrix_bytes, method.experts, method.at_load, method.crossing
+    matrix, experts, at_load, row_block = method.matrix_bytes, method.experts, method.at_load, method.row_block
 
     def ops(model: StoredModel) -> LayerOps:
         assert layer_ops is not None
@@ -71,7 +71,7 @@ def _guarded(name: str, method: QuantMethod) -> QuantMethod:
         matrix_bytes=None if matrix is None else partial(METHODS.call, name, "matrix_bytes", matrix),
         experts=None if experts is None else partial(METHODS.call, name, "experts", experts),
         at_load=None if at_load is None else partial(METHODS.call, name, "at_load", at_load),
-        crossing=None if crossing is None else partial(METHODS.call, name, "crossing", crossing),
+        row_block=None if row_block is None else partial(METHODS.call, name, "row_block", row_block),
         of_form=None if form is None else of_form,
     )
 

@@ -330,6 +330,7 @@ METHOD = QuantMethod(
     weight_bytes=weight_bytes,
     sharding="weights of torchao cannot be sharded yet",
     layer_ops=layer_ops,
+    row_tensors=("weight", "weight_scale"),
     packed=True,
     of_form=_of_form,
 )

@@ -7,6 +7,8 @@ Owns the layout that many tools write. Must not know layers, nor how compressed-
     weight_scale   a float per output channel, [out, 1] or [out], or one for all of them
     input_scale    of static activations, one float; others are quantized at run time with a scale per token, or not
 
+The up-projection of latent attention, which is no linear layer here, is dequantized at load.
+
 (Format: https://github.com/vllm-project/compressed-tensors, `int-quantized`)
 """
 
@@ -22,7 +24,8 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, check_up_projections
+from srv.quantization.fp8_configs import UP_PROJECTION
+from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized
 from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupported_names
 from srv.quantization.int8_online import INT8DQ
 from srv.quantization.layer_patterns import names_layer, stated_names
@@ -37,6 +40,7 @@ COMPRESSED_TENSORS = "compressed-tensors"
 # Those of other methods: `srv.quantization.packed`, `fp8` and `mxfp4`.
 OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
 SCALE, INPUT_SCALE = "weight_scale", "input_scale"
+STATIC_ROWS = ("deq_scale", "quant_bias")  # of layers with static activations, a value per output
 _LM_HEAD = "lm_head"
 _FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 _ITEM = 4  # bytes of a float32 or int32
@@ -120,9 +124,7 @@ def are_int8(
     Raises ModelError: unsupported_quantization for layers that differ, and for experts that no layer holds; others for
     damaged ones, like `check_int8`.
     """
-    beside = {SCALE: Beside(FLOATS, _SCALE_SHAPES)}
-    if scheme.inputs == "static":
-        beside[INPUT_SCALE] = Beside(FLOATS, ((), (1,)))
+    beside = _beside(scheme)
     for name in names if model.types else ():
         if description.of_weight(f"{name}.weight") == INT8:
             check_int8(model, name, inputs, beside)
@@ -136,9 +138,26 @@ def are_int8(
     return found
 
 
+def _beside(scheme: Int8Scheme) -> dict[str, Beside]:
+    beside = {SCALE: Beside(FLOATS, _SCALE_SHAPES)}
+    return beside | {INPUT_SCALE: Beside(FLOATS, ((), (1,)))} if scheme.inputs == "static" else beside
+
+
+def check_up_projections(model: StoredModel, scheme: Int8Scheme) -> None:
+    """Check, likewise, the up-projections of latent attention, which are dequantized at load: no linear layers here."""
+    for name in model.types:
+        layer, _, suffix = name.rpartition(".")
+        if not layer.endswith(UP_PROJECTION) or suffix != "weight":
+            continue
+        if model.types[name] == INT8:
+            check_int8(model, layer, model.shapes[name][-1], _beside(scheme))
+        elif model.types[name] in FLOATS:
+            check_unquantized(model, layer)
+
+
 def layer_ops(model: StoredModel) -> LayerOps:
     description, scheme = read_description(model), scheme_of(model.facts.config)
-    check_up_projections(model)
+    check_up_projections(model, scheme)
 
     def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
         if rows:
@@ -164,6 +183,8 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     for name, tensor in tensors.items():
         layer, _, suffix = name.rpartition(".")
         count = math.prod(tensor.shape)
+        if layer.endswith(UP_PROJECTION) and suffix == "weight":
+            continue  # it is dequantized
         if tensor.dtype == INT8 and suffix == "weight" and len(tensor.shape) == 2:
             held += held_bytes(scheme, *tensor.shape)
             stored += count
@@ -195,4 +216,6 @@ METHOD = QuantMethod(
     layer_ops=layer_ops,
     at_load=_at_load,
     of_form=_of_form,
+    row_tensors=("weight", SCALE, *STATIC_ROWS),
+    up_projections=True,
 )

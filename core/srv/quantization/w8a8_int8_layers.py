@@ -14,7 +14,7 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.int8_checks import check_up_projections
+from srv.quantization.fp8_configs import UP_PROJECTION
 from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.int8_experts import Int8Experts, unsupported_experts
 from srv.quantization.int8_layers import (
@@ -26,7 +26,15 @@ from srv.quantization.int8_layers import (
 )
 from srv.quantization.int8_online import BIASES
 from srv.quantization.method import StoredModel
-from srv.quantization.w8a8_int8 import INPUT_SCALE, INT8, SCALE, are_int8, read_description, scheme_of
+from srv.quantization.w8a8_int8 import (
+    INPUT_SCALE,
+    INT8,
+    SCALE,
+    are_int8,
+    check_up_projections,
+    read_description,
+    scheme_of,
+)
 
 _STATIC = ("deq_scale", "quant_bias", "input_scale", "input_offset")  # of a layer with static activations
 
@@ -39,7 +47,7 @@ class W8A8LayerFactory(LayerFactory):
         super().__init__(context)
         self._model, self._description = model, read_description(model)
         self._scheme = scheme or scheme_of(model.facts.config)
-        check_up_projections(model)
+        check_up_projections(model, self._scheme)
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
@@ -83,6 +91,8 @@ class W8A8StorageFormat(StorageFormat):
 
     def parts(self, name: str) -> tuple[str, ...]:
         layer, suffix = self._split(name)
+        if suffix and layer.endswith(UP_PROJECTION):
+            return (f"{layer}.weight",)
         if not suffix or self._scheme.inputs != "static":
             return (name,)
         return tuple(f"{layer}.{each}" for each in _STATIC)
@@ -93,6 +103,8 @@ class W8A8StorageFormat(StorageFormat):
             layer, suffix = self._split(name)
             if not suffix:
                 found[name] = shape
+            elif layer.endswith(UP_PROJECTION):
+                continue
             elif self._scheme.inputs != "static":
                 found[name] = (self._outputs(layer), 1)
             else:
@@ -103,14 +115,22 @@ class W8A8StorageFormat(StorageFormat):
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         layer, suffix = self._split(name)
         if not suffix:
-            return {name: stored}
+            widened = stored.dtype == torch.int8 and layer.endswith(UP_PROJECTION)
+            return self._dequantized(layer, "weight", stored) if widened else {name: stored}
         check_scales(self._path, name, stored)
         if suffix == SCALE:
             stored = stored.float().reshape(-1, 1).expand(self._outputs(layer), 1)
+        if layer.endswith(UP_PROJECTION):
+            return self._dequantized(layer, suffix, stored)
         if self._scheme.inputs != "static":
             return {name: stored}
         group = self._groups.add(layer, suffix, stored, count=2)
         return {} if group is None else self._static(layer, group[SCALE][:, 0], group[INPUT_SCALE].float().reshape(1))
+
+    def _dequantized(self, layer: str, suffix: str, stored: Tensor) -> dict[str, Tensor]:
+        count = 3 if self._scheme.inputs == "static" else 2
+        group = self._groups.add(layer, suffix, stored, count)
+        return {} if group is None else {f"{layer}.weight": group["weight"].float() * group[SCALE]}
 
     def _static(self, layer: str, scale: Tensor, input_scale: Tensor) -> dict[str, Tensor]:
         bias = torch.zeros(len(scale), dtype=torch.int32)

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 from every import every
+from latent_steps import Steps
 from models_small import built, edit_config, edit_weights, expected_logits, our_logits, refused, small_model, tokens_of
 from safetensors.torch import load_file, save_file
+from stored_orders import made
 from torch import Tensor, nn
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+from srv.specs import Latent
 from srv.testing.engine import user_input
 
 DESCRIPTION = "quant_model_description.json"
@@ -102,6 +105,27 @@ def check(folder: Path, model: Any) -> None:
 
 def our_logits_of(folder: Path, tokens: Tensor) -> Tensor:
     return our_logits(built(folder), tokens)
+
+
+def _attention_without_up_projection(kind: str) -> Callable[[str], str]:
+    return lambda name: kind if "self_attn" in name and "kv_b_proj" not in name else "FLOAT"
+
+
+@every("kind", ["W8A8_DYNAMIC", "W8A8"])
+def test_rows_of_deepseek_and_glm_get_the_order_of_the_layers(kind: str, tmp_path: Path) -> None:
+    """Of tensors that only this format has as well."""
+    folder, model = tmp_path / f"v3 {kind}", made("v3", attention_bias=False)
+    quantize(folder, model, _attention_without_up_projection(kind))
+    tokens = tokens_of(model, 12)
+    ours, wanted = built(folder), expected_logits(model, tokens)
+    (group,) = read_facts(folder).cache_groups
+    assert isinstance(group, Latent)
+    logits = Steps(ours, group).run([([3, 1, 4], tokens, 0)])
+    assert float((logits - wanted).abs().max()) < 0.05 * float(wanted.std())
+    assert make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals == ()
+    folder, model = tmp_path / f"glm {kind}", made("glm4")
+    quantize(folder, model, everything(kind))
+    check(folder, model)
 
 
 @every("arch", ["llama", "qwen2", "qwen3"])

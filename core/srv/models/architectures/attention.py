@@ -30,7 +30,8 @@ class Attention(nn.Module):
         counts = {"q_proj": config.heads, "k_proj": config.kv_heads, "v_proj": config.kv_heads}
         output_sizes = {f"{prefix}.{name}": count * dim for name, count in counts.items()}
         self.qkv_proj = factory.linear(output_sizes, config.hidden_size, config.qkv_bias, split="out", unit=dim)
-        self.head_counts = [outputs // dim for outputs in self.qkv_proj.output_sizes.values()]
+        local = factory.local_sizes(output_sizes, config.hidden_size, "out", dim)
+        self.head_counts = [outputs // dim for outputs in local.output_sizes.values()]
         self.total_heads = sum(self.head_counts)
         heads, kv_heads, _ = self.head_counts
         group, place = context.cache_place(index)

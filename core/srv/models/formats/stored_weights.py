@@ -6,7 +6,7 @@ Torch-free: facts are counted by the same names. `srv.models.formats.architectur
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -92,6 +92,16 @@ class StoredWeights(NamedTuple):
             order = ("up", "gate") if self.up_first else ("gate", "up")
             return tuple(name.replace(self.fused_mlp, f"{mlp}.{each}_proj") for each in order)
         return (name,)
+
+    def whole(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The name of the stored matrix that consists of layers of these names; the names themselves if none does."""
+        mlp = self.fused_mlp.rpartition(".")[0]
+        for fused, first in ((self.fused, "self_attn.q_proj"), (self.fused_mlp, f"{mlp}.gate_proj")):
+            if fused and names[0].endswith(f".{first}"):
+                stored = names[0].removesuffix(first) + fused
+                if sorted(self.parts(f"{stored}.")) == sorted(f"{name}." for name in names):
+                    return (stored,)
+        return tuple(names)
 
 
 def prediction_layers(names: Iterable[str]) -> tuple[str, ...]:

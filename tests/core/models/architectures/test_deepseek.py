@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,14 @@ from deepseek_small import COMMON, MODELS, YARN, small
 from every import every
 from latent_steps import Steps
 from models_reference_ops import reference_ops
-from models_small import HOST, built, edit_config, expected_logits, tokens_of
+from models_small import HOST, built, expected_logits, tokens_of
 from planned_sizes import check_sizes
 from thread_ranks import ThreadCommunicator, on_ranks
 from torch import Tensor
 
 from srv.dist.group import RankGroup
-from srv.errors import ModelError
 from srv.models.architectures.load_layers import load_layers
 from srv.models.architectures.registry import native_config
-from srv.models.choice import choose_layers
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
@@ -130,12 +126,3 @@ def test_yarn_scales_scores_by_the_square_of_its_factor() -> None:
     yarn = native_config("DeepseekV3ForCausalLM", {**COMMON, "n_group": 4, "topk_group": 2, "rope_parameters": YARN})
     scale = yarn.attention_layers[0].scale / plain.attention_layers[0].scale
     assert scale == pytest.approx((0.1 * 0.9 * math.log(4) + 1) ** 2)
-
-
-def test_quantized_checkpoints_are_refused_by_name(folders: dict[str, tuple[Any, Path]], tmp_path: Path) -> None:
-    """Their rows would have to be reordered, and the up-projection dequantized."""
-    shutil.copytree(folders["v3"][1], folder := tmp_path / "w8a8")
-    edit_config(folder, quantization_config={"quant_method": "w8a8_int8"})
-    facts = dataclasses.replace(read_facts(folder), quantization="w8a8_int8")
-    with pytest.raises(ModelError, match="DeepseekV3ForCausalLM stores them in another order"):
-        choose_layers(facts)

@@ -230,16 +230,12 @@ def test_a_fused_matrix_of_another_size_is_reported(tmp_path: Path) -> None:
         built(tmp_path)
 
 
-def test_weights_are_quantized_at_load_but_not_before(tmp_path: Path) -> None:
+def test_weights_are_quantized_at_load(tmp_path: Path) -> None:
     model = saved("falcon with few key heads", tmp_path)
     tokens = tokens_of(model)
     expected = expected_logits(model, tokens)
     ours = our_logits(built(tmp_path, online_quantization="int8wo"), tokens)
     assert 1e-4 < float((ours - expected).norm() / expected.norm()) < 0.1
-    edit_config(tmp_path, quantization_config={"quant_method": "w8a8_int8"})
-    with pytest.raises(ModelError, match="FalconForCausalLM stores them in another order") as caught:
-        built(tmp_path)
-    assert caught.value.code == "unsupported_quantization"
 
 
 def test_norms_of_heads_cannot_be_divided_among_ranks() -> None:
