@@ -15,8 +15,6 @@ from letters_model import write_tokenizer
 from models_small import SHARED_EXPERTS, SIZES
 from mxfp4_weights import write_gpt_oss
 
-from srv_matrix.pytest_plugin import covers
-
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LENGTHS = (1, 5, 17, 33, 40)
@@ -45,9 +43,7 @@ def text(tokens: list[int]) -> str:
     return " ".join(WORDS[token] for token in tokens)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=covers(f"model:{name}/safetensors", platform="cpu")) for name in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_requests_at_once_and_further_turns_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     """Texts in chunks; then three further turns at once, which begin with a conversation that is cached."""
     small = MODELS[name](tmp_path)

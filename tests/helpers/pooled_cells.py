@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from model_cells import rounded, save_bfloat16, served
-from pooled_models import POSITIONS, pooled_model
+from pooled_engine import PROMPTS, pooled, states_of, vector
+from pooled_models import pooled_model
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from srv.testing.engine import CheckedEngine, GenerationResult
+from srv.testing.engine import CheckedEngine
 from srv.testing.pooled import pooled_reference
-from srv.types import FinishReason, PooledOutput, Pooling, PoolingParams, RequestSpec
+from srv.types import PooledOutput, Pooling
 
 HEADS = {"hidden_size": 128, "num_attention_heads": 2, "initializer_range": 0.1}
 # Of encoders whose configuration has other fields.
@@ -31,8 +31,6 @@ HEADS_OF: dict[str, dict[str, Any]] = {
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "gte", "nomic", "jina", "distilbert", "eurobert")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
-# Longer than the local windows; the longest has as many tokens as the encoders have positions.
-PROMPTS = [[5, 6, 7], list(range(3, 43)), [9], [(index * 37) % 90 + 5 for index in range(POSITIONS)]]
 CLASSES = {
     "bert": "Bert",
     "roberta": "Roberta",
@@ -100,18 +98,13 @@ def check(name: str, model: Any, engine: CheckedEngine) -> None:
     pooling = Pooling(engine.context.resolved.config.model.pooling)
     labelled = name in LABELLING
     expected: Callable[[Any], Tensor] = labels if labelled else lambda each: embeddings(each, pooling)
-    params = PoolingParams(pooling=pooling, output=PooledOutput.LABELS if labelled else PooledOutput.EMBEDDING)
-    specs = [RequestSpec(id=str(number), tokens=tuple(each), params=params) for number, each in enumerate(PROMPTS)]
+    output = PooledOutput.LABELS if labelled else PooledOutput.EMBEDDING
+    specs = [pooled(str(number), each, pooling, output=output) for number, each in enumerate(PROMPTS)]
     alone = torch.stack([vector(engine.generate([each])[0]) for each in specs])
     together = torch.stack([vector(each) for each in engine.generate(specs)])
     assert_as_close_as_transformers(
         torch.stack((alone, together)), expected(model), expected(copy.deepcopy(model).to(torch.bfloat16))
     )
-
-
-def vector(result: GenerationResult) -> Tensor:
-    assert (result.finish, result.error) == (FinishReason.STOP, None)
-    return torch.from_numpy(np.frombuffer(result.vectors, dtype="<f4").copy())
 
 
 def assert_as_close_as_transformers(ours: Tensor, exact: Tensor, coarse: Tensor) -> None:
@@ -124,9 +117,7 @@ def assert_as_close_as_transformers(ours: Tensor, exact: Tensor, coarse: Tensor)
 
 def embeddings(model: Any, pooling: Pooling) -> Tensor:
     """[prompts, hidden], of length 1."""
-    encoder = getattr(model, model.base_model_prefix, model)
-    with torch.no_grad():
-        states = [encoder(input_ids=torch.tensor([each])).last_hidden_state[0].float() for each in PROMPTS]
+    states = [states_of(model, each).float() for each in PROMPTS]
     return torch.stack([normalize(pooled_reference(each, pooling), dim=0) for each in states])
 
 

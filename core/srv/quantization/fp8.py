@@ -25,8 +25,8 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
-from srv.quantization.fp8_configs import UP_PROJECTION, Fp8Scheme, declares, scheme_or_reason
-from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, StoredModel
+from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
+from srv.quantization.method import CORRECTION, DOWNLOAD_REMEDY, UP_PROJECTION, LayerOps, StoredModel
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -37,7 +37,6 @@ INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub"
 REMEDY = "Use another checkpoint of the model"
 _SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
 _SCALE_BYTES = 4
-_FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 _FUSED_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.\w+$")
 
 
@@ -193,7 +192,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
             up = layer.endswith(UP_PROJECTION)  # which is dequantized
             held += count * item_size if up else matrix_bytes(scheme, *tensor.shape)
             excluded += count
-        elif suffix == _FLOAT32:
+        elif suffix == CORRECTION:
             wide += count
     return held + wide * _SCALE_BYTES + (model.counted_parameters() - excluded - wide) * item_size
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from srv.errors import ModelError
 from srv.quantization.kv_scheme import stated_kv_field, unsupported_kv_scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.method import UP_PROJECTION
 
 FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
 COMPRESSED_TENSORS = "compressed-tensors"
@@ -37,7 +38,6 @@ _INPUTS = 32  # blocks have a multiple of so many inputs
 # The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor the
 # up-projection, which is no linear layer here.
 _LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
-UP_PROJECTION = ".kv_b_proj"  # of latent attention
 _LM_HEAD = "lm_head"
 
 

@@ -34,9 +34,9 @@ from srv.quantization.fp8 import (
     held_scale,
     squeezed,
 )
-from srv.quantization.fp8_configs import UP_PROJECTION, Fp8Scheme, scheme_of
+from srv.quantization.fp8_configs import Fp8Scheme, scheme_of
 from srv.quantization.int8_online import is_quantized
-from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _NAN = 0x7F  # its code, without the sign

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
 
 INT8 = "int8"
 EXPERTS_REMEDY = "Use the checkpoint in full precision, or a GGUF file"
@@ -19,7 +19,6 @@ _QUANTIZED = (
     *("weight_scale", "weight_offset", "weight_zero_point"),
     *("input_scale", "input_offset", "input_zero_point", "quant_bias", "deq_scale"),
 )
-_UP_PROJECTION = ".kv_b_proj.weight"
 
 
 class Beside(NamedTuple):
@@ -83,8 +82,9 @@ def check_unquantized(model: StoredModel, layer: str) -> None:
 def check_up_projections(model: StoredModel) -> None:
     """Check, likewise, the up-projections of latent attention, which are no linear layers here."""
     for name in model.types:
-        if name.endswith(_UP_PROJECTION):
-            check_unquantized(model, name.removesuffix(".weight"))
+        layer = name.removesuffix(".weight")
+        if layer.endswith(UP_PROJECTION):
+            check_unquantized(model, layer)
 
 
 def _stored(model: StoredModel, layer: str) -> list[str]:

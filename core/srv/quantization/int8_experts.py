@@ -16,12 +16,11 @@ from srv.errors import ModelError
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.quantization.int8_checks import EXPERTS_REMEDY
 from srv.quantization.int8_layers import NO_SCALES, all_zero
 
-REMEDY = "Use the checkpoint in full precision, or a GGUF file"
 
-
-def unsupported_experts(prefix: str, reason: str, remedy: str = REMEDY) -> ModelError:
+def unsupported_experts(prefix: str, reason: str, remedy: str = EXPERTS_REMEDY) -> ModelError:
     """The refusal of experts that a method of int8 does not cover; by default, of those of a checkpoint."""
     return ModelError("unsupported_quantization", prefix, reason, remedy)
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
 
 GROUP = "srv.quantization"  # the entry points of other distributions
+UP_PROJECTION = ".kv_b_proj"  # of latent attention: it is no linear layer here
+CORRECTION = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"  # for damaged ones
 
 _KEPT_BYTES: Mapping[str, int] = {"int8": 1}  # stored dtypes that layers keep; all others become the model's dtype

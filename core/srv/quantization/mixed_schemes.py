@@ -26,11 +26,11 @@ from srv.errors import ModelError
 from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
 from srv.models.layers.moe_config import expert_names
 from srv.quantization import fp8, fp8_configs, fp8_methods, int8_configs, packed, w8a8_int8
-from srv.quantization.fp8_configs import COMPRESSED_TENSORS, UP_PROJECTION, Fp8Scheme
+from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Scheme
 from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import CORRECTION, DOWNLOAD_REMEDY, UP_PROJECTION, LayerOps, QuantMethod, StoredModel
 from srv.quantization.packed import LINEAR, REMEDY, PackedScheme
 from srv.quantization.packed_checks import unpacked_shape
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 MIXED = "mixed-precision"  # the format of a configuration whose groups have formats of their own
 _PACKED, _FLOAT, _INT, _NAIVE = "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
-_FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\.\w+$")
 _SCALES = ("weight_scale", "weight_scale_inv")
 _ITEM = 4  # bytes of a scale
@@ -322,7 +321,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     held = quantized = wide = 0
     for name, tensor in checkpoint.tensors.items():
         layer, _, suffix = name.rpartition(".")
-        wide += math.prod(tensor.shape) if suffix == _FLOAT32 else 0
+        wide += math.prod(tensor.shape) if suffix == CORRECTION else 0
         size = _size(mixed, layer, suffix, tensor)
         if size is not None:
             outputs, inputs, scheme = size

@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.text_names import needed_tensors
-from srv.quantization.fp8_configs import UP_PROJECTION
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import CORRECTION, DOWNLOAD_REMEDY, UP_PROJECTION, LayerOps, QuantMethod, StoredModel
 from srv.quantization.packed_checks import BLOCK, Layout, check_tensors, unfit_inputs, unpacked_shape
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
-_FLOAT32 = ".e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _FORMAT = "pack-quantized"  # of compressed-tensors
@@ -297,7 +295,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     quantized = sum(math.prod(size) for size in sizes.values())
     blocks = sum(outputs * scheme.row_bytes(inputs) for outputs, inputs in sizes.values())
     columns = sum(inputs * 8 for _, inputs in sizes.values()) if scheme.ordered else 0
-    wide = sum(math.prod(each.shape) for name, each in needed_tensors(model).items() if name.endswith(_FLOAT32))
+    wide = sum(math.prod(each.shape) for name, each in needed_tensors(model).items() if name.endswith(f".{CORRECTION}"))
     return blocks + columns + wide * 4 + (model.counted_parameters() - quantized - wide) * item_size
 
 

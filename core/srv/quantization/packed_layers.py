@@ -19,10 +19,9 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.fp8_configs import UP_PROJECTION
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, GGUFMatrix, empty_matrix
-from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
 from srv.quantization.packed import REMEDY, SUFFIXES, PackedScheme, are_packed, check_dequantized, is_packed, scheme_of
 from srv.quantization.packed_checks import SCALES, check_tensors
 from srv.quantization.packed_words import blocks, unpack
@@ -214,11 +213,11 @@ class PackedStorageFormat(StorageFormat):
 
     def _check_zeros(self, layer: str, values: Tensor, zeros: Tensor | None) -> None:
         """A layer without any scale above 0 consists of zeros; other integers show that its scales are lost."""
+        if self._scheme.ordered:
+            return  # the zero of each integer is that of its group, whose inputs are anywhere
         middle = torch.tensor(2 ** (self._scheme.bits - 1), dtype=torch.uint8)
         group = self._scheme.group or values.shape[1]
         wanted = middle if zeros is None else zeros.repeat_interleave(group, 1)
-        if self._scheme.ordered:
-            return  # the zero of each integer is that of its group, whose inputs are anywhere
         if bool((values != wanted).any()):
             self._fail("damaged", f"every scale of {layer} is 0, but its integers are not")
 

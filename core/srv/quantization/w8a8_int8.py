@@ -24,12 +24,11 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.fp8_configs import UP_PROJECTION
 from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized
 from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupported_names
 from srv.quantization.int8_online import INT8DQ
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel, stored_bytes
+from srv.quantization.method import CORRECTION, UP_PROJECTION, LayerOps, QuantMethod, StoredModel, stored_bytes
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -42,12 +41,9 @@ OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
 SCALE, INPUT_SCALE = "weight_scale", "input_scale"
 STATIC_ROWS = ("deq_scale", "quant_bias")  # of layers with static activations, a value per output
 _LM_HEAD = "lm_head"
-_FLOAT32 = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 _ITEM = 4  # bytes of a float32 or int32
-# The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor
-# `kv_b_proj`, which is no linear layer here.
+# The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are.
 _LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
-_NOT_LINEAR = ".kv_b_proj"
 _SCALE_SHAPES: tuple[tuple[str | int, ...], ...] = (("out", 1), ("out",), (), (1,), (1, 1))
 
 
@@ -98,7 +94,7 @@ class DeclaredDescription(QuantDescription):
 
     def of_weight(self, name: str) -> str:
         layer = name.removesuffix(".weight")
-        linear = layer == _LM_HEAD or (layer.endswith(_LINEAR) and not layer.endswith(_NOT_LINEAR))
+        linear = layer == _LM_HEAD or (layer.endswith(_LINEAR) and not layer.endswith(UP_PROJECTION))
         return INT8 if linear and not any(names_layer(each, layer) for each in self._ignored) else UNQUANTIZED
 
 
@@ -190,7 +186,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
             stored += count
         elif suffix in (SCALE, INPUT_SCALE) and f"{layer}.weight" in tensors:
             stored += count
-        elif suffix == _FLOAT32:
+        elif suffix == CORRECTION:
             wide += count
     return held + wide * _ITEM + (model.counted_parameters() - stored - wide) * item_size
 

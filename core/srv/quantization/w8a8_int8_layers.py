@@ -14,7 +14,6 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.fp8_configs import UP_PROJECTION
 from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.int8_experts import Int8Experts, unsupported_experts
 from srv.quantization.int8_layers import (
@@ -25,7 +24,7 @@ from srv.quantization.int8_layers import (
     check_scales,
 )
 from srv.quantization.int8_online import BIASES
-from srv.quantization.method import StoredModel
+from srv.quantization.method import UP_PROJECTION, StoredModel
 from srv.quantization.w8a8_int8 import (
     INPUT_SCALE,
     INT8,

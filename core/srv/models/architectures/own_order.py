@@ -16,8 +16,7 @@ from srv.models.formats.rotary_rows import crossing_rows, with_gates
 from srv.models.formats.row_orders import block_order, row_orders
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.formats.text_names import needed_tensors
-from srv.quantization.fp8_configs import UP_PROJECTION
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import UP_PROJECTION, LayerOps, QuantMethod, StoredModel
 from srv.specs import AttentionLayer, ModelFacts
 
 _ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")  # of all experts of a layer in one tensor

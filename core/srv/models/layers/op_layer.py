@@ -59,7 +59,10 @@ class OpLayer(nn.Module):
 
     @property
     def column_order(self) -> Tensor | None:
-        """The columns of x in the order of the op's inputs, int64 [inputs]; None: x is as the op takes it."""
+        """The columns of x in the order of the op's inputs, int64 [inputs]; None: x is as the op takes it.
+
+        A platform's kernel for such a layer must take them in this order: `kernel(x)` is called with x as it is.
+        """
         return None
 
     def weight_matrices(self) -> tuple[Tensor, ...]:
