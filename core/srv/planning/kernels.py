@@ -39,7 +39,7 @@ from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.facts import WRITE_KV, OpCall
 from srv.platform.layers import layer_names
-from srv.platform.op_choice import AUTO, NAMED_BY, choose_op
+from srv.platform.op_choice import AUTO, NAMED_BY, argument_name, choose_op
 from srv.quantization import registry as quantization_methods
 from srv.quantization.method import LayerOps, QuantMethod
 from srv.specs import FullAttention, Latent, ModelFacts, PagedSpec, SlidingWindow
@@ -219,11 +219,13 @@ class _Planner:
         for kernel in op_kernels(table, ops, _layer_op(model, method)):
             if kernel.name is None:
                 self._refuse_op(kernel)
+            elif method is not None and kernel.slower and _op(kernel) in method.ops:
+                self._refuse_unasked(kernel, method)
             yield kernel if experts is None else self._of_experts(kernel, experts)
 
     def _of_experts(self, kernel: Kernel, choice: BackendChoice) -> Kernel:
         """An op of experts with what the choice of their backend left out and why; any other op as it is."""
-        op = kernel.key.partition(" ")[0]
+        op = _op(kernel)
         if kernel.name is None or op not in EXPERT_OPS:
             return kernel
         why = self._slower(choice)
@@ -232,10 +234,21 @@ class _Planner:
         rejected = (*_rejected(choice), *kernel.rejected)
         return kernel._replace(because=choice.reason, rejected=rejected, slower=kernel.slower or why)
 
+    def _refuse_unasked(self, kernel: Kernel, method: QuantMethod) -> None:
+        """Quantized matrices that only a fallback multiplies, unless the user named it, or else their method."""
+        op, argument, name = _op(kernel), "torchao_config" if method.online else "quantization", method.name
+        if op in NAMED_BY:  # the choice leaves `slower` empty where this argument names the fallback
+            argument, name = NAMED_BY[op], argument_name(kernel.name or "")
+        elif self._is_users(argument):
+            return
+        remedy = f"Set {ARGUMENTS[argument].flag} {name} to multiply them slowly, or remove the cause."
+        reason = f"only {kernel.name} multiplies with these weights here ({kernel.slower})"
+        self.rejections.append(Rejection("slower_path", kernel.what, None, "automatic choice", reason, remedy))
+
     def _refuse_op(self, kernel: Kernel) -> None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in kernel.rejected)
         reason = f"{kernel.because}{f' ({reasons})' if reasons else ''}"
-        op = kernel.key.partition(" ")[0]
+        op = _op(kernel)
         left_out = [ARGUMENTS[NAMED_BY[op]].flag] if named_implementations(self._config).get(op, AUTO) != AUTO else []
         if self._config.schedule.enable_deterministic_inference:
             left_out.append("--enable-deterministic-inference")
@@ -249,6 +262,10 @@ class _Planner:
 
     def _is_users(self, argument: str) -> bool:
         return self._resolved.provenance[argument].layer is Layer.USER
+
+
+def _op(kernel: Kernel) -> str:
+    return kernel.key.partition(" ")[0]
 
 
 def _rejected(choice: BackendChoice) -> tuple[tuple[str, str], ...]:

@@ -276,11 +276,33 @@ def test_experts_in_fp8_have_a_kernel_on_every_gpu(tmp_path: Path, device: str) 
     assert planned(*arguments, "--moe-runner-backend", "triton").refusals == ()
 
 
-def test_the_reference_computes_quantized_experts_only_if_it_was_named(tmp_path: Path) -> None:
-    def without_triton(text: str | None, source: str) -> Target:
-        found = find_target(text, source)
-        return found._replace(device=replace(found.device, versions={"torch": "2.13"}))
+def without_triton(text: str | None, source: str) -> Target:
+    found = find_target(text, source)
+    return found._replace(device=replace(found.device, versions={"torch": "2.13"}))
 
+
+@pytest.mark.parametrize(
+    ("stated", "op", "named"),
+    [
+        (QWEN3_MOE_FP8["quantization_config"], "linear_fp8", "--fp8-gemm-backend torch_native"),
+        ({"quant_method": "w8a8_int8"}, "linear_w8a8", "--quantization w8a8_int8"),
+    ],
+)
+def test_the_reference_multiplies_quantized_matrices_only_if_it_was_named(
+    tmp_path: Path, stated: dict[str, Any], op: str, named: str
+) -> None:
+    def planned_products(*more: str) -> tuple[set[str | None], set[tuple[str, bool]]]:
+        given = ("--device", "cuda:sm90", *model(tmp_path, {**QWEN3, "quantization_config": stated}), *more)
+        plan = make_plan(user_input(given), without_triton)
+        found = {each.what: each.name for each in plan.kernels.kernels if each.key.partition(" ")[0] == op}
+        refusals = {(each.code, named in each.remedy) for each in plan.refusals if each.what in found}
+        return set(found.values()), refusals
+
+    assert planned_products() == ({"torch (reference)"}, {("slower_path", True)})
+    assert planned_products(*named.split()) == ({"torch (reference)"}, set())
+
+
+def test_the_reference_computes_quantized_experts_only_if_it_was_named(tmp_path: Path) -> None:
     def planned_experts(config: dict[str, Any], *more: str) -> tuple[Kernel, list[str]]:
         plan = make_plan(user_input(("--device", "cuda:sm90", *model(tmp_path, config), *more)), without_triton)
         kernels = plan.kernels.kernels
