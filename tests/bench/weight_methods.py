@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import bitsandbytes_weights
 import fp8_weights
+import mixed_weights
 import mxfp4_weights
 import packed_weights
 import torch
@@ -127,10 +128,32 @@ def _fp8_blocks() -> Method:
     return Method("Q8_0", quantize, form.config)
 
 
-TORCHAO_INT8 = {
-    "quant_method": "torchao",
-    "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {"version": 2}}},
-}
+def _torchao(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": {"version": 2, **fields}}}}
+
+
+def _torchao_int4(group: int) -> Method:
+    """weight = scale * code + zero, with a scale and a zero per group, for the least and the largest weight."""
+
+    def quantize(name: str, weight: Tensor) -> dict[str, Tensor]:
+        groups = weight.unflatten(1, (-1, group))
+        scale = ((groups.amax(2) - groups.amin(2)) / 15).bfloat16()
+        zero = (groups.amin(2) + 8 * scale.float()).bfloat16()
+        codes = ((groups - zero.float()[..., None]) / scale.float()[..., None]).round().clamp(-8, 7)
+        pairs = codes.flatten(1).to(torch.int16).unflatten(1, (-1, 2)) & 15
+        stored = {"qdata": (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8), "scale": scale.t()}
+        return {f"{name}._weight_{suffix}": each for suffix, each in {**stored, "zero_point": zero.t()}.items()}
+
+    return Method("Q4_1", quantize, _torchao("Int4WeightOnlyConfig", group_size=group, int4_packing_format="plain"))
+
+
+def _mixed() -> Method:
+    """Attention in int8, and the MLP in integers of 4 bits."""
+    attention, mlp = mixed_weights.of_int8(), mixed_weights.of_integers(bits=4, group=64)
+    config = mixed_weights.config_of({("re:.*self_attn.*",): attention, ("re:.*mlp.*",): mlp})
+    return Method("Q4_0", lambda name, weight: (mlp if ".mlp." in name else attention).stored(name, weight)[0], config)
+
+
 AWQ = packed_weights.AWQ._replace(group=64, config={**packed_weights.AWQ.config, "group_size": 64})
 METHODS = {
     REFERENCE: Method(REFERENCE, flags=("--dtype", "float32")),
@@ -143,7 +166,7 @@ METHODS = {
     "modelopt fp8, per tensor": _fp8(fp8_weights.FORMS["modelopt"]),
     "torchao fp8": _fp8(fp8_weights.FORMS["torchao"]),
     "compressed-tensors int8": _int8(_compressed_int8(), "weight"),
-    "torchao int8": _int8(TORCHAO_INT8, "_weight", "_qdata", "_zero_point"),
+    "torchao int8": _int8(_torchao("Int8WeightOnlyConfig"), "_weight", "_qdata", "_zero_point"),
     "bitsandbytes int8": _bitsandbytes("int8", "Q8_0"),
     "--torchao-config int8wo": Method("Q8_0", flags=("--torchao-config", "int8wo")),
     "--torchao-config int8dq": Method("Q8_0", flags=("--torchao-config", "int8dq")),
@@ -152,6 +175,7 @@ METHODS = {
     "Q4_0": Method("Q4_0", kind=Kind.Q4_0),
     "Q4_1": Method("Q4_1", kind=Kind.Q4_1),
     "awq, groups of 64": _packed(AWQ, "Q4_1"),
+    "torchao int4, groups of 64": _torchao_int4(64),
     "gptq, groups of 32": _packed(packed_weights.gptq(4, 32), "Q4_0"),
     "compressed-tensors, groups of 64": _packed(packed_weights.compressed(4, 64), "Q4_0"),
     "gptq, groups of 32, in another order": _packed(packed_weights.gptq(4, 32, desc_act=True), "Q4_0"),
@@ -159,6 +183,7 @@ METHODS = {
         packed_weights.compressed(4, 64, actorder="group"), "Q4_0"
     ),
     "compressed-tensors mxfp4": _mxfp4(),
+    "compressed-tensors, int8 and 4 bits in groups of 64": _mixed(),
     "bitsandbytes nf4": _bitsandbytes("nf4", "Q4_0"),
     "bitsandbytes fp4": _bitsandbytes("fp4", "Q4_0"),
 }
