@@ -131,8 +131,8 @@ private:
         return page * a.page_size + position % a.page_size;
     }
 
-    // Copies vectors of a part from the pool: the compressed ones to the layout of a packed weight, which has zeros past
-    // the last key, and the rotary keys to that of a block of keys.
+    // Copies vectors of a part from the pool: the compressed ones to the layout of a packed weight, which has zeros
+    // past the last key, and the rotary keys to that of a block of keys.
     void gather(Range keys) const {
         const int64_t count = keys.end - keys.begin, in_blocks = ceiling(count, BLOCK_OUTPUTS) * BLOCK_OUTPUTS;
         T* const latents = space.latents.of(in_blocks * a.latent_dim);
@@ -140,14 +140,15 @@ private:
         parallel(count * a.latent_dim < 64 * 1024, [&](int chunk, int chunks) {
             const Range mine = chunk_range(in_blocks, chunk, chunks);
             for (int64_t key = mine.begin; key < mine.end; ++key) {
-                const bool exists = key < count;
-                const int64_t from = exists ? slot(keys.begin + key) : 0;
-                place<BLOCK_OUTPUTS>(latents, key, exists ? static_cast<const T*>(a.latents) + from * a.latent_dim : nullptr,
-                                     a.latent_dim);
-                place<BLOCK_TOKENS>(ropes, key, exists ? static_cast<const T*>(a.ropes) + from * a.rope_dim : nullptr,
-                                    a.rope_dim);
+                const int64_t from = key < count ? slot(keys.begin + key) : -1;
+                place<BLOCK_OUTPUTS>(latents, key, vector_at(a.latents, from, a.latent_dim), a.latent_dim);
+                place<BLOCK_TOKENS>(ropes, key, vector_at(a.ropes, from, a.rope_dim), a.rope_dim);
             }
         });
+    }
+
+    static const T* vector_at(const void* pool, int64_t slot, int64_t dim) {
+        return slot < 0 ? nullptr : static_cast<const T*>(pool) + slot * dim;
     }
 
     // Stores a vector, zeros if it is null, in blocks [dim / n][BLOCK][n elements].
@@ -160,8 +161,8 @@ private:
         }
     }
 
-    // The elements of keys and values of a group of heads, [outputs, `stride` keys]: the up-projection takes the place of
-    // the inputs of a linear layer, and the compressed vectors that of its weight.
+    // The elements of keys and values of a group of heads, [outputs, `stride` keys]: the up-projection takes the place
+    // of the inputs of a linear layer, and the compressed vectors that of its weight.
     void project(Type type, Range heads, int64_t count) const {
         const int64_t outputs = (heads.end - heads.begin) * per_head;
         LinearArgs args{};

@@ -5,8 +5,11 @@
 
 namespace srv::SRV_ISA {
 
-// Whether the row computes the keys and values of each head: q queries of k keys, if 1 / q <= 1 / materialise_from + 1 /
-// k. That is, any row without a prefix but a single query, and with a long prefix rows of materialise_from queries.
+// Whether the row computes the keys and values of each head: with q queries of k keys, if
+//
+//     1 / q <= 1 / materialise_from + 1 / k
+//
+// That is, every row without a prefix but a single query, and behind a long prefix rows of materialise_from queries.
 inline bool is_materialised(const LatentAttentionArgs& a, int64_t row) {
     const int64_t queries = a.query_lens[row], keys = a.kv_lens[row], from = a.materialise_from;
     return from > 0 && queries > 1 && queries * (keys + from) >= keys * from;
