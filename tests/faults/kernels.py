@@ -55,6 +55,22 @@ FAULTS = (
         tests=(f"{_NATIVE}::test_ops_keep_their_contract",),
     ),
     Fault(
+        name="parts-forget-the-ones-before",
+        file="kernels/srv_kernels/cpu/native/latent_prefill.cpp",
+        text="state, keys.begin == 0,",
+        planted="state, true,",
+        effect="On the CPU, DeepSeek forgets all but the last part of a long prompt.",
+        tests=("tests/platforms/cpu/test_latent_prefill.py::test_parts_are_merged_wherever_they_end",),
+    ),
+    Fault(
+        name="deterministic-inference-has-two-forms",
+        file="platforms/cpu/srv_cpu/latent_forms.py",
+        text="for name in (ABSORB_PREFILL, DETERMINISTIC):",
+        planted="for name in (ABSORB_PREFILL,):",
+        effect="DeepSeek's deterministic results depend on how a prompt is divided among steps.",
+        tests=("tests/platforms/cpu/test_latent_prefill.py::test_deterministic_inference_absorbs_all_rows",),
+    ),
+    Fault(
         name="last-of-equals-is-taken",
         file="kernels/srv_kernels/cpu/native/sampling.cpp",
         text="other == value && where < at",

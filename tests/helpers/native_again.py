@@ -22,7 +22,7 @@ TESTS = (
         ROOT / "tests" / "kernels" / "cpu" / f"test_native_{part}.py"
         for part in ("kernels", "shapes", "graph", "experts", "shared_reduce")
     ),
-    ROOT / "tests" / "platforms" / "cpu" / "test_attention.py",
+    *(ROOT / "tests" / "platforms" / "cpu" / f"test_{part}.py" for part in ("attention", "latent_prefill")),
 )
 
 

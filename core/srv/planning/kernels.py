@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
 from srv.args.config import ARGUMENTS
+from srv.args.context import call_plugin
 from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
 from srv.errors import Rejection
@@ -105,7 +106,7 @@ class _Planner:
         weights = self._weights(model, method, native=config is not None)
         if weights is not None:
             yield weights
-        yield from self._attention(model)
+        yield from self._attention(model, config)
         if config is not None:
             part = config.of_rank(ranks) if ranks > 1 and config.divided is not None else config
             yield from self._ops(model, part, method)
@@ -165,7 +166,7 @@ class _Planner:
 
     # ---- attention
 
-    def _attention(self, model: ModelFacts) -> Iterator[Kernel]:
+    def _attention(self, model: ModelFacts, config: NativeConfig | None) -> Iterator[Kernel]:
         choices = {slot: self._resolved.backends.get(slot) for slot in STEPS}
         for number, spec in enumerate(cache_specs(self._config, model)):
             for slot, steps in STEPS.items():
@@ -174,12 +175,23 @@ class _Planner:
                 what, key = f"{kind} of {layers}, {steps}", attention_key(number, slot)
                 choice = choices[slot]
                 if choice is not None:
-                    yield self.of_backend("attention", what, key, choice)
+                    found = self.of_backend("attention", what, key, choice)
+                    yield found if slot != ATTENTION_SLOTS[0] else self._of_prompts(found, spec, choice, config)
                 else:
                     yield Kernel("attention", what, key, None, "no attention backend fits")
         for slot, steps in STEPS.items():
             if (choice := choices[slot]) is not None and model.has_pool:
                 yield self._writer(slot, steps, choice)
+
+    def _of_prompts(self, found: Kernel, spec: PagedSpec, choice: BackendChoice, config: NativeConfig | None) -> Kernel:
+        """With the form in which the backend computes prompts of latent attention, if it has several."""
+        says = choice.spec.prompts
+        if says is None or config is None or not isinstance(spec, Latent):
+            return found
+        dims = next(layer.latent for layer in config.attention_layers if layer.latent is not None)
+        given = {name: self._config.get(name) for name in choice.spec.arguments}
+        owner, member = f"platform {self._target.manifest.name}", f"attention backend {choice.spec.name}: prompts"
+        return found._replace(because=f"{found.because}; {call_plugin(owner, member, says, dims, given)}")
 
     def _writer(self, slot: str, steps: str, choice: BackendChoice) -> Kernel:
         """What writes keys and values into pages: the attention backend, by an op of its platform's if it says so."""

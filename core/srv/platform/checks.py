@@ -365,6 +365,8 @@ def _check_attention(plugin: _Plugin, spec: BackendSpec) -> None:
     unknown = sorted(set(spec.traits) - set(LAYER_TRAITS))
     plugin.require(not unknown, f"{where}: traits", f"names {unknown}", f"Use {', '.join(LAYER_TRAITS)}")
     check_target(plugin, spec.latent or spec.target, f"{where}: latent")
+    if spec.prompts is not None:
+        plugin.require_signature(spec.prompts, f"{where}: prompts", "dims: LatentDims", "arguments: Mapping[str, Any]")
 
 
 def _check_unique(plugin: _Plugin, member: str, specs: tuple[BackendSpec, ...]) -> None:

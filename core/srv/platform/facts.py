@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from srv.specs import LATENT, ModelFacts
+from srv.specs import LATENT, LatentDims, ModelFacts
 
 FAMILIES = ("attention", "sampling", "moe", "quantization", "grammar")
 LENGTHS = ("host", "device")  # the values of `BackendSpec.lengths`
@@ -162,6 +162,8 @@ class BackendSpec:
     `fallback`: as that of an `OpSpec`.
     `latent` (attention only): "module:class" of its `srv.platform.latent.LatentAttentionBackend`, which serves cache
     groups of multi-head latent attention in the place of `target`; "" if it computes no such layers.
+    `prompts` (with `latent`): prompts(dims, the values of `arguments`) says in which form it computes rows with several
+    new tokens, and from how many on; a clause, for plans. None: it has one form.
     """
 
     name: str
@@ -176,6 +178,7 @@ class BackendSpec:
     batch_invariant: bool = False
     fallback: bool = False
     latent: str = ""
+    prompts: Callable[[LatentDims, Mapping[str, Any]], str] | None = None
 
     @property
     def layer_traits(self) -> tuple[str, ...]:

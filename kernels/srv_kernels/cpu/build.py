@@ -24,8 +24,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = SOURCES / "libsrv_cpu.so"
 PER_ISA = (
-    *("pointwise", "linear", "int8_linear", "gguf_linear", "expert_rows", "attention", "latent_attention"),
-    *("sampling", "table"),
+    *("pointwise", "linear", "int8_linear", "gguf_linear", "expert_rows", "attention"),
+    *("latent_attention", "latent_prefill", "sampling", "table"),
 )
 ONCE = ("thread_pool", "gguf_dequant", "shared_reduce", "experts", "library")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-ABI_VERSION = 20
+ABI_VERSION = 21
 BLOCK_TOKENS = 16  # tokens in a KV block
 MAX_HEAD_DIM = 512  # the widest attention head
 
@@ -73,6 +73,7 @@ class LatentAttentionArgs(ctypes.Structure):
         *((name, _LONG) for name in ("rows", "columns", "page_size", "heads")),
         *((name, _LONG) for name in ("latent_dim", "key_dim", "rope_dim", "value_dim")),
         *((name, _LONG) for name in ("q_stride", "latent_stride", "rope_stride", "split_keys")),
+        *((name, _LONG) for name in ("materialise_from", "part_keys")),
         ("scale", _FLOAT),
     )
 

@@ -6,6 +6,7 @@ from srv.dtypes import FLOAT8
 from srv.platform.experts import TORCH_EXPERTS, UNROUNDED
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import attention_specs
+from srv_cpu.latent_forms import ABSORB_PREFILL, DETERMINISTIC, WHOLE_PREFIX, native_prompts, torch_prompts
 from srv_cpu.op_specs import NATIVE_KERNELS, OPS
 from srv_cpu.packed import ORDER, PAGE_SIZES, TORCH_TRAITS, TRAITS, head_dim_reason, latent_reason
 
@@ -14,7 +15,6 @@ _CAPTURED_ROWS = 16
 # Prompt tokens per step. Larger chunks delay the first tokens of other requests, and need more memory: 2,048 tokens
 # take 70 MB more than 512 (a model with 135M weights).
 _CHUNK = 256
-ABSORB_PREFILL, WHOLE_PREFIX = "disable_mla_ragged_prefill", "disable_chunked_prefix_cache"
 COMPILER = "cxx_compiler"  # a machine feature: torch.compile finds a C++ compiler
 BFLOAT16_UNITS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
 _CAPABILITIES = frozenset(
@@ -157,6 +157,10 @@ def _native_fits(context: ResolutionContext) -> Requires | Unfit:
             reasons.append(
                 f"kv_cache_dtype {kv_dtype} is not the activations' dtype {dtype}, as latent attention needs"
             )
+        if sizes and context[DETERMINISTIC] and context[WHOLE_PREFIX]:
+            reasons.append(
+                f"it computes no keys and values of a prefix with {DETERMINISTIC}, and {WHOLE_PREFIX} is set"
+            )
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": PAGE_SIZES})
 
 
@@ -171,9 +175,10 @@ BACKENDS = {
             graphs=True,
             lengths="device",
             traits=TRAITS,
-            arguments=("enable_deterministic_inference",),
+            arguments=(DETERMINISTIC, ABSORB_PREFILL, WHOLE_PREFIX),
             batch_invariant=True,
             latent="srv_cpu.native_latent:NativeLatentAttention",
+            prompts=native_prompts,
         ),
         BackendSpec(
             name="torch_native",
@@ -186,6 +191,7 @@ BACKENDS = {
             arguments=(ABSORB_PREFILL, WHOLE_PREFIX),
             fallback=True,
             latent="srv_cpu.latent_attention:TorchLatentAttention",
+            prompts=torch_prompts,
         ),
     ),
     "sampling": (

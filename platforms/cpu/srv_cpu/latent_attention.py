@@ -25,12 +25,11 @@ from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContex
 from srv.platform.layers import missing_traits
 from srv.specs import LATENT, LatentDims
 from srv_cpu.chosen_keys import Choice, IndexOperands, choose
-from srv_cpu.facts import ABSORB_PREFILL, WHOLE_PREFIX
 from srv_cpu.host import threads
+from srv_cpu.latent_forms import ABSORB_PREFILL, PART, WHOLE_PREFIX, fewest_by_products
 from srv_cpu.reach import ALL
 from srv_cpu.step_plan import ReadPlan, StepPlan, StepPlanner
 
-_CHUNK = 1024  # keys whose heads' keys and values exist at the same time
 _QUERIES = 256  # queries whose scores exist at the same time
 _LEAST = torch.finfo(torch.float32).min
 
@@ -47,7 +46,7 @@ class TorchLatentAttention:
         self._dtype = self._latents[0].dtype
         self._planner = StepPlanner(context.kv.layout.page_size, self._dtype)
         self._absorb_all = bool(context.arguments.get(ABSORB_PREFILL))
-        self._chunk = None if context.arguments.get(WHOLE_PREFIX) else _CHUNK
+        self._chunk = None if context.arguments.get(WHOLE_PREFIX) else PART
         self._up: dict[int, Tensor] = {}
         self._indexes = _index_pools(context.kv)
         self._choice: tuple[StepPlan, Choice] | None = None  # of the last indexer, for layers without one
@@ -185,8 +184,8 @@ def _attended(layer: AttentionLayer, q: Tensor, key: Tensor, value: Tensor, mask
 
 def _absorbs(queries: int, dims: LatentDims) -> bool:
     """Whether absorbing takes fewer products per key and head than computing its key and value."""
-    own = dims.key_dim + dims.value_dim
-    return queries * (2 * dims.latent_dim - own) < dims.latent_dim * own
+    fewest = fewest_by_products(dims)
+    return fewest is None or queries < fewest
 
 
 def _operands(latent: Tensor, rope: Tensor, up: Tensor, dims: LatentDims, absorb: bool) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,12 @@ from torch import Tensor
 from srv.errors import InternalError
 from srv.platform.interface import AttentionLayer, BackendContext
 from srv.platform.layers import missing_traits
+from srv_cpu.latent_forms import DETERMINISTIC
 from srv_cpu.native_rows import SPLIT_KEYS, UNDIVIDED, AttentionMetadata, Lens, NativeRows, Starts
 from srv_cpu.packed import TRAITS, head_dim_reason
 from srv_kernels.cpu.library import AttentionArgs, load
 from srv_kernels.cpu.native_library import DTYPE_IDS, POOL_DTYPE_IDS
 
-DETERMINISTIC = "enable_deterministic_inference"  # the argument that this backend reads
 _EXTRA_POOL_DTYPE_IDS = frozenset(POOL_DTYPE_IDS.values()) - set(DTYPE_IDS.values())  # besides that of the queries
 
 

@@ -1,9 +1,12 @@
 """Latent attention on the native kernel of `srv_kernels.cpu`, over the plain pool of compressed vectors.
 
-Owns the calls; native/latent_attention.cpp has the arithmetic, which is absorbed for prompts as well.
+Owns the calls; native/latent_attention.cpp and latent_prefill.cpp have the arithmetic. The kernel chooses the form of
+each row by its own tokens alone; `srv_cpu.latent_forms` has the number of queries from which on.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +15,7 @@ from srv.errors import InternalError
 from srv.platform.interface import AttentionLayer, BackendContext
 from srv.platform.layers import missing_traits
 from srv.specs import LATENT
-from srv_cpu.native_attention import DETERMINISTIC
+from srv_cpu.latent_forms import DETERMINISTIC, PART, WHOLE_PREFIX, fewest_materialised
 from srv_cpu.native_rows import SPLIT_KEYS, UNDIVIDED, AttentionMetadata, Lens, NativeRows, Starts
 from srv_cpu.packed import latent_reason
 from srv_kernels.cpu.library import LatentAttentionArgs, load
@@ -32,6 +35,8 @@ class NativeLatentAttention(NativeRows[LatentAttentionArgs]):
         self._attend = library.library.srv_latent_attention
         # As for other attention: a token's result then does not depend on how its row is divided among steps.
         self._split_keys = UNDIVIDED if context.arguments.get(DETERMINISTIC) else SPLIT_KEYS
+        self._fewest = partial(fewest_materialised, arguments=context.arguments)
+        self._part = 0 if context.arguments.get(WHOLE_PREFIX) else PART
         self._page_size = context.kv.layout.page_size
         self._latents, self._ropes = context.kv.tensors["latent"], context.kv.tensors["rope"]
         self._up: dict[int, Tensor] = {}
@@ -76,6 +81,7 @@ class NativeLatentAttention(NativeRows[LatentAttentionArgs]):
         args.out, args.latents, args.ropes = out.data_ptr(), latents.data_ptr(), ropes.data_ptr()
         args.heads, args.latent_dim, args.key_dim = layer.heads, dims.latent_dim, dims.key_dim
         args.rope_dim, args.value_dim, args.scale = dims.rope_dim, dims.value_dim, layer.scale
+        args.materialise_from, args.part_keys = self._fewest(dims) or 0, self._part
         args.q_stride, args.latent_stride, args.rope_stride = q.stride(0), k.stride(0), v.stride(0)
         self._attend(kind, metadata.address)
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,10 +39,22 @@ def v2_lite(tmp_path_factory: pytest.TempPathFactory) -> Small:
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Small:
     """Without experts, so that most operators of a step are native and steps are captured."""
+    return _without_experts(tmp_path_factory.mktemp("dense"))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """With keys and values of 16 elements per head, which the native kernel computes for prompts."""
+    return _without_experts(tmp_path_factory.mktemp("packed"), kv_lora_rank=32, qk_nope_head_dim=16, v_head_dim=16)
+
+
+def _without_experts(folder: Path, **sizes: int) -> Small:
     torch.manual_seed(0)
-    config = DeepseekV3Config(**{**COMMON, "first_k_dense_replace": 3}, n_group=1, topk_group=1, q_lora_rank=32)
+    config = DeepseekV3Config(
+        **{**COMMON, "first_k_dense_replace": 3, **sizes}, n_group=1, topk_group=1, q_lora_rank=32
+    )
     model = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
-    return saved_small(model, tmp_path_factory.mktemp("dense"), LENGTHS)
+    return saved_small(model, folder, LENGTHS)
 
 
 def served(running: Any, expected: Small) -> list[int]:
@@ -71,10 +84,29 @@ def test_torch_operators_give_the_same_with_drafts(mixture: Small) -> None:
         assert running.stats().drafts_accepted > 0
 
 
+@pytest.mark.parametrize("chunk", [9, 64])
+def test_prompts_whose_keys_and_values_are_computed_give_the_tokens_of_transformers(packed: Small, chunk: int) -> None:
+    """Whole prompts, chunks and prefix hits; rows of 1 to 40 tokens, with and without a prefix, take both forms."""
+    with engine(packed, page=16, chunk=chunk) as running:
+        assert running.context.resolved.config.platform.attention_backend == "native"
+        (says,) = (each.because for each in running.context.kernels.kernels if each.key.startswith("attention prefill"))
+        assert "rows of at least 15 new tokens compute the keys and values of each head" in says
+        assert max(served(running, packed)) >= 32
+
+
+@pytest.mark.parametrize("flag", ["disable_mla_ragged_prefill", "disable_chunked_prefix_cache"])
+def test_the_form_that_a_user_chooses_gives_the_same(packed: Small, flag: str) -> None:
+    with engine(packed, page=16, chunk=64, **{flag: True}) as running:
+        assert running.context.resolved.config.platform.attention_backend == "native"
+        served(running, packed)
+
+
 def test_how_prompts_are_computed_is_refused_where_it_has_no_effect(mixture: Small, small_models: SmallModels) -> None:
-    """By name: the native kernel does not read the argument, and other models have no latent attention."""
+    """By name: other models have no latent attention, and rows with the same bits in any batch have one form."""
     flag = {"disable_mla_ragged_prefill": True}
-    with pytest.raises(Refusal, match="attention backend native does not read it"), engine(mixture, page=16, **flag):
+    whole = {"disable_chunked_prefix_cache": True, "enable_deterministic_inference": True}
+    reason = "it computes no keys and values of a prefix with enable_deterministic_inference"
+    with pytest.raises(Refusal, match=reason), engine(mixture, page=16, **whole):
         pass
     with (
         pytest.raises(Refusal, match=r"no layer of the model has latent attention \(MLA\)"),

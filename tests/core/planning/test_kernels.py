@@ -203,6 +203,27 @@ def test_the_kernels_of_absent_hardware_are_planned_with_their_reasons(tmp_path:
     assert find(plan, "steps decode").name.startswith("captured graphs")  # type: ignore[union-attr]
 
 
+def test_a_plan_says_which_form_prompts_of_latent_attention_take(tmp_path: Path) -> None:
+    """Decode steps have one form, and backends that say nothing add nothing."""
+
+    def because(config: dict[str, Any], *more: str, device: str = "cpu:avx512", slot: str = "prefill") -> str:
+        arguments = ["--device", device, *model(tmp_path, config), *more]
+        return find(planned(*arguments), f"attention {slot} group=0").because
+
+    packed = DEEPSEEK | {"v_head_dim": 32}
+    assert because(packed).endswith(
+        "; prompts and, after a long prefix, rows of at least 28 new tokens compute the keys and values of each head, "
+        "for 1,024 keys at a time, and others attend to the compressed vectors"
+    )
+    for flag in ("disable-mla-ragged-prefill", "enable-deterministic-inference"):
+        reason = f"because {flag.replace('-', '_')} is set"
+        assert because(packed, f"--{flag}").endswith(f"; all rows attend to the compressed vectors, {reason}")
+    assert "; all rows attend to the compressed vectors, because keys of 16 + 16 and values of 24" in because(DEEPSEEK)
+    torch_native = because(packed, "--attention-backend", "torch_native", "--disable-chunked-prefix-cache")
+    assert "; rows of at least 96 new tokens compute the keys and values of each head, for all keys" in torch_native
+    assert "compressed" not in because(packed, slot="decode") + because(packed, device="npu:a3")
+
+
 @pytest.mark.parametrize(
     ("device", "name"), [("cuda:sm90", "torch (mm)"), ("rocm:gfx942", "triton"), ("xpu:pvc", "triton")]
 )

@@ -15,9 +15,7 @@ COMPILER = "clang++"
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed(
-    "kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu/test_attention.py", "tests/helpers"
-)
+@pytest.mark.when_changed("kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu", "tests/helpers")
 @pytest.mark.timeout(900)
 def test_kernels_compiled_by_clang_pass_their_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(COMPILER) is None:

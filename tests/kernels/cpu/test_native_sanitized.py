@@ -13,9 +13,7 @@ from srv_kernels.cpu import build
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed(
-    "kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu/test_attention.py", "tests/helpers"
-)
+@pytest.mark.when_changed("kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu", "tests/helpers")
 @pytest.mark.timeout(1800)
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,7 +20,6 @@ from srv.specs import FullAttention, KVLayout
 from srv_cpu.attention import TorchNativeAttention
 from srv_cpu.packed import INTERLEAVE, ORDER, tensors
 from srv_kernels import oracles
-from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
 
 LOADED = load()
@@ -221,18 +219,6 @@ class World:
             return torch.equal(stored, given.to(self.pool))
         scales = given.float().abs().amax(-1, keepdim=True) / 127
         return bool(((stored - given.float()).abs() <= scales * 0.5001).all())
-
-
-@pytest.fixture(params=tuple(build.isas()))
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Select the native kernels of one instruction set; afterwards the default ones."""
-    if LOADED.library is None:
-        pytest.skip(NO_KERNELS)
-    best = LOADED.isa
-    if not LOADED.library.srv_choose_isa(request.param.encode()):
-        pytest.skip(f"this processor, or this build, has no {request.param}")
-    yield request.param
-    LOADED.library.srv_choose_isa(best.encode())
 
 
 def ragged() -> st.SearchStrategy[list[tuple[int, int]]]:

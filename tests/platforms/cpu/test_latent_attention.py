@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from srv.platform.interface import BackendContext
 from srv.platform.pools import plain_pool
 from srv.specs import KVLayout, Latent, LatentDims
-from srv_cpu.facts import ABSORB_PREFILL, WHOLE_PREFIX
 from srv_cpu.latent_attention import TorchLatentAttention
+from srv_cpu.latent_forms import ABSORB_PREFILL, WHOLE_PREFIX
 from srv_cpu.native_latent import NativeLatentAttention
 from srv_matrix.pytest_plugin import covers
 
@@ -78,13 +78,14 @@ def test_large_scores_do_not_overflow(kind: Any) -> None:
         assert torch.isfinite(world.step(("a", 1))[0]).all()
 
 
-def test_undivided_rows_have_the_same_bits_in_any_chunks_and_batches() -> None:
-    """As --enable-deterministic-inference needs: one pass, and token by token beside another row."""
+@every("dims", (SMALL, LatentDims(32, 16, 16, 16)))
+def test_undivided_rows_have_the_same_bits_in_any_chunks_and_batches(dims: LatentDims) -> None:
+    """As --enable-deterministic-inference needs: one pass, and token by token; also where rows else have two forms."""
     arguments = {"enable_deterministic_inference": True}
     with torch.inference_mode():
-        whole = rows(NativeLatentAttention, 6, SMALL, torch.bfloat16, arguments=arguments, pages=200)
-        parts = rows(NativeLatentAttention, 6, SMALL, torch.bfloat16, arguments=arguments, pages=200)
-        drawn = [whole.draw(1300, *shape) for shape in ((6, 28), (1, 32), (1, 16))]
+        whole = rows(NativeLatentAttention, 6, dims, torch.bfloat16, arguments=arguments, pages=200)
+        parts = rows(NativeLatentAttention, 6, dims, torch.bfloat16, arguments=arguments, pages=200)
+        drawn = [whole.draw(1300, *shape) for shape in ((6, dims.key_dim + 16), (1, 32), (1, 16))]
         one = _given(whole, drawn, [1300])
         many = _given(parts, drawn, [1100, 3, 1, 1, 64, 130, 1])
     assert torch.equal(one, many)

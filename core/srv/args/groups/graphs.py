@@ -133,7 +133,7 @@ class GraphsArgs(NamedTuple):
         bool,
         Arg(
             "Let prompts attend to the compressed vectors of latent attention (MLA), as decode steps do, and do not "
-            "compute the keys and values of each head. The backends torch_native and triton read it.",
+            "compute the keys and values of each head. The backends native, torch_native and triton read it.",
             read_by="attention",
         ),
     ] = False
@@ -141,7 +141,7 @@ class GraphsArgs(NamedTuple):
         bool,
         Arg(
             "Compute the keys and values of a whole prefix at once where prompts need those of each head (MLA), not in "
-            "chunks, which take less memory. The backends torch_native and triton read it.",
+            "chunks, which take less memory. The backends native, torch_native and triton read it.",
             read_by="attention",
         ),
     ] = False

@@ -1,11 +1,14 @@
 // Causal attention over a paged KV cache: online softmax over tiles of 64 keys (Milakov and Gimelshein 2018,
 // arXiv:1805.02867; FlashAttention, arXiv:2205.14135). attention_tiles.h splits the batch into work items.
+//
+// With a `KeyPart`, the keys and values of one row are given in parts, and the state of its softmax is carried over.
 #include <atomic>
 #include <vector>
 
 #include "kv_layout.h"
 #include "kernels.h"
 #include "attention_tiles.h"
+#include "key_part.h"
 #include "thread_pool.h"
 
 namespace srv::SRV_ISA {
@@ -36,18 +39,18 @@ struct Workspace {
     std::vector<float> scores, out, row_max, row_sum;
     std::vector<float> query_scales, weight_scales;  // for int8 pools
 
-    void fit(int64_t rows, int64_t dim) {
+    void fit(int64_t rows, int64_t value_dim) {
         grow(query, rows * QUERY_STRIDE);
         grow(weights, rows * KV_TILE);
         grow(scores, rows * KV_TILE);
-        grow(out, rows * dim);
+        grow(out, rows * value_dim);
         grow(row_max, rows);
         grow(row_sum, rows * LANES);
         if constexpr (QUANTIZED<P>) {
             grow(query_scales, rows);
             grow(weight_scales, rows);
         } else {
-            grow(masked, KV_TILE * dim);
+            grow(masked, KV_TILE * value_dim);
         }
     }
 
@@ -75,14 +78,20 @@ struct KVBlocks {
 template <class T, class P>
 class Attention {
 public:
-    explicit Attention(const AttentionArgs& args)
-        : a(args), tiles(args), group(args.heads / args.kv_heads), score_scale(args.scale * args.key_scale) {
+    explicit Attention(const AttentionArgs& args, const KeyPart* part = nullptr)
+        : a(args),
+          part(part),
+          tiles(args, part == nullptr ? ANY_KEYS : part->keys),
+          group(args.heads / args.kv_heads),
+          value_dim(part == nullptr ? args.dim : part->value_dim),
+          out_stride(part == nullptr ? args.heads * args.dim : part->out_stride),
+          score_scale(args.scale * args.key_scale) {
         first_split.resize(a.rows + 1);
         for (int64_t row = 0; row < a.rows; ++row) {
             const int64_t splits = tiles.kv_splits(row);
             first_split[row + 1] = first_split[row] + (splits > 1 ? splits * a.heads : 0);
         }
-        partial.resize(first_split[a.rows] * (a.dim + 2));
+        partial.resize(first_split[a.rows] * (value_dim + 2));
     }
 
     void run() {
@@ -107,19 +116,37 @@ public:
         }
     }
 
+    // The tiles of a head one after the other, so that its keys and values stay in the cache.
+    void run_part() {
+        const int64_t count = tiles.count(), of_head = count / a.kv_heads;
+        std::atomic<int64_t> next{0};
+        parallel(count < 2, [&](int, int) {
+            for (int64_t at; (at = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+                attend(at % of_head * a.kv_heads + at / of_head);
+            }
+        });
+    }
+
 private:
     const AttentionArgs& a;
+    const KeyPart* const part;  // null: the keys of all rows are in the pool
     const AttentionTiles tiles;
-    const int64_t group;
+    const int64_t group, value_dim, out_stride;
     const float score_scale;            // of products with stored keys
     std::vector<int64_t> first_split;   // per row
     std::vector<float> partial;         // per split and head: largest score, sum of weights, weighted values
 
-    const P* block(const void* pool, int64_t row, int64_t kv_head, int64_t position) const {
+    const P* key_block(int64_t row, int64_t kv_head, int64_t position) const {
+        return block(a.keys, a.dim, row, kv_head, position);
+    }
+    const P* value_block(int64_t row, int64_t kv_head, int64_t position) const {
+        return block(a.values, value_dim, row, kv_head, position);
+    }
+    const P* block(const void* pool, int64_t dim, int64_t row, int64_t kv_head, int64_t position) const {
         const int64_t page = a.table[row * a.columns + position / a.page_size];
         const int64_t in_page = position % a.page_size / BLOCK_TOKENS;
         const int64_t number = (page * a.kv_heads + kv_head) * (a.page_size / BLOCK_TOKENS) + in_page;
-        return static_cast<const P*>(pool) + number * elements_of_block<P>(a.dim);
+        return static_cast<const P*>(pool) + number * elements_of_block<P>(dim);
     }
 
     // Writes a chunk of the new keys and values of a row; chunks consist of whole blocks.
@@ -135,8 +162,8 @@ private:
 
     // Writes tokens [begin, end), all of one block, for one head.
     void write_block(int64_t row, int64_t head, int64_t begin, int64_t end) const {
-        P* keys = const_cast<P*>(block(a.keys, row, head, begin));
-        P* values = const_cast<P*>(block(a.values, row, head, begin));
+        P* keys = const_cast<P*>(key_block(row, head, begin));
+        P* values = const_cast<P*>(value_block(row, head, begin));
         const int64_t token = a.starts[row] + begin - (a.kv_lens[row] - a.query_lens[row]);
         const T* k = static_cast<const T*>(a.k) + token * a.k_stride + head * a.dim;
         const T* v = static_cast<const T*>(a.v) + token * a.v_stride + head * a.dim;
@@ -160,7 +187,7 @@ private:
         Workspace<P>& space = own_workspace<P>();
         const AttentionTile tile = tiles.at(number);
         const int64_t rows = (tile.run.end - tile.run.first) * (tile.end_query - tile.first_query) * group;
-        space.fit(rows, a.dim);
+        space.fit(rows, value_dim);
         std::memset(space.row_sum.data(), 0, rows * LANES * sizeof(float));
         for (int64_t r = 0; r < rows; ++r) {
             const float scale = store_query<P>(&space.query[r * QUERY_STRIDE], query(tile, r), a.dim);
@@ -168,7 +195,8 @@ private:
             space.row_max[r] = sink(tile, r);
             if (space.row_max[r] > NEG_INF) space.row_sum[r * LANES] = 1;
         }
-        std::memset(space.out.data(), 0, rows * a.dim * sizeof(float));
+        std::memset(space.out.data(), 0, rows * value_dim * sizeof(float));
+        if (part != nullptr && !part->first) load_state(space, tile, rows);
         int64_t last = 0;
         for (int64_t index = tile.run.first; index < tile.run.end; ++index) {
             last = max_of(last, tiles.end_of(tile, tiles.row_at(index)));
@@ -186,6 +214,27 @@ private:
         finish(space, tile, rows);
     }
 
+    // Of row r of a tile, between the parts of its keys.
+    float* state_of(const AttentionTile& tile, int64_t r) const {
+        return part->state + (tile.kv_head * a.query_lens[0] + tiles.query_of(tile, r)) * (value_dim + 2);
+    }
+
+    void load_state(Workspace<P>& space, const AttentionTile& tile, int64_t rows) const {
+        for (int64_t r = 0; r < rows; ++r) {
+            const float* from = state_of(tile, r);
+            space.row_max[r] = from[0];
+            space.row_sum[r * LANES] = from[1];
+            std::memcpy(&space.out[r * value_dim], from + 2, value_dim * sizeof(float));
+        }
+    }
+
+    // Writes what is accumulated of row r: largest score, sum of weights, weighted values.
+    void store_state(const Workspace<P>& space, int64_t r, float* to) const {
+        to[0] = space.row_max[r];
+        to[1] = reduce_add(load(&space.row_sum[r * LANES]));
+        std::memcpy(to + 2, &space.out[r * value_dim], value_dim * sizeof(float));
+    }
+
     // The score of the sink of row r, which counts in the first split alone; -inf where there is none.
     float sink(const AttentionTile& tile, int64_t r) const {
         const bool counts = a.sinks != nullptr && (tile.split == 0 || tiles.kv_splits(tiles.row_of(tile, r)) == 1);
@@ -196,9 +245,9 @@ private:
     // first tile.
     const P* next_block(const AttentionTile& tile, int64_t row, int64_t at) const {
         const int64_t next = at + KV_TILE, first = tile.first_key / KV_TILE * KV_TILE + at % KV_TILE;
-        if (next < tiles.end_of(tile, row)) return block(a.keys, row, tile.kv_head, next);
-        const bool more = tile.kv_head + 1 < a.kv_heads && first < tiles.end_of(tile, row);
-        return more ? block(a.keys, row, tile.kv_head + 1, first) : nullptr;
+        if (next < tiles.end_of(tile, row)) return key_block(row, tile.kv_head, next);
+        const bool more = part == nullptr && tile.kv_head + 1 < a.kv_heads && first < tiles.end_of(tile, row);
+        return more ? key_block(row, tile.kv_head + 1, first) : nullptr;
     }
 
     // Processes rows `range` of a work item with 64 keys from position `key` on, at the addresses in the page table of
@@ -208,8 +257,8 @@ private:
         const int64_t end = min_of(key + KV_TILE, ceiling(last, BLOCK_TOKENS) * BLOCK_TOKENS);
         KVBlocks<P> blocks;
         for (int64_t at = key; at < end; at += BLOCK_TOKENS, ++blocks.count) {
-            blocks.keys[blocks.count] = block(a.keys, row, tile.kv_head, at);
-            blocks.values[blocks.count] = block(a.values, row, tile.kv_head, at);
+            blocks.keys[blocks.count] = key_block(row, tile.kv_head, at);
+            blocks.values[blocks.count] = value_block(row, tile.kv_head, at);
         }
         score_tile(space, range, blocks);
         update_softmax(space, tile, range, key, blocks);
@@ -318,7 +367,7 @@ private:
         Int32x16 maximum{};
         for (int number = 0; number < blocks.count; ++number) {
             const Float32x16 weight = load(&space.scores[r * KV_TILE + number * BLOCK_TOKENS]);
-            const Float32x16 scaled = weight * load(scales_of(blocks.values[number], a.dim));
+            const Float32x16 scaled = weight * load(scales_of(blocks.values[number], value_dim));
             weights[number] = select(weight == 0.0f, Float32x16{}, scaled);
             maximum = max_lanes(magnitude_bits(weights[number]), maximum);
         }
@@ -332,9 +381,9 @@ private:
     void rescale(Workspace<P>& space, int64_t r, float before, float top) const {
         const float factor = before == NEG_INF ? 0.0f : exponential(before - top);
         float* total = &space.row_sum[r * LANES];
-        float* out = &space.out[r * a.dim];
+        float* out = &space.out[r * value_dim];
         store(total, load(total) * factor);
-        for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(out + d) * factor);
+        for (int64_t d = 0; d < value_dim; d += LANES) store(out + d, load(out + d) * factor);
         space.row_max[r] = top;
     }
 
@@ -380,7 +429,7 @@ private:
             next[number] = next_block(tile, row, at);
             if constexpr (!QUANTIZED<P>) {
                 if (at >= tile.first_key && at + BLOCK_TOKENS <= last) continue;
-                P* copy = &space.masked[number * BLOCK_TOKENS * a.dim];
+                P* copy = &space.masked[number * BLOCK_TOKENS * value_dim];
                 values[number] = masked_copy(copy, values[number], tile.first_key - at, last - at);
             }
         }
@@ -406,10 +455,10 @@ private:
     inline void add_rows(Workspace<P>& space, int64_t first, const P* const* values, const P* const* next,
                          int count) const {
         int64_t d = 0;
-        for (; d + PV_VECTORS * LANES <= a.dim; d += PV_VECTORS * LANES) {
+        for (; d + PV_VECTORS * LANES <= value_dim; d += PV_VECTORS * LANES) {
             add_columns<COUNT, PV_VECTORS>(space, first, values, next, count, d);
         }
-        for (; d < a.dim; d += LANES) add_columns<COUNT, 1>(space, first, values, next, count, d);
+        for (; d < value_dim; d += LANES) add_columns<COUNT, 1>(space, first, values, next, count, d);
     }
 
     // Not inlined: otherwise GCC 12 spills the accumulators of bfloat16, and attention takes up to 10 % longer.
@@ -418,7 +467,7 @@ private:
                                        const P* const* next, int count, int64_t d) const {
         constexpr int64_t INTERLEAVE = KV_INTERLEAVE<P>;
         const KVOperand<P>* weights = &space.weights[first * KV_TILE];
-        float* out = &space.out[first * a.dim + d];
+        float* out = &space.out[first * value_dim + d];
         KVAccumulator<P> sums[COUNT][VECTORS];
 #pragma GCC unroll 16
         for (int r = 0; r < COUNT; ++r) {
@@ -427,14 +476,14 @@ private:
                 if constexpr (QUANTIZED<P>) {
                     sums[r][v] = Int32x16{};
                 } else {
-                    sums[r][v] = load(out + r * a.dim + v * LANES);
+                    sums[r][v] = load(out + r * value_dim + v * LANES);
                 }
             }
         }
         for (int number = 0; number < count; ++number) {
             for (int64_t i = 0; i < BLOCK_TOKENS / INTERLEAVE; ++i) {
-                const P* of_tokens = values[number] + (i * a.dim + d) * INTERLEAVE;
-                prefetch_of(next[number], (i * a.dim + d) * INTERLEAVE, INTERLEAVE * VECTORS * LANES);
+                const P* of_tokens = values[number] + (i * value_dim + d) * INTERLEAVE;
+                prefetch_of(next[number], (i * value_dim + d) * INTERLEAVE, INTERLEAVE * VECTORS * LANES);
                 add_kv_products(sums, of_tokens, weights + number * BLOCK_TOKENS + i * INTERLEAVE, KV_TILE);
             }
         }
@@ -442,7 +491,7 @@ private:
         for (int r = 0; r < COUNT; ++r) {
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v) {
-                float* to_columns = out + r * a.dim + v * LANES;
+                float* to_columns = out + r * value_dim + v * LANES;
                 if constexpr (QUANTIZED<P>) {
                     store(to_columns, load(to_columns) + convert<float>(sums[r][v]) * space.weight_scales[first + r]);
                 } else {
@@ -456,12 +505,12 @@ private:
     const P* masked_copy(P* copy, const P* values, int64_t first, int64_t end) const {
         constexpr int64_t INTERLEAVE = KV_INTERLEAVE<P>;
         for (int64_t token = 0; token < BLOCK_TOKENS; token += INTERLEAVE) {
-            const int64_t begin = token * a.dim;
+            const int64_t begin = token * value_dim;
             if (token >= first && token + INTERLEAVE <= end) {
-                std::memcpy(copy + begin, values + begin, INTERLEAVE * a.dim * sizeof(P));
+                std::memcpy(copy + begin, values + begin, INTERLEAVE * value_dim * sizeof(P));
                 continue;
             }
-            for (int64_t i = 0; i < a.dim * INTERLEAVE; ++i) {
+            for (int64_t i = 0; i < value_dim * INTERLEAVE; ++i) {
                 const int64_t index = token + i % INTERLEAVE;
                 copy[begin + i] = index >= first && index < end ? values[begin + i] : P{};
             }
@@ -473,19 +522,20 @@ private:
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t row = tiles.row_of(tile, r), splits = tiles.kv_splits(row);
             const int64_t head = tile.kv_head * group + r % group;
-            const float* sums = &space.out[r * a.dim];
+            const float* sums = &space.out[r * value_dim];
+            if (part != nullptr && !part->last) {
+                store_state(space, r, state_of(tile, r));
+                continue;
+            }
             if (splits > 1) {
                 if (tile.split >= splits) continue;  // another row of the run has more splits
-                float* to = &partial[(first_split[row] + head * splits + tile.split) * (a.dim + 2)];
-                to[0] = space.row_max[r];
-                to[1] = reduce_add(load(&space.row_sum[r * LANES]));
-                std::memcpy(to + 2, sums, a.dim * sizeof(float));
+                store_state(space, r, &partial[(first_split[row] + head * splits + tile.split) * (value_dim + 2)]);
                 continue;
             }
             if (tile.shares_prefix() && tile.split > 0) continue;
-            T* out = static_cast<T*>(a.out) + ((a.starts[row] + tiles.query_of(tile, r)) * a.heads + head) * a.dim;
+            T* out = static_cast<T*>(a.out) + (a.starts[row] + tiles.query_of(tile, r)) * out_stride + head * value_dim;
             const float factor = a.value_scale / reduce_add(load(&space.row_sum[r * LANES]));
-            for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * factor);
+            for (int64_t d = 0; d < value_dim; d += LANES) store(out + d, load(sums + d) * factor);
         }
     }
 
@@ -493,26 +543,26 @@ private:
         const int64_t splits = tiles.kv_splits(row);
         float sums[MAX_HEAD_DIM];
         for (int64_t head = 0; head < a.heads; ++head) {
-            const float* from = &partial[(first_split[row] + head * splits) * (a.dim + 2)];
+            const float* from = &partial[(first_split[row] + head * splits) * (value_dim + 2)];
             float top = NEG_INF, total = 0;
-            for (int64_t i = 0; i < splits; ++i) top = max_float(top, from[i * (a.dim + 2)]);
-            std::memset(sums, 0, a.dim * sizeof(float));
-            for (int64_t i = 0; i < splits; ++i, from += a.dim + 2) {
+            for (int64_t i = 0; i < splits; ++i) top = max_float(top, from[i * (value_dim + 2)]);
+            std::memset(sums, 0, value_dim * sizeof(float));
+            for (int64_t i = 0; i < splits; ++i, from += value_dim + 2) {
                 const float factor = exponential(from[0] - top);
                 total += from[1] * factor;
-                for (int64_t d = 0; d < a.dim; d += LANES) {
+                for (int64_t d = 0; d < value_dim; d += LANES) {
                     store(sums + d, load(sums + d) + load(from + 2 + d) * factor);
                 }
             }
-            T* out = static_cast<T*>(a.out) + (static_cast<int64_t>(a.starts[row]) * a.heads + head) * a.dim;
-            for (int64_t d = 0; d < a.dim; d += LANES) store(out + d, load(sums + d) * (a.value_scale / total));
+            T* out = static_cast<T*>(a.out) + (static_cast<int64_t>(a.starts[row]) * a.heads + head) * value_dim;
+            for (int64_t d = 0; d < value_dim; d += LANES) store(out + d, load(sums + d) * (a.value_scale / total));
         }
     }
 };
 
 }  // namespace
 
-int64_t attention_blocks(const AttentionArgs& args) { return AttentionTiles(args).blocks_read(); }
+int64_t attention_blocks(const AttentionArgs& args) { return AttentionTiles(args, ANY_KEYS).blocks_read(); }
 
 void attention(Type type, const AttentionArgs& args) {
     const bool widest = type == Type::float32;
@@ -526,6 +576,11 @@ void attention(Type type, const AttentionArgs& args) {
         case Type::float8_e5m2:
             return widest ? Attention<float, Float8E5M2>(args).run() : Attention<BFloat16, Float8E5M2>(args).run();
     }
+}
+
+void attend_to_part(Type type, const AttentionArgs& args, const KeyPart& part) {
+    if (type == Type::float32) return Attention<float, float>(args, &part).run_part();
+    Attention<BFloat16, BFloat16>(args, &part).run_part();
 }
 
 }  // namespace srv::SRV_ISA

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 #include "kernels.h"
@@ -21,6 +22,7 @@
 namespace srv::SRV_ISA {
 
 constexpr int64_t KV_TILE = 64;  // keys per step of the online softmax
+constexpr int64_t ANY_KEYS = INT64_MAX;
 
 // Rows (queries times heads of a group) of a tile, unless a group alone has more. 24 for groups of 3, 6, 12 and 24, a
 // multiple of the register tiles of 8 and of 6 rows; otherwise 32, so that more rows share a prefix.
@@ -47,7 +49,9 @@ struct AttentionTile {
 // The numbered tiles of a call.
 class AttentionTiles {
 public:
-    explicit AttentionTiles(const AttentionArgs& args) : a(args), group(args.heads / args.kv_heads) {
+    // most_keys: that the tiles of rows with several queries end at.
+    AttentionTiles(const AttentionArgs& args, int64_t most_keys)
+        : a(args), group(args.heads / args.kv_heads), most_keys(most_keys) {
         for (int64_t row = 0; row < a.rows; ++row) {
             rows.push_back({row, can_share_prefix(row) ? a.table[row * a.columns] : -1});
         }
@@ -81,7 +85,7 @@ public:
             tile.first_query = split * queries_of_tile();
             tile.end_query = min_of(a.query_lens[row], tile.first_query + queries_of_tile());
             tile.first_key = first_visible(prefix + tile.first_query);
-            tile.end_key = prefix + tile.end_query;
+            tile.end_key = min_of(prefix + tile.end_query, most_keys);
         }
         return tile;
     }
@@ -139,7 +143,7 @@ private:
     };
 
     const AttentionArgs& a;
-    const int64_t group;
+    const int64_t group, most_keys;
     std::vector<SortedRow> rows;  // sorted by first page
     std::vector<PrefixRun> runs;
     std::vector<int64_t> first_tile;  // per run

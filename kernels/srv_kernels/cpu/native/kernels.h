@@ -278,6 +278,8 @@ struct LatentAttentionArgs {
     int64_t rows, columns, page_size, heads, latent_dim, key_dim, rope_dim, value_dim;
     int64_t q_stride, latent_stride, rope_stride;  // of the token axis
     int64_t split_keys;              // the keys of a row with one query are divided at its multiples
+    int64_t materialise_from;        // queries of a row that is not absorbed: see latent_prefill.h; 0: all rows are
+    int64_t part_keys;               // keys of a part of such a row, a multiple of 64; 0: it has one part
     float scale;
 };
 

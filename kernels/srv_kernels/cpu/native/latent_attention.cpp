@@ -1,4 +1,5 @@
-// Multi-head latent attention over a paged pool of compressed vectors, absorbed (DeepSeek-V2, arXiv:2405.04434).
+// Multi-head latent attention over a paged pool of compressed vectors, absorbed (DeepSeek-V2, arXiv:2405.04434). Rows
+// with many queries are computed by latent_prefill.cpp.
 //
 // All heads attend to the same vectors, so a work item takes several heads of one or a few queries of a row: their
 // queries are multiplied by the up-projection of keys, attend to the compressed vectors and the rotary keys with an
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "latent_prefill.h"
 #include "thread_pool.h"
 #include "vector.h"
 
@@ -62,19 +64,24 @@ public:
         partial.resize(first_partial[a.rows] * (a.latent_dim + 2));
     }
 
-    void run() {
+    void run(Type type) {
         int64_t tokens = 0, work = 0;
         for (int64_t row = 0; row < a.rows; ++row) {
             tokens += a.query_lens[row];
+            if (is_materialised(a, row)) continue;
             work += static_cast<int64_t>(a.query_lens[row]) * (a.kv_lens[row] + per_head);
         }
         const bool serial = work * a.heads * width < 256 * 1024;
-        parallel(serial || tokens * width < 64 * 1024, [&](int chunk, int chunks) {
+        parallel(tokens * width < 64 * 1024, [&](int chunk, int chunks) {
             for (int64_t row = 0; row < a.rows; ++row) {
                 const Range mine = chunk_range(a.query_lens[row], chunk, chunks);
                 for (int64_t query = mine.begin; query < mine.end; ++query) write(row, query);
             }
         });
+        for (int64_t row = 0; row < a.rows; ++row) {
+            if (is_materialised(a, row)) materialised_attention(type, a, row);
+        }
+        if (items.empty()) return;
         std::atomic<int64_t> next{0};
         const int64_t count = static_cast<int64_t>(items.size());
         parallel(serial, [&](int, int) {
@@ -97,9 +104,10 @@ private:
     std::vector<int64_t> first_partial;  // per row, in results of one head and split
     std::vector<float> partial;          // of each: largest score, sum of weights, weighted vectors
 
-    // Adds the work items of a row, and returns into how many its keys are divided.
+    // Adds the work items of an absorbed row, and returns into how many its keys are divided.
     int64_t add_items(int64_t row) {
         const int64_t queries = a.query_lens[row], keys = a.kv_lens[row];
+        if (is_materialised(a, row)) return 0;
         if (queries == 1) {
             const int64_t splits = (keys + a.split_keys - 1) / a.split_keys;
             for (int64_t split = 0; split < splits; ++split) {
@@ -329,8 +337,8 @@ private:
 }  // namespace
 
 void latent_attention(Type type, const LatentAttentionArgs& args) {
-    if (type == Type::float32) return Latent<float>(args).run();
-    Latent<BFloat16>(args).run();
+    if (type == Type::float32) return Latent<float>(args).run(type);
+    Latent<BFloat16>(args).run(type);
 }
 
 }  // namespace srv::SRV_ISA
