@@ -164,7 +164,8 @@ CONTRACTS: Mapping[str, OpContract] = {
             linear_fp8_cases,
             signature="(x [T, K], weight float8_e4m3fn [N, K], scale float32 [ceil(N / block_outputs), "
             "ceil(K / block_inputs)], bias [N] as x | None, block_outputs: int, block_inputs: int) -> [T, N]; x is not "
-            "quantized, and weights are finite; block_inputs is a multiple of 32, or at least K",
+            "quantized, unless it has more than 256 rows and the checkpoint or the user asks for an implementation that"
+            " rounds it to float8_e4m3fn; weights are finite; block_inputs is a multiple of 32, or at least K",
             sizes=("inputs", "outputs"),
             tolerances=TWO_ROUNDINGS,
         ),

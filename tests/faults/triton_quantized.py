@@ -3,6 +3,7 @@
 from fault import Fault
 
 _QUANTIZED = "tests/kernels/triton/test_triton_quantized.py"
+_FP8 = "tests/kernels/triton/test_triton_fp8.py"
 _SAMPLING = "tests/kernels/triton/test_triton_sampling.py"
 
 FAULTS = (
@@ -21,6 +22,24 @@ FAULTS = (
         planted="largest = tl.maximum(largest, tl.max(tl.max(magnitudes, axis=1), axis=0))",
         effect="On GPUs, a request's tokens depend on the requests that it is batched with.",
         tests=(f"{_QUANTIZED}::test_a_w8a8_row_does_not_depend_on_the_others",),
+    ),
+    Fault(
+        name="scales-of-the-next-group",
+        file="kernels/srv_kernels/triton/fp8_products.py",
+        text="x_scale + (start // group).to(tl.int64) * T + rows",
+        planted="x_scale + (start // block_inputs).to(tl.int64) * T + rows",
+        effect="Long prompts of FP8 checkpoints with blocks of 192 inputs give nonsense on GPUs that multiply FP8.",
+        tests=(f"{_FP8}::test_many_rows_are_products_of_quantized_inputs",),
+    ),
+    Fault(
+        name="fp8-products-of-weight-only-checkpoints",
+        file="core/srv/quantization/fp8_configs.py",
+        text='inputs=inputs.get("num_bits") == 8',
+        planted="inputs=True",
+        effect="GPUs round the activations of checkpoints that were made for exact ones.",
+        tests=(
+            "tests/platforms/test_fp8_products.py::test_checkpoints_that_were_made_for_it_have_quantized_activations",
+        ),
     ),
     Fault(
         name="high-bits-of-the-other-scale",

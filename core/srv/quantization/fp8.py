@@ -5,7 +5,7 @@ not know how configurations state it (`srv.quantization.fp8_configs`), nor layer
 
     weight                          float8_e4m3fn [N, K]; a layer with a weight of another float dtype is not quantized
     weight_scale, weight_scale_inv  what weights are multiplied by: one value, [N], [N, 1], or one per block
-    input_scale and the like        of static activations; not needed, since activations are not quantized
+    input_scale and the like        of static activations; checked only, since no op takes it
     k_scale, v_scale and the like   of an FP8 KV pool, if there is one (`srv.planning.kv_scales`); not read here
 
 The up-projection of latent attention, which is no linear layer here, is dequantized at load.
@@ -35,6 +35,10 @@ DTYPE = "float8_e4m3fn"
 SCALE = "weight_scale"  # the suffix that layers have
 INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub", "activation_scale_ub")
 REMEDY = "Use another checkpoint of the model"
+NOTE = (
+    "its FP8 weights are multiplied by activations in the model's dtype, whatever the checkpoint states of these, "
+    "unless fp8_gemm_backend names products that quantize them to FP8, which is less exact"
+)
 _SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
 _SCALE_BYTES = 4
 _FUSED_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.\w+$")

@@ -9,7 +9,7 @@ stored.
     fbgemm_fp8          quant_method fbgemm_fp8                             none
     modelopt            quant_method modelopt, or hf_quant_config.json      128 x 128 for FP8_PB_WO
 
-Activations are static or dynamic there; layers do not quantize them, which is more exact.
+Activations are unquantized, static or dynamic there. A platform may quantize those of the last two, dynamically.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from srv.errors import ModelError
 from srv.quantization.kv_scheme import stated_kv_field, unsupported_kv_scheme
@@ -29,11 +29,13 @@ FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
 COMPRESSED_TENSORS = "compressed-tensors"
 FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors; the latter has integers, too
 MODELOPT_FILE = "hf_quant_config.json"
+_WEIGHTS_ONLY = "FP8_PB_WO"
 _MODELOPT_BLOCKS: Mapping[str, tuple[int, int] | None] = {
     "FP8": None,
     "FP8_PER_CHANNEL_PER_TOKEN": None,
-    "FP8_PB_WO": (128, 128),
+    _WEIGHTS_ONLY: (128, 128),
 }
+Scheme = TypeVar("Scheme")
 _INPUTS = 32  # blocks have a multiple of so many inputs
 # The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor the
 # up-projection, which is no linear layer here.
@@ -46,7 +48,8 @@ class Fp8Scheme(NamedTuple):
 
     block: (outputs, inputs) that share a scale; None: each output has one, or the whole weight. excluded: patterns of
     layers that are not quantized, as the configuration states them. head: the output layer is quantized unless it is
-    excluded. weight, scales: the suffixes of stored weights, and those that their scales may have.
+    excluded. weight, scales: the suffixes of stored weights, and those that their scales may have. inputs: it states
+    that the inputs of these layers are quantized to FP8 as well, with dynamic or static scales.
     """
 
     block: tuple[int, int] | None = None
@@ -54,6 +57,7 @@ class Fp8Scheme(NamedTuple):
     head: bool = False
     weight: str = "weight"
     scales: tuple[str, ...] = ("weight_scale", "weight_scale_inv")
+    inputs: bool = False
 
 
 def scheme_of(folder: Path, config: Mapping[str, Any]) -> Fp8Scheme:
@@ -134,11 +138,12 @@ def _read_fp8(stated: Mapping[str, Any]) -> Fp8Scheme | str:
     if str(stated.get("expert_dtype") or "fp8").lower() != "fp8":
         return f"its experts are stored as {stated['expert_dtype']}, not as fp8"
     excluded = stated_names(stated, "ignored_layers", "modules_to_not_convert")
-    return _with_block(Fp8Scheme(excluded=excluded), stated.get("weight_block_size"))
+    inputs = str(stated.get("activation_scheme")).lower() in ("dynamic", "static")
+    return _with_block(Fp8Scheme(excluded=excluded, inputs=inputs), stated.get("weight_block_size"))
 
 
 def _read_fbgemm(stated: Mapping[str, Any]) -> Fp8Scheme | str:
-    return Fp8Scheme(excluded=stated_names(stated, "modules_to_not_convert"))
+    return Fp8Scheme(excluded=stated_names(stated, "modules_to_not_convert"), inputs=True)  # the method has no other
 
 
 def _read_modelopt(stated: Mapping[str, Any]) -> Fp8Scheme | str:
@@ -149,7 +154,7 @@ def _read_modelopt(stated: Mapping[str, Any]) -> Fp8Scheme | str:
     if algorithm not in _MODELOPT_BLOCKS:
         return f"its quant_algo is {stated.get('quant_algo')}, not one of {', '.join(_MODELOPT_BLOCKS)}"
     excluded = stated_names(stated, "ignore", "exclude_modules")
-    return Fp8Scheme(_MODELOPT_BLOCKS[algorithm], excluded, head=True)
+    return Fp8Scheme(_MODELOPT_BLOCKS[algorithm], excluded, head=True, inputs=algorithm != _WEIGHTS_ONLY)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], Fp8Scheme | str]] = MappingProxyType(
@@ -177,11 +182,20 @@ def _read_compressed(stated: Mapping[str, Any]) -> Fp8Scheme | str:
         return f"its sparsity_config is {sparsity!r}, not an object"
     if sparsity.get("format", "dense") != "dense":
         return f"its weights are sparse, in the format {sparsity['format']}"
-    schemes = {compressed_group(name, group) for name, group in stated["config_groups"].items()}
+    groups = {name: compressed_group(name, group) for name, group in stated["config_groups"].items()}
+    schemes = set(with_same_inputs(groups).values())
     if len(schemes) > 1:  # `srv.quantization.mixed_schemes` serves them
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
     return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
+
+
+def with_same_inputs(groups: Mapping[str, Scheme]) -> dict[str, Scheme]:
+    """Groups of layers that state quantized inputs only if all those in FP8 do: products are chosen for all layers."""
+    inputs = all(each.inputs for each in groups.values() if isinstance(each, Fp8Scheme))
+    return {
+        name: each._replace(inputs=inputs) if isinstance(each, Fp8Scheme) else each for name, each in groups.items()
+    }
 
 
 def compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Scheme | str:
@@ -200,11 +214,12 @@ def compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Scheme | str:
         return f"its {name} has the input_activations {inputs!r}, which are not an object"
     if inputs and inputs.get("type") != "float":
         return f"its {name} quantizes activations to type {inputs.get('type')}, not float"
+    scheme = Fp8Scheme(head=True, inputs=inputs.get("num_bits") == 8)
     match weights.get("strategy") or "tensor":
         case "tensor" | "channel":
-            return Fp8Scheme(head=True)
+            return scheme
         case "block":
-            return _with_block(Fp8Scheme(head=True), weights.get("block_structure") or [128, 128])
+            return _with_block(scheme, weights.get("block_structure") or [128, 128])
         case other:
             return f"its {name} has scales per {other}, not per tensor, channel or block"
 

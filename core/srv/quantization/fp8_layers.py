@@ -1,7 +1,7 @@
 """Layers with FP8 weights, the conversion of stored tensors, and the quantization of unquantized ones at load.
 
-The arithmetic is that of the ops `linear_fp8` and `experts_fp8`: activations are not quantized. Must not know which
-checkpoints have FP8 weights (`srv.quantization.fp8`).
+The arithmetic is that of the ops `linear_fp8` and `experts_fp8`. Must not know which checkpoints have FP8 weights
+(`srv.quantization.fp8`).
 """
 
 from __future__ import annotations

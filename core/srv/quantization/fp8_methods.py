@@ -34,10 +34,15 @@ def _experts(remedy: str, bias: bool) -> tuple[str, str] | None:
 
 
 def _of_form(name: str, model: ModelFacts) -> QuantMethod:
-    """With the bytes of a matrix for a configuration alone, which does not say what the tensors of files do."""
-    method = _METHODS[name]
-    scheme = fp8_configs.scheme_or_reason(Path(model.path), model.config) if model.format == "config" else ""
-    return method if isinstance(scheme, str) else method._replace(matrix_bytes=partial(fp8.matrix_bytes, scheme))
+    """With what the scheme says of inputs.
+
+    The bytes of a matrix are those of a configuration alone, which does not say what the tensors of files do.
+    """
+    method, scheme = _METHODS[name], fp8_configs.scheme_or_reason(Path(model.path), model.config)
+    if isinstance(scheme, str):
+        return method
+    found = method._replace(fp8_inputs=scheme.inputs)
+    return found._replace(matrix_bytes=partial(fp8.matrix_bytes, scheme)) if model.format == "config" else found
 
 
 METHOD = QuantMethod(
@@ -56,8 +61,7 @@ METHOD = QuantMethod(
     experts=partial(_experts, "Use the checkpoint in full precision"),
     at_load=_at_load,
     of_form=partial(_of_form, fp8_configs.FP8),
-    note="its FP8 weights are multiplied by activations in the model's dtype: they are not quantized to FP8, which is "
-    "more exact than the static or dynamic scales for them",
+    note=fp8.NOTE,
 )
 FBGEMM_METHOD, MODELOPT_METHOD = (
     METHOD._replace(

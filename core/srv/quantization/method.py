@@ -87,6 +87,8 @@ class QuantMethod(NamedTuple):
     that they may change places only within it; None: one.
     `up_projections`: the storage format dequantizes the up-projection of latent attention, which no linear layer holds.
     `dtype`: in which models of this method compute if the user sets none; "": that of the checkpoint.
+    `fp8_inputs`: the checkpoint states that inputs of all FP8 weights are quantized to FP8 as well, so that a platform
+    may do so.
     `of_form(model)`: these facts for the form in which a checkpoint is stored, if the ops or the note depend on it.
     """
 
@@ -112,4 +114,5 @@ class QuantMethod(NamedTuple):
     row_block: Callable[[ModelFacts], int] | None = None
     up_projections: bool = False
     dtype: str = ""
+    fp8_inputs: bool = False
     of_form: Callable[[ModelFacts], QuantMethod] | None = None

@@ -25,7 +25,7 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
 from srv.models.layers.moe_config import expert_names
-from srv.quantization import fp8, fp8_configs, fp8_methods, int8_configs, packed, w8a8_int8
+from srv.quantization import fp8, fp8_configs, int8_configs, packed, w8a8_int8
 from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Scheme
 from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.kv_scheme import unsupported_kv_scheme
@@ -182,7 +182,8 @@ def _read(config: Mapping[str, Any]) -> MixedScheme | str:
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(each, Mapping) for each in groups.values()):
         return ""
     try:
-        schemes = {name: _group_scheme(name, group, stated.get("format")) for name, group in groups.items()}
+        found = {name: _group_scheme(name, group, stated.get("format")) for name, group in groups.items()}
+        schemes = fp8_configs.with_same_inputs(found)
         if stated.get("format") != MIXED and len(set(schemes.values())) == 1 and not _is_partial(groups, schemes):
             return ""
         if (refused := _refused(stated)) is not None:
@@ -357,7 +358,8 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         weight_bytes=weight_bytes,
         sharding="weights of mixed schemes cannot be sharded yet",
         layer_ops=layer_ops,
-        note=fp8_methods.METHOD.note if Fp8Scheme in kinds else "",
+        note=fp8.NOTE if Fp8Scheme in kinds else "",
+        fp8_inputs=any(isinstance(group.scheme, Fp8Scheme) and group.scheme.inputs for group in mixed.groups),
         experts=None if kinds == [PackedScheme] else _experts,
         row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
         row_block=_row_block,

@@ -27,7 +27,7 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.text_names import needed_tensors
-from srv.quantization.fp8 import are_fp8, held_scale
+from srv.quantization.fp8 import NOTE, are_fp8, held_scale
 from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
@@ -58,10 +58,7 @@ BLOCK, BLOCK_BYTES = TYPES_BY_NAME[BLOCK_TYPE].elements, TYPES_BY_NAME[BLOCK_TYP
 _FACTOR = "_weight_act_pre_scale"  # what inputs are multiplied by
 _STORED_AS: Mapping[Weights, tuple[str, ...]] = {"int8": ("int8",), "int4": ("uint8", "int8")}
 _SCALE_BYTES = 4
-_FP8_NOTE = (
-    "its FP8 weights are multiplied by activations in the model's dtype: they are not quantized to FP8, also if its "
-    "configuration says so, which is more exact"
-)
+_FP8_INPUTS = ("Float8DynamicActivationFloat8WeightConfig", "float8_dynamic_activation_float8_weight")
 
 
 class Form(NamedTuple):
@@ -99,7 +96,7 @@ def _read(stated: Mapping[str, Any]) -> Form:
             case "int4":
                 return _int4(op, fields)
             case "fp8":
-                return Form(weights, op, fp8=_fp8(fields, excluded))
+                return Form(weights, op, fp8=_fp8(fields, excluded)._replace(inputs=str(kind) in _FP8_INPUTS))
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"its quant_type has an invalid value ({type(error).__name__}: {error})") from error
 
@@ -318,7 +315,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         form = _read(model.config.get("quantization_config") or {})
     except ValueError:  # the checkpoint is refused
         return METHOD
-    return METHOD._replace(ops=(form.op,), note=_FP8_NOTE if form.weights == "fp8" else "")
+    return METHOD._replace(ops=(form.op,), note=NOTE if form.weights == "fp8" else "", fp8_inputs=form.fp8.inputs)
 
 
 METHOD = QuantMethod(

@@ -85,6 +85,16 @@ def compile_variant(variant: Variant, target: Target) -> tuple[int, int, int]:
     Spills are bytes of stack per thread on NVIDIA, and vector registers on AMD. Raises RuntimeError for more shared
     memory than the target has.
     """
+    kernel = compiled(variant, target)
+    shared = kernel.metadata.shared
+    if shared > target.shared:
+        raise RuntimeError(f"needs {shared} bytes of shared memory; {target.name} has {target.shared}")
+    registers, spills = _of_cubin(kernel.asm["cubin"]) if "cubin" in kernel.asm else _of_amdgcn(kernel.asm)
+    return registers, spills, shared
+
+
+def compiled(variant: Variant, target: Target) -> Any:
+    """Triton's `CompiledKernel`."""
     names = variant.kernel.arg_names
     if unknown := [name for name in (*variant.types, *variant.constants, *variant.aligned) if name not in names]:
         raise ValueError(f"the kernel has no arguments {unknown}")
@@ -99,12 +109,7 @@ def compile_variant(variant: Variant, target: Target) -> tuple[int, int, int]:
     options = {"num_warps": variant.warps, "num_stages": variant.stages, **variant.options}
     if target.backend == "hip":
         options["num_stages"] = min(variant.stages, 2)
-    compiled = triton.compile(source, target=target.gpu(), options=options)
-    shared = compiled.metadata.shared
-    if shared > target.shared:
-        raise RuntimeError(f"needs {shared} bytes of shared memory; {target.name} has {target.shared}")
-    registers, spills = _of_cubin(compiled.asm["cubin"]) if "cubin" in compiled.asm else _of_amdgcn(compiled.asm)
-    return registers, spills, shared
+    return triton.compile(source, target=target.gpu(), options=options)
 
 
 def _of_cubin(cubin: bytes) -> tuple[int, int]:

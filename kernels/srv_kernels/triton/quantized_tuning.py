@@ -85,6 +85,10 @@ INT8_GEMM = _gemm("int8_gemm")
 # float32 x, which only tests and old GPUs have: it is multiplied exactly, without matrix instructions.
 INT8_GEMM_FLOAT32 = _gemm("int8_gemm_float32")
 
+# e4m3 x e4m3, for many rows. block_k: at most 128, so that a tile lies within a block of the usual checkpoints. To
+# measure: block_n and stages, first of all on sm90.
+FP8_GEMM = _gemm("fp8_gemm")
+
 # 16-bit x and weight, for the logits of few rows. To measure: block_k and stages of the first entry.
 DENSE_GEMM = _gemm("dense_gemm")
 

@@ -52,3 +52,5 @@ TARGETS = (
     _hip("gfx1100", 32, 64, _OCP),
 )
 BY_NAME = {target.name: target for target in TARGETS}
+# Those whose matrix units multiply e4m3fn. gfx1100 converts it only, and gfx942 multiplies e4m3fnuz.
+FLOAT8_DOTS = frozenset({"sm89", "sm90", "sm100", "sm120", "gfx950"})

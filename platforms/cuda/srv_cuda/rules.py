@@ -5,6 +5,7 @@ from __future__ import annotations
 from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.platform.facts import Constraint, Default, ResolutionContext
+from srv_gpu.fp8_defaults import FP8_PRODUCTS
 
 _GPT_OSS = "GptOssForCausalLM"
 _CUTLASS = "flashinfer_cutlass"
@@ -44,6 +45,7 @@ DEFAULTS = (
         "GPT-OSS gains from it on compute capability 10.0",
         reads=("enable_dp_attention",),
     ),
+    FP8_PRODUCTS,
     published_fraction(),
 )
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from srv.platform.experts import EXPERTS, FP8, INT8, torch_expert_ops
 from srv.platform.facts import WRITE_KV, DeviceFacts, OpCall, OpSpec
 from srv_gpu import expert_specs
-from srv_gpu.facts import MISSING_TRITON, TRITON, float_reason, has_package
+from srv_gpu.facts import HALVES, MISSING_TRITON, TRITON, float_reason, has_package, triton_target
+from srv_kernels.triton.targets import FLOAT8_DOTS
 
 TORCH = "torch (reference)"
+TRITON_FP8 = "triton_fp8"  # products with FP8 weights for which x is quantized to FP8, too
 _LIMITS = {"dim": 1 << 16, "head_dim": 512}  # elements of a row that one program holds in registers
 _TORCH_OPS = (
     "rms_norm",
@@ -46,6 +48,15 @@ def _triton(device: DeviceFacts, call: OpCall) -> str | None:
     return _installed(device, call) or float_reason(device, call) or next(too_large, None)
 
 
+def fp8_products(device: DeviceFacts, call: OpCall) -> str | None:
+    """Why x cannot be quantized to float8_e4m3fn for products with FP8 weights."""
+    if (missing := _installed(device, call)) is not None:
+        return missing
+    if (name := triton_target(device.variant)) not in FLOAT8_DOTS:
+        return f"{name} has no matrix units for float8_e4m3fn that Triton uses; {', '.join(sorted(FLOAT8_DOTS))} have"
+    return None if call.dtype in HALVES else f"{call.dtype} is not one of {', '.join(HALVES)}"
+
+
 def _any(device: DeviceFacts, call: OpCall) -> None:
     return None
 
@@ -57,6 +68,8 @@ def _impl(op: str, name: str, check: Callable[[DeviceFacts, OpCall], str | None]
 
 OPS = (
     *(_impl(op, TRITON, _triton) for op in _TRITON_OPS),
+    # After Triton's exact products, so that it is used only if fp8_gemm_backend names it: see `srv_gpu.fp8_defaults`.
+    OpSpec("linear_fp8", TRITON_FP8, fp8_products, "srv_gpu.triton_ops:linear_fp8_quantized"),
     *(_impl(op, TORCH, float_reason) for op in _TORCH_OPS),
     *expert_specs.OPS,
     *torch_expert_ops(float_reason, (EXPERTS, INT8, FP8)),

@@ -14,6 +14,7 @@ import srv_kernels.triton.activations
 import srv_kernels.triton.attention
 import srv_kernels.triton.dense_linear
 import srv_kernels.triton.fp8_linear
+import srv_kernels.triton.fp8_products
 import srv_kernels.triton.gguf_linear
 import srv_kernels.triton.int8_linear
 import srv_kernels.triton.kv_write
@@ -49,6 +50,7 @@ linear_w8a8 = _operator("linear_w8a8")
 linear_w8a8_static = _operator("linear_w8a8_static")
 linear_int8 = _operator("linear_int8")
 linear_fp8 = _operator("linear_fp8")
+linear_fp8_quantized = _operator("linear_fp8_quantized")
 linear_float32 = _operator("linear_float32")
 linear_gguf = _operator("linear_gguf")
 linear_gguf_float32 = _operator("linear_gguf_float32")

@@ -7,6 +7,7 @@ from srv.args.rules.speculative import draft_tree_constraint
 from srv.platform.facts import Contribution, Default, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
 from srv_gpu.facts import AITER_GROUP, AITER_HEADS, NUM_KV_SPLITS, half_reasons
+from srv_gpu.fp8_defaults import FP8_PRODUCTS
 from srv_gpu.tools import missing_aiter
 
 _INSTINCT = ("gfx942", "gfx950")
@@ -58,6 +59,7 @@ DEFAULTS = (
         lambda context: 16,
         "it is the published default for these devices",
     ),
+    FP8_PRODUCTS,
     published_fraction(),
 )
 

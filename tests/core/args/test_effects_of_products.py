@@ -43,7 +43,7 @@ def test_fp8_gemm_backend(tmp_path: Path) -> None:
     assert tokens[0] == tokens[1] == tokens[2]
 
     online = ("--quantization", "fp8", "--fp8-gemm-backend")
-    for device, names in (("cpu:avx512", "native, torch_native"), ("cuda:sm90", "triton, torch_native")):
+    for device, names in (("cpu:avx512", "native, torch_native"), ("cuda:sm90", "triton, triton_fp8, torch_native")):
         (refused,) = refusals(small.folder, *online, "deep_gemm", device=device)
         assert (refused.code, refused.remedy) == ("unknown_backend", f"Available: {names}.")
     (refused,) = refusals(small.folder, *online, "torch_nativ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'srv-kernels[triton]'")
 
 from srv_kernels.triton import compile as ahead
-from srv_kernels.triton.targets import TARGETS
+from srv_kernels.triton.targets import FLOAT8_DOTS, TARGETS
 
 Table = dict[str, Any]
 
@@ -35,7 +36,8 @@ def test_the_table_is_of_the_current_sources(listing: Table) -> None:
 def test_every_kernel_is_compiled_for_every_target(listing: Table) -> None:
     names = {target.name for target in TARGETS}
     for kernel, entry in listing["kernels"].items():
-        assert set().union(*entry["variants"].values()) == names, kernel
+        expected = FLOAT8_DOTS if kernel.startswith("fp8_products.") else names
+        assert set().union(*entry["variants"].values()) == expected, kernel
 
 
 @pytest.mark.slow
@@ -77,6 +79,26 @@ def test_older_gpus_refuse_e4m3() -> None:
     results = ahead._compile(jobs, 1)
     assert all("fp8e4nv not supported in this architecture" in str(results[job]) for job in jobs[:2])
     assert isinstance(results[jobs[2]], list)
+
+
+_PTX = """
+from srv_kernels.triton.compile_worker import compiled
+from srv_kernels.triton.fp8_products import VARIANTS
+from srv_kernels.triton.targets import BY_NAME
+variant = next(each for each in VARIANTS if each.constants.get("GROUPED") is False)
+print(compiled(variant, BY_NAME["sm90"]).asm["ptx"])
+"""
+
+
+@pytest.mark.slow
+def test_hopper_adds_fp8_products_outside_of_its_matrix_units(tmp_path: Path) -> None:
+    """A tile of 128 x 128 sums in 256 threads, of which each adds 64 after every 128 inputs."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", _PTX]
+    text = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert ".f32.e4m3.e4m3" in text
+    assert len(re.findall(r"\b(?:add|fma)(?:\.rn)?\.f32", text)) >= 64
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ from __future__ import annotations
 from srv.models.architectures.expert_layers import mixture
 from srv.platform.facts import Constraint, ResolutionContext
 from srv.platform.op_choice import AUTO
+from srv.quantization.method import QuantMethod
 from srv.quantization.mxfp4 import NAME as MXFP4
 from srv.quantization.registry import chosen, method_of
+from srv.specs import ModelFacts
 
-_METHOD = ("quantization", "torchao_config", "dequantize_weights", "model_impl")
+READS = ("quantization", "torchao_config", "dequantize_weights", "model_impl")  # of `quantizes_inputs`
 
 
 def _no_fp8_products(context: ResolutionContext) -> str | None:
@@ -16,11 +18,26 @@ def _no_fp8_products(context: ResolutionContext) -> str | None:
         return None
     if context["model_impl"] == "transformers":
         return "transformers computes with dequantized weights only (model_impl is transformers)"
-    named, online = context["quantization"], context["torchao_config"]
-    method = chosen(context.model, named, online, dequantize=bool(context["dequantize_weights"]))
+    method = _method(context.model, context)
     if method is not None and "linear_fp8" in method.ops:
         return None
     return f"{context.model.name} has no weights in FP8"
+
+
+def _method(model: ModelFacts, context: ResolutionContext) -> QuantMethod | None:
+    named, online = context["quantization"], context["torchao_config"]
+    return chosen(model, named, online, dequantize=bool(context["dequantize_weights"]))
+
+
+def quantizes_inputs(context: ResolutionContext) -> bool:
+    """Whether native layers have FP8 weights, and the checkpoint states that their inputs are quantized to FP8, too.
+
+    For the defaults of platforms that have such products; it reads `READS`.
+    """
+    if context.model is None or context["model_impl"] == "transformers":
+        return False
+    method = _method(context.model, context)
+    return method is not None and method.fp8_inputs
 
 
 def _no_mxfp4_experts(context: ResolutionContext) -> str | None:
@@ -45,7 +62,7 @@ USER_CONSTRAINTS: tuple[Constraint, ...] = (
         "inert",
         _no_fp8_products,
         "Leave it out, or serve a checkpoint in FP8, or set --quantization fp8.",
-        reads=_METHOD,
+        reads=READS,
     ),
     Constraint("mxfp4_moe_precision", "inert", _no_mxfp4_experts, "Leave it out.", reads=("model_impl",)),
     Constraint(
