@@ -119,7 +119,7 @@ GPUS_COMPILED := cuda:sm80 cuda:sm86 cuda:sm89 cuda:sm100 cuda:sm120 rocm:gfx950
 # These tests start requests of 100,000 tokens, which end too late in Triton's interpreter.
 NOT_INTERPRETED := -k 'not context_length and not graceful_shutdown'
 GPU_EVIDENCE := platforms/gpu/tests/test_gpu_evidence.py
-NPU_MODELS := platforms/npu/tests/test_npu_models.py
+NPU_MODELS := platforms/npu/tests/test_npu_models.py platforms/npu/tests/test_npu_pooled_models.py
 evidence: env triton
 	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m when_changed --full --record-digests -n 2 --dist loadfile tests

@@ -74,7 +74,7 @@ say "evidence"
 # Tests that take their device from the option; marks of all other tests name their platform.
 any_device_tests=(tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py)
 [ "$name" != cpu ] || any_device_tests=()
-[ "$name" != npu ] || any_device_tests+=(platforms/npu/tests/test_npu_models.py)  # marked for this platform
+[ "$name" != npu ] || any_device_tests+=(platforms/npu/tests/test_npu_{models,pooled_models}.py)  # marked for this platform
 [ ${#tests[@]} -eq 0 ] || any_device_tests=("${tests[@]}")
 target=(--srv-evidence support_matrix/evidence)
 [ -z "$quick" ] || target=(--srv-evidence "$out/evidence.jsonl" --srv-evidence-any-tree)

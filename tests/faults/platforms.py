@@ -5,6 +5,7 @@ from fault import Fault
 _CPU_ATTENTION = "tests/platforms/cpu/test_attention.py"
 _CPU_SAMPLING = "tests/platforms/cpu/test_sampling.py"
 _PROBES = "tests/platforms/test_builtin_probes.py"
+_NPU = "tests/platforms/npu/test_simulated.py"
 _TOY = "plugins/toy_device/tests"
 
 FAULTS = (
@@ -39,6 +40,22 @@ FAULTS = (
         planted='(220, 255, "A2',
         effect="An Ascend A3 is served with the limits of an A2.",
         tests=("tests/platforms/npu/test_sdk.py",),
+    ),
+    Fault(
+        name="npu-window-of-one-more-key",
+        file="platforms/npu/srv_npu/step_rows.py",
+        text="first_keys = np.maximum(lengths - window, 0)",
+        planted="first_keys = np.maximum(lengths - window - 1, 0)",
+        effect="On NPUs, each generated token attends to a key behind its sliding window.",
+        tests=(f"{_NPU}::test_windows_and_attention_to_later_tokens",),
+    ),
+    Fault(
+        name="npu-replay-with-one-list-of-lengths",
+        file="platforms/npu/srv_npu/graphs.py",
+        text="alike = all(each is self.lengths[0] for each in self.lengths)",
+        planted="alike = True",
+        effect="On NPUs, replayed layers with a sliding window take the lengths of the layers without one.",
+        tests=(f"{_NPU}::test_windows_and_attention_to_later_tokens",),
     ),
     Fault(
         name="experts-split-by-any-number",

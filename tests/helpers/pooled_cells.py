@@ -28,6 +28,7 @@ HEADS = {"hidden_size": 128, "num_attention_heads": 2, "initializer_range": 0.1}
 HEADS_OF: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 128, "n_heads": 2, "initializer_range": 0.1},
     "eurobert": {**HEADS, "head_dim": 64},
+    "nomic": {**HEADS, "head_dim": 64},
 }
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "gte", "nomic", "jina", "distilbert", "eurobert")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")

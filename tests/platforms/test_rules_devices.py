@@ -13,7 +13,7 @@ from srv.args.resolve import resolve
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal
 from srv.platform.registry import find_platforms
-from srv.specs import FullAttention, Latent, ModelFacts
+from srv.specs import FullAttention, Latent, ModelFacts, SlidingWindow
 from srv_gpu.tools import AITER_MODULES
 
 PROFILES = [(name, profile) for name, facts in FACTS.items() for profile in facts.profiles]
@@ -153,15 +153,12 @@ def test_draft_trees_need_pages_of_one_token(platform: str, profile: str) -> Non
             {"cache_groups": (FullAttention((0,), 8, 192, 64),)},
             "keys of 192 and values of 64 elements differ in length; only 192 with 128 may",
         ),
+        ({"architecture": "MistralForCausalLM", "config": MISTRAL}, None),
+        ({"architecture": "OtherForCausalLM", "config": {"sliding_window": 512}}, None),
         (
-            {"architecture": "MistralForCausalLM", "config": MISTRAL},
-            "it cannot compute layers 0-3: it does not support a sliding window of 4096 tokens",
-        ),
-        ({"architecture": "MistralForCausalLM", "config": MISTRAL, "context_length": 4096}, None),
-        ({"architecture": "OtherForCausalLM", "config": {"sliding_window": 65536}}, None),
-        (
-            {"architecture": "OtherForCausalLM", "config": {"sliding_window": 512}},
-            "it cannot compute layers 0-3: it does not support a sliding window of 512 tokens",
+            {"head_dim": 192, "cache_groups": (SlidingWindow((0,), 8, 192, 128, 512),)},
+            "keys of 192 and values of 128 elements with a sliding window of 512 tokens; only keys and values of equal "
+            "length can have one",
         ),
         (
             {"config": {"attn_logit_softcapping": 50.0}},

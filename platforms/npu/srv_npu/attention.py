@@ -1,14 +1,15 @@
 """Attention through torch_npu's fused operator (npu_fused_infer_attention_score), over 128-token pages.
 
-It turns the rows of a step into calls of that operator and writes keys and values into the pool. The operator takes
-sequence lengths as host integers, so a captured graph records them: each replay must update them to
-`AttentionMetadata.kv_lens` (`srv_npu.graphs`).
+It writes keys and values into the pool and makes the calls into which `srv_npu.step_rows` divides the rows of a step.
+The operator takes sequence lengths as host integers, so a captured graph records them: each replay must update them
+(`srv_npu.graphs`).
 
-    decode only                        BSH  [rows, 1, heads * dim]: one call, into preallocated output and workspace
-    head dim 128 or 192                TND  [tokens, heads, dim]: one call for rows of any length, right-aligned causal
-    other head dims                    decode rows as above; each longer row is a BSND call [1, queries, heads, dim]
+    decode rows                        BSH  [rows, 1, heads * dim], into preallocated output and workspace
+    rows in one call (TND)             TND  [tokens, heads, dim], right-aligned causal: head dim 128 or 192
+    a longer row                       BSND [1, queries, heads, dim], right-aligned causal or a band
     key dim 192 with value dim 128     always TND, the only layout in which the two may differ; decode-only steps still
                                        use preallocated output and workspace
+    encoders                           `srv_npu.both_ways`, over keys and values of the step
 
     pool [pages + 1, 128, kv_heads * dim], written as slots [(pages + 1) * 128, kv_heads * dim]; keys and values are
     separate tensors
@@ -17,75 +18,46 @@ sequence lengths as host integers, so a captured graph records them: each replay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv.platform.transfers import Transfers
-from srv_npu.limits import KV_ORDER, MASK, PACKED_DIMS, PACKED_ROWS, PAGE, head_reasons
+from srv_npu.both_ways import BothWays, whole_sequences
+from srv_npu.graphs import HostLengths, NpuGraphs
+from srv_npu.limits import (
+    BAND,
+    CAUSAL,
+    KV_ORDER,
+    MASK,
+    PACKED_DIMS,
+    PACKED_ROWS,
+    PAGE,
+    TRAITS,
+    head_reasons,
+    window_reason,
+)
 from srv_npu.platform import NpuPlatform
 from srv_npu.sdk import Sdk
-
-CAUSAL = 3  # sparse mode "right-down causal": the last query sees every key, the one before it all but one
-
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Rows with one query token each.
-
-    tokens: int64, the indices of these tokens in the step; None if the step has only such rows, in order.
-    ends: cumulative query lengths; None for BSH, which takes none. table: int32 [rows, columns].
-    workspaces: the operator's scratch memory by (heads, kv_heads, head_dim), allocated once and shared by every layer
-    with those sizes.
-    """
-
-    tokens: Tensor | None
-    ends: list[int] | None
-    kv_lens: list[int]
-    table: Tensor
-    workspaces: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Rows of any length in one call. ends: cumulative query lengths. kv_lens: per row, not cumulative."""
-
-    ends: list[int]
-    kv_lens: list[int]
-    table: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class SingleRow:
-    """One row with several query tokens, the tokens [begin, end) of the step. table: int32 [1, columns]."""
-
-    begin: int
-    end: int
-    kv_len: int
-    table: Tensor
+from srv_npu.step_rows import Decode, Ints, Packed, RowPlanner, SingleRow, Step
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """What one step's attention calls need, computed once per step.
 
-    slots: int32 [tokens, 1] on the device, where the new keys and values are written. kv_lens: all rows, on the host.
+    slots: int32 [tokens, 1] on the device, where the new keys and values are written. Both are None for an encoder,
+    whose sequences are the tokens `ends[i - 1]` to `ends[i]` of the step.
     """
 
-    slots: Tensor
-    kv_lens: list[int]
-    decode: Decode | None = None
-    packed: Packed | None = None
-    single_rows: tuple[SingleRow, ...] = ()
+    slots: Tensor | None
+    step: Step | None
+    ends: list[int] = field(default_factory=list)
 
 
 class AscendAttention:
@@ -95,29 +67,36 @@ class AscendAttention:
         if context.kv is None:
             raise InternalError("attention backend ascend needs a KV pool, but none was allocated")
         layout = context.kv.layout
-        if (layout.order, layout.page_size) != (KV_ORDER, PAGE):
+        if layout.group.layers and (layout.order, layout.page_size) != (KV_ORDER, PAGE):  # encoders read no pages
             raise InternalError(
                 f"ascend reads {KV_ORDER} pages of {PAGE} tokens, not {layout.order} pages of {layout.page_size}"
             )
-        self._sdk = sdk_of(context)
+        self._sdk, self._graphs = sdk_of(context), graphs_of(context)
         self._device = context.device
         self._keys, self._values = context.kv.keys, context.kv.values
         self._value_dim = layout.group.value_dim
-        self._can_pack = (layout.group.key_dim, self._value_dim) in PACKED_DIMS and context.max_rows <= PACKED_ROWS
+        self._window = layout.group.window
+        can_pack = (layout.group.key_dim, self._value_dim) in PACKED_DIMS and context.max_rows <= PACKED_ROWS
         self._dims_differ = layout.group.key_dim != self._value_dim
-        if self._dims_differ and not self._can_pack:
+        if self._dims_differ and not can_pack:
             raise InternalError(
                 f"ascend cannot read keys of {layout.group.key_dim} with values of {self._value_dim} elements in steps "
                 f"of up to {context.max_rows} rows"
             )
         self._mask = causal_mask(self._device)
         self._transfers = context.transfers
-        self._captured: dict[int, tuple[Tensor, dict[tuple[int, int, int], Tensor]]] = {}
+        self._planner = RowPlanner(context.transfers, can_pack=can_pack, needs_ends=self._dims_differ)
+        self._both_ways = BothWays(self._sdk, self._mask, can_pack=can_pack)
+        self._captured: dict[int, AttentionMetadata] = {}
 
     def supports(self, layer: AttentionLayer) -> str | None:
-        """See `srv.platform.interface.AttentionBackend`. Decode masks by length only, and no operator caps scores."""
+        """See `srv.platform.interface.AttentionBackend`. No operand caps scores, or adds sinks or position biases."""
         reasons = head_reasons(layer.heads, layer.kv_heads, layer.head_dim)
-        reasons += [f"its operator does not compute {phrase}" for phrase in layer.traits().values()]
+        reasons += [
+            f"its operator does not compute {phrase}" for trait, phrase in layer.traits().items() if trait not in TRAITS
+        ]
+        if self._dims_differ and layer.window is not None:
+            reasons.append(window_reason(layer.window, layer.head_dim, self._value_dim))
         return "; ".join(reasons) or None
 
     # Planning, once per step
@@ -126,60 +105,57 @@ class AscendAttention:
         """See `srv.platform.interface.AttentionBackend`."""
         queries = np.asarray(batch.query_lens, dtype=np.int64)
         kv_lens = [int(length) for length in batch.kv_lens]
+        if not self._keys:
+            return AttentionMetadata(None, None, whole_sequences(queries, kv_lens))
         table = batch.page_table.contiguous()
         slots = token_slots(self._transfers, queries, np.asarray(kv_lens, dtype=np.int64), table)
         if batch.graph is not None:
             return self._captured_step(batch.graph, slots, kv_lens, table)
-        if int(queries.max()) == 1:
-            return AttentionMetadata(slots, kv_lens, decode=Decode(None, self._row_ends(len(queries)), kv_lens, table))
-        ends = np.cumsum(queries)
-        if self._can_pack:
-            return AttentionMetadata(slots, kv_lens, packed=Packed(ends.tolist(), kv_lens, table))
-        return AttentionMetadata(
-            slots, kv_lens, self._decode_rows(queries, ends, kv_lens, table), None, _prefill_rows(ends, kv_lens, table)
-        )
+        step = Step(queries, HostLengths(kv_lens), table, captured=False)
+        self._planner.rows(step, self._window)
+        return AttentionMetadata(slots, step)
 
     def _captured_step(self, rows: int, slots: Tensor, kv_lens: list[int], table: Tensor) -> AttentionMetadata:
-        """A captured kernel reads slots and workspaces at fixed addresses: those of the first step of this size."""
+        """A captured kernel reads its operands at fixed addresses: those of the first step of this size."""
         if rows not in self._captured:
-            self._captured[rows] = (torch.empty_like(slots), {})
-        fixed_slots, workspaces = self._captured[rows]
-        fixed_slots.copy_(slots)
-        return AttentionMetadata(
-            fixed_slots, kv_lens, decode=Decode(None, self._row_ends(rows), kv_lens, table, workspaces)
-        )
-
-    def _row_ends(self, rows: int) -> list[int] | None:
-        """Cumulative query lengths of decode rows, which only TND takes."""
-        return list(range(1, rows + 1)) if self._dims_differ else None
-
-    def _decode_rows(self, queries: Ints, ends: Ints, kv_lens: list[int], table: Tensor) -> Decode | None:
-        """The rows with one query token, in a step that also has longer ones."""
-        rows = np.flatnonzero(queries == 1)
-        if len(rows) == 0:
-            return None
-        tokens, index = (self._transfers.upload(each) for each in (ends[rows] - 1, rows))
-        return Decode(tokens, None, [kv_lens[row] for row in rows], table.index_select(0, index))
+            queries = np.ones(rows, dtype=np.int64)
+            step = Step(queries, HostLengths(kv_lens), table, captured=True)
+            self._planner.rows(step, self._window)
+            self._captured[rows] = AttentionMetadata(slots, step)
+            return self._captured[rows]
+        found = self._captured[rows]
+        assert found.slots is not None
+        assert found.step is not None
+        found.slots.copy_(slots)
+        found.step.kv_lens.values = kv_lens
+        self._planner.refresh(found.step)
+        return found
 
     # Attention, once per layer
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: AttentionMetadata) -> Tensor:
         """See `srv.platform.interface.AttentionBackend`."""
+        query = q.contiguous()
+        if layer.bidirectional:
+            return self._both_ways.attend(layer, query, k.contiguous(), v.contiguous(), metadata.ends)
+        assert metadata.slots is not None
+        assert metadata.step is not None
         keys, values = self._keys[layer.index], self._values[layer.index]
         write_tokens(self._sdk, keys, k, metadata.slots)
         write_tokens(self._sdk, values, v, metadata.slots)
-        query = q.contiguous()
-        if metadata.packed is not None:
-            return self._attend_packed(layer, query, keys, values, metadata.packed)
-        if metadata.decode is not None and metadata.decode.tokens is None:
-            return self._attend_decode(layer, query, keys, values, metadata.decode)
+        rows = self._planner.rows(metadata.step, layer.window)
+        if rows.packed is not None:
+            return self._attend_packed(layer, query, keys, values, rows.packed)
+        decode = rows.decode
+        if decode is not None and decode.tokens is None:
+            return self._attend_decode(layer, query, keys, values, decode)
         out = torch.empty_like(query)  # the value dim is the key dim here: other models always take the packed path
-        if metadata.decode is not None and metadata.decode.tokens is not None:
-            tokens = metadata.decode.tokens
-            decoded = self._attend_decode(layer, query.index_select(0, tokens), keys, values, metadata.decode)
-            out.index_copy_(0, tokens, decoded)
-        for row in metadata.single_rows:
-            out[row.begin : row.end] = self._attend_single(layer, query[row.begin : row.end], keys, values, row)
+        if decode is not None and decode.tokens is not None:
+            decoded = self._attend_decode(layer, query.index_select(0, decode.tokens), keys, values, decode)
+            out.index_copy_(0, decode.tokens, decoded)
+        for row in rows.single_rows:
+            own = query[row.begin : row.end]
+            out[row.begin : row.end] = self._attend_single(layer, own, keys, values, row, rows.window)
         return out
 
     def _attend_decode(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, rows: Decode) -> Tensor:
@@ -188,16 +164,19 @@ class AscendAttention:
         if rows.ends is None:
             query = q.view(count, 1, -1)
             out = torch.empty_like(query)
-            options = {**_sizes(layer, rows.table, "BSH"), "actual_seq_lengths_kv": rows.kv_lens}
+            options = {**_sizes(layer, rows.table, "BSH"), "actual_seq_lengths_kv": rows.kv_lens.values}
+            if rows.mask is not None:
+                options["atten_mask"] = rows.mask
         else:
             query = q
             out = q.new_empty(count, layer.heads, self._value_dim)
-            options = self._packed_options(layer, rows.table, rows.ends, rows.kv_lens)
+            options = self._packed_options(layer, rows.table, rows.ends, rows.kv_lens.values)
         sizes = (layer.heads, layer.kv_heads, layer.head_dim)
         if sizes not in rows.workspaces:
             get_workspace = self._sdk._npu_fused_infer_attention_score_get_max_workspace
             rows.workspaces[sizes] = get_workspace(query, keys, values, **options)
         no_lse = torch.empty(1, dtype=torch.float32, device=query.device)  # required, but not filled
+        self._graphs.attends(rows.kv_lens)
         self._sdk.npu_fused_infer_attention_score.out(
             query, keys, values, **options, workspace=rows.workspaces[sizes], out=[out, no_lse]
         )
@@ -220,15 +199,20 @@ class AscendAttention:
             "actual_seq_lengths_kv": kv_lens,
         }
 
-    def _attend_single(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, row: SingleRow) -> Tensor:
+    def _attend_single(
+        self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, row: SingleRow, window: int | None
+    ) -> Tensor:
         """q [queries, heads, dim] -> [queries, heads, dim]."""
+        mask: dict[str, Any] = {"sparse_mode": CAUSAL}
+        if window is not None:
+            mask = {"sparse_mode": BAND, "pre_tokens": window - 1, "next_tokens": 0}
         out: Tensor = self._sdk.npu_fused_infer_attention_score(
             q.unsqueeze(0),
             keys,
             values,
             **_sizes(layer, row.table, "BSND"),
+            **mask,
             atten_mask=self._mask,
-            sparse_mode=CAUSAL,
             actual_seq_lengths=[row.end - row.begin],
             actual_seq_lengths_kv=[row.kv_len],
         )[0]
@@ -259,9 +243,18 @@ def write_tokens(sdk: Sdk, pool: Tensor, new: Tensor, slots: Tensor) -> None:
 
 def sdk_of(context: BackendContext) -> Sdk:
     """The SDK of the backend's platform. InternalError unless that is the npu platform."""
+    return _npu(context)._sdk()
+
+
+def graphs_of(context: BackendContext) -> NpuGraphs:
+    """The captured steps of the backend's platform. InternalError unless that is the npu platform."""
+    return _npu(context).graphs
+
+
+def _npu(context: BackendContext) -> NpuPlatform:
     if not isinstance(context.platform, NpuPlatform):
         raise InternalError(f"a backend of the npu platform was built for {context.platform.name}")
-    return context.platform._sdk()
+    return context.platform
 
 
 def _sizes(layer: AttentionLayer, table: Tensor, layout: str) -> dict[str, Any]:
@@ -273,13 +266,3 @@ def _sizes(layer: AttentionLayer, table: Tensor, layout: str) -> dict[str, Any]:
         "block_table": table,
         "block_size": PAGE,
     }
-
-
-def _prefill_rows(ends: Ints, kv_lens: Sequence[int], table: Tensor) -> tuple[SingleRow, ...]:
-    """The rows with several query tokens, which need a call each."""
-    begins = [0, *ends[:-1].tolist()]
-    return tuple(
-        SingleRow(begin, end, kv_lens[row], table[row : row + 1])
-        for row, (begin, end) in enumerate(zip(begins, ends.tolist(), strict=True))
-        if end - begin > 1
-    )

@@ -101,6 +101,11 @@ def _head_reasons(model: ModelFacts) -> list[str]:
         for group in attention_specs(model.cache_groups)
         if group.key_dim != group.value_dim and (group.key_dim, group.value_dim) not in limits.PACKED_DIMS
     ]
+    reasons += [
+        limits.window_reason(group.window, group.key_dim, group.value_dim)
+        for group in attention_specs(model.cache_groups)
+        if group.window is not None and group.key_dim != group.value_dim
+    ]
     return reasons
 
 
@@ -188,6 +193,7 @@ BACKENDS = {
             target="srv_npu.attention:AscendAttention",
             kv_order=limits.KV_ORDER,
             graphs=True,
+            traits=limits.TRAITS,
             latent="srv_npu.latent_attention:AscendLatentAttention",
         ),
     ),

@@ -2,9 +2,9 @@
 
 The fused attention operator takes sequence lengths as host integers, and a capture records them with the call. With
 `auto_dispatch_capture`, a graph knows which of its calls took such values, and `update` changes them; a replay without
-an update would use the lengths of the capture. The new lengths are in the step's attention metadata (`kv_lens` of
-`srv_npu.attention.AttentionMetadata` and of `srv_npu.latent_attention.LatentMetadata`), the only field that this module
-reads.
+an update would use the lengths of the capture. Calls of layers with a sliding window count their keys from another page
+than others, so that each captured call has lengths of its own: backends keep them in `HostLengths` and say with
+`NpuGraphs.attends` which a call takes.
 
     replay n      the captured calls wait for their new lengths, run with them, and wait for the next update
     update n + 1  must not come before that: it would change calls that are still running, and a call that sees two
@@ -25,12 +25,26 @@ from srv_npu.sdk import Sdk
 _WARM_UPS = 2  # the first call loads kernels; by the second, all buffers are allocated
 
 
+@dataclass(slots=True)
+class HostLengths:
+    """KV lengths per row. Those of a captured call are the same object in every plan, which sets new values."""
+
+    values: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A torch_npu graph, and an event recorded after its last replay (complete before the first one)."""
+    """A torch_npu graph, an event recorded after its last replay (complete before the first one), and the lengths of
+    its attention calls, in their order."""
 
     graph: Any
     replayed: Any
+    lengths: tuple[HostLengths, ...]
+
+    def updates(self) -> list[dict[str, list[int]]]:
+        """One mapping per call, or one for all if they share their lengths."""
+        alike = all(each is self.lengths[0] for each in self.lengths)
+        return [{"actual_seq_lengths_kv": each.values} for each in (self.lengths[:1] if alike else self.lengths)]
 
 
 class NpuGraphs:
@@ -40,6 +54,12 @@ class NpuGraphs:
         self._sdk = sdk
         self._graphs: dict[int, _Captured] = {}
         self._pool: Any = None
+        self._recorded: list[HostLengths] | None = None  # of the capture that is under way
+
+    def attends(self, lengths: HostLengths) -> None:
+        """An attention call takes these lengths; if it is being captured, replays update it to their values then."""
+        if self._recorded is not None:
+            self._recorded.append(lengths)
 
     def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         """See `srv.platform.interface.Graphs`."""
@@ -50,20 +70,23 @@ class NpuGraphs:
         if self._pool is None:
             self._pool = npu.graph_pool_handle()
         graph = npu.NPUGraph()
-        with npu.graph(graph, pool=self._pool, auto_dispatch_capture=True):
-            output = run()
-        self._graphs[key] = _Captured(graph, npu.Event())
+        recorded: list[HostLengths] = []
+        self._recorded = recorded
+        try:
+            with npu.graph(graph, pool=self._pool, auto_dispatch_capture=True):
+                output = run()
+        finally:
+            self._recorded = None
+        self._graphs[key] = _Captured(graph, npu.Event(), tuple(recorded))
         return output
 
     def replay(self, key: int, metadata: Sequence[Any]) -> None:
-        """See `srv.platform.interface.Graphs`. InternalError if nothing was captured under this key.
-
-        All cache groups have the same lengths.
-        """
+        """See `srv.platform.interface.Graphs`. InternalError if nothing was captured under this key."""
         captured = self._graphs.get(key)
         if captured is None:
             raise InternalError(f"cannot replay a step of {key} rows: no graph was captured for that number of rows")
         captured.replayed.synchronize()
-        captured.graph.update(cpu_update_input=[{"actual_seq_lengths_kv": metadata[0].kv_lens}])
+        if captured.lengths:
+            captured.graph.update(cpu_update_input=captured.updates())
         captured.graph.replay()
         captured.replayed.record()

@@ -27,8 +27,10 @@ from srv.errors import InternalError
 from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
 from srv.platform.layers import missing_traits
 from srv.specs import LATENT, LatentDims
-from srv_npu.attention import CAUSAL, Ints, causal_mask, sdk_of, token_slots, write_tokens
-from srv_npu.limits import LATENT_QUERIES, PACKED_ROWS, PAGE, latent_reasons
+from srv_npu.attention import causal_mask, graphs_of, sdk_of, token_slots, write_tokens
+from srv_npu.graphs import HostLengths
+from srv_npu.limits import CAUSAL, LATENT_QUERIES, PACKED_ROWS, PAGE, latent_reasons
+from srv_npu.step_rows import Ints
 
 _PART = 32 * PAGE  # cached keys of a row whose keys and values of all heads exist at the same time
 
@@ -44,7 +46,7 @@ class Absorbed:
 
     tokens: Tensor | None
     ends: list[int]
-    kv_lens: list[int]
+    kv_lens: HostLengths
     table: Tensor
     causal: bool
     workspaces: dict[int, Tensor] | None = None
@@ -74,10 +76,9 @@ class Materialised:
 
 @dataclass(frozen=True, slots=True)
 class LatentMetadata:
-    """What one step's attention calls need. slots, kv_lens: as in `srv_npu.attention.AttentionMetadata`."""
+    """What one step's attention calls need. slots: as in `srv_npu.attention.AttentionMetadata`."""
 
     slots: Tensor
-    kv_lens: list[int]
     absorbed: Absorbed | None
     materialised: Materialised | None = None
 
@@ -130,11 +131,11 @@ class AscendLatentAttention:
                 f"ascend reads pages of {PAGE} tokens in steps of up to {PACKED_ROWS} rows, not pages of "
                 f"{context.kv.layout.page_size} in steps of up to {context.max_rows}"
             )
-        self._sdk = sdk_of(context)
+        self._sdk, self._graphs = sdk_of(context), graphs_of(context)
         self._latents, self._ropes = context.kv.tensors["latent"], context.kv.tensors["rope"]
         self._mask = causal_mask(context.device)
         self._transfers = context.transfers
-        self._captured: dict[int, tuple[Tensor, dict[int, Tensor]]] = {}
+        self._captured: dict[int, tuple[LatentMetadata, HostLengths]] = {}
         self._up: dict[int, _Up] = {}
 
     def supports(self, layer: AttentionLayer) -> str | None:
@@ -161,18 +162,17 @@ class AscendLatentAttention:
         short = queries <= LATENT_QUERIES
         absorbed = self._absorbed(queries, kv_lens, table, np.flatnonzero(short))
         materialised = self._materialised(queries, kv_lens, table, np.flatnonzero(~short))
-        return LatentMetadata(slots, kv_lens.tolist(), absorbed, materialised)
+        return LatentMetadata(slots, absorbed, materialised)
 
     def _captured_step(self, rows: int, slots: Tensor, kv_lens: Ints, table: Tensor) -> LatentMetadata:
-        """A captured kernel reads slots and workspaces at fixed addresses: those of the first step of this size."""
+        """A captured kernel reads its operands at fixed addresses: those of the first step of this size."""
         if rows not in self._captured:
-            self._captured[rows] = (torch.empty_like(slots), {})
-        fixed_slots, workspaces = self._captured[rows]
-        fixed_slots.copy_(slots)
-        lengths = kv_lens.tolist()
-        return LatentMetadata(
-            fixed_slots, lengths, Absorbed(None, list(range(1, rows + 1)), lengths, table, False, workspaces)
-        )
+            absorbed = Absorbed(None, list(range(1, rows + 1)), HostLengths([]), table, False, {})
+            self._captured[rows] = LatentMetadata(slots, absorbed), absorbed.kv_lens
+        found, lengths = self._captured[rows]
+        found.slots.copy_(slots)
+        lengths.values = kv_lens.tolist()
+        return found
 
     def _absorbed(self, queries: Ints, kv_lens: Ints, table: Tensor, rows: Ints) -> Absorbed | None:
         if len(rows) == 0:
@@ -182,7 +182,8 @@ class AscendLatentAttention:
             tokens = self._transfers.upload(_tokens_of(queries, rows))
             table = table.index_select(0, self._transfers.upload(rows))
         own = queries[rows]
-        return Absorbed(tokens, np.cumsum(own).tolist(), kv_lens[rows].tolist(), table, bool(own.max() > 1))
+        lengths = HostLengths(kv_lens[rows].tolist())
+        return Absorbed(tokens, np.cumsum(own).tolist(), lengths, table, bool(own.max() > 1))
 
     def _materialised(self, queries: Ints, kv_lens: Ints, table: Tensor, rows: Ints) -> Materialised | None:
         if len(rows) == 0:
@@ -225,7 +226,7 @@ class AscendLatentAttention:
         absorbed = torch.bmm(q.plain.transpose(0, 1), up.key).transpose(0, 1)
         query = _with_heads(absorbed, heads)
         options: dict[str, Any] = {
-            **_sizes(layer, heads, 1, rows.ends, rows.kv_lens),
+            **_sizes(layer, heads, 1, rows.ends, rows.kv_lens.values),
             "query_rope": _with_heads(q.rotated, heads),
             "key_rope": self._ropes[layer.index],
             "block_table": rows.table,
@@ -235,6 +236,7 @@ class AscendLatentAttention:
         if rows.workspaces is None:
             found = self._sdk.npu_fused_infer_attention_score(query, latents, latents, **options)[0]
         else:
+            self._graphs.attends(rows.kv_lens)
             found = self._captured_call(query, latents, options, heads, rows.workspaces)
         return torch.bmm(found[:, : layer.heads].transpose(0, 1), up.value).transpose(0, 1)
 

@@ -9,7 +9,10 @@ from srv.specs import LatentDims
 
 KV_ORDER = "page_token_flat"  # [pages + 1, PAGE, kv_heads * dim]
 PAGE = 128  # the only page size that prefill, decode and decode in graphs all support
-MASK = 2048  # side of the fixed causal mask of sparse mode 3
+MASK = 2048  # side of the fixed mask of the sparse modes
+CAUSAL = 3  # sparse mode "right-down causal": the last query sees every key, the one before it all but one
+BAND = 4  # that of a window: aligned alike, with `pre_tokens` keys before a query and `next_tokens` after it
+TRAITS = ("window", "bidirectional")  # of `srv.specs.LAYER_TRAITS`
 DTYPES = ("bfloat16", "float16")
 # (key dim, value dim) of a head for which one call takes rows of any length (layout TND). The other layouts need equal
 # key and value dims.
@@ -40,6 +43,14 @@ def head_reasons(heads: int, kv_heads: int, head_dim: int) -> list[str]:
     elif head_dim % DIM_MULTIPLE:
         reasons.append(f"head_dim {head_dim} is not a multiple of {DIM_MULTIPLE}")
     return reasons
+
+
+def window_reason(window: int, key_dim: int, value_dim: int) -> str:
+    """Why the operator has no window for keys and values of different length: TND is their only layout."""
+    return (
+        f"keys of {key_dim} and values of {value_dim} elements with a sliding window of {window} tokens; only keys and "
+        "values of equal length can have one"
+    )
 
 
 def latent_reasons(heads: int, dims: LatentDims) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from srv.errors import InternalError, PlatformUnavailable
 from srv.platform.diagnosis import device_checks, verdict
-from srv.platform.interface import Check, Graphs, KVBuffers, Memory, MemoryUse, OpImpl
+from srv.platform.interface import Check, KVBuffers, Memory, MemoryUse, OpImpl
 from srv.platform.manifest import EngineContext
 from srv.platform.page_copies import copy_page_runs
 from srv.platform.pools import plain_pool
@@ -98,7 +98,7 @@ class NpuPlatform:
         return self._ops
 
     @property
-    def graphs(self) -> Graphs | None:
+    def graphs(self) -> NpuGraphs:
         return self._graphs
 
     @contextmanager

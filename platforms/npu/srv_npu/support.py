@@ -89,6 +89,11 @@ _UNPUBLISHED = (
     ),
     Support("load_format", "supported", "the host reads every format; a card is given tensors"),
 )
+_WINDOWS = _all(
+    "supported",
+    "windows are masked by the fused attention, in a pool of their own or in that of all layers",
+    "swa_full_tokens_ratio disable_hybrid_swa_memory",
+)
 _MARKERS = (Support("enable_layerwise_nvtx_marker", "supported", "ranges are marked with MSTX, which msprof reads"),)
 _HOST_MEMORY = (Support("numa_node", "supported", "it binds the host's own processes to the host's own memory"),)
 
@@ -191,8 +196,8 @@ _UNSUPPORTED = (
     ),
     *_all(
         "unsupported",
-        "the KV pool of NPUs keeps one kind of layer and full attention alone",
-        "hybrid_kvcache_ratio swa_full_tokens_ratio disable_hybrid_swa_memory",
+        "sliding windows have one pool with the other layers or one of their own on NPUs, and nothing between",
+        "hybrid_kvcache_ratio",
     ),
     *_all(
         "unsupported",
@@ -311,6 +316,7 @@ SUPPORT: tuple[Support, ...] = (
     *_DRAFTS,
     *_HOST_ONLY,
     *_UNPUBLISHED,
+    *_WINDOWS,
     *_MARKERS,
     *_HOST_MEMORY,
     *_ONLY_A3,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,11 +23,12 @@ from srv_npu.platform import NpuPlatform
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPES = tuple(TOLERANCES)
 KV_HEADS = 2
+FOREIGN = 40  # a page that no row of a test owns
 LENGTHS = [(64, 64), (80, 80), (128, 128), (192, 192), (192, 128)]  # of keys, of values
 
 
-def layer(dim: int, heads: int = 6) -> AttentionLayer:
-    return AttentionLayer(index=0, heads=heads, kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5)
+def layer(dim: int, heads: int = 6, **traits: Any) -> AttentionLayer:
+    return AttentionLayer(index=0, heads=heads, kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5, **traits)
 
 
 class World:
@@ -40,6 +42,7 @@ class World:
         rows: int,
         foreign: float = 0.0,
         value_dim: int | None = None,
+        window: int | None = None,
     ) -> None:
         self.value_dim = value_dim or dim
         self.context: BackendContext = context(
@@ -48,9 +51,9 @@ class World:
         assert self.context.kv is not None
         for buffer in (*self.context.kv.keys, *self.context.kv.values):
             buffer.fill_(foreign)
-        self.layer, self.dtype, self.device = layer(dim), dtype, platform.device(0)
+        self.layer, self.dtype, self.device = layer(dim, window=window), dtype, platform.device(0)
         self.backend = AscendAttention(self.context)
-        self.table = (torch.randperm(len(self.context.kv.keys[0]) - 1)[: rows * 4] + 1).view(rows, 4).to(torch.int32)
+        self.table = (torch.randperm(FOREIGN - 1)[: rows * 4] + 1).view(rows, 4).to(torch.int32)
         self.keys: list[Tensor] = [torch.empty(0, KV_HEADS, dim, dtype=dtype) for _ in range(rows)]
         self.values = [torch.empty(0, KV_HEADS, self.value_dim, dtype=dtype) for _ in range(rows)]
 
@@ -65,6 +68,8 @@ class World:
         table = self.table.clone()
         for row, length in enumerate(kv_lens):
             table[row, -(-length // PAGE) :] = 0
+            if self.layer.window is not None:  # pages behind the window are other requests' by now
+                table[row, : max(0, length - query_lens[row] + 1 - self.layer.window) // PAGE] = FOREIGN
         width = 4 if graph is not None else max(-(-length // PAGE) for length in kv_lens)
         return AttentionBatch(query_lens, kv_lens, table[:, :width].to(self.device), graph)
 
@@ -103,11 +108,14 @@ class World:
 
 
 def dense(of: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """float64 [queries, heads, dim]; the last query sees every key."""
+    """float64 [queries, heads, dim]; the last query sees every key that its window does not hide."""
     sharing = of.heads // of.kv_heads
     k, v = (each.double().repeat_interleave(sharing, 1) for each in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * of.scale
-    hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu_(1 + len(k) - len(q))
+    distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
+    if of.bidirectional:
+        distance = distance.abs()
+    hidden = (distance < 0) | (distance >= (of.window or len(k)))
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
 
@@ -248,7 +256,9 @@ def test_ends_of_single_queries_are_worked_out_once_a_step(
 ) -> None:
     """And for the one layout alone that asks for them: every layer of the step is given the same list."""
     world = World(platform, 192, torch.bfloat16, rows=3, value_dim=value_dim)
-    decode = world.plan(world.batch([1, 1, 1], graph=graph)).decode
+    step = world.plan(world.batch([1, 1, 1], graph=graph)).step
+    assert step is not None
+    decode = step.rows[None].decode
     assert decode is not None
     assert decode.ends == ends
 
@@ -258,8 +268,15 @@ def test_layers_that_the_operator_does_not_compute_are_refused(platform: NpuPlat
     supports = world.backend.supports
     assert supports(world.layer) is None
     assert supports(replace(world.layer, soft_cap=30.0)) == "its operator does not compute a soft cap of 30.0"
-    assert "a sliding window of 4 tokens" in str(supports(replace(world.layer, window=4)))
+    assert supports(replace(world.layer, window=4)) is None
+    assert supports(replace(world.layer, sinks=True)) == "its operator does not compute attention sinks"
     assert supports(replace(world.layer, head_dim=72)) == "head_dim 72 is not a multiple of 16"
+    two_lengths = World(platform, 192, torch.bfloat16, rows=2, value_dim=128)
+    assert two_lengths.backend.supports(two_lengths.layer) is None
+    assert two_lengths.backend.supports(replace(two_lengths.layer, window=4)) == (
+        "keys of 192 and values of 128 elements with a sliding window of 4 tokens; only keys and values of equal "
+        "length can have one"
+    )
 
 
 def test_a_pool_of_another_shape_is_refused(platform: NpuPlatform) -> None:

@@ -7,12 +7,11 @@ computed in replayed steps.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from bfloat16_models import MODELS, Model
+from bfloat16_models import MODELS
 from model_cells import assert_as_close_as_transformers, requests, save_bfloat16, served
 
 from srv_matrix.pytest_plugin import covers
@@ -21,18 +20,9 @@ from srv_npu.facts import VARIANTS
 pytestmark = pytest.mark.timeout(600)
 
 LENGTHS = (1, 5, 17, 33, 150)
-# What the matrix shows as "no": attention in windows, in chunks, with sinks or with position biases.
-UNSUPPORTED = (
-    *("MistralForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "Cohere2ForCausalLM", "Lfm3ForCausalLM"),
-    *("RecurrentGemmaForCausalLM", "BloomForCausalLM", "MptForCausalLM", "Llama4ForCausalLM", "GptOssForCausalLM"),
-)
-
-
-def _without_window(model: Model) -> Model:
-    return replace(model, fields={name: value for name, value in model.fields.items() if name != "sliding_window"})
-
-
-CHECKPOINTS = {name: _without_window(model) for name, model in MODELS.items() if name not in UNSUPPORTED}
+# What the matrix shows as "no": attention in chunks, with soft caps, sinks or position biases.
+UNSUPPORTED = (*("Gemma2ForCausalLM", "BloomForCausalLM", "MptForCausalLM", "Llama4ForCausalLM", "GptOssForCausalLM"),)
+CHECKPOINTS = {name: model for name, model in MODELS.items() if name not in UNSUPPORTED}
 
 
 @pytest.mark.parametrize(
@@ -49,10 +39,14 @@ def test_a_bfloat16_checkpoint(name: str, tmp_path: Path) -> None:
         ("DeepseekV2ForCausalLM", ["--speculative-algorithm=NGRAM", "--disable-graphs"]),
         ("DeepseekV3ForCausalLM", ["--max-running-requests=3", "--disable-overlap-schedule"]),
         ("Qwen3NextForCausalLM", ["--max-running-requests=3"]),
+        ("MistralForCausalLM", ["--speculative-algorithm=NGRAM"]),
+        ("Gemma3ForCausalLM", ["--disable-hybrid-swa-memory"]),
+        ("Cohere2ForCausalLM", ["--swa-full-tokens-ratio=0.5"]),
     ],
 )
 def test_prompts_in_chunks_that_end_within_pages(name: str, flags: list[str], tmp_path: Path) -> None:
-    """Chunks of 48 tokens and less, of which short ones are absorbed and long ones materialised; and drafts."""
+    """Chunks of 48 tokens and less, of which latent attention absorbs short ones and materialises long ones; drafts;
+    and windows in a pool of their own, or in that of all layers."""
     check(name, tmp_path, "--chunked-prefill-size=48", *flags)
 
 

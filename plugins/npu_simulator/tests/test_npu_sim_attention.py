@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,10 @@ def right_down(i: int, j: int, queries: int, keys: int) -> bool:
 
 def nothing(i: int, j: int, queries: int, keys: int) -> bool:
     return False
+
+
+def outside(before: int, after: int) -> Callable[[int, int, int, int], bool]:
+    return lambda i, j, queries, keys: not -before <= j - (i + keys - queries) <= after
 
 
 def random_rows(
@@ -238,29 +243,77 @@ def test_one_query_token_takes_a_mask_of_one_row_per_sequence(sdk: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "masked"),
+    ("options", "masked", "layouts"),
     [
-        ({"sparse_mode": 2}, lambda i, j, q, k: j > i),
-        ({"sparse_mode": 3}, right_down),
-        ({"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 0}, lambda i, j, q, k: not -3 <= j - (i + k - q) <= 0),
-        ({"sparse_mode": 4, "pre_tokens": 2, "next_tokens": 1}, lambda i, j, q, k: not -2 <= j - (i + k - q) <= 1),
+        ({"sparse_mode": 2}, lambda i, j, q, k: j > i, ("BSND",)),
+        ({"sparse_mode": 3}, right_down, ("BSND", "TND")),
+        ({"sparse_mode": 4, "pre_tokens": 3, "next_tokens": 0}, outside(3, 0), ("BSND",)),
+        ({"sparse_mode": 4, "pre_tokens": 2, "next_tokens": 1}, outside(2, 1), ("BSND",)),
+        ({"sparse_mode": 0, "atten_mask": None}, nothing, ("BSND", "TND")),
     ],
 )
-@pytest.mark.parametrize("layout", ["TND", "BSND"])
-def test_sparse_modes(sdk: Any, options: dict[str, int], masked: Any, layout: str) -> None:
+def test_sparse_modes(sdk: Any, options: dict[str, Any], masked: Any, layouts: tuple[str, ...]) -> None:
     rows = random_rows([5], [11], 2, 2, 128, 128, torch.float16)
-    lead = (lambda t: t) if layout == "TND" else (lambda t: t[None])
+    for layout in layouts:
+        lead = (lambda t: t) if layout == "TND" else (lambda t: t[None])
+        call = {
+            "atten_mask": causal_mask(),
+            "actual_seq_lengths": [5],
+            "actual_seq_lengths_kv": [11],
+            "num_heads": 2,
+            "scale": 0.09,
+            "input_layout": layout,
+        }
+        out, _ = sdk.npu_fused_infer_attention_score(
+            *(lead(getattr(rows[0], name)).to("npu:0") for name in "qkv"), **(call | options)
+        )
+        check(out.reshape(5, 2, 128), rows, 0.09, masked, torch.float16)
+
+
+def test_a_band_over_pages_is_aligned_with_the_last_key(sdk: Any) -> None:
+    rows = random_rows([7], [300], 4, 2, 64, 64, torch.bfloat16)
+    key, value, table = paged(rows, BLOCK, heads_first=False)
     out, _ = sdk.npu_fused_infer_attention_score(
-        *(lead(getattr(rows[0], name)).to("npu:0") for name in "qkv"),
+        rows[0].q[None].to("npu:0"),
+        key,
+        value,
         atten_mask=causal_mask(),
-        actual_seq_lengths=[5],
-        actual_seq_lengths_kv=[11],
-        num_heads=2,
-        scale=0.09,
-        input_layout=layout,
-        **options,
+        actual_seq_lengths=[7],
+        actual_seq_lengths_kv=[300],
+        block_table=table,
+        block_size=BLOCK,
+        num_heads=4,
+        num_key_value_heads=2,
+        scale=0.125,
+        input_layout="BSND",
+        sparse_mode=4,
+        pre_tokens=129,
+        next_tokens=0,
     )
-    check(out.reshape(5, 2, 128), rows, 0.09, masked, torch.float16)
+    check(out[0], rows, 0.125, outside(129, 0), torch.bfloat16)
+
+
+def test_a_mask_of_single_queries_covers_all_pages_of_the_table(sdk: Any) -> None:
+    """Keys of the first page are hidden, as a window's decode step hides them."""
+    rows = random_rows([1, 1], [130, 256], 2, 1, 64, 64, torch.float16)
+    key, value, table = paged(rows, BLOCK, heads_first=False)
+    hidden = torch.tensor([3, 100])
+    mask = torch.arange(table.shape[1] * BLOCK) < hidden[:, None, None]
+    out, _ = sdk.npu_fused_infer_attention_score(
+        torch.stack([row.q.flatten(1) for row in rows]).to("npu:0"),
+        key,
+        value,
+        atten_mask=mask.to("npu:0"),
+        actual_seq_lengths_kv=[130, 256],
+        block_table=table,
+        block_size=BLOCK,
+        num_heads=2,
+        num_key_value_heads=1,
+        scale=0.125,
+    )
+    for index, row in enumerate(rows):
+        found = out[index].reshape(1, 2, 64)
+        check(found, [row], 0.125, lambda i, j, _q, _k, index=index: j < hidden[index], torch.float16)
 
 
 def test_long_rows_are_computed_in_chunks(sdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,14 @@ def test_device_attention_and_sampling_on_a2() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("soc", ["a2", "a3"])
+def test_windows_and_attention_to_later_tokens(soc: str) -> None:
+    outcome = run_on(soc, 280, TESTS / "test_npu_windows.py")
+    assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("soc", "chosen"),
@@ -46,8 +54,21 @@ def test_the_engine_computes_what_the_cpu_computes(soc: str, chosen: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_models_with_latent_attention_and_recurrent_states_on_a2() -> None:
+def test_models_that_generate_text_on_a2() -> None:
     outcome = run_on("a2", 1700, TESTS / "test_npu_models.py")
+    assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("soc", "chosen"),
+    [("a2", "modernbert or jina or nomic"), ("a3", "distilbert or eurobert or gte or mistral")],
+)
+def test_encoders_and_other_pooled_models(soc: str, chosen: str) -> None:
+    """Each card runs a part: computation does not depend on the generation, and `make evidence` runs all on both."""
+    outcome = run_on(soc, 880, TESTS / "test_npu_pooled_models.py", "-k", chosen)
     assert outcome.passed, outcome.end
     assert not outcome.skipped, outcome.end
 

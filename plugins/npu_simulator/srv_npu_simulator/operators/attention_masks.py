@@ -1,4 +1,8 @@
-"""The masks that npu_fused_infer_attention_score accepts per sparse mode, and those that it silently ignores."""
+"""The masks that npu_fused_infer_attention_score accepts per sparse mode, and those that it silently ignores.
+
+Releases of the documentation differ about the sparse modes of TND: all of them take 0 without a mask and 3, some also
+4, or do not say. The stricter rule holds.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ MASK_SIZE = 2048
 def check_mask(rules: Rules, query: Tensor, options: AttentionOptions, sequences: Sequence[Row]) -> None:
     mode, mask, layout = options.sparse_mode, options.atten_mask, options.input_layout
     rules.require(mode in range(5), "sparse_mode", mode, "must be 0 to 4")
+    rule = "but TND takes 0 without a mask, and 3; use BSND one sequence at a time for another"
+    rules.require(layout != "TND" or mode in (0, 3), "sparse_mode", mode, rule)
     longest = max(sequence.keys for sequence in sequences)
     one_token = query_tokens(query, layout) == 1
     if mode >= 2:
@@ -28,6 +34,8 @@ def check_mask(rules: Rules, query: Tensor, options: AttentionOptions, sequences
             rules.require(fixed and mask.dim() <= 4, "atten_mask", described, rule)
             rule = "must be 1 strictly above the diagonal and 0 elsewhere: torch.triu(ones, diagonal=1)"
             rules.require(_is_causal(mask), "atten_mask", "another matrix", rule)
+        if mode == 4:
+            _check_band(rules, options, sequences)
         cuts = mode == 2 or (mode == 4 and options.pre_tokens < longest - 1)
         rules.require(
             not (one_token and cuts), "sparse_mode", mode, "but is ignored for one query token: use a full mask"
@@ -44,11 +52,21 @@ def check_mask(rules: Rules, query: Tensor, options: AttentionOptions, sequences
         _check_full_mask(rules, query, options, mask, longest)
 
 
+def _check_band(rules: Rules, options: AttentionOptions, sequences: Sequence[Row]) -> None:
+    """A band that lies beside all scores of a sequence is refused."""
+    before, after = options.pre_tokens, options.next_tokens
+    rules.require(before + after >= 0, "pre_tokens", before, f"must not be less than -next_tokens, {-after}")
+    least = -min(sequence.queries for sequence in sequences)
+    rules.require(before > least, "pre_tokens", before, f"must be above minus the queries of each sequence, {least}")
+    least = -min(sequence.keys for sequence in sequences)
+    rules.require(after > least, "next_tokens", after, f"must be above minus the keys of each sequence, {least}")
+
+
 def _check_full_mask(rules: Rules, query: Tensor, options: AttentionOptions, mask: Tensor, longest: int) -> None:
     layout, rows = options.input_layout, query.shape[0]
     described = f"of shape {tuple(mask.shape)}"
     if layout == "TND":
-        rules.require(False, "atten_mask", described, "but TND takes a mask with sparse_mode 2, 3 or 4 only")
+        rules.require(False, "atten_mask", described, "but TND takes a mask with sparse_mode 3 only")
     tokens = query_tokens(query, layout)
     table = options.block_table
     keys = longest if table is None else table.shape[1] * options.block_size

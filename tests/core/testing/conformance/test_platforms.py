@@ -78,13 +78,10 @@ NPU = frozenset(
         *PIECES,
         COMPILED,
         "op.others",
-        "attention.window",
-        "attention.window_pages",
         "attention.soft_cap",
         "attention.alibi",
         "attention.sinks",
         "attention.chunks",
-        "attention.both_ways",
         "engine.float32",
         "engine.bfloat16",
     )
