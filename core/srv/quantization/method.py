@@ -36,7 +36,20 @@ class StoredModel(NamedTuple):
     stored_names: Mapping[str, str] = MappingProxyType({})
 
 
+class HeldMatrix(NamedTuple):
+    """A matrix of a layer: of linear layers that share one input, or the same projections of all experts of a layer.
+
+    `names`, `outputs`: of each of these. `inputs`: of all of them.
+    """
+
+    names: tuple[str, ...]
+    outputs: tuple[int, ...]
+    inputs: int
+    experts: bool = False
+
+
 LayerOps: TypeAlias = Callable[[tuple[str, ...], int, bool], str]
+TensorBytes: TypeAlias = Callable[[HeldMatrix], tuple[int, ...]]
 
 
 def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:
@@ -73,7 +86,9 @@ class QuantMethod(NamedTuple):
     names, "" for unquantized weights; `rows`: of an embedding, whose rows are looked up. None: not known before layers
     are built. `matrix_bytes(outputs, inputs)`: bytes of a matrix for which `layer_ops` names an op; None: not known
     without the files. Where it and the matrices of a model are known, they determine the bytes of weights, and not
-    `weight_bytes`. `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a
+    `weight_bytes`. `tensor_bytes(model)`: the function (matrix) -> the bytes of each tensor that layers hold for a matrix
+    for which `layer_ops` names an op, as `OpLayer.weight_tensors` lists them; None: not known before layers are built,
+    so that they cannot be kept in host memory. `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a
     remedy; or None. `online`: the method quantizes the weights of an unquantized checkpoint while they are loaded.
     `at_load(model)`: the online method that the name of this one means for a checkpoint whose configuration names none;
     None if its weights are of this method already. `at_load` itself is None if the name means no other one.
@@ -103,6 +118,7 @@ class QuantMethod(NamedTuple):
     dequantizable: bool = False
     layer_ops: Callable[[StoredModel], LayerOps] | None = None
     matrix_bytes: Callable[[int, int], int] | None = None
+    tensor_bytes: Callable[[StoredModel], TensorBytes] | None = None
     experts: Callable[[bool], tuple[str, str] | None] | None = None
     packed: bool = False
     at_load: Callable[[ModelFacts], str | None] | None = None
