@@ -62,7 +62,7 @@ def layer_tensors(
     if sizes is None:
         assert method is not None
         return f"{method.name} does not say the bytes of its tensors before layers are built (tensor_bytes)"
-    found: dict[int, tuple[int, ...]] = {index: () for index in range(model.layers)}
+    found: dict[int, tuple[int, ...]] = dict.fromkeys(range(model.layers), ())
     for matrix in _held_matrices(ops):
         if (layer := _LAYER.match(matrix.names[0])) is not None:
             found[int(layer[1])] += sizes(matrix)

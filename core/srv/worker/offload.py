@@ -5,8 +5,8 @@
     buffers     A: 0, 2, ...    B: 1, 3, ...                a copy begins when the layer before it in the buffer is done
 
 Each layer has one buffer for good (`srv.planning.offload`), and its matrices and their scales are views of it, so that
-no kernel sees that they move. A step that is captured would not run these copies, so that steps are not captured. Must not know what
-the layers compute.
+no kernel sees that they move. A step that is captured would not run these copies, so that steps are not captured. Must
+not know what the layers compute.
 """
 
 from __future__ import annotations
