@@ -11,8 +11,8 @@ FAULTS = (
     Fault(
         name="plan-accepts-what-cannot-be-built",
         file="core/srv/planning/launchable.py",
-        text="return LaunchCheck(refusals if told else (*refusals, _of_model(resolved, error)), (), kernels=kernels)",
-        planted="return LaunchCheck(refusals, ())",
+        text="refusals = refusals if told else (*refusals, _of_model(resolved, error))",
+        planted="pass",
         effect="`srv plan` accepts FP8 and AWQ checkpoints, which every launch refuses.",
         tests=("tests/core/planning/test_launchable.py",),
     ),

@@ -5,6 +5,7 @@ from fault import Fault
 _DAMAGED = "tests/core/models/formats/test_damaged.py"
 _READING = "tests/core/models/formats/test_reading.py"
 _OFFLOAD = "tests/core/worker/test_offload.py"
+_OFFLOADED = "tests/core/quantization/test_offloaded.py"
 
 FAULTS = (
     Fault(
@@ -22,6 +23,30 @@ FAULTS = (
         planted="pass",
         effect="On a device with streams, the weights of a layer are overwritten while it computes: nonsense.",
         tests=(_OFFLOAD,),
+    ),
+    Fault(
+        name="scales-of-layers-in-host-memory-stay-on-the-device",
+        file="core/srv/quantization/fp8_layers.py",
+        text="for each in (matrix.weight, matrix.scale))",
+        planted="for each in (matrix.weight,))",
+        effect="A launch with FP8 layers in host memory ends with an internal error: plans count their scales too.",
+        tests=(_OFFLOADED,),
+    ),
+    Fault(
+        name="quantized-layers-in-host-memory-count-as-unquantized",
+        file="core/srv/planning/layer_sizes.py",
+        text="(held if layer_op(matrix.names, matrix.inputs, False) else plain)(matrix)",
+        planted="plain(matrix)",
+        effect="A launch with quantized layers in host memory ends with an internal error: they are smaller.",
+        tests=(_OFFLOADED,),
+    ),
+    Fault(
+        name="a-ledger-expects-weights-that-are-in-host-memory",
+        file="core/srv/planning/ledger.py",
+        text="return held - saved_bytes(config, model)",
+        planted="return held",
+        effect="With layers of a GGUF file in host memory, a launch warns that its weights are smaller than predicted.",
+        tests=(_OFFLOADED,),
     ),
     Fault(
         name="overlapping-tensors-of-a-gguf-file",

@@ -29,9 +29,14 @@ def mxfp4(seed: int, *shape: int, lowest: int = -5) -> tuple[Tensor, Tensor]:
     return blocks, torch.randint(3, blocks.shape[:-1], generator=generator).add(127 + lowest).to(torch.uint8)
 
 
-def write_gpt_oss(folder: Path, spoil: Callable[[dict[str, Tensor]], None] = lambda tensors: None) -> Any:
-    """A checkpoint with the tensors of the published ones. Returns the model that transformers makes of the weights."""
-    config = AutoConfig.for_model("gpt_oss", **{**SIZES, **GPT_OSS})
+def write_gpt_oss(
+    folder: Path, spoil: Callable[[dict[str, Tensor]], None] = lambda tensors: None, **fields: Any
+) -> Any:
+    """A checkpoint with the tensors of the published ones. Returns the model that transformers makes of the weights.
+
+    fields: of its configuration.
+    """
+    config = AutoConfig.for_model("gpt_oss", **{**SIZES, **GPT_OSS, **fields})
     torch.manual_seed(0)
     model = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
     save_mxfp4_experts(model, folder, spoil=spoil)

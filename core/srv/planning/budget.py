@@ -17,16 +17,15 @@ from srv.args.statement import amount_text
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
 from srv.memory.groups import PageGroup, max_tokens
-from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.registry import native_or_reason
 from srv.models.architectures.sharding import divisions, rank_share
+from srv.planning.held_method import native_of, quantization_method
 from srv.planning.layer_sizes import quantized_bytes
 from srv.planning.offload import host_layers
 from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.planning.states import divide_states
 from srv.platform.facts import DeviceFacts
 from srv.quantization.method import QuantMethod, stored_bytes
-from srv.quantization.registry import chosen, find
+from srv.quantization.registry import find
 from srv.specs import ModelFacts
 
 SMALLEST_REQUEST = 2  # one prompt token and one output token
@@ -193,27 +192,13 @@ def head_bytes(config: Config, model: ModelFacts) -> int:
     return model.head.dense_bytes if config.model.is_embedding else 0
 
 
-def quantization_method(config: Config, model: ModelFacts) -> QuantMethod | None:
-    """The method by which the layers will hold the weights; None if they are not quantized."""
-    weights = config.weights
-    dequantize = weights.dequantize_weights or config.model.load_format == "dummy"
-    dequantize = dequantize or config.model.model_impl == "transformers" or _native(model) is None
-    return chosen(model, weights.quantization, weights.torchao_config, dequantize=dequantize)
-
-
 def _method_bytes(config: Config, model: ModelFacts, method: QuantMethod) -> int:
     """Bytes of the weights of a whole model that a method holds."""
-    native, dtype = _native(model), config.model.dtype
+    native, dtype = native_of(model), config.model.dtype
     exact = None if native is None else quantized_bytes(model, native, method, dtype)
     if exact is not None:
         return exact
     return method.weight_bytes(model, item_size(dtype), 0 if native is None else native.projection_params)
-
-
-def _native(model: ModelFacts) -> NativeConfig | None:
-    """The configuration of the native layers; None if they do not support the model."""
-    native = native_or_reason(model.architecture, model.config)
-    return None if isinstance(native, str) else native
 
 
 def _unknown_size(model: ModelFacts) -> Rejection:

@@ -22,7 +22,7 @@ from srv.models.examined import Examined, examine
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.kernels import KernelPlan, plan_kernels
 from srv.planning.kv_scales import configured_scales, has_scales, missing_scales, unused_scheme
-from srv.planning.offload import host_layers
+from srv.planning.offload import host_layers, moves_weights
 from srv.planning.states import missing_native_layers
 from srv.planning.target import Target
 from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
@@ -63,18 +63,15 @@ def check_launch(
         kernels = plan_kernels(target, None, resolved, None)
         return LaunchCheck(refusals, ("everything that depends on the model",), kernels=kernels)
     refused = missing_native_layers(resolved.config, model)
-    if refused is None:
-        try:
-            host_layers(resolved.config, model)
-        except Refusal as refusal:
-            (refused,) = refusal.rejections
-            refused = replace(refused, who=resolved.provenance[refused.what].owner)
     if refused is not None:
         kernels = plan_kernels(target, None, resolved, None)
         return LaunchCheck((*refusals, refused), (), has_pools=False, kernels=kernels)
     try:
         stored = model if files is None else replace(model, path=str(files))  # methods read their own files
         choice = _chosen_layers(stored, resolved)
+        if (refused := _not_moved(stored, resolved)) is not None:
+            kernels = plan_kernels(target, None, resolved, None)
+            return LaunchCheck((*refusals, refused), (), has_pools=False, kernels=kernels)
         kernels = plan_kernels(target, stored, resolved, choice)
     except ModelError as raised:
         error = raised if files is None else raised.renamed(str(files), model.path)
@@ -82,7 +79,8 @@ def check_launch(
         told = error.code in ("no_weights", "wrong_format") and any(
             each.code == "format_not_there" for each in resolved.refusals
         )
-        return LaunchCheck(refusals if told else (*refusals, _of_model(resolved, error)), (), kernels=kernels)
+        refusals = refusals if told else (*refusals, _of_model(resolved, error))
+        return LaunchCheck(refusals, (), has_pools=not moves_weights(resolved.config), kernels=kernels)
     refusals += kernels.rejections
     unchecked = [_FILES]
     notes: tuple[str, ...] = ()
@@ -105,6 +103,16 @@ def check_launch(
         if answer.unknown:
             unchecked.append(f"whether the class of {model.architecture} in transformers fits: {answer.unknown}")
     return LaunchCheck(refusals, tuple(unchecked), kernels=kernels, notes=notes)
+
+
+def _not_moved(model: ModelFacts, resolved: Resolved) -> Rejection | None:
+    """Why layers cannot be kept in host memory as the arguments ask; None if they can."""
+    try:
+        host_layers(resolved.config, model)
+    except Refusal as refusal:
+        (refused,) = refusal.rejections
+        return replace(refused, who=resolved.provenance[refused.what].owner)
+    return None
 
 
 def _of_scales(resolved: Resolved, error: ModelError) -> Rejection:

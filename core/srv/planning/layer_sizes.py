@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from srv.dtypes import item_size
 from srv.models.architectures.architecture import DECODER, NativeConfig
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.expert_layers import mixture_of
 from srv.models.architectures.op_uses import DescribesOps, ExpertMatrices, ModelOps
-from srv.models.architectures.own_order import stored_layer_ops
+from srv.models.architectures.own_order import stored_layer_ops, stored_tensor_bytes
 from srv.models.architectures.registry import find
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
 from srv.specs import ModelFacts
 
 _FLOAT32_BYTES = 4
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def described_ops(model: ModelFacts, config: NativeConfig, dtype: str) -> ModelOps | None:
@@ -42,6 +46,52 @@ def quantized_bytes(model: ModelFacts, config: NativeConfig, method: QuantMethod
     biases = len(ops.experts) * moe.experts if moe is not None and moe.routing.bias else 0  # float32 in layers
     others = (model.counted_parameters() - weights - biases) * item + biases * _FLOAT32_BYTES
     return others + sum(method.matrix_bytes(outputs, inputs) for outputs, inputs in shapes)
+
+
+def layer_tensors(
+    model: ModelFacts, config: NativeConfig, method: QuantMethod | None, stored: StoredModel, dtype: str
+) -> tuple[tuple[int, ...], ...] | str:
+    """The bytes of each tensor of the matrices of each layer (`OpLayer.weight_tensors`), without routers.
+
+    A clause if layers, or the method, do not say them before layers are built. Raises ModelError for damaged files.
+    """
+    ops = described_ops(model, config, dtype)
+    if ops is None:
+        return f"the sizes of the layers of {model.architecture} are not known before they are built"
+    sizes = _plain_sizes(item_size(dtype)) if method is None else _held_sizes(method, stored, item_size(dtype))
+    if sizes is None:
+        assert method is not None
+        return f"{method.name} does not say the bytes of its tensors before layers are built (tensor_bytes)"
+    found: dict[int, tuple[int, ...]] = dict.fromkeys(range(model.layers), ())
+    for matrix in _held_matrices(ops):
+        if (layer := _LAYER.match(matrix.names[0])) is not None:
+            found[int(layer[1])] += sizes(matrix)
+    return tuple(found.values())
+
+
+def _held_matrices(ops: ModelOps) -> Iterator[HeldMatrix]:
+    """All matrices that are not a router's."""
+    for matrix in ops.matrices:
+        if not matrix.role:
+            yield HeldMatrix(matrix.names, matrix.output_sizes, matrix.inputs)
+    for experts in ops.experts:
+        hidden, inner = experts.sizes["hidden"], experts.sizes["intermediate"]
+        gate_up, down = expert_names(experts.prefix, experts.sizes["experts"])
+        yield HeldMatrix(gate_up, (inner,) * len(gate_up), hidden, experts=True)
+        yield HeldMatrix(down, (hidden,) * len(down), inner, experts=True)
+
+
+def _plain_sizes(item: int) -> TensorBytes:
+    return lambda matrix: (sum(matrix.outputs) * matrix.inputs * item,)
+
+
+def _held_sizes(method: QuantMethod, stored: StoredModel, item: int) -> TensorBytes | None:
+    """Of matrices that a method quantizes, or leaves as they are; None if it does not say them."""
+    if method.layer_ops is None or method.tensor_bytes is None:
+        return None
+    layer_op, plain = stored_layer_ops(method.layer_ops, method, stored), _plain_sizes(item)
+    held = stored_tensor_bytes(method.tensor_bytes, method, stored)
+    return lambda matrix: (held if layer_op(matrix.names, matrix.inputs, False) else plain)(matrix)
 
 
 def _is_quantized(experts: ExpertMatrices, layer_op: LayerOps) -> bool:

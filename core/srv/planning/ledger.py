@@ -20,7 +20,8 @@ from srv.dtypes import item_size
 from srv.errors import OutOfMemory, is_out_of_host_memory
 from srv.io.memory_lines import ACTIVATIONS, MemoryLine
 from srv.models.architectures.sharding import rank_share
-from srv.planning.budget import Budget, head_bytes, quantization_method, weight_bytes
+from srv.planning.budget import Budget, head_bytes, saved_bytes, weight_bytes
+from srv.planning.held_method import quantization_method
 from srv.planning.pools import bytes_per_page
 from srv.planning.states import bytes_per_slot
 from srv.planning.steps import rows_to_capture
@@ -108,7 +109,8 @@ def loaded_bytes(config: Config, model: ModelFacts) -> int:
     if method is None or method.loaded_bytes is None:
         return weight_bytes(config, model)
     whole = method.loaded_bytes(model, item_size(config.model.dtype))
-    return math.ceil(whole * rank_share(model, config.parallel.tp_size)) + head_bytes(config, model)
+    held = math.ceil(whole * rank_share(model, config.parallel.tp_size)) + head_bytes(config, model)
+    return held - saved_bytes(config, model)
 
 
 def pool_bytes(config: Config, model: ModelFacts, budget: Budget) -> int:

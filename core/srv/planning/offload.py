@@ -10,26 +10,28 @@ copied.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from srv.args.config import Config
 from srv.args.statement import amount_text
-from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
-from srv.models.architectures.op_uses import ModelOps
+from srv.kept import kept_per_object
 from srv.models.architectures.registry import native_or_reason
-from srv.planning.layer_sizes import described_ops, expert_shapes
+from srv.models.config.stored_model import stored_model
+from srv.planning.held_method import quantization_method
+from srv.planning.layer_sizes import layer_tensors
+from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.registry import find
 from srv.specs import ModelFacts
 
-ALIGNMENT = 256  # bytes, of each matrix in a buffer
+ALIGNMENT = 256  # bytes, of each tensor in a buffer
 _GIB = 2**30
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class HostLayers(NamedTuple):
-    """`indices`: of the layers whose matrices are in host memory, ascending. `bytes`: of these matrices.
+    """`indices`: of the layers whose matrices are in host memory, ascending. `bytes`: of their tensors, with scales.
 
     `buffers`: the size in bytes of each buffer on the device; the n-th such layer uses buffer n modulo their number.
     """
@@ -44,17 +46,22 @@ class HostLayers(NamedTuple):
         return self.bytes - sum(self.buffers)
 
 
+def moves_weights(config: Config) -> bool:
+    """Whether the arguments ask for layers in host memory."""
+    return config.weights.host_offload_gb > 0 or config.weights.offload_group_size > 0
+
+
 def host_layers(config: Config, model: ModelFacts) -> HostLayers | None:
     """The layers that the arguments move to host memory; None if they move none.
 
-    Raises Refusal if the sizes of the layers are not known, or if nothing would be saved.
+    Raises Refusal if the sizes of the layers are not known, or if nothing would be saved; ModelError for damaged files.
     """
     weights = config.weights
+    if not moves_weights(config):
+        return None
     argument, value = "host_offload_gb", weights.host_offload_gb
     if weights.host_offload_gb <= 0:
         argument, value = "offload_group_size", weights.offload_group_size
-        if weights.offload_group_size <= 0:
-            return None
     sizes = _layer_sizes(config, model)
     if isinstance(sizes, str):
         reason = f"weights stay on the device: {sizes}"
@@ -83,9 +90,9 @@ def host_layers(config: Config, model: ModelFacts) -> HostLayers | None:
     return HostLayers(tuple(chosen), sum(map(sum, moved)), buffers)
 
 
-def aligned(matrices: Sequence[int]) -> int:
-    """The bytes of matrices of these sizes, one after the other, each at a multiple of `ALIGNMENT`."""
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in matrices)
+def aligned(tensors: Sequence[int]) -> int:
+    """The bytes of tensors of these sizes, one after the other, each at a multiple of `ALIGNMENT`."""
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in tensors)
 
 
 def _within(sizes: Sequence[Sequence[int]], limit: int) -> list[int]:
@@ -98,31 +105,32 @@ def _within(sizes: Sequence[Sequence[int]], limit: int) -> list[int]:
     return []
 
 
-def _layer_sizes(config: Config, model: ModelFacts) -> list[list[int]] | str:
-    """The bytes of each matrix of each layer, without routers; or why they are not known."""
+def _layer_sizes(config: Config, model: ModelFacts) -> tuple[tuple[int, ...], ...] | str:
+    """The bytes of each tensor of each layer, without routers; or why they are not known. Raises ModelError."""
     if not model.generates or config.model.model_impl == "transformers":
         return "only native layers of models that generate text can be moved"
     native = native_or_reason(model.architecture, model.config)
     if isinstance(native, str):
         return f"{model.architecture} has no native layers: {native}"
-    ops = described_ops(model, native, config.model.dtype)
-    if ops is None:
-        return f"the sizes of the layers of {model.architecture} are not known before they are built"
-    found: dict[int, list[int]] = {index: [] for index in range(model.layers)}
-    for name, size in _matrices(ops, item_size(config.model.dtype)):
-        if (layer := _LAYER.match(name)) is not None:
-            found[int(layer[1])].append(size)
-    return list(found.values())
+    method = quantization_method(config, model)
+    if method is None and model.quantization is not None and find(model.quantization) is None:
+        return f"srv has no layers for those quantized with {model.quantization}"
+    loaders = bool(config.weights.custom_weight_loader)
+    return _sizes(model, method, config.model.dtype, loaders)
 
 
-def _matrices(ops: ModelOps, item: int) -> Iterator[tuple[str, int]]:
-    """The name and the bytes of each matrix that is not a router's."""
-    for matrix in ops.matrices:
-        if not matrix.role:
-            yield matrix.names[0], matrix.outputs * matrix.inputs * item
-    for experts in ops.experts:
-        for rows, columns in expert_shapes(experts):
-            yield experts.prefix, rows * columns * item
+@kept_per_object
+def _sizes(
+    model: ModelFacts, method: QuantMethod | None, dtype: str, loaders: bool
+) -> tuple[tuple[int, ...], ...] | str:
+    """`loaders`: the weights come from other packages, and not from files."""
+    native = native_or_reason(model.architecture, model.config)
+    assert not isinstance(native, str)
+    if method is None or method.online or loaders:
+        return layer_tensors(model, native, method, StoredModel(model, {}), dtype)
+    if model.format == "gguf" and not Path(model.path).exists():
+        return "the types of its matrices are in a file that is not on this machine: download it first"
+    return layer_tensors(model, native, method, stored_model(model), dtype)
 
 
 def _layers(count: int) -> str:

@@ -24,7 +24,8 @@ from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
+from srv.quantization.tensor_bytes import of_blocks, of_rows
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -195,6 +196,14 @@ def layer_ops(model: StoredModel) -> LayerOps:
     return op
 
 
+def tensor_bytes(model: StoredModel) -> TensorBytes:
+    def sizes(matrix: HeldMatrix) -> tuple[int, ...]:
+        kind = layer_type(model, matrix.names[0])
+        return of_rows(matrix) if kind == "int8" else of_blocks(kind, matrix)
+
+    return sizes
+
+
 def _of_form(model: ModelFacts) -> QuantMethod:
     """With the one op of the stated type: a platform without kernels for blocks may have one for int8."""
     kind = stated_type(model.config)
@@ -211,6 +220,7 @@ METHOD = QuantMethod(
     loaded_bytes=loaded_bytes,
     sharding="weights of bitsandbytes cannot be sharded yet",
     layer_ops=layer_ops,
+    tensor_bytes=tensor_bytes,
     row_tensors=("weight", "weight_scale"),
     packed=True,
     of_form=_of_form,

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,15 @@ from srv.errors import ModelError
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
-from srv.quantization.method import CORRECTION, DOWNLOAD_REMEDY, UP_PROJECTION, LayerOps, StoredModel
+from srv.quantization.method import (
+    CORRECTION,
+    DOWNLOAD_REMEDY,
+    UP_PROJECTION,
+    HeldMatrix,
+    LayerOps,
+    StoredModel,
+    TensorBytes,
+)
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -64,6 +73,29 @@ def held_scale(scheme: Fp8Scheme, outputs: int, inputs: int) -> tuple[int, int]:
 def matrix_bytes(scheme: Fp8Scheme, outputs: int, inputs: int) -> int:
     """Those of a weight and its scales in a layer."""
     return outputs * inputs + math.prod(held_scale(scheme, outputs, inputs)) * _SCALE_BYTES
+
+
+def fused_runs(output_sizes: Mapping[str, int], block_outputs: int) -> Iterator[dict[str, int]]:
+    """The layers that one matrix holds: the fused ones, divided after each that does not end with a whole block."""
+    run: dict[str, int] = {}
+    for name, outputs in output_sizes.items():
+        run[name] = outputs
+        if outputs % block_outputs:
+            yield run
+            run = {}
+    if run:
+        yield run
+
+
+def of_scheme(scheme: Fp8Scheme, matrix: HeldMatrix) -> tuple[int, ...]:
+    """The bytes of the weights and of the scales of each matrix that a layer holds; those of experts are one."""
+    sizes = dict(zip(matrix.names, matrix.outputs, strict=True))
+    runs = [sizes] if matrix.experts else fused_runs(sizes, 1 if scheme.block is None else scheme.block[0])
+    found: list[int] = []
+    for run in runs:
+        scales = sum(math.prod(held_scale(scheme, outputs, matrix.inputs)) for outputs in run.values())
+        found += (sum(run.values()) * matrix.inputs, scales * _SCALE_BYTES)
+    return tuple(found)
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -170,6 +202,12 @@ def layer_ops(model: StoredModel) -> LayerOps:
         return "" if rows or not are_fp8(model, scheme, names) else "linear_fp8"
 
     return op
+
+
+def tensor_bytes(model: StoredModel) -> TensorBytes:
+    """As `QuantMethod.tensor_bytes`."""
+    scheme = scheme_or_reason(Path(model.facts.path), model.facts.config)
+    return partial(of_scheme, Fp8Scheme() if isinstance(scheme, str) else scheme)  # otherwise, it is refused
 
 
 def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:

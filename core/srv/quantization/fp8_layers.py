@@ -7,7 +7,7 @@ The arithmetic is that of the ops `linear_fp8` and `experts_fp8`. Must not know 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -31,6 +31,7 @@ from srv.quantization.fp8 import (
     are_fp8,
     check_dequantized,
     check_embedding,
+    fused_runs,
     held_scale,
     squeezed,
 )
@@ -65,7 +66,7 @@ class Fp8Linear(Projection):
     ) -> None:
         super().__init__(context.dtype, output_sizes, inputs)
         self._blocks = _blocks(scheme, inputs)
-        self._runs = list(_runs(output_sizes, self._blocks[0]))
+        self._runs = list(fused_runs(output_sizes, self._blocks[0]))
         self.matrices = [self._matrix(context, sum(run.values()), scheme) for run in self._runs]
         outputs = sum(output_sizes.values())
         self.bias = context.empty(outputs) if bias else None
@@ -92,6 +93,9 @@ class Fp8Linear(Projection):
             for each, part in zip(self.matrices, biases, strict=True)
         )
 
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        return tuple(each for matrix in self.matrices for each in (matrix.weight, matrix.scale))
+
     def weight_views(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
         for matrix, run in zip(self.matrices, self._runs, strict=True):
@@ -104,18 +108,6 @@ class Fp8Linear(Projection):
 
 def _blocks(scheme: Fp8Scheme, inputs: int) -> tuple[int, int]:
     return scheme.block or (1, inputs)
-
-
-def _runs(output_sizes: Mapping[str, int], block_outputs: int) -> Iterator[dict[str, int]]:
-    """The fused layers, divided after each one that does not end with a whole block."""
-    run: dict[str, int] = {}
-    for name, outputs in output_sizes.items():
-        run[name] = outputs
-        if outputs % block_outputs:
-            yield run
-            run = {}
-    if run:
-        yield run
 
 
 class Fp8Experts(ExpertWeights):
@@ -143,6 +135,9 @@ class Fp8Experts(ExpertWeights):
         names = ("gate_up", "gate_up_scale", "down", "down_scale")
         blocks = dict(zip(("block_outputs", "block_inputs"), self._blocks, strict=True))
         return ({**{name: getattr(self, name) for name in names}, **blocks, "activation": self.sizes.activation},)
+
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        return self.gate_up, self.gate_up_scale, self.down, self.down_scale
 
     def weight_views(self) -> dict[str, Tensor]:
         views = self.matrix_views("weight", self.gate_up, self.down)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from srv.dtypes import FLOATS
-from srv.quantization import fp8, fp8_configs, int8_online
+from srv.quantization import fp8, fp8_configs, int8_online, tensor_bytes
 from srv.quantization.method import QuantMethod
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ METHOD = QuantMethod(
     weight_bytes=fp8.weight_bytes,
     sharding=_SHARDING,
     layer_ops=fp8.layer_ops,
+    tensor_bytes=fp8.tensor_bytes,
     row_tensors=("weight", fp8.SCALE),
     row_block=fp8.row_block,
     up_projections=True,
@@ -86,6 +87,7 @@ FP8WO = QuantMethod(
     online=True,
     layer_ops=lambda model: _online_op,
     matrix_bytes=int8_online.matrix_bytes,
+    tensor_bytes=tensor_bytes.always_rows,
     experts=partial(_experts, int8_online.LEAVE_UNQUANTIZED),
 )
 

@@ -6,10 +6,12 @@ Must not know the file format (`srv.models.formats`), only which of its types la
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from srv.models.formats.gguf_types import OP_TYPES, TYPES_BY_NAME
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
+from srv.quantization.tensor_bytes import of_blocks
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -55,6 +57,17 @@ def layer_ops(model: StoredModel) -> LayerOps:
     return op
 
 
+def tensor_bytes(model: StoredModel) -> TensorBytes:
+    def sizes(matrix: HeldMatrix) -> tuple[int, ...]:
+        """Consecutive layers of one type are one matrix."""
+        named = zip(matrix.names, matrix.outputs, strict=True)
+        runs = groupby(named, key=lambda part: model.types[f"{part[0]}.weight"])
+        held = ((kind, matrix._replace(outputs=tuple(outputs for _, outputs in run))) for kind, run in runs)
+        return tuple(size for kind, part in held for size in of_blocks(kind, part))
+
+    return sizes
+
+
 METHOD = QuantMethod(
     name="gguf",
     layers="srv.quantization.gguf_layers:GGUFLayerFactory",
@@ -64,4 +77,5 @@ METHOD = QuantMethod(
     sharding=None,
     dequantizable=True,
     layer_ops=layer_ops,
+    tensor_bytes=tensor_bytes,
 )

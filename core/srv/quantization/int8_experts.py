@@ -54,6 +54,9 @@ class Int8Experts(ExpertWeights):
         names = ("gate_up", "gate_up_scale", "down", "down_scale")
         return ({**{name: getattr(self, name) for name in names}, "activation": self.sizes.activation},)
 
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        return self.gate_up, self.gate_up_scale, self.down, self.down_scale
+
     def weight_views(self) -> dict[str, Tensor]:
         views = self.matrix_views("weight", self.gate_up, self.down)
         scales = self.gate_up_scale.unsqueeze(-1), self.down_scale.unsqueeze(-1)

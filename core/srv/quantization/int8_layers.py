@@ -67,6 +67,9 @@ class ScaledInt8Linear(Projection):
     def operands(self) -> tuple[Mapping[str, Any], ...]:
         return ({"weight": self.weight, "weight_scale": self.weight_scale, "bias": self.bias},)
 
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        return self.weight, self.weight_scale
+
     def weight_views(self) -> dict[str, Tensor]:
         views = self.part_views("weight", self.weight)
         views |= self.part_views("weight_scale", self.weight_scale.unsqueeze(1))
@@ -149,6 +152,9 @@ class StaticInt8Linear(Projection):
     def operands(self) -> tuple[Mapping[str, Any], ...]:
         names = ("weight", "input_scale", "input_offset", "quant_bias", "deq_scale")
         return ({name: getattr(self, name) for name in names},)
+
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        return self.weight, self.deq_scale
 
     def weight_views(self) -> dict[str, Tensor]:
         views = self.part_views("weight", self.weight)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from srv.quantization import tensor_bytes
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ INT8DQ = QuantMethod(
     online=True,
     layer_ops=partial(_layer_ops, "linear_w8a8"),
     matrix_bytes=matrix_bytes,
+    tensor_bytes=tensor_bytes.always_rows,
     experts=_dynamic_experts,
 )
 INT8WO = INT8DQ._replace(

@@ -36,7 +36,20 @@ class StoredModel(NamedTuple):
     stored_names: Mapping[str, str] = MappingProxyType({})
 
 
+class HeldMatrix(NamedTuple):
+    """A matrix of a layer: of linear layers that share one input, or the same projections of all experts of a layer.
+
+    `names`, `outputs`: of each of these. `inputs`: of all of them.
+    """
+
+    names: tuple[str, ...]
+    outputs: tuple[int, ...]
+    inputs: int
+    experts: bool = False
+
+
 LayerOps: TypeAlias = Callable[[tuple[str, ...], int, bool], str]
+TensorBytes: TypeAlias = Callable[[HeldMatrix], tuple[int, ...]]
 
 
 def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:
@@ -73,23 +86,24 @@ class QuantMethod(NamedTuple):
     names, "" for unquantized weights; `rows`: of an embedding, whose rows are looked up. None: not known before layers
     are built. `matrix_bytes(outputs, inputs)`: bytes of a matrix for which `layer_ops` names an op; None: not known
     without the files. Where it and the matrices of a model are known, they determine the bytes of weights, and not
-    `weight_bytes`. `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a
-    remedy; or None. `online`: the method quantizes the weights of an unquantized checkpoint while they are loaded.
-    `at_load(model)`: the online method that the name of this one means for a checkpoint whose configuration names none;
-    None if its weights are of this method already. `at_load` itself is None if the name means no other one.
-    `note`: what an operator should know of how the layers compute, as a clause; "" for nothing.
-    `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not asked for,
-    and for native layers. `packed`: it stores fewer elements than there are weights. `fused_experts`: the storage
-    format divides experts that an architecture stores in two tensors, and puts their rows in the order of the layers.
-    `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block of them:
-    these get the order that layers have where a checkpoint stores rows in another one
+    `weight_bytes`. `tensor_bytes(model)`: the function (matrix) -> the bytes of each tensor that layers hold for a
+    matrix for which `layer_ops` names an op, as `OpLayer.weight_tensors` lists them; None: not known before layers are
+    built, so that they cannot be kept in host memory. `experts(bias)`: why the method cannot hold experts, with biases
+    or without, as a clause and a remedy; or None. `online`: the method quantizes the weights of an unquantized
+    checkpoint while they are loaded. `at_load(model)`: the online method that the name of this one means for a
+    checkpoint whose configuration names none; None if its weights are of this method already. `at_load` itself is None
+    if the name means no other one. `note`: what an operator should know of how the layers compute, as a clause; "" for
+    nothing. `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not
+    asked for, and for native layers. `packed`: it stores fewer elements than there are weights. `fused_experts`: the
+    storage format divides experts that an architecture stores in two tensors, and puts their rows in the order of the
+    layers. `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block
+    of them: these get the order that layers have where a checkpoint stores rows in another one
     (`srv.models.formats.ordered_rows`). (): such rows are refused. `row_block(model)`: how many rows share a scale, so
-    that they may change places only within it; None: one.
-    `up_projections`: the storage format dequantizes the up-projection of latent attention, which no linear layer holds.
-    `dtype`: in which models of this method compute if the user sets none; "": that of the checkpoint.
-    `fp8_inputs`: the checkpoint states that inputs of all FP8 weights are quantized to FP8 as well, so that a platform
-    may do so.
-    `of_form(model)`: these facts for the form in which a checkpoint is stored, if the ops or the note depend on it.
+    that they may change places only within it; None: one. `up_projections`: the storage format dequantizes the
+    up-projection of latent attention, which no linear layer holds. `dtype`: in which models of this method compute if
+    the user sets none; "": that of the checkpoint. `fp8_inputs`: the checkpoint states that inputs of all FP8 weights
+    are quantized to FP8 as well, so that a platform may do so. `of_form(model)`: these facts for the form in which a
+    checkpoint is stored, if the ops or the note depend on it.
     """
 
     name: str
@@ -105,6 +119,7 @@ class QuantMethod(NamedTuple):
     dequantizable: bool = False
     layer_ops: Callable[[StoredModel], LayerOps] | None = None
     matrix_bytes: Callable[[int, int], int] | None = None
+    tensor_bytes: Callable[[StoredModel], TensorBytes] | None = None
     experts: Callable[[bool], tuple[str, str] | None] | None = None
     packed: bool = False
     at_load: Callable[[ModelFacts], str | None] | None = None

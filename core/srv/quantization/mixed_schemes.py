@@ -30,9 +30,19 @@ from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Scheme
 from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
-from srv.quantization.method import CORRECTION, DOWNLOAD_REMEDY, UP_PROJECTION, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import (
+    CORRECTION,
+    DOWNLOAD_REMEDY,
+    UP_PROJECTION,
+    HeldMatrix,
+    LayerOps,
+    QuantMethod,
+    StoredModel,
+    TensorBytes,
+)
 from srv.quantization.packed import LINEAR, REMEDY, PackedScheme
 from srv.quantization.packed_checks import unpacked_shape
+from srv.quantization.tensor_bytes import of_blocks, of_rows
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -296,6 +306,21 @@ def _op(scheme: Scheme) -> str:
     return scheme.op
 
 
+def tensor_bytes(model: StoredModel) -> TensorBytes:
+    stored = StoredGroups(model, scheme_of(model.facts.path, model.facts.config))
+
+    def sizes(matrix: HeldMatrix) -> tuple[int, ...]:
+        group = stored.of(matrix.names)
+        match group and group.scheme:
+            case PackedScheme() as scheme:
+                return of_blocks(scheme.block_type, matrix)
+            case Fp8Scheme() as scheme:
+                return fp8.of_scheme(scheme, matrix)
+        return of_rows(matrix)
+
+    return sizes
+
+
 def held_bytes(scheme: Scheme, outputs: int, inputs: int) -> int:
     """Bytes of a matrix as layers hold it, with its scales."""
     match scheme:
@@ -358,6 +383,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         weight_bytes=weight_bytes,
         sharding="weights of mixed schemes cannot be sharded yet",
         layer_ops=layer_ops,
+        tensor_bytes=tensor_bytes,
         note=fp8.NOTE if Fp8Scheme in kinds else "",
         fp8_inputs=any(isinstance(group.scheme, Fp8Scheme) and group.scheme.inputs for group in mixed.groups),
         experts=None if kinds == [PackedScheme] else _experts,

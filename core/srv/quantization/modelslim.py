@@ -23,6 +23,7 @@ from srv.errors import ModelError
 from srv.quantization.description import UNQUANTIZED, QuantDescription
 from srv.quantization.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.tensor_bytes import always_rows
 
 NAME = "modelslim"
 FLOAT, STATIC, DYNAMIC = UNQUANTIZED, "W8A8", "W8A8_DYNAMIC"
@@ -148,5 +149,6 @@ METHOD = QuantMethod(
     detect=detect,
     sharding="weights quantized to int8 cannot be sharded yet",
     layer_ops=layer_ops,
+    tensor_bytes=always_rows,
     row_tensors=("weight", "weight_scale", "weight_offset", "deq_scale", "quant_bias"),
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,6 +25,7 @@ from srv.models.formats.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
+from srv.quantization.tensor_bytes import of_blocks
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -206,6 +208,7 @@ METHOD = QuantMethod(
     loaded_bytes=loaded_bytes,
     sharding="weights in MXFP4 cannot be sharded yet",
     layer_ops=layer_ops,
+    tensor_bytes=lambda model: partial(of_blocks, BLOCK_TYPE),
     packed=True,
     fused_experts=True,
     dtype="bfloat16",

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,8 +31,17 @@ from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
-from srv.quantization.method import CORRECTION, DOWNLOAD_REMEDY, UP_PROJECTION, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import (
+    CORRECTION,
+    DOWNLOAD_REMEDY,
+    UP_PROJECTION,
+    LayerOps,
+    QuantMethod,
+    StoredModel,
+    TensorBytes,
+)
 from srv.quantization.packed_checks import BLOCK, Layout, check_tensors, unfit_inputs, unpacked_shape
+from srv.quantization.tensor_bytes import of_blocks
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -311,6 +321,11 @@ def layer_ops(model: StoredModel) -> LayerOps:
     return op
 
 
+def tensor_bytes(model: StoredModel) -> TensorBytes:
+    """Orders of inputs stay on the device."""
+    return partial(of_blocks, scheme_of(model.facts.path, model.facts.config).block_type)
+
+
 def _method(name: str) -> QuantMethod:
     return QuantMethod(
         name=name,
@@ -321,6 +336,7 @@ def _method(name: str) -> QuantMethod:
         weight_bytes=weight_bytes,
         sharding="weights of packed integers cannot be sharded yet",
         layer_ops=layer_ops,
+        tensor_bytes=tensor_bytes,
         packed=True,
         row_tensors=("weight",),
         up_projections=True,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from srv.errors import ModelError, PluginError
 from srv.platform.extensions import Extensions, contested
-from srv.quantization.method import GROUP, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import GROUP, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -49,10 +49,15 @@ def _guarded(name: str, method: QuantMethod) -> QuantMethod:
     form = method.of_form
     sizes, layer_ops = method.loaded_bytes, method.layer_ops
     matrix, experts, at_load, row_block = method.matrix_bytes, method.experts, method.at_load, method.row_block
+    tensors = method.tensor_bytes
 
     def ops(model: StoredModel) -> LayerOps:
         assert layer_ops is not None
         return partial(METHODS.call, name, "layer_ops", METHODS.call(name, "layer_ops", layer_ops, model))
+
+    def tensor_bytes(model: StoredModel) -> TensorBytes:
+        assert tensors is not None
+        return partial(_tensor_bytes, name, METHODS.call(name, "tensor_bytes", tensors, model))
 
     def of_form(model: ModelFacts) -> QuantMethod:
         assert form is not None
@@ -69,11 +74,20 @@ def _guarded(name: str, method: QuantMethod) -> QuantMethod:
         loaded_bytes=None if sizes is None else partial(METHODS.call, name, "loaded_bytes", sizes),
         layer_ops=None if layer_ops is None else ops,
         matrix_bytes=None if matrix is None else partial(METHODS.call, name, "matrix_bytes", matrix),
+        tensor_bytes=None if tensors is None else tensor_bytes,
         experts=None if experts is None else partial(METHODS.call, name, "experts", experts),
         at_load=None if at_load is None else partial(METHODS.call, name, "at_load", at_load),
         row_block=None if row_block is None else partial(METHODS.call, name, "row_block", row_block),
         of_form=None if form is None else of_form,
     )
+
+
+def _tensor_bytes(name: str, sizes: TensorBytes, matrix: HeldMatrix) -> tuple[int, ...]:
+    found: object = METHODS.call(name, "tensor_bytes", sizes, matrix)
+    if isinstance(found, tuple) and all(isinstance(each, int) and each > 0 for each in found):
+        return found
+    reason = f"returned {found!r} for {matrix.names[0]}, not a tuple with the bytes of each tensor"
+    raise METHODS.error_in(METHODS.provider(name), f"{name}.tensor_bytes", reason)
 
 
 def detect(stated: str, folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ layers of other FP8 checkpoints (docs/adr/0071-fp8-weights.md).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
@@ -27,10 +28,11 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.text_names import needed_tensors
-from srv.quantization.fp8 import NOTE, are_fp8, held_scale
+from srv.quantization.fp8 import NOTE, are_fp8, held_scale, of_scheme
 from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel, TensorBytes
+from srv.quantization.tensor_bytes import of_blocks, of_rows
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -310,6 +312,16 @@ def layer_ops(model: StoredModel) -> LayerOps:
     return op
 
 
+def tensor_bytes(model: StoredModel) -> TensorBytes:
+    form = form_of(model)
+    match form.weights:
+        case "fp8":
+            return partial(of_scheme, form.fp8)
+        case "int4":
+            return partial(of_blocks, BLOCK_TYPE)
+    return of_rows
+
+
 def _of_form(model: ModelFacts) -> QuantMethod:
     try:
         form = _read(model.config.get("quantization_config") or {})
@@ -327,6 +339,7 @@ METHOD = QuantMethod(
     weight_bytes=weight_bytes,
     sharding="weights of torchao cannot be sharded yet",
     layer_ops=layer_ops,
+    tensor_bytes=tensor_bytes,
     row_tensors=("weight", "weight_scale"),
     packed=True,
     of_form=_of_form,

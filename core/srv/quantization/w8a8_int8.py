@@ -29,6 +29,7 @@ from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupport
 from srv.quantization.int8_online import INT8DQ
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import CORRECTION, UP_PROJECTION, LayerOps, QuantMethod, StoredModel, stored_bytes
+from srv.quantization.tensor_bytes import always_rows
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -210,6 +211,7 @@ METHOD = QuantMethod(
     weight_bytes=weight_bytes,
     sharding="weights quantized to int8 cannot be sharded yet",
     layer_ops=layer_ops,
+    tensor_bytes=always_rows,
     at_load=_at_load,
     of_form=_of_form,
     row_tensors=("weight", SCALE, *STATIC_ROWS),

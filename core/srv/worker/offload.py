@@ -4,9 +4,9 @@
     computing       │ layer 0 │ layer 1 │ layer 2 │
     buffers     A: 0, 2, ...    B: 1, 3, ...                a copy begins when the layer before it in the buffer is done
 
-Each layer has one buffer for good (`srv.planning.offload`), and its matrices are views of it, so that no kernel sees
-that they move. A step that is captured would not run these copies, so that steps are not captured. Must not know what
-the layers compute.
+Each layer has one buffer for good (`srv.planning.offload`), and its matrices and their scales are views of it, so that
+no kernel sees that they move. A step that is captured would not run these copies, so that steps are not captured. Must
+not know what the layers compute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GIB = 2**30
 
 
 class _Layer(NamedTuple):
-    """`stored`: uint8 [bytes], the matrices in host memory. `offsets`: of each, with the matrix itself."""
+    """`stored`: uint8 [bytes], the matrices in host memory. `offsets`: of each of their tensors, with itself."""
 
     stored: Tensor
     offsets: tuple[tuple[int, Tensor], ...]
@@ -66,9 +66,9 @@ class HostWeights:
         layers = tuple(each for each in op_layers(layer) if not each.role)
         offsets: list[tuple[int, Tensor]] = []
         size = 0
-        for matrix in (matrix for each in layers for matrix in each.weight_matrices()):
-            offsets.append((size, matrix))
-            size = -(-(size + matrix.nbytes) // ALIGNMENT) * ALIGNMENT
+        for tensor in (tensor for each in layers for tensor in each.weight_tensors()):
+            offsets.append((size, tensor))
+            size = -(-(size + tensor.nbytes) // ALIGNMENT) * ALIGNMENT
         with torch.inference_mode(False):
             stored = self._staging((size,), torch.uint8)
             _views(stored, offsets)
@@ -78,8 +78,8 @@ class HostWeights:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the matrices in host memory."""
-        return sum(matrix.nbytes for layer in self._layers for _, matrix in layer.offsets)
+        """Bytes of the tensors in host memory."""
+        return sum(tensor.nbytes for layer in self._layers for _, tensor in layer.offsets)
 
     @property
     def saved(self) -> int:

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import modelslim_weights
 import pytest
 import torch
 from test_npu_engine import engine, generate
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from srv.executor.in_process import InProcessExecutor
-from srv.models.layers.op_layer import op_layers
+from srv.models.layers.op_layer import OpLayer, op_layers
 from srv.testing.engine import LocalEngine
 from srv_npu.platform import NpuPlatform
 
 pytestmark = pytest.mark.timeout(900)
+PLAIN = ("linear",) * 4  # of attention, and of its MLP
+QUANTIZED = ("linear_w8a8", "linear_w8a8", "linear_w8a8_static", "linear")
 PROMPTS = [[7], [9, 4, 11, 40, 3], [12, *range(20, 60)]]
 
 
-def offloaded(served: LocalEngine) -> list[bool]:
-    """Of each layer with a matrix: whether that is in host memory."""
+def offloaded(served: LocalEngine) -> list[OpLayer]:
+    """The layers whose matrices are in host memory."""
     assert isinstance(served.executor, InProcessExecutor)
-    return [layer.offloaded for layer in op_layers(served.executor.worker.model, offloaded=True)]
+    return [layer for layer in op_layers(served.executor.worker.model, offloaded=True) if layer.offloaded]
 
 
-def test_tokens_are_those_of_weights_on_the_device(platform: NpuPlatform, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantized", [False, True], ids=["float16", "int8"])
+def test_tokens_are_those_of_weights_on_the_device(quantized: bool, platform: NpuPlatform, tmp_path: Path) -> None:
+    """Int8 layers, of which some have static activations, are computed by the ops on their weights as loaded."""
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=96,
@@ -37,11 +42,16 @@ def test_tokens_are_those_of_weights_on_the_device(platform: NpuPlatform, tmp_pa
         max_position_embeddings=256,
         initializer_range=0.1,
     )
-    with torch.inference_mode(False):
-        LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with torch.inference_mode(False), torch.no_grad():
+        model = LlamaForCausalLM(config)
+        if quantized:
+            modelslim_weights.quantize(tmp_path, model, modelslim_weights.mixed)
+        else:
+            model.save_pretrained(tmp_path)
     found = []
     for flags in ((), ("--host-offload-gb", "1")):
         with engine(tmp_path, "npu", "float16", *flags) as served:
             found.append([result.tokens for result in generate(served, PROMPTS)])
-            assert offloaded(served).count(True) == (4 * 4 if flags else 0)
+            moved = tuple(layer.op for layer in offloaded(served))
+            assert moved == ((QUANTIZED if quantized else PLAIN) * 4 if flags else ())
     assert found[0] == found[1]

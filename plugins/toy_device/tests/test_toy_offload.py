@@ -46,7 +46,8 @@ class Deep:
         model = LlamaForCausalLM(config)
         model.save_pretrained(folder)
         self.prompts = [[5 + length, *torch.randint(3, 61, (length - 1,)).tolist()] for length in LENGTHS]
-        self.layer_bytes = sum(each.nbytes for each in model.model.layers[0].parameters() if each.dim() == 2)
+        matrices = [each for each in model.model.layers[0].parameters() if each.dim() == 2]
+        self.layer_bytes, self.layer_rows = sum(each.nbytes for each in matrices), sum(map(len, matrices))
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +134,16 @@ def test_offload_prefetch_step(toy: Accelerator, small: Deep, resident: Served, 
     check(toy, small, resident, 4 - step, *ALL, "--offload-prefetch-step", str(step))
 
 
+def test_quantized_layers(toy: Accelerator, small: Deep) -> None:
+    """Integers and their scales, which are one copy per layer."""
+    flags = ("--torchao-config", "int8dq")
+    resident, moved = serve(toy, small, "--disable-graphs", *flags), serve(toy, small, *ALL, *flags)
+    assert moved.tokens == resident.tokens
+    rows = small.layer_rows * 4  # bytes of scales
+    assert resident.weights - moved.weights == (LAYERS - 2) * (small.layer_bytes // 4 + rows)
+    assert resident.allocated - moved.allocated >= (LAYERS - 2) * small.layer_bytes // 4 - 8 * LAYERS * ROUNDING
+
+
 def test_steps_are_not_captured(small: Deep) -> None:
     with engine(small, *ALL) as served:
         assert served.context.resolved.config.graphs.disable_graphs
@@ -148,7 +159,6 @@ def test_what_does_not_go_with_it_is_refused_by_name(small: Deep) -> None:
         ((*ALL, "--offload-num-in-group", "2"), "offload_num_in_group", "offload_group_size is 1"),
         (("--offload-prefetch-step", "2"), "offload_prefetch_step", "no effect while host_offload_gb is 0"),
         (("--offload-group-size", "0"), "offload_group_size", "at least 1, or -1"),
-        ((*ALL, "--torchao-config", "int8wo"), "offload_group_size", "quantized with int8wo stay on the device"),
         ((*ALL, "--model-impl", "transformers"), "offload_group_size", "only native layers"),
     ):
         with pytest.raises(Refusal) as refused, engine(small, *flags):

@@ -12,9 +12,11 @@ import torch
 from every import every
 from latent_steps import Steps
 from models_small import built, edit_config, edit_weights, expected_logits, our_logits, refused, small_model, tokens_of
-from safetensors.torch import load_file, save_file
+from modelslim_weights import DESCRIPTION, STEP, everything, mixed, quantize
+from offloaded_weights import check_offloaded
+from safetensors.torch import load_file
 from stored_orders import made
-from torch import Tensor, nn
+from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
@@ -22,73 +24,6 @@ from srv.planning.plan import make_plan
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
 from srv.specs import Latent
 from srv.testing.engine import user_input
-
-DESCRIPTION = "quant_model_description.json"
-STEP, OFFSET = 0.04, 5
-
-
-class Stored(nn.Module):
-    """A layer as specified by the format, in float64, from its stored tensors."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.tensors = {name: tensor.double() for name, tensor in tensors.items()}
-
-    def forward(self, x: Tensor) -> Tensor:
-        got, wide = self.tensors, x.double()
-        if "input_scale" in got:
-            steps = (wide / got["input_scale"] + got["input_offset"]).round().clamp(-128, 127)
-            return ((steps @ got["weight"].T + got["quant_bias"]) * got["deq_scale"]).float()
-        scale = wide.abs().amax(-1, keepdim=True) / 127
-        out = (wide / scale).round() @ got["weight"].T * scale * got["weight_scale"][:, 0]
-        return (out + got.get("bias", torch.zeros(()).double())).float()
-
-
-def stored_tensors(linear: nn.Linear, kind: str) -> dict[str, Tensor]:
-    scale = linear.weight.abs().amax(1, keepdim=True) / 127
-    whole = (linear.weight / scale).round().to(torch.int8)
-    if kind == "W8A8_DYNAMIC":
-        tensors = {"weight": whole, "weight_scale": scale, "weight_offset": torch.zeros_like(scale)}
-        return tensors if linear.bias is None else tensors | {"bias": linear.bias.data.clone()}
-    deq_scale = (scale[:, 0] * STEP).contiguous()
-    bias = torch.zeros(()) if linear.bias is None else linear.bias
-    folded = (bias / deq_scale).round().int() - OFFSET * whole.int().sum(1).int()
-    return {
-        "weight": whole,
-        "input_scale": torch.tensor([STEP]),
-        "input_offset": torch.tensor([float(OFFSET)]),
-        "quant_bias": folded,
-        "deq_scale": deq_scale,
-    }
-
-
-def quantize(folder: Path, model: Any, kind_of: Callable[[str], str]) -> None:
-    """Write the model with some int8 linear layers, and replace those of `model` with the stored ones."""
-    model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    kinds = {"model_quant_type": "W8A8", **dict.fromkeys(weights, "FLOAT")}
-    for name, module in list(model.named_modules()):
-        kind = kind_of(name) if isinstance(module, nn.Linear) else "FLOAT"
-        if kind == "FLOAT":
-            continue
-        tensors = stored_tensors(module, kind)
-        weights = {key: value for key, value in weights.items() if key.rpartition(".")[0] != name}
-        weights |= {f"{name}.{suffix}": tensor.contiguous() for suffix, tensor in tensors.items()}
-        kinds |= {f"{name}.{suffix}": kind for suffix in tensors}
-        model.set_submodule(name, Stored(tensors))
-    save_file(weights, folder / "model.safetensors")
-    (folder / DESCRIPTION).write_text(json.dumps(kinds))
-
-
-def everything(kind: str) -> Callable[[str], str]:
-    return lambda name: kind if name.endswith("_proj") else "FLOAT"
-
-
-def mixed(name: str) -> str:
-    """Dynamic attention layers, static gate and up layers, float down layers, and an int8 output layer."""
-    if "self_attn" in name or name == "lm_head":
-        return "W8A8_DYNAMIC"
-    return "FLOAT" if name.endswith("down_proj") else "W8A8"
 
 
 def described(folder: Path, **changes: str) -> None:
@@ -138,6 +73,13 @@ def test_logits_are_those_of_the_stored_integers(arch: str, kinds: Callable[[str
     check(tmp_path, model)
     moved = expected_logits(model, tokens_of(model, 12)) - plain
     assert float(moved.abs().max()) > 0.05 * float(plain.std())  # so that the test would detect unquantized logits
+
+
+@every("kind", ["W8A8_DYNAMIC", "W8A8"])
+def test_layers_in_host_memory(kind: str, tmp_path: Path) -> None:
+    """Of Qwen2, which has biases."""
+    quantize(tmp_path / kind, small_model("qwen2", num_hidden_layers=3), everything(kind))
+    assert check_offloaded(tmp_path / kind) == {"linear_w8a8_static" if kind == "W8A8" else "linear_w8a8"}
 
 
 def test_the_facts_have_the_quantization(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from args_world import CAPABLE, manifest, model, resolved, user
 from engine_small import Small, engine, greedy, make_small, messages
 from every import every
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from offloaded_weights import check_offloaded
 from platform_plugins import write_plugin
 from safetensors.torch import load_file, save_file
 
@@ -24,7 +25,8 @@ from srv.models.architectures.registry import native_config
 from srv.models.architectures.sharding import divisions
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
-from srv.quantization.method import QuantMethod, StoredModel
+from srv.planning.offload import host_layers
+from srv.quantization.method import HeldMatrix, QuantMethod, StoredModel
 from srv.quantization.registry import chosen, detect, find
 from srv.specs import ModelFacts
 
@@ -108,6 +110,7 @@ class AcmeStorageFormat(StorageFormat):
             return {name: stored}
         return {name: torch.cat((stored & 15, stored >> 4), 1).to(torch.int8) - 8}
 """
+OPS = "lambda names, inputs, rows: 'linear_int8' if names[0].endswith('_proj') else ''"
 Install = Callable[..., Path]
 
 
@@ -142,8 +145,8 @@ def quantize(folder: Path, model: Any, stated: str = NAME, bits: int = 4) -> Non
     edit_config(folder, quantization_config={"quant_method": stated, "bits": bits})
 
 
-def saved(folder: Path, **stated: Any) -> Any:
-    model = small_model("qwen2")
+def saved(folder: Path, layers: int = 2, **stated: Any) -> Any:
+    model = small_model("qwen2", num_hidden_layers=layers)
     model.save_pretrained(folder)
     quantize(folder, model, **stated)
     return model
@@ -178,6 +181,26 @@ def test_it_is_served(install: Install, tmp_path: Path) -> None:
     assert refused(small, torchao_config=NAME) == "other_method"
     assert refused(small, torchao_config="acme5") == "bad_value"
     assert refused(small, tp_size=2) == "not_divisible"
+
+
+def test_layers_in_host_memory(install: Install, tmp_path: Path) -> None:
+    """Of a method that says the bytes of its tensors; of others, layers stay on the device."""
+    install()
+    saved(tmp_path / "model", layers=3)
+    with pytest.raises(Refusal, match=r"weights stay on the device: acme4 does not say the bytes of its tensors"):
+        host_layers(make_config({"host_offload_gb": 1}), read_facts(tmp_path / "model"))
+    says = f"layer_ops=lambda model: {OPS},\n    tensor_bytes=lambda model: {{}},\n    detect="
+    held = "lambda matrix: (sum(matrix.outputs) * matrix.inputs, 4 * sum(matrix.outputs))"
+    layers = LAYERS.replace(
+        "    def operands",
+        "    def weight_tensors(self):\n        return self.integers, self.scales\n\n    def operands",
+    )
+    install(FACTS.replace("detect=", says.format(held), 1), layers=layers)
+    assert check_offloaded(tmp_path / "model") == {"linear_int8"}
+    for wrong in ("[1]", "(0,)", "None"):
+        install(FACTS.replace("detect=", says.format(f"lambda matrix: {wrong}"), 1))
+        with pytest.raises(PluginError, match=r"acme4\.tensor_bytes: returned .* not a tuple with the bytes"):
+            host_layers(make_config({"host_offload_gb": 1}), read_facts(tmp_path / "model"))
 
 
 def test_what_its_architecture_says_holds_for_a_quantized_checkpoint(install: Install, tmp_path: Path) -> None:
@@ -321,6 +344,8 @@ def test_faults_in_its_functions_and_layers_are_attributed_to_it(
         ("at_load", "lambda model: missing"),
         ("layer_ops", "lambda model: missing"),
         ("layer_ops", "lambda model: lambda names, inputs, rows: missing"),
+        ("tensor_bytes", "lambda model: missing"),
+        ("tensor_bytes", "lambda model: lambda matrix: missing"),
     ],
 )
 def test_faults_in_what_a_plan_asks_are_attributed_to_it(member: str, source: str, install: Install) -> None:
@@ -342,6 +367,8 @@ def asked(method: QuantMethod, facts: ModelFacts) -> None:
         method.at_load(facts)
     if method.layer_ops is not None:
         method.layer_ops(StoredModel(facts, {}))(("q_proj",), 64, False)
+    if method.tensor_bytes is not None:
+        method.tensor_bytes(StoredModel(facts, {}))(HeldMatrix(("q_proj",), (64,), 64))
 
 
 def test_a_name_that_it_does_not_have_is_refused(install: Install) -> None:

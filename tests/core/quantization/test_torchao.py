@@ -14,6 +14,7 @@ from fp8_weights import ROW, Form, write_fp8
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from offloaded_weights import check_offloaded
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -52,10 +53,13 @@ def refusals(folder: Path) -> tuple[Rejection, ...]:
 
 
 def write(
-    folder: Path, config: dict[str, Any], spoil: Callable[[dict[str, Tensor]], None] = lambda tensors: None
+    folder: Path,
+    config: dict[str, Any],
+    spoil: Callable[[dict[str, Tensor]], None] = lambda tensors: None,
+    **fields: Any,
 ) -> Any:
     """A checkpoint. Returns a model of transformers with the same weights in float32."""
-    model = small_model("llama", num_hidden_layers=1)
+    model = small_model("llama", **{"num_hidden_layers": 1, **fields})
     model.save_pretrained(folder)
     stored = load_file(folder / "model.safetensors")
     for name, parameter in model.named_parameters():
@@ -178,6 +182,14 @@ def test_experts_have_weights_of_4_bits(tmp_path: Path) -> None:
     assert float((got - want).square().mean().sqrt() / want.std()) < 0.05
     assert sum(isinstance(module, GGUFExperts) for module in ours.modules()) == 2
     assert ours.loaded_bytes() == planned(tmp_path)
+
+
+def test_layers_in_host_memory(tmp_path: Path) -> None:
+    """Of 4 bits and of int8; FP8 weights are those of other checkpoints."""
+    write_int4(tmp_path / "int4", 32, num_hidden_layers=3)
+    assert check_offloaded(tmp_path / "int4") == {"linear_gguf"}
+    write(tmp_path / "int8", WEIGHTS, num_hidden_layers=3)
+    assert check_offloaded(tmp_path / "int8") == {"linear_int8"}
 
 
 def floats(kind: str, granularity: Any = None, **fields: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from args_world import CONFIG, user
 from every import every
 from models_small import HOST, built, expected_logits, our_logits, small_model, tokens_of
+from offloaded_weights import CASES
+from packed_weights import FORMS, write_packed
 from torch import Tensor
 
 from srv.args.config import Config
@@ -82,6 +85,30 @@ def test_the_layers_of_an_architecture_are_those_that_a_plan_counts(kind: str, t
     tokens = tokens_of(model)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-3)
     assert notes.count("in copies") > len(chosen.indices)
+
+
+def test_damaged_quantized_weights_are_refused_as_without_it(tmp_path: Path) -> None:
+    """By the plan, which asks the files for the sizes of layers."""
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        del tensors["model.layers.1.mlp.up_proj.scales"]
+
+    write_packed(tmp_path, FORMS["awq"], spoil, num_hidden_layers=3)
+    codes = []
+    for values in ({}, {"offload_group_size": 1}):
+        made = make_plan(user(model_path=str(tmp_path), device="cuda:sm90", **values))
+        codes.append([(each.code, each.what, each.reason) for each in made.refusals])
+    assert codes[0] == codes[1] != []
+
+
+def test_the_header_of_a_gguf_file_is_needed(tmp_path: Path) -> None:
+    """Its matrices have types of their own. A plan reads the headers of a model on a hub, which are gone afterwards."""
+    case = CASES["gguf"]
+    path = case.write(tmp_path)
+    facts = read_facts(path)
+    assert host_layers(config(**case.arguments), facts) is not None
+    with pytest.raises(Refusal, match="the types of its matrices are in a file that is not on this machine"):
+        host_layers(config(**case.arguments), replace(facts, path=str(tmp_path / "elsewhere.gguf")))
 
 
 def test_a_buffer_is_overwritten_only_behind_its_last_use(tmp_path: Path) -> None:

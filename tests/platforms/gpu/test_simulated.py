@@ -10,6 +10,7 @@ from child_pytest import ROOT, Outcome, run
 pytest.importorskip("triton", reason="the kernels of GPUs need Triton: pip install triton")
 
 TESTS = ROOT / "platforms" / "gpu" / "tests"
+OFFLOAD = TESTS / "test_gpu_offload.py"  # engines with quantized weights: on one card
 SIMULATOR = ROOT / "plugins" / "gpu_simulator"
 OTHERS = ("sm86", "sm89", "sm100", "sm120", "gfx950", "gfx1100", "pvc")
 DIFFERENT = ("sm80", "gfx942", "bmg")  # without float8, of AMD, without graphs
@@ -21,16 +22,23 @@ def environment(variant: str, asynchronous: bool = False) -> dict[str, str]:
     return found | ({"SRV_GPU_SIMULATOR_ASYNCHRONOUS": "1"} if asynchronous else {})
 
 
-def run_on(variant: str, *arguments: str | Path, asynchronous: bool = False) -> Outcome:
+def run_on(variant: str, *arguments: str | Path, asynchronous: bool = False, seconds: float = 280) -> Outcome:
     """Run tests of the folder on a simulated GPU, except those that are only for evidence."""
-    return run("-m", "not covers", *arguments, seconds=280, environment=environment(variant, asynchronous))
+    return run("-m", "not covers", *arguments, seconds=seconds, environment=environment(variant, asynchronous))
 
 
 @pytest.mark.slow
 def test_platform_attention_and_sampling_on_sm90() -> None:
-    outcome = run_on("sm90", TESTS)
+    outcome = run_on("sm90", TESTS, f"--ignore={OFFLOAD}")
     assert outcome.passed, outcome.end
     assert not outcome.skipped, outcome.end
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_quantized_layers_in_host_memory() -> None:
+    outcome = run_on("sm90", OFFLOAD, seconds=580)
+    assert outcome.passed, outcome.end
 
 
 @pytest.mark.slow
@@ -38,7 +46,8 @@ def test_platform_attention_and_sampling_on_sm90() -> None:
 @pytest.mark.parametrize("variant", [*DIFFERENT, *OTHERS])
 def test_the_platform_on_other_gpus(variant: str) -> None:
     """Attention and sampling run on one card of each kind, because the kernels are the same."""
-    outcome = run_on(variant, TESTS if variant in DIFFERENT else TESTS / "test_gpu_platform.py")
+    tests = (TESTS, f"--ignore={OFFLOAD}") if variant in DIFFERENT else (TESTS / "test_gpu_platform.py",)
+    outcome = run_on(variant, *tests)
     assert outcome.passed, outcome.end
 
 

@@ -142,8 +142,8 @@ class WeightsArgs(NamedTuple):
     host_offload_gb: Annotated[
         int,
         Arg(
-            "Layers with up to this size of weights are kept in host memory, evenly spread over the model, and copied"
-            " to buffers on the device before they are needed.",
+            "Layers with up to this size of weights, as the device would hold them, are kept in host memory, evenly"
+            " spread over the model, and copied to buffers on the device before they are needed.",
             at_least(0),
             unit="GiB",
         ),

@@ -44,12 +44,6 @@ def _with(argument: str) -> tuple[Constraint, ...]:
             return None
         return f"weights that are divided among {ranks} ranks (tp_size) stay on the devices"
 
-    def not_quantized(context: ResolutionContext) -> str | None:
-        method = context["torchao_config"] or (None if context["dequantize_weights"] else context["quantization"])
-        if method is None or not _moves_weights(context, argument):
-            return None
-        return f"weights quantized with {method} stay on the device so far"
-
     def not_compiled(context: ResolutionContext) -> str | None:
         if not context["enable_torch_compile"] or not _moves_weights(context, argument):
             return None
@@ -57,13 +51,6 @@ def _with(argument: str) -> tuple[Constraint, ...]:
 
     return (
         Constraint(argument, "excluded", one_rank, "Leave one of the two out.", reads=("tp_size",)),
-        Constraint(
-            argument,
-            "excluded",
-            not_quantized,
-            "Leave it out, or use a checkpoint in full precision.",
-            reads=("torchao_config", "dequantize_weights", "quantization"),
-        ),
         Constraint(argument, "excluded", not_compiled, "Leave one of the two out.", reads=("enable_torch_compile",)),
     )
 

@@ -120,9 +120,14 @@ class DecoderConfig(NamedTuple):
         )
 
     @property
+    def qkv_parts(self) -> tuple[int, int, int]:
+        """The queries, the keys and the values of a token, in elements."""
+        return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
+
+    @property
     def qkv_size(self) -> int:
-        """The queries, keys and values of a token, in elements."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
+        """All of `qkv_parts`."""
+        return sum(self.qkv_parts)
 
     @property
     def embedding_parameters(self) -> int:

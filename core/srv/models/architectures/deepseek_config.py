@@ -134,9 +134,8 @@ class DeepseekConfig(NamedTuple):
             prefix, _, name = matrix.names[0].rpartition(".")
             if prefix.endswith(".self_attn") and name == "q_proj":
                 compressed = (f"{prefix}.kv_a_proj_with_mqa",)
-                yield Matrix(
-                    compressed if rank is None else (f"{prefix}.q_a_proj", *compressed), hidden, attention.down
-                )
+                names = compressed if rank is None else (f"{prefix}.q_a_proj", *compressed)
+                yield Matrix(names, hidden, attention.down, parts=attention.down_parts)
                 queries, inputs = attention.query_projection
                 yield Matrix((f"{prefix}.{queries}",), inputs, attention.heads * attention.query_dim)
                 layer = prefix.removesuffix(".self_attn")

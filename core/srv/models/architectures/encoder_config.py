@@ -155,9 +155,9 @@ class EncoderConfig(NamedTuple):
         for index in range(self.layers):
             attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
             qkv, up = self.attention_outputs(attention), self.mlp_outputs(mlp)
-            found.append(Matrix(tuple(qkv), hidden, sum(qkv.values())))
+            found.append(Matrix(tuple(qkv), hidden, sum(qkv.values()), parts=tuple(qkv.values())))
             found.append(Matrix((f"{attention}.o_proj",), self.heads * self.head_dim, hidden))
-            found.append(Matrix(tuple(up), hidden, sum(up.values())))
+            found.append(Matrix(tuple(up), hidden, sum(up.values()), parts=tuple(up.values())))
             found.append(Matrix((f"{mlp}.down_proj",), inner, hidden))
         if self.head is not None:
             found.append(Matrix(("head.dense",), hidden, hidden))

@@ -40,9 +40,16 @@ class LatentSizes(NamedTuple):
         return self.dims.key_dim + self.dims.rope_dim
 
     @property
+    def down_parts(self) -> tuple[int, ...]:
+        """The outputs of the projections from hidden states to compressed queries, if there are any, and to the
+        compressed keys and values with the rotary key."""
+        compressed = self.dims.latent_dim + self.dims.rope_dim
+        return (compressed,) if self.query_rank is None else (self.query_rank, compressed)
+
+    @property
     def down(self) -> int:
-        """The outputs of the projections from hidden states to compressed vectors, and to the rotary key."""
-        return (self.query_rank or 0) + self.dims.latent_dim + self.dims.rope_dim
+        """All of `down_parts`."""
+        return sum(self.down_parts)
 
     @property
     def query_dim(self) -> int:

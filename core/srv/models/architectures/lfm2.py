@@ -101,7 +101,7 @@ class Lfm2Config(HybridConfig):
             prefix, heads = f"model.layers.{index}", sizes.heads * sizes.head_dim
             if attends:
                 qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, self.decoder.qkv_size)
+                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
                 yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
                 if self.head_gates:
                     yield Matrix((f"{prefix}.self_attn.gate_proj",), hidden, sizes.heads)

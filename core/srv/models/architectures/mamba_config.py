@@ -108,7 +108,7 @@ class MambaConfig(HybridConfig):
                 yield Matrix((f"{prefix}.mamba.out_proj",), self.mamba.scan.inner, hidden)
             if attends:
                 qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, sizes.qkv_size)
+                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
                 yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
             name = "mlp" if self.moe else self.mlp
             yield from feed_forward_matrices(self.moe, f"{prefix}.{name}", hidden, sizes.intermediate_size)

@@ -98,7 +98,7 @@ class MiniMaxConfig(HybridConfig):
             mixer = f"model.layers.{index}.self_attn"
             if attends:
                 qkv = tuple(f"{mixer}.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, sizes.qkv_size)
+                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
                 yield Matrix((f"{mixer}.o_proj",), inner, hidden)
             else:
                 yield Matrix((f"{mixer}.qkv_proj",), hidden, 3 * inner)

@@ -83,12 +83,13 @@ class OlmoHybridConfig(HybridConfig):
         for index, attends in enumerate(self.attends):
             prefix = f"model.layers.{index}"
             if attends:
-                yield Matrix(tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv"), hidden, self.decoder.qkv_size)
+                qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
+                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
                 yield Matrix((f"{prefix}.self_attn.o_proj",), sizes.heads * sizes.head_dim, hidden)
             else:
                 for inputs in delta.inputs:
                     names = tuple(f"{prefix}.linear_attn.{name}" for name in inputs)
-                    yield Matrix(names, hidden, sum(inputs.values()))
+                    yield Matrix(names, hidden, sum(inputs.values()), parts=tuple(inputs.values()))
                 yield Matrix((f"{prefix}.linear_attn.{delta.output}",), delta.values, hidden)
             yield from mlp_matrices(f"{prefix}.mlp", hidden, sizes.intermediate_size)
         yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)

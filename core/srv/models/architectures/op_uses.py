@@ -40,7 +40,7 @@ class OpUse(NamedTuple):
 class Matrix(NamedTuple):
     """A weight matrix of one layer. `names`: the layers of the checkpoint that it fuses. `embedding`: its rows are
     looked up. `tied`: the output layer, with the matrix of the embedding. `role`: as `OpLayer.role`. `bias`: of a layer
-    with a role, whether it adds one."""
+    with a role, whether it adds one. `parts`: the outputs of each of `names`; () if they are equal."""
 
     names: tuple[str, ...]
     inputs: int
@@ -49,6 +49,12 @@ class Matrix(NamedTuple):
     tied: bool = False
     role: str = ""
     bias: bool = False
+    parts: tuple[int, ...] = ()
+
+    @property
+    def output_sizes(self) -> tuple[int, ...]:
+        """The outputs of each of `names`."""
+        return self.parts or (self.outputs // len(self.names),) * len(self.names)
 
 
 class ExpertMatrices(NamedTuple):
@@ -170,7 +176,7 @@ def matrices(config: DecoderConfig, *, gated: bool = True) -> Iterator[Matrix]:
     for index in range(config.layers):
         attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
         qkv = tuple(f"{attention}.{name}_proj" for name in "qkv")
-        yield Matrix(qkv, hidden, heads + 2 * config.kv_heads * config.head_dim)
+        yield Matrix(qkv, hidden, config.qkv_size, parts=config.qkv_parts)
         yield Matrix((f"{attention}.o_proj",), heads, hidden)
         yield from feed_forward_matrices(config.moe_of(index), mlp, hidden, config.intermediate_size, gated=gated)
     yield Matrix((OUTPUT,), hidden, config.vocab_size, tied=config.tied_embeddings)

@@ -16,7 +16,7 @@ from srv.models.formats.rotary_rows import crossing_rows, with_gates
 from srv.models.formats.row_orders import block_order, row_orders
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.formats.text_names import needed_tensors
-from srv.quantization.method import UP_PROJECTION, LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import UP_PROJECTION, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
 from srv.specs import AttentionLayer, ModelFacts
 
 _ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")  # of all experts of a layer in one tensor
@@ -54,6 +54,21 @@ def stored_layer_ops(ops: Callable[[StoredModel], LayerOps], method: QuantMethod
     if weights is None:
         return layer_op
     return lambda names, inputs, rows: layer_op(weights.whole(names), inputs, rows)
+
+
+def stored_tensor_bytes(
+    sizes: Callable[[StoredModel], TensorBytes], method: QuantMethod, model: StoredModel
+) -> TensorBytes:
+    """What `sizes`, the `tensor_bytes` of a method, returns, likewise."""
+    held, weights = sizes(model), kept_whole(model.facts, method)
+    if weights is None:
+        return held
+
+    def of_stored(matrix: HeldMatrix) -> tuple[int, ...]:
+        names = weights.whole(matrix.names)
+        return held(matrix if names == matrix.names else matrix._replace(names=names, outputs=(sum(matrix.outputs),)))
+
+    return of_stored
 
 
 def has_quantized_experts(facts: ModelFacts) -> bool:

@@ -102,13 +102,14 @@ class Qwen3NextConfig(HybridConfig):
             prefix = f"model.layers.{index}"
             if attends:
                 qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                heads = sizes.heads * sizes.head_dim
-                yield Matrix(qkv, hidden, 2 * heads + 2 * sizes.kv_heads * sizes.head_dim)
-                yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
+                queries, keys, values = sizes.qkv_parts  # each query has a gate
+                parts = (2 * queries, keys, values)
+                yield Matrix(qkv, hidden, sum(parts), parts=parts)
+                yield Matrix((f"{prefix}.self_attn.o_proj",), queries, hidden)
             else:
                 for inputs in delta.inputs:
                     names = tuple(f"{prefix}.linear_attn.{name}" for name in inputs)
-                    yield Matrix(names, hidden, sum(inputs.values()))
+                    yield Matrix(names, hidden, sum(inputs.values()), parts=tuple(inputs.values()))
                 yield Matrix((f"{prefix}.linear_attn.out_proj",), delta.values, hidden)
             yield from feed_forward_matrices(self.moe_of(index), f"{prefix}.mlp", hidden, sizes.intermediate_size)
         yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)

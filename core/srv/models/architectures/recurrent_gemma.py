@@ -83,7 +83,8 @@ class RecurrentGemmaConfig(HybridConfig):
             prefix = f"model.layers.{index}"
             mixer = f"{prefix}.temporal_block"
             if attends:
-                yield Matrix(tuple(f"{mixer}.{name}_proj" for name in "qkv"), hidden, self.decoder.qkv_size)
+                qkv = tuple(f"{mixer}.{name}_proj" for name in "qkv")
+                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
                 yield Matrix((f"{mixer}.o_proj",), sizes.heads * sizes.head_dim, hidden)
             else:
                 yield Matrix((f"{mixer}.linear_x", f"{mixer}.linear_y"), hidden, 2 * self.channels)

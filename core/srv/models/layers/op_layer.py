@@ -69,6 +69,13 @@ class OpLayer(nn.Module):
         """The matrices of `operands`, without what belongs to them (scales, biases)."""
         return tuple(next(iter(operands.values())) for operands in self.operands())
 
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        """The matrices, and the scales and zero points of quantized ones: what host memory may hold instead.
+
+        Each is a tensor object that the layer keeps and reads at every call, not a view that it makes for one.
+        """
+        return self.weight_matrices()
+
     def release(self) -> None:
         """Free the matrices, which a new kernel has copied. The tensor objects stay, without elements."""
         for matrix in self.weight_matrices():

@@ -1,0 +1,33 @@
+"""What configurations say of the matrices of layers, compared with the layers that are built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import deepseek_small
+from every import every
+from models_small import CONFIGS, OWN_SIZES, SIZES, built
+
+from srv.models.architectures.registry import native_config
+from srv.models.layers.linear import Projection
+from srv.models.read import read_facts
+from srv.planning.layer_sizes import described_ops
+
+LATENT = ("v2-lite", "v3")  # with queries as they are, and with compressed ones
+
+
+@every("kind", [*CONFIGS, *LATENT])
+def test_a_fused_matrix_has_the_outputs_of_its_parts(kind: str, tmp_path: Path) -> None:
+    """Methods count their blocks and scales by them."""
+    folder = tmp_path / kind
+    if kind in LATENT:
+        deepseek_small.small(kind).config.save_pretrained(folder)
+    else:
+        CONFIGS[kind](**{**SIZES, **OWN_SIZES.get(kind, {})}).save_pretrained(folder)
+    facts = read_facts(folder)
+    ops = described_ops(facts, native_config(facts.architecture, facts.config), "float32")
+    assert ops is not None
+    layers = [each for each in built(folder, load_format="dummy").modules() if isinstance(each, Projection)]
+    found = {tuple(each.output_sizes): tuple(each.output_sizes.values()) for each in layers}
+    described = {each.names: each.output_sizes for each in ops.matrices if not each.embedding}
+    assert {names: found[names] for names in described} == described
