@@ -79,8 +79,9 @@ class QuantMethod(NamedTuple):
     None if its weights are of this method already. `at_load` itself is None if the name means no other one.
     `note`: what an operator should know of how the layers compute, as a clause; "" for nothing.
     `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not asked for,
-    and for native layers. `packed`: it stores fewer elements than there are weights. `fused_experts`: the storage
-    format divides experts that an architecture stores in two tensors, and puts their rows in the order of the layers.
+    and for native layers. `packed`: it stores fewer elements than there are weights. `fused_experts`: experts
+    that a checkpoint has in two quantized tensors can be divided, by the storage format or before it gets them
+    (`srv.models.formats.fused_experts`).
     `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block of them:
     these get the order that layers have where a checkpoint stores rows in another one
     (`srv.models.formats.ordered_rows`). (): such rows are refused. `row_block(model)`: how many rows share a scale, so

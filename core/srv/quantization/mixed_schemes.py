@@ -358,7 +358,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         sharding="weights of mixed schemes cannot be sharded yet",
         layer_ops=layer_ops,
         note=fp8_methods.METHOD.note if Fp8Scheme in kinds else "",
-        experts=None if kinds == [PackedScheme] else _experts,
+        experts=_experts if set(kinds) - {PackedScheme, Fp8Scheme} else None,
         row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
         row_block=_row_block,
     )
@@ -372,7 +372,7 @@ def _row_block(model: ModelFacts) -> int:
 
 
 def _experts(bias: bool) -> tuple[str, str] | None:
-    return ("experts with biases cannot be FP8 or int8", "Use the checkpoint in full precision") if bias else None
+    return ("experts with biases cannot be int8", "Use the checkpoint in full precision") if bias else None
 
 
 METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, of_form=_of_form)

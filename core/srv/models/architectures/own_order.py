@@ -74,7 +74,7 @@ def check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod, ra
         return
     named = ((weights.model_name(stored), tensor.dtype) for stored, tensor in needed_tensors(facts).items())
     types = {name: dtype for name, dtype in named if name is not None}
-    clause = None if method.fused_experts else _experts_in_one(types)
+    clause = _experts_in_one(facts, method, weights, types)
     clause = clause or _transposed(weights, types) or _moved(facts, config, method, weights, types)
     if clause is None and ranks > 1:
         clause = f"rows that are put in order cannot be divided over {ranks} ranks"
@@ -93,11 +93,18 @@ def _check_up_projections(facts: ModelFacts, method: QuantMethod) -> None:
             raise ModelError("unsupported_quantization", facts.path, reason, remedy)
 
 
-def _experts_in_one(types: Mapping[str, str]) -> str | None:
+def _experts_in_one(
+    facts: ModelFacts, method: QuantMethod, weights: StoredWeights, types: Mapping[str, str]
+) -> str | None:
+    """The clause that refuses weights of all experts in one tensor: of blocks, if the tensor is transposed."""
+    block = 1 if method.row_block is None else method.row_block(facts)
+    if method.fused_experts and not (weights.fused_experts and block > 1):
+        return None
     for name, dtype in types.items():
         experts = _ALL_EXPERTS.match(name)
         if experts is not None and dtype not in FLOATS:
-            return f"the quantized weights of all experts of {experts[1]} are in one tensor"
+            scaled = f" whose columns share scales in blocks of {block}" if method.fused_experts else ""
+            return f"the quantized weights of all experts of {experts[1]} are in one tensor{scaled}"
     return None
 
 
