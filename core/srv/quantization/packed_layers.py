@@ -195,8 +195,8 @@ class PackedStorageFormat(StorageFormat):
             zeros = None if stored is None else unpack(stored, scheme.bits, 0)[: len(words)]  # their last word is full
             return unpack(words, scheme.bits, 1), scales, zeros
         assert stored is not None
-        values = unpack(words, scheme.bits, 1 if scheme.layout == "awq" else 0, interleaved=scheme.layout == "awq").t()
-        zeros = unpack(stored, scheme.bits, 1, interleaved=scheme.layout == "awq").t()[: len(values)]
+        values = unpack(words, scheme.bits, 1 if scheme.layout == "awq" else 0, interleaved=scheme.interleaved).t()
+        zeros = unpack(stored, scheme.bits, 1, interleaved=scheme.interleaved).t()[: len(values)]
         if scheme.symmetric:
             self._check_middle(layer, zeros)
             return values, scales.t(), None

@@ -48,7 +48,13 @@ def test_logits_are_those_of_the_unpacked_weights(kind: str, tmp_path: Path) -> 
 EXPERT_SIZES = {"moe_intermediate_size": 32, "num_hidden_layers": 2}
 
 
-@every("kind", ["awq", "gptq", "gptq of 8 bits", "compressed-tensors", "compressed-tensors with zeros"])
+@every(
+    "kind",
+    [
+        *("awq", "awq of 8 bits", "awq of 8 bits by GPTQModel", "gptq", "gptq of 8 bits"),
+        *("compressed-tensors", "compressed-tensors with zeros"),
+    ],
+)
 def test_experts_hold_the_blocks_of_packed_integers(kind: str, tmp_path: Path) -> None:
     form, folder = FORMS[kind], tmp_path / kind
     model = write_packed(folder, form, kind="qwen3_moe", **EXPERT_SIZES)
@@ -223,6 +229,7 @@ def test_words_of_awq_by_hand() -> None:
     """The eight columns of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7 of its bits."""
     word = torch.tensor([[0x7531_6420]], dtype=torch.int32)
     assert unpack(word, 4, 1, interleaved=True).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert unpack(torch.tensor([[0x03010200]], dtype=torch.int32), 8, 1, interleaved=True).tolist() == [[0, 1, 2, 3]]
     negative = torch.tensor([[-1]], dtype=torch.int32)
     assert unpack(negative, 4, 1).tolist() == [[15] * 8]
     assert unpack(torch.tensor([[0x0403_0201]], dtype=torch.int32), 8, 0).tolist() == [[1], [2], [3], [4]]
@@ -347,6 +354,7 @@ def test_layers_that_share_an_input_must_be_quantized_alike(tmp_path: Path) -> N
     [
         ({"version": "gemv"}, "gemv"),
         ({"bits": 3}, "3 bits"),
+        ({"bits": 8}, "8-bit integers have zero points other than 128 (zero_point is true)"),
         ({"group_size": 48}, "48 inputs, not a multiple of 32"),
         ({"quant_method": "gptq", "bits": 2}, "2 bits"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
