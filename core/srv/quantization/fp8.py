@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.expert_tensors import ExpertTensor, expert_tensor, is_weight_of_all_experts, scale_names
+from srv.models.formats.expert_tensors import ExpertTensor, expert_tensor, is_weight_of_all_experts, scale_name
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
@@ -104,7 +104,7 @@ def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
         reason = f"{shown} is stored as {dtype}, not as {DTYPE}"
         raise ModelError("unsupported_quantization", path, reason, REMEDY)
     if scale is None:
-        lacked = scale_names(shown)[0] if is_weight_of_all_experts(shown) else f"{name}.{scheme.scales[0]}"
+        lacked = scale_name(shown) if is_weight_of_all_experts(shown) else f"{name}.{scheme.scales[0]}"
         reason = f"it lacks {lacked}, by which the FP8 values of {shown} are multiplied"
         raise ModelError("missing_tensors", path, reason, DOWNLOAD_REMEDY)
     if model.types[scale] not in _SCALE_DTYPES:

@@ -18,7 +18,7 @@ from srv.specs import ModelFacts
 def stored_model(facts: ModelFacts) -> StoredModel:
     """What the layers of a quantization method are made for. Raises ModelError if the files are damaged.
 
-    Of a tensor that holds FP8 weights of all experts, or belongs to one, it has the tensors of single experts.
+    Of a tensor that holds quantized weights of all experts, or belongs to one, it has the tensors of single experts.
     """
     path = Path(facts.path)
     if facts.format == "gguf":
@@ -36,7 +36,7 @@ def stored_model(facts: ModelFacts) -> StoredModel:
     architecture = find(facts.architecture)
     layout = "" if architecture is None or architecture.weights is None else architecture.weights.fused_experts
     for name, division in divisions(dict(shapes), layout):
-        if types.get(division.tensor.weight, FP8) != FP8:
+        if types.get(division.tensor.weight, FP8) != FP8 and not division.tensor.is_part:
             continue  # what is not quantized is divided when it is loaded
         dtype = types.pop(name)
         del shapes[name]

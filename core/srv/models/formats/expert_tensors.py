@@ -13,8 +13,15 @@ and, beside FP8 weights, what these are multiplied by, and scales of static acti
 A scale has one value for all experts, for each expert, for each projection of each expert, for each of its outputs
 (with the axes of experts and outputs, and one of a single element or none), or for each block.
 
+torchao has the parts of a quantized tensor under names of their own. Scales and zero points of 4-bit weights have the
+outputs last.
+
+    experts._gate_up_proj_qdata [E, 2 I, H]      experts.0.gate_proj._weight_qdata, …
+    experts._gate_up_proj_scale [E, H / g, 2 I]  experts.0.gate_proj._weight_scale, …
+
 Launches divide tensors by these names (`srv.models.formats.fused_experts`), and plans divide headers.
-(Sources: transformers' `FP8Experts` and `FbgemmFp8Llama4TextExperts`; the export of ModelOpt)
+(Sources: transformers' `FP8Experts` and `FbgemmFp8Llama4TextExperts`; the export of ModelOpt; torchao's `Int8Tensor`,
+`Int4Tensor` and `Float8Tensor`)
 """
 
 from __future__ import annotations
@@ -38,7 +45,10 @@ _PROJECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 )
 _NAME = re.compile(rf"(.*\.experts)\.({'|'.join(_PROJECTIONS)})({'|'.join(_SUFFIXES)})")
-_SCALES = ("_scale_inv", "_scale", "_weight_scale")
+_PARTS = ("qdata", "scale", "zero_point", "act_pre_scale")  # of a quantized tensor of torchao
+_NAME_OF_PART = re.compile(rf"(.*\.experts)\._({'|'.join(_PROJECTIONS)})_({'|'.join(_PARTS)})")
+_QDATA = "_weight_qdata"
+_WEIGHTS = ("weight", _QDATA)
 
 
 class ExpertTensor(NamedTuple):
@@ -49,8 +59,17 @@ class ExpertTensor(NamedTuple):
     suffix: str
 
     @property
+    def is_weight(self) -> bool:
+        return self.suffix in _WEIGHTS
+
+    @property
     def is_scale(self) -> bool:
-        return self.suffix not in ("weight", "bias")
+        return not self.is_weight and self.suffix != "bias"
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one of the tensors that torchao makes of a weight."""
+        return self.suffix.startswith("_")
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -59,7 +78,7 @@ class ExpertTensor(NamedTuple):
     @property
     def weight(self) -> str:
         """The name of the weight that it belongs to."""
-        return f"{self.prefix}.{self.projection}"
+        return f"{self.prefix}._{self.projection}_qdata" if self.is_part else f"{self.prefix}.{self.projection}"
 
     def parts(self, experts: int) -> tuple[str, ...]:
         """The names of the tensors of single experts, in the order in which they are stored."""
@@ -69,29 +88,33 @@ class ExpertTensor(NamedTuple):
 
 def expert_tensor(name: str) -> ExpertTensor | None:
     """None for the name of any other tensor."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else ExpertTensor(found[1], found[2], _SUFFIXES[found[3]])
+    if (found := _NAME.fullmatch(name)) is not None:
+        return ExpertTensor(found[1], found[2], _SUFFIXES[found[3]])
+    found = _NAME_OF_PART.fullmatch(name)
+    return None if found is None else ExpertTensor(found[1], found[2], f"_weight_{found[3]}")
 
 
 def is_weight_of_all_experts(name: str) -> bool:
     found = expert_tensor(name)
-    return found is not None and found.suffix == "weight"
+    return found is not None and found.is_weight
 
 
-def scale_names(weight: str) -> tuple[str, ...]:
-    """The names that the scale of a weight of all experts may have."""
-    return tuple(f"{weight}{suffix}" for suffix in _SCALES)
+def scale_name(weight: str) -> str:
+    """The name, or one of those, that the scale of a weight of all experts has."""
+    return weight.replace("_qdata", "_scale") if weight.endswith("_qdata") else f"{weight}_scale_inv"
 
 
 class Division(NamedTuple):
     """How a tensor of all experts is divided.
 
     `parts`: the names of the tensors that it becomes, those of one expert after those of another. `shape`: of each.
+    `kind`: as `scale_kind`, of a scale.
     """
 
     tensor: ExpertTensor
     parts: tuple[str, ...]
     shape: tuple[int, ...]
+    kind: str = ""
 
 
 def divisions(stored: Mapping[str, tuple[int, ...]], layout: ExpertLayout) -> Iterator[tuple[str, Division]]:
@@ -108,20 +131,26 @@ def divisions(stored: Mapping[str, tuple[int, ...]], layout: ExpertLayout) -> It
             weight = stored.get(tensor.weight, ())
             experts = weight[0] if len(weight) == 3 else shape[0] if shape else 0
             outputs = weight[2 if layout else 1] if len(weight) == 3 else 0
-            yield name, Division(tensor, tensor.parts(experts), _scale_shape(shape, experts, count, outputs))
-        elif len(shape) == (3 if tensor.suffix == "weight" else 2):
+            kind = scale_kind(tensor, shape, experts, outputs)
+            yield (
+                name,
+                Division(tensor, tensor.parts(experts), _scale_shape(kind, shape, experts, count, outputs), kind),
+            )
+        elif len(shape) == (3 if tensor.is_weight else 2):
             rows, *columns = shape[:0:-1] if layout else shape[1:]
             yield name, Division(tensor, tensor.parts(shape[0]), (rows // count, *columns))
 
 
-def scale_kind(shape: tuple[int, ...], experts: int, count: int, outputs: int) -> str:
-    """What a scale of this shape has a value for: "all", "expert", "projection", "output" or "block".
+def scale_kind(tensor: ExpertTensor, shape: tuple[int, ...], experts: int, outputs: int) -> str:
+    """What a scale of this shape has a value for: "all", "expert", "projection", "output", "group" or "block".
 
-    `count`: projections in the tensor. `outputs`: of all of them.
+    `outputs`: of all projections in the tensor. A group has inputs of one output, which are the last axis.
     """
-    elements, axes = prod(shape), [size for size in shape[1:] if size != 1]
-    if elements == 1:
+    count, axes = len(tensor.projections), [size for size in shape[1:] if size != 1]
+    if prod(shape) == 1:
         return "all"
+    if tensor.is_part and len(shape) == 3 and shape[0] == experts and shape[2] == outputs > 1:
+        return "group"
     if shape[:1] == (experts,) and not axes:
         return "expert"
     if shape == (experts, count) or (shape[:1] == (experts,) and axes == [count] and count > 1 and outputs != count):
@@ -129,12 +158,14 @@ def scale_kind(shape: tuple[int, ...], experts: int, count: int, outputs: int) -
     return "output" if shape[:1] == (experts,) and axes == [outputs] else "block"
 
 
-def _scale_shape(shape: tuple[int, ...], experts: int, count: int, outputs: int) -> tuple[int, ...]:
+def _scale_shape(kind: str, shape: tuple[int, ...], experts: int, count: int, outputs: int) -> tuple[int, ...]:
     """That of the scale of one projection; of blocks that do not fit the projections, one that fits no weight."""
-    match scale_kind(shape, experts, count, outputs):
+    match kind:
         case "all" | "expert" | "projection":
             return ()
         case "output":
             return (outputs // count, 1)
+        case "group":
+            return (shape[1], outputs // count)
     fits = len(shape) == 3 and shape[0] == experts and shape[1] % count == 0
     return (shape[1] // count, shape[2]) if fits else shape

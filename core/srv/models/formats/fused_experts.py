@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor
 
-from srv.models.formats.expert_tensors import INPUT_SCALE, Division, divisions, scale_kind
+from srv.models.formats.expert_tensors import INPUT_SCALE, Division, divisions
 from srv.models.formats.storage import StorageFormat
 from srv.models.formats.stored_weights import ExpertLayout
 
@@ -60,11 +60,11 @@ class FusedExperts(StorageFormat):
 
     def _scales(self, division: Division, stored: Tensor) -> Iterator[Tensor]:
         count = len(division.tensor.projections)
-        experts, outputs = len(division.parts) // count, count * (division.shape[0] if division.shape else 0)
+        experts = len(division.parts) // count
         if division.tensor.suffix == INPUT_SCALE:  # which nothing multiplies by: it is checked only
             yield from [stored] * len(division.parts)
             return
-        match scale_kind(tuple(stored.shape), experts, count, outputs):
+        match division.kind:
             case "all":
                 yield from stored.reshape(1).expand(len(division.parts))
             case "expert":
@@ -72,8 +72,11 @@ class FusedExperts(StorageFormat):
             case "projection":
                 yield from stored.reshape(-1)
             case "output":
-                for expert in stored.reshape(experts, outputs, 1):
+                for expert in stored.reshape(experts, -1, 1):
                     yield from self._divided(expert, count)
+            case "group":
+                for expert in stored:
+                    yield from expert.chunk(count, 1)
             case "block":
                 for expert in stored:
                     yield from expert.chunk(count)
