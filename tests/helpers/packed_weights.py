@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +87,19 @@ def words(fields: Tensor, bits: int) -> Tensor:
     return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32)
 
 
+_shuffled: ContextVar[bool] = ContextVar("shuffled", default=False)
+
+
+@contextmanager
+def shuffled_by_name(by_name: bool) -> Iterator[None]:
+    """Write orders of inputs that differ between blocks and experts, if `by_name`, or only by the number of inputs."""
+    token = _shuffled.set(by_name)
+    try:
+        yield
+    finally:
+        _shuffled.reset(token)
+
+
 def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Tensor]:
     """The tensors of a quantized layer, and its weights as they are then."""
     outputs, inputs = weight.shape
@@ -91,7 +107,9 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
     groups = inputs // size
     order = torch.arange(inputs) // size
     if form.ordered:
-        order = order[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+        seed = inputs + _shuffled.get() * (zlib.crc32(name.rpartition(".")[0].encode()) & 0xFFFF)
+        seed += 1 << 20 if name.endswith("down_proj") else 0
+        order = order[torch.randperm(inputs, generator=torch.Generator().manual_seed(seed))]
     columns = order.argsort(stable=True)
     grouped = weight[:, columns].unflatten(1, (groups, size))
     low, high = grouped.amin(-1), grouped.amax(-1)

@@ -20,7 +20,6 @@ The up-projection of latent attention, which is no linear layer here, is dequant
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,7 +39,6 @@ AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
 LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 _FORMAT = "pack-quantized"  # of compressed-tensors
 # The suffixes of the tensors of a quantized layer. The first is that of its packed integers.
 SUFFIXES: Mapping[Layout, tuple[str, ...]] = {
@@ -259,9 +257,6 @@ def are_packed(model: StoredModel, scheme: PackedScheme, names: Sequence[str], i
     if not all(packed.values()):
         quantized, plain = (next(name for name, each in packed.items() if each is kind) for kind in (True, False))
         reason = f"of layers that share one input, {quantized} is quantized and {plain} is not"
-    elif scheme.ordered and _EXPERT.search(names[0]):
-        reason = f"the inputs of {names[0]} are in another order than its groups (desc_act or actorder), and those of "
-        reason += "experts have to be in order"
     if reason is not None:
         raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
     return True
