@@ -292,7 +292,8 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, H], ids int64 [T, K], weights float32 [T, K], gate_up float8_e4m3fn [E, 2 I, H], "
             "gate_up_scale float32 [E, 2 ceil(I / block_outputs), ceil(H / block_inputs)], down float8_e4m3fn [E, H, "
             "I], down_scale float32 [E, ceil(H / block_outputs), ceil(I / block_inputs)], block_outputs: int, "
-            "block_inputs: int, activation: str) -> [T, H]; as experts, with blocks and scales as linear_fp8",
+            "block_inputs: int, activation: str, gate_up_bias [E, 2 I] as x | None = None, down_bias [E, H] as x | "
+            "None = None) -> [T, H]; as experts, with blocks and scales as linear_fp8",
             sizes=_EXPERT_SIZES,
             tolerances=TWO_PRODUCTS,
             module="expert_reference",

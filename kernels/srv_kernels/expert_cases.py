@@ -203,6 +203,13 @@ def experts_fp8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
             scale *= torch.exp2(-torch.randint(0, 7, scale.shape, generator=generator).float())
         name = f"{label}, scales of different magnitude of blocks of {blocks[0]} x {blocks[1]}"
         yield Case(name, (x, ids, weights, *gate_up, *down, *blocks, "silu"))
+    for (label, x, ids, weights, sizes), blocks in zip(routed, ((1, ALL_INPUTS), (48, 64), (128, 128)), strict=True):
+        gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, parts=2)
+        down = matrix(sizes.experts, sizes.hidden, sizes.intermediate, blocks)
+        shapes = (sizes.experts, 2 * sizes.intermediate), (sizes.experts, sizes.hidden)
+        biases = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+        name = f"{label}, blocks of {blocks[0]} x {blocks[1]}, swiglu_clamped, with biases"
+        yield Case(name, (x, ids, weights, *gate_up, *down, *blocks, "swiglu_clamped", *biases))
 
 
 def experts_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:

@@ -152,8 +152,10 @@ def experts_fp8(
     block_outputs: int,
     block_inputs: int,
     activation: str,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
-    """As `experts` without biases, with float8_e4m3fn matrices and the scales of their blocks.
+    """As `experts`, with float8_e4m3fn matrices and the scales of their blocks.
 
     gate_up_scale [E, 2 R, C] has the R rows of the gate, then those of the up projection.
     """
@@ -164,4 +166,4 @@ def experts_fp8(
 
     halves = zip(gate_up.chunk(2, 1), gate_up_scale.chunk(2, 1), strict=True)
     first = torch.cat([dequantized(*half) for half in halves], 1)
-    return experts(x, ids, weights, first, dequantized(down, down_scale), None, None, activation)
+    return experts(x, ids, weights, first, dequantized(down, down_scale), gate_up_bias, down_bias, activation)

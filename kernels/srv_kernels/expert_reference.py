@@ -133,6 +133,8 @@ def experts_fp8(
     block_outputs: int,
     block_inputs: int,
     activation: str,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """As `experts`, with float8_e4m3fn matrices and the scales of their blocks: float32 [E, 2 R, C], of which the first
     R rows are those of the gate, and [E, R, C].
@@ -140,9 +142,11 @@ def experts_fp8(
     blocks = block_outputs, block_inputs
 
     def one(rows: Tensor, expert: int) -> Tensor:
-        halves = zip(gate_up[expert].chunk(2), gate_up_scale[expert].chunk(2), strict=True)
-        first = torch.cat([reference.linear_fp8(rows, *half, None, *blocks) for half in halves], -1)
-        return reference.linear_fp8(activate(first, activation), down[expert], down_scale[expert], None, *blocks)
+        biases = (None, None) if gate_up_bias is None else gate_up_bias[expert].chunk(2)
+        halves = zip(gate_up[expert].chunk(2), gate_up_scale[expert].chunk(2), biases, strict=True)
+        first = torch.cat([reference.linear_fp8(rows, *half, *blocks) for half in halves], -1)
+        bias = None if down_bias is None else down_bias[expert]
+        return reference.linear_fp8(activate(first, activation), down[expert], down_scale[expert], bias, *blocks)
 
     return _by_expert(x, ids, weights, len(gate_up), one)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +17,7 @@ from torch import Tensor
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 PROJECTION = re.compile(r"(_proj|\.w[123])\.weight$")
-AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each four bits of a word belong to
+AWQ_COLUMNS = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}  # the output that each field of a word belongs to
 
 
 class Form(NamedTuple):
@@ -27,6 +30,7 @@ class Form(NamedTuple):
     symmetric: bool = True
     ordered: bool = False
     stored_less: int = 0  # what is subtracted from stored zeros
+    awq_in_order: bool = False
 
 
 def compressed(bits: int = 4, group: int = 32, symmetric: bool = True, actorder: str | None = None) -> Form:
@@ -52,6 +56,13 @@ FORMS = {
     "awq": AWQ,
     "awq, old names": AWQ._replace(config={"quant_method": "AWQ", "w_bit": "4", "q_group_size": "32"}),
     "awq without zero points": AWQ._replace(config={**AWQ.config, "zero_point": False}, symmetric=True),
+    "awq of 8 bits": AWQ._replace(config={**AWQ.config, "bits": 8, "zero_point": False}, bits=8, symmetric=True),
+    "awq of 8 bits by GPTQModel": AWQ._replace(
+        config={**AWQ.config, "bits": 8, "zero_point": False, "meta": {"quantizer": ["gptqmodel:5.8.0"]}},
+        bits=8,
+        symmetric=True,
+        awq_in_order=True,
+    ),
     "gptq": gptq(),
     "gptq with zeros": gptq(sym=False),
     "gptq v2 with zeros": gptq(sym=False, form="gptq_v2", less=0),
@@ -76,6 +87,19 @@ def words(fields: Tensor, bits: int) -> Tensor:
     return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32)
 
 
+_shuffled: ContextVar[bool] = ContextVar("shuffled", default=False)
+
+
+@contextmanager
+def shuffled_by_name(by_name: bool) -> Iterator[None]:
+    """Write orders of inputs that differ between blocks and experts, if `by_name`, or only by the number of inputs."""
+    token = _shuffled.set(by_name)
+    try:
+        yield
+    finally:
+        _shuffled.reset(token)
+
+
 def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Tensor]:
     """The tensors of a quantized layer, and its weights as they are then."""
     outputs, inputs = weight.shape
@@ -83,7 +107,9 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
     groups = inputs // size
     order = torch.arange(inputs) // size
     if form.ordered:
-        order = order[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+        seed = inputs + _shuffled.get() * (zlib.crc32(name.rpartition(".")[0].encode()) & 0xFFFF)
+        seed += 1 << 20 if name.endswith("down_proj") else 0
+        order = order[torch.randperm(inputs, generator=torch.Generator().manual_seed(seed))]
     columns = order.argsort(stable=True)
     grouped = weight[:, columns].unflatten(1, (groups, size))
     low, high = grouped.amin(-1), grouped.amax(-1)
@@ -100,11 +126,11 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
     scales, stored_zeros = scale.half(), (zero - form.stored_less) & top
     match form.method:
         case "awq":
-            tensors = {
-                "qweight": words(values.t().unflatten(1, (-1, 8))[..., AWQ_COLUMNS].flatten(1), 4),
-                "qzeros": words(stored_zeros.t().unflatten(1, (-1, 8))[..., AWQ_COLUMNS].flatten(1), 4),
-                "scales": scales.t(),
-            }
+            per_word = 32 // form.bits
+            fields = tuple(range(per_word)) if form.awq_in_order else AWQ_COLUMNS[form.bits]
+            turned = (each.t().unflatten(1, (-1, per_word))[..., fields].flatten(1) for each in (values, stored_zeros))
+            tensors = dict(zip(("qweight", "qzeros"), (words(each, form.bits) for each in turned), strict=True))
+            tensors["scales"] = scales.t()
         case "gptq":
             tensors = {
                 "qweight": words(values, form.bits).t(),

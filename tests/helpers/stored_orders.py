@@ -123,7 +123,8 @@ def write_stored(
             same[name] = plain.t() if turned else plain
             stored |= tensors
         elif experts is not None and not left:
-            tensors, same[name] = _each_expert(form.quantize, experts[1], experts[2], tensor)
+            in_turn = model.config.model_type == "gpt_oss"
+            tensors, same[name] = _each_expert(form.quantize, experts[1], experts[2], tensor, in_turn)
             stored |= tensors
         else:
             stored[name] = tensor.half()
@@ -136,17 +137,25 @@ def write_stored(
     return model.eval()
 
 
-def _each_expert(quantize: Quantize, prefix: str, kind: str, fused: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """The linear layers of each expert, as tools store them, and the tensor of all [E, in, out] as it is then."""
+def _each_expert(
+    quantize: Quantize, prefix: str, kind: str, fused: Tensor, in_turn: bool
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The linear layers of each expert, as tools store them, and the tensor of all [E, in, out] as it is then.
+
+    `in_turn`: the columns of gate and up projection are.
+    """
     parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
     tensors: dict[str, Tensor] = {}
     plain = []
+    count = len(parts)
     for expert, columns in enumerate(fused):
+        divided = [columns[:, part::count] for part in range(count)] if in_turn else columns.chunk(count, 1)
         rows = [
             quantize(f"{prefix}.{expert}.{part}", each.t().contiguous())
-            for part, each in zip(parts, columns.chunk(len(parts), 1), strict=True)
+            for part, each in zip(parts, divided, strict=True)
         ]
         for each, _ in rows:
             tensors |= each
-        plain.append(torch.cat([weight.t() for _, weight in rows], 1))
+        same = [weight.t() for _, weight in rows]
+        plain.append(torch.stack(same, 2).flatten(1) if in_turn else torch.cat(same, 1))
     return tensors, torch.stack(plain)

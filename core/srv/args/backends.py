@@ -25,10 +25,11 @@ from srv.errors import PluginError, Rejection
 from srv.kept import kept_per_object
 from srv.models.architectures.attention_layers import attention_layers
 from srv.models.architectures.expert_layers import mixture
+from srv.models.architectures.own_order import has_quantized_experts
 from srv.models.architectures.sharding import rank_facts
+from srv.platform.experts import EXPERTS, missing_ops, needed_ops
 from srv.platform.experts import FAMILY as MOE
 from srv.platform.experts import SLOT as MOE_SLOT
-from srv.platform.experts import missing_ops, needed_ops
 from srv.platform.facts import BackendSpec, OpSpec, Requires, Unfit
 from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
 from srv.platform.manifest import Manifest
@@ -211,6 +212,8 @@ def _without_ops(slot: BackendSlot, facts: Facts, values: Mapping[str, Any], ops
     method = chosen(facts.model, named, online, dequantize=False) or method_of(facts.model)
     layer_ops = () if method is None or method.dequantizable else method.ops
     needed = needed_ops(facts.model, values, facts.capabilities, layer_ops)
+    if layer_ops and method is not None and not method.online and not has_quantized_experts(facts.model):
+        needed = (EXPERTS,)
     found = tuple(
         each._replace(reasons=(*each.reasons, *missing_ops(ops, each.spec.name, needed))) for each in slot.candidates
     )

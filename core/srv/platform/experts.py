@@ -18,8 +18,8 @@ FP8 = "experts_fp8"
 EXPERT_OPS = (EXPERTS, INT8, GGUF, FP8)
 # The op of a quantized layer -> that of experts whose projections would be such layers.
 EXPERT_OP_OF: Mapping[str, str] = {
-    **{"": EXPERTS, "linear_w8a8": INT8, "linear_gguf": GGUF},
-    "linear_fp8": FP8,
+    **{"": EXPERTS, "linear_w8a8": INT8, "linear_int8": INT8},
+    **{"linear_gguf": GGUF, "linear_fp8": FP8},
 }
 TORCH_NATIVE = "torch_native"
 UNROUNDED = "mxfp4_moe_precision"  # an argument: read by backends that do not round the activations of GGUF's blocks

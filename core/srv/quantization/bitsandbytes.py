@@ -23,6 +23,7 @@ from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
+from srv.quantization.int8_checks import check_experts, experts_note
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import DOWNLOAD_REMEDY, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
 from srv.quantization.tensor_bytes import of_blocks, of_rows
@@ -110,7 +111,7 @@ def shared_type(model: StoredModel, names: Sequence[str], inputs: int) -> str:
     elif first in TYPES.values() and inputs % BLOCK:
         reason = f"the {inputs} inputs of {names[0]} are not whole blocks of {BLOCK}"
     elif first == "int8" and ".experts." in names[0]:
-        reason = f"the experts {names[0].partition('.experts.')[0]}.experts are int8, without quantized activations"
+        check_experts(model, names)
     if reason is not None:
         raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
     return first
@@ -207,7 +208,9 @@ def tensor_bytes(model: StoredModel) -> TensorBytes:
 def _of_form(model: ModelFacts) -> QuantMethod:
     """With the one op of the stated type: a platform without kernels for blocks may have one for int8."""
     kind = stated_type(model.config)
-    return METHOD._replace(ops=("linear_int8" if kind == "int8" else "linear_gguf",)) if kind else METHOD
+    if kind != "int8":
+        return METHOD._replace(ops=("linear_gguf",)) if kind else METHOD
+    return METHOD._replace(ops=("linear_int8",), note=experts_note(model))
 
 
 METHOD = QuantMethod(

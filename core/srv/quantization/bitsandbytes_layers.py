@@ -38,6 +38,7 @@ from srv.quantization.bitsandbytes import (
 from srv.quantization.block_codes import codes_of, in_blocks
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
+from srv.quantization.int8_experts import Int8Experts
 from srv.quantization.int8_layers import WeightOnlyInt8Linear
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
@@ -81,6 +82,11 @@ class BitsAndBytesLayerFactory(LayerFactory):
         if not first or not second:
             reason = f"the experts {prefix} are quantized in part, which no layers support"
             raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
+        if "int8" in (first, second):
+            if first != second:
+                reason = f"the experts {prefix} are {first} and {second}, which no layers support"
+                raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
+            return Int8Experts(self.context, prefix, sizes)
         return GGUFExperts(self.context, prefix, self.local_experts(sizes), first, second, bias)
 
 

@@ -6,6 +6,7 @@ not know how configurations state it (`srv.quantization.fp8_configs`), nor layer
     weight                          float8_e4m3fn [N, K]; a layer with a weight of another float dtype is not quantized
     weight_scale, weight_scale_inv  what weights are multiplied by: one value, [N], [N, 1], or one per block
     input_scale and the like        of static activations; checked only, since no op takes it
+    experts.gate_up_proj            of all experts of a layer, and its scales: `srv.models.formats.expert_tensors`
     k_scale, v_scale and the like   of an FP8 KV pool, if there is one (`srv.planning.kv_scales`); not read here
 
 The up-projection of latent attention, which is no linear layer here, is dequantized at load.
@@ -16,7 +17,6 @@ Layers hold a scale per output, or per block (docs/adr/0071-fp8-weights.md).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
+from srv.models.formats.expert_tensors import ExpertTensor, expert_tensor, is_weight_of_all_experts, scale_name
 from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
@@ -50,7 +51,6 @@ NOTE = (
 )
 _SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
 _SCALE_BYTES = 4
-_FUSED_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.\w+$")
 
 
 class ScaledWeight(NamedTuple):
@@ -107,7 +107,7 @@ def scale_fits(scheme: Fp8Scheme, weight: ScaledWeight) -> bool:
     """Whether a stored scale is one of the scheme for this weight."""
     shape, held = squeezed(weight.scale_shape), held_scale(scheme, weight.outputs, weight.inputs)
     if scheme.block is not None:
-        return shape == held
+        return shape == held or (shape == () and held == (1, 1))
     return math.prod(shape) == 1 or shape in (held, held[:1])
 
 
@@ -117,11 +117,8 @@ def are_fp8(model: StoredModel, scheme: Fp8Scheme, names: Sequence[str]) -> bool
     Their tensors say so; without weights, the configuration does. Raises ModelError: unsupported_quantization for
     weights that layers cannot hold; missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
-    if not model.types:
-        found = {name: declares(scheme, name) for name in names}
-    else:
-        _refuse_fused_experts(model, names[0])
-        found = {name: _is_stored(model, scheme, name) for name in names}
+    stored = {name: _is_stored(model, scheme, name) for name in names} if model.types else {}
+    found = stored or {name: declares(scheme, name) for name in names}
     if len(set(found.values())) > 1:
         fp8, plain = (next(name for name, each in found.items() if each is kind) for kind in (True, False))
         reason = f"of layers that share one input, {fp8} is FP8 and {plain} is not"
@@ -129,29 +126,25 @@ def are_fp8(model: StoredModel, scheme: Fp8Scheme, names: Sequence[str]) -> bool
     return next(iter(found.values()))
 
 
-def _refuse_fused_experts(model: StoredModel, name: str) -> None:
-    experts = _FUSED_EXPERTS.match(name)
-    if experts is not None and model.types.get(f"{experts[1]}.gate_up_proj") == DTYPE:
-        reason = f"the FP8 weights of all experts of {experts[1]} are in one tensor, which srv does not load yet"
-        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
-
-
 def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
     stored = f"{name}.{scheme.weight}"
     dtype, path = model.types.get(stored), model.facts.path
     scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
     if dtype is None and scale is not None:
+        scale = model.stored_names.get(scale, scale)
         raise ModelError("missing_tensors", path, f"it lacks {stored}, which {scale} scales", DOWNLOAD_REMEDY)
     if dtype is None or dtype in FLOATS:
         return False  # if it is missing, the loader says so
+    shown = model.stored_names.get(stored, stored)
     if dtype != DTYPE:
-        reason = f"{stored} is stored as {dtype}, not as {DTYPE}"
+        reason = f"{shown} is stored as {dtype}, not as {DTYPE}"
         raise ModelError("unsupported_quantization", path, reason, REMEDY)
     if scale is None:
-        reason = f"it lacks {name}.{scheme.scales[0]}, by which the FP8 values of {stored} are multiplied"
+        lacked = scale_name(shown) if is_weight_of_all_experts(shown) else f"{name}.{scheme.scales[0]}"
+        reason = f"it lacks {lacked}, by which the FP8 values of {shown} are multiplied"
         raise ModelError("missing_tensors", path, reason, DOWNLOAD_REMEDY)
     if model.types[scale] not in _SCALE_DTYPES:
-        reason = f"{scale} is stored as {model.types[scale]}, not as a float"
+        reason = f"{model.stored_names.get(scale, scale)} is stored as {model.types[scale]}, not as a float"
         raise ModelError("dtype_mismatch", path, reason, DOWNLOAD_REMEDY)
     shape = model.shapes[stored]
     if len(shape) != 2:
@@ -159,12 +152,31 @@ def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
         raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
     outputs, inputs = shape
     weight = ScaledWeight(outputs, inputs, scale, model.shapes[scale])
+    if is_weight_of_all_experts(shown):
+        _check_halves(model, scheme, weight, shown)
     if not scale_fits(scheme, weight):
         expected = held_scale(scheme, weight.outputs, weight.inputs)
         of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
-        reason = f"{scale} has the shape {list(weight.scale_shape)}, but its weights {list(shape)} need "
-        raise ModelError("shape_mismatch", path, f"{reason}{list(expected)} ({of})", DOWNLOAD_REMEDY)
+        part = f" for {name}" if is_weight_of_all_experts(shown) else ""
+        reason = f"{model.stored_names.get(scale, scale)} has the shape {list(weight.scale_shape)}{part}, but its "
+        reason += f"weights {list(shape)} need {list(expected)} ({of})"
+        raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
     return True
+
+
+def _check_halves(model: StoredModel, scheme: Fp8Scheme, weight: ScaledWeight, shown: str) -> None:
+    """Refuse a tensor in which rows of gate and up projection share a scale. `shown`: its name.
+
+    transformers stores two rows of scales, one for each of them, where both have fewer rows than a block.
+    """
+    found = expert_tensor(shown)
+    if scheme.block is None or found is None or len(found.projections) == 1:
+        return
+    rows, outputs = scheme.block[0], weight.outputs
+    own_rows = 2 * outputs <= rows and weight.scale_shape[:1] in ((), (1,))
+    if outputs % rows and not own_rows:
+        reason = f"the {outputs} rows of the gate in {shown} end within a block of {rows} rows, which share a scale"
+        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
 
 
 def check_embedding(model: StoredModel, name: str) -> None:
@@ -228,7 +240,11 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     for name, tensor in tensors.items():
         layer, _, suffix = name.rpartition(".")
         count = math.prod(tensor.shape)
-        if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(tensors, layer)):
+        experts = expert_tensor(name)
+        if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(tensors, f"{layer}.weight")):
+            excluded += count
+        elif experts is not None and experts.suffix != "bias" and _is_fp8(tensors, experts.weight):
+            held += _experts_bytes(scheme, experts, tensor.shape, model.hidden_size)
             excluded += count
         elif tensor.dtype == DTYPE and len(tensor.shape) == 2:
             up = layer.endswith(UP_PROJECTION)  # which is dequantized
@@ -239,6 +255,15 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     return held + wide * _SCALE_BYTES + (model.counted_parameters() - excluded - wide) * item_size
 
 
-def _is_fp8(tensors: Mapping[str, StoredTensor], layer: str) -> bool:
-    weight = tensors.get(f"{layer}.weight")
-    return weight is not None and weight.dtype == DTYPE
+def _is_fp8(tensors: Mapping[str, StoredTensor], weight: str) -> bool:
+    return weight in tensors and tensors[weight].dtype == DTYPE
+
+
+def _experts_bytes(scheme: Fp8Scheme, tensor: ExpertTensor, shape: tuple[int, ...], hidden: int) -> int:
+    """Those of the layers that hold a weight of all experts, whatever the order of its axes; 0 for its scales."""
+    if tensor.suffix != "weight" or len(shape) != 3:
+        return 0
+    count = len(tensor.projections)
+    inner = math.prod(shape[1:]) // hidden // count
+    sizes = (inner, hidden) if count > 1 else (hidden, inner)
+    return shape[0] * count * matrix_bytes(scheme, *sizes)

@@ -113,12 +113,15 @@ def _blocks(scheme: Fp8Scheme, inputs: int) -> tuple[int, int]:
 class Fp8Experts(ExpertWeights):
     """gate_up float8_e4m3fn [E, 2 I, H] and down [E, H, I], with float32 scales of their blocks.
 
-    gate_up_scale has the rows of the gate's scales, then those of the up projection.
+    gate_up_scale has the rows of the gate's scales, then those of the up projection. With biases gate_up_bias [E, 2 I]
+    and down_bias [E, H] of `dtype`, or without.
     """
 
     op = "experts_fp8"
 
-    def __init__(self, context: BuildContext, prefix: str, sizes: ExpertSizes, scheme: Fp8Scheme) -> None:
+    def __init__(
+        self, context: BuildContext, prefix: str, sizes: ExpertSizes, scheme: Fp8Scheme, bias: bool = False
+    ) -> None:
         super().__init__(context, prefix, sizes)
         experts, hidden, inner = sizes.experts, sizes.hidden, sizes.intermediate
         self._blocks = _blocks(scheme, max(hidden, inner))
@@ -127,21 +130,27 @@ class Fp8Experts(ExpertWeights):
         rows, columns = held_scale(scheme, inner, hidden)
         self.gate_up_scale = context.empty(experts, 2 * rows, columns, dtype=torch.float32)
         self.down_scale = context.empty(experts, *held_scale(scheme, hidden, inner), dtype=torch.float32)
+        self.gate_up_bias = context.empty(experts, 2 * inner) if bias else None
+        self.down_bias = context.empty(experts, hidden) if bias else None
 
     def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return self._compute(x, ids, weights, *self.operands()[0].values())
 
     def operands(self) -> tuple[Mapping[str, Any], ...]:
-        names = ("gate_up", "gate_up_scale", "down", "down_scale")
+        matrices = {name: getattr(self, name) for name in ("gate_up", "gate_up_scale", "down", "down_scale")}
         blocks = dict(zip(("block_outputs", "block_inputs"), self._blocks, strict=True))
-        return ({**{name: getattr(self, name) for name in names}, **blocks, "activation": self.sizes.activation},)
+        biases = {name: getattr(self, name) for name in ("gate_up_bias", "down_bias")}
+        return ({**matrices, **blocks, "activation": self.sizes.activation, **biases},)
 
     def weight_tensors(self) -> tuple[Tensor, ...]:
         return self.gate_up, self.gate_up_scale, self.down, self.down_scale
 
     def weight_views(self) -> dict[str, Tensor]:
         views = self.matrix_views("weight", self.gate_up, self.down)
-        return views | self.matrix_views(SCALE, self.gate_up_scale, self.down_scale)
+        views |= self.matrix_views(SCALE, self.gate_up_scale, self.down_scale)
+        if self.gate_up_bias is None or self.down_bias is None:
+            return views
+        return views | self.matrix_views("bias", self.gate_up_bias, self.down_bias)
 
     def weight_slices(self) -> dict[str, Slice]:
         return {}
@@ -164,16 +173,14 @@ class Fp8LayerFactory(LayerFactory):
         return Fp8Linear(self.context, output_sizes, inputs, bias, self._scheme)
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some projections are FP8 and others not, or with biases."""
+        """Raises ModelError for experts of which some projections are FP8 and others not."""
         found = [are_fp8(self._model, self._scheme, names) for names in expert_names(prefix, sizes.experts)]
         if not any(found):
             return super().experts(prefix, sizes, bias)
-        if bias or not all(found):
-            reason = (
-                f"the experts {prefix} are FP8 {'with biases' if all(found) else 'in part'}, which no layers support"
-            )
+        if not all(found):
+            reason = f"the experts {prefix} are FP8 in part, which no layers support"
             raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
-        return Fp8Experts(self.context, prefix, sizes, self._scheme)
+        return Fp8Experts(self.context, prefix, sizes, self._scheme, bias)
 
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
         check_embedding(self._model, name)
@@ -294,7 +301,7 @@ class OnlineFp8LayerFactory(LayerFactory):
         return Fp8Linear(self.context, output_sizes, inputs, bias, _PER_OUTPUT)
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        return super().experts(prefix, sizes, bias) if bias else Fp8Experts(self.context, prefix, sizes, _PER_OUTPUT)
+        return Fp8Experts(self.context, prefix, sizes, _PER_OUTPUT, bias)
 
 
 class OnlineFp8StorageFormat(StorageFormat):

@@ -29,10 +29,6 @@ def _at_load(model: ModelFacts) -> str | None:
     return None if fp8.DTYPE in model.stored_types else ONLINE
 
 
-def _experts(remedy: str, bias: bool) -> tuple[str, str] | None:
-    return ("experts with biases cannot be FP8", remedy) if bias else None
-
-
 def _of_form(name: str, model: ModelFacts) -> QuantMethod:
     """With what the scheme says of inputs.
 
@@ -59,7 +55,7 @@ METHOD = QuantMethod(
     row_tensors=("weight", fp8.SCALE),
     row_block=fp8.row_block,
     up_projections=True,
-    experts=partial(_experts, "Use the checkpoint in full precision"),
+    fused_experts=True,
     at_load=_at_load,
     of_form=partial(_of_form, fp8_configs.FP8),
     note=fp8.NOTE,
@@ -88,7 +84,6 @@ FP8WO = QuantMethod(
     layer_ops=lambda model: _online_op,
     matrix_bytes=int8_online.matrix_bytes,
     tensor_bytes=tensor_bytes.always_rows,
-    experts=partial(_experts, int8_online.LEAVE_UNQUANTIZED),
 )
 
 

@@ -5,20 +5,43 @@ Owns the comparison of a layer's stored tensors with those that its kind of laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
 
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
+
 INT8 = "int8"
+_EXPERTS_NOTE = (
+    "the inputs of its int8 experts are quantized to int8 as well, with a scale per row, by kernels that multiply int8 "
+    "only (of NPUs, and torch_native); those of CPUs and Triton's do not"
+)
 EXPERTS_REMEDY = "Use the checkpoint in full precision, or a GGUF file"
 # The suffixes of tensors that only quantized layers have, of any method of int8.
 _QUANTIZED = (
     *("weight_scale", "weight_offset", "weight_zero_point"),
     *("input_scale", "input_offset", "input_zero_point", "quant_bias", "deq_scale"),
 )
+
+
+def experts_note(model: ModelFacts) -> str:
+    """What a checkpoint whose activations are not quantized has to say of its experts; "" if they are not int8."""
+    int8 = (name for name, each in needed_tensors(model).items() if each.dtype == INT8 and ".experts." in name)
+    return _EXPERTS_NOTE if any(int8) else ""
+
+
+def check_experts(model: StoredModel, names: Sequence[str]) -> None:
+    """Raises ModelError (unsupported_quantization) for int8 projections of experts that have biases, if any does."""
+    experts = f"{names[0].partition('.experts.')[0]}.experts"
+    biases = (f"{names[0]}.bias", f"{experts}.gate_up_proj_bias", f"{experts}.down_proj_bias")
+    if found := next((each for each in biases if each in model.types), None):
+        reason = f"the experts {experts} are int8 and have biases ({found}), which experts of int8 cannot have"
+        raise ModelError("unsupported_quantization", model.facts.path, reason, EXPERTS_REMEDY)
 
 
 class Beside(NamedTuple):

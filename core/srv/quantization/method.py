@@ -67,43 +67,60 @@ def stored_bytes(model: ModelFacts, item_size: int, projection_params: int = 0) 
 class QuantMethod(NamedTuple):
     """The facts of one quantization method.
 
-    `name`: the value of `--quantization`, or of `--torchao-config` if `online`. `layers`: "module:Class" of a
-    `srv.models.layers.factory.LayerFactory` that is made with a BuildContext and a StoredModel. `storage`:
-    "module:Class" of a `srv.models.formats.storage.StorageFormat` that is made with a StoredModel; None if tensors are
-    stored as the layers hold them. `ops`: the op contracts that the layers need.
+    What it is:
 
-    `detect(folder, config)`: whether a Hugging Face checkpoint is of this method, from its folder and its config.json
-    (with the fields of a nested text model); a clause if it is stored in the format of this method, but in a form that
-    the layers do not support. It may raise ModelError. `accepts(model)`: for a checkpoint whose configuration names no
-    method, if the user sets this one: the clause that says why its weights are not of this method, or None. A method
-    without `accepts` must be detected.
+    - `name`: the value of `--quantization`, or of `--torchao-config` if `online`.
+    - `layers`: "module:Class" of a `srv.models.layers.factory.LayerFactory` that is made with a BuildContext and a
+      StoredModel.
+    - `storage`: "module:Class" of a `srv.models.formats.storage.StorageFormat` that is made with a StoredModel; None if
+      tensors are stored as the layers hold them.
+    - `ops`: the op contracts that the layers need.
+    - `detect(folder, config)`: whether a Hugging Face checkpoint is of this method, from its folder and its config.json
+      (with the fields of a nested text model); a clause if it is stored in the format of this method, but in a form
+      that the layers do not support. It may raise ModelError.
+    - `accepts(model)`: for a checkpoint whose configuration names no method, if the user sets this one: the clause that
+      says why its weights are not of this method, or None. A method without `accepts` must be detected.
+    - `online`: it quantizes the weights of an unquantized checkpoint while they are loaded.
+    - `at_load(model)`: the online method that the name of this one means for a checkpoint whose configuration names
+      none; None if its weights are of this method already. `at_load` itself is None if the name means no other one.
+    - `of_form(model)`: these facts for the form in which a checkpoint is stored, if some of them depend on it.
 
-    `weight_bytes(model, item_size, projection_params)`: bytes of the weights of the whole model on a device, at most;
-    `item_size` is that of the model's dtype, `projection_params` the number of weights of its linear layers without the
-    output layer. `loaded_bytes(model, item_size)`: exactly those of the loaded weights, if a platform may make more of
-    them; None: both are the same. `sharding`: the clause that says why the layers cannot be sharded over ranks; None if
-    they can. `layer_ops(model)`: the function (names, inputs, rows) -> the op of a layer that fuses those of these
-    names, "" for unquantized weights; `rows`: of an embedding, whose rows are looked up. None: not known before layers
-    are built. `matrix_bytes(outputs, inputs)`: bytes of a matrix for which `layer_ops` names an op; None: not known
-    without the files. Where it and the matrices of a model are known, they determine the bytes of weights, and not
-    `weight_bytes`. `tensor_bytes(model)`: the function (matrix) -> the bytes of each tensor that layers hold for a
-    matrix for which `layer_ops` names an op, as `OpLayer.weight_tensors` lists them; None: not known before layers are
-    built, so that they cannot be kept in host memory. `experts(bias)`: why the method cannot hold experts, with biases
-    or without, as a clause and a remedy; or None. `online`: the method quantizes the weights of an unquantized
-    checkpoint while they are loaded. `at_load(model)`: the online method that the name of this one means for a
-    checkpoint whose configuration names none; None if its weights are of this method already. `at_load` itself is None
-    if the name means no other one. `note`: what an operator should know of how the layers compute, as a clause; "" for
-    nothing. `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not
-    asked for, and for native layers. `packed`: it stores fewer elements than there are weights. `fused_experts`: the
-    storage format divides experts that an architecture stores in two tensors, and puts their rows in the order of the
-    layers. `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block
-    of them: these get the order that layers have where a checkpoint stores rows in another one
-    (`srv.models.formats.ordered_rows`). (): such rows are refused. `row_block(model)`: how many rows share a scale, so
-    that they may change places only within it; None: one. `up_projections`: the storage format dequantizes the
-    up-projection of latent attention, which no linear layer holds. `dtype`: in which models of this method compute if
-    the user sets none; "": that of the checkpoint. `fp8_inputs`: the checkpoint states that inputs of all FP8 weights
-    are quantized to FP8 as well, so that a platform may do so. `of_form(model)`: these facts for the form in which a
-    checkpoint is stored, if the ops or the note depend on it.
+    What its weights take:
+
+    - `weight_bytes(model, item_size, projection_params)`: bytes of the weights of the whole model on a device, at most;
+      `item_size` is that of the model's dtype, `projection_params` the number of weights of its linear layers without
+      the output layer.
+    - `loaded_bytes(model, item_size)`: exactly those of the loaded weights, if a platform may make more of them; None:
+      both are the same.
+    - `matrix_bytes(outputs, inputs)`: bytes of a matrix for which `layer_ops` names an op; None: not known without the
+      files. Where it and the matrices of a model are known, they determine the bytes of weights, and not
+      `weight_bytes`.
+    - `tensor_bytes(model)`: the function (matrix) -> the bytes of each tensor that layers hold for a matrix for which
+      `layer_ops` names an op, as `OpLayer.weight_tensors` lists them; None: not known before layers are built, so that
+      they cannot be kept in host memory.
+    - `packed`: it stores fewer elements than there are weights.
+
+    How its layers compute, and what they do not:
+
+    - `layer_ops(model)`: the function (names, inputs, rows) -> the op of a layer that fuses those of these names, ""
+      for unquantized weights; `rows`: of an embedding, whose rows are looked up. None: not known before layers are
+      built.
+    - `dtype`: in which models of this method compute if the user sets none; "": that of the checkpoint.
+    - `fp8_inputs`: the checkpoint states that inputs of all FP8 weights are quantized to FP8 as well, so that a
+      platform may do so.
+    - `note`: what an operator should know of how the layers compute, as a clause; "" for nothing.
+    - `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not asked
+      for, and for native layers.
+    - `sharding`: the clause that says why the layers cannot be sharded over ranks; None if they can.
+    - `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a remedy; or None.
+    - `fused_experts`: experts that a checkpoint has in two quantized tensors can be divided, by the storage format or
+      before it gets them (`srv.models.formats.fused_experts`).
+    - `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block of
+      them: these get the order that layers have where a checkpoint stores rows in another one
+      (`srv.models.formats.ordered_rows`). (): such rows are refused.
+    - `row_block(model)`: how many rows share a scale, so that they may change places only within it; None: one.
+    - `up_projections`: the storage format dequantizes the up-projection of latent attention, which no linear layer
+      holds.
     """
 
     name: str

@@ -386,7 +386,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         tensor_bytes=tensor_bytes,
         note=fp8.NOTE if Fp8Scheme in kinds else "",
         fp8_inputs=any(isinstance(group.scheme, Fp8Scheme) and group.scheme.inputs for group in mixed.groups),
-        experts=None if kinds == [PackedScheme] else _experts,
+        experts=_experts if set(kinds) - {PackedScheme, Fp8Scheme} else None,
         row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
         row_block=_row_block,
     )
@@ -400,7 +400,7 @@ def _row_block(model: ModelFacts) -> int:
 
 
 def _experts(bias: bool) -> tuple[str, str] | None:
-    return ("experts with biases cannot be FP8 or int8", "Use the checkpoint in full precision") if bias else None
+    return ("experts with biases cannot be int8", "Use the checkpoint in full precision") if bias else None
 
 
 METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, of_form=_of_form)

@@ -20,7 +20,6 @@ The up-projection of latent attention, which is no linear layer here, is dequant
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,7 +49,6 @@ AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
 LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 _FORMAT = "pack-quantized"  # of compressed-tensors
 # The suffixes of the tensors of a quantized layer. The first is that of its packed integers.
 SUFFIXES: Mapping[Layout, tuple[str, ...]] = {
@@ -65,7 +63,8 @@ class PackedScheme(NamedTuple):
 
     bits: of an integer, 4 or 8. group: inputs that share a scale, 0 for all of them. symmetric: zeros are the middle of
     the range. ordered: inputs belong to groups in any order, which a tensor gives. zero_offset: what is added to stored
-    zeros. excluded: names of layers that are not quantized, as the configuration states them.
+    zeros. excluded: names of layers that are not quantized, as the configuration states them. interleaved: integers are
+    in words in the order that kernels of AWQ want.
     """
 
     layout: Layout
@@ -75,6 +74,7 @@ class PackedScheme(NamedTuple):
     ordered: bool = False
     zero_offset: int = 0
     excluded: tuple[str, ...] = ()
+    interleaved: bool = False
 
     @property
     def block_type(self) -> str:
@@ -138,12 +138,27 @@ def _detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
 
 def _read_awq(stated: Mapping[str, Any]) -> PackedScheme | str:
     bits, version = _first(stated, "bits", "w_bit"), str(_first(stated, "version", "format") or "gemm").lower()
-    if bits != 4:
-        return f"its integers have {bits} bits, not 4"
+    if bits not in (4, 8):
+        return f"its integers have {bits} bits, not 4 or 8"
     if version != "gemm" or str(stated.get("backend", "autoawq")).lower() != "autoawq":
         return f"it is packed for the kernels {version}, not as AutoAWQ's gemm"
-    symmetric = not _first(stated, "zero_point", default=True)  # GPTQModel's; its zeros of 8 are stored
-    return _grouped(PackedScheme("awq", 4, _group(stated), symmetric, excluded=_excluded(stated)))
+    symmetric = not _first(stated, "zero_point", default=True)  # GPTQModel's; its zeros of 8 or 128 are stored
+    if bits == 8 and not symmetric:
+        return "its 8-bit integers have zero points other than 128 (zero_point is true)"
+    interleaved = bits == 4 or not _is_of_gptqmodel(stated)
+    excluded = _excluded(stated)
+    return _grouped(PackedScheme("awq", bits, _group(stated), symmetric, excluded=excluded, interleaved=interleaved))
+
+
+def _is_of_gptqmodel(stated: Mapping[str, Any]) -> bool:
+    """Whether GPTQModel wrote a checkpoint: it packs 8-bit integers of AWQ as they come, and 4-bit ones in turn.
+
+    The kernels that other servers have for AWQ read both in turn.
+    """
+    meta = stated.get("meta")
+    made_by = meta.get("quantizer") if isinstance(meta, Mapping) else None
+    names = made_by if isinstance(made_by, list) else [made_by]
+    return any(str(name).lower().startswith("gptqmodel") for name in names)
 
 
 def _read_gptq(stated: Mapping[str, Any]) -> PackedScheme | str:
@@ -252,9 +267,6 @@ def are_packed(model: StoredModel, scheme: PackedScheme, names: Sequence[str], i
     if not all(packed.values()):
         quantized, plain = (next(name for name, each in packed.items() if each is kind) for kind in (True, False))
         reason = f"of layers that share one input, {quantized} is quantized and {plain} is not"
-    elif scheme.ordered and _EXPERT.search(names[0]):
-        reason = f"the inputs of {names[0]} are in another order than its groups (desc_act or actorder), and those of "
-        reason += "experts have to be in order"
     if reason is not None:
         raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
     return True

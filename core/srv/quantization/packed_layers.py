@@ -22,6 +22,7 @@ from srv.models.layers.moe_config import expert_names
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, GGUFMatrix, empty_matrix
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
+from srv.quantization.ordered_experts import OrderedExperts
 from srv.quantization.packed import REMEDY, SUFFIXES, PackedScheme, are_packed, check_dequantized, is_packed, scheme_of
 from srv.quantization.packed_checks import SCALES, check_tensors
 from srv.quantization.packed_words import blocks, unpack
@@ -88,7 +89,8 @@ class PackedLayerFactory(LayerFactory):
             reason = f"the experts {prefix} are quantized in part, which no layers support"
             raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
         block_type = self._scheme.block_type
-        return GGUFExperts(self.context, prefix, self.local_experts(sizes), block_type, block_type, bias)
+        experts = GGUFExperts(self.context, prefix, self.local_experts(sizes), block_type, block_type, bias)
+        return OrderedExperts(self.context, experts) if self._scheme.ordered else experts
 
 
 class PackedStorageFormat(StorageFormat):
@@ -195,8 +197,8 @@ class PackedStorageFormat(StorageFormat):
             zeros = None if stored is None else unpack(stored, scheme.bits, 0)[: len(words)]  # their last word is full
             return unpack(words, scheme.bits, 1), scales, zeros
         assert stored is not None
-        values = unpack(words, scheme.bits, 1 if scheme.layout == "awq" else 0, interleaved=scheme.layout == "awq").t()
-        zeros = unpack(stored, scheme.bits, 1, interleaved=scheme.layout == "awq").t()[: len(values)]
+        values = unpack(words, scheme.bits, 1 if scheme.layout == "awq" else 0, interleaved=scheme.interleaved).t()
+        zeros = unpack(stored, scheme.bits, 1, interleaved=scheme.interleaved).t()[: len(values)]
         if scheme.symmetric:
             self._check_middle(layer, zeros)
             return values, scales.t(), None

@@ -12,20 +12,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# AWQ: the output that each four bits of a word, the lowest first, belong to.
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+# AWQ: the output that each field of a word, the lowest first, belongs to; by the bits of a field.
+_AWQ_ORDER = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 _BLOCK = 32
 
 
 def unpack(words: Tensor, bits: int, axis: Literal[0, 1], *, interleaved: bool = False) -> Tensor:
     """The integers in words, the lowest bits first: int32 [rows, columns] -> uint8, longer along `axis`.
 
-    `interleaved`: the order of AWQ.
+    `interleaved`: the order of AWQ's kernels.
     """
     per_word = 32 // bits
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     if interleaved:
-        shifts = shifts[torch.tensor(_AWQ_ORDER, device=words.device).argsort()]
+        shifts = shifts[torch.tensor(_AWQ_ORDER[bits], device=words.device).argsort()]
     fields: Tensor = ((words.unsqueeze(-1) >> shifts) & (2**bits - 1)).to(torch.uint8)  # [rows, columns, per word]
     if axis == 1:
         return fields.flatten(1)

@@ -20,21 +20,12 @@ from srv.quantization.block_codes import codes_of
 from srv.quantization.fp8_layers import Fp8LayerFactory, Fp8StorageFormat
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
+from srv.quantization.int8_experts import Int8Experts
 from srv.quantization.int8_layers import DynamicInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.packed_words import blocks
-from srv.quantization.torchao import (
-    BLOCK,
-    BLOCK_BYTES,
-    BLOCK_TYPE,
-    DATA,
-    REMEDY,
-    SCALE,
-    ZERO,
-    are_quantized,
-    check_embedding,
-    form_of,
-)
+from srv.quantization.torchao import BLOCK_BYTES, REMEDY, ZERO, are_quantized, check_embedding, form_of
+from srv.quantization.torchao_configs import BLOCK, BLOCK_TYPE, DATA, SCALE
 
 _MIDDLE = 8  # what is added to integers of 4 bits, so that none is negative
 
@@ -62,7 +53,7 @@ class TorchAOLayerFactory(LayerFactory):
         return DynamicInt8Linear(self.context, output_sizes, inputs, bias)
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for int8 experts, and for those of which some projections are quantized and others not."""
+        """Raises ModelError for experts of which some projections are quantized and others not."""
         named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
         kept = [are_quantized(self._model, self._form, names, inputs) for names, inputs in named]
         if not any(kept):
@@ -72,6 +63,8 @@ class TorchAOLayerFactory(LayerFactory):
         if not all(kept):
             reason = f"the experts {prefix} are quantized in part, which no layers support"
             raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
+        if self._form.weights == "int8":
+            return Int8Experts(self.context, prefix, sizes)
         return GGUFExperts(self.context, prefix, self.local_experts(sizes), BLOCK_TYPE, BLOCK_TYPE, bias)
 
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:

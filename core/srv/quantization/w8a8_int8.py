@@ -24,7 +24,7 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized
+from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, experts_note
 from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupported_names
 from srv.quantization.int8_online import INT8DQ
 from srv.quantization.layer_patterns import names_layer, stated_names
@@ -128,9 +128,9 @@ def are_int8(
         else:
             check_unquantized(model, name)
     found = description.quant_type(names) == INT8
-    if found and ".experts." in names[0] and scheme.inputs != "dynamic":
-        how = "with static activations" if scheme.inputs == "static" else "without quantized activations"
-        reason = f"the experts {names[0].partition('.experts.')[0]}.experts are int8 {how}, which no layers support"
+    if found and ".experts." in names[0] and scheme.inputs == "static":
+        experts = f"{names[0].partition('.experts.')[0]}.experts"
+        reason = f"the experts {experts} are int8 with static activations, which no layers support"
         raise ModelError("unsupported_quantization", model.facts.path, reason, EXPERTS_REMEDY)
     return found
 
@@ -195,7 +195,8 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
 def _of_form(model: ModelFacts) -> QuantMethod:
     """With the op of the scheme, and the bytes of a matrix for a configuration alone."""
     scheme = scheme_of(model.config)
-    found = METHOD if scheme == Int8Scheme() else METHOD._replace(ops=(scheme.op,))
+    note = experts_note(model) if scheme.inputs == "none" else ""
+    found = METHOD if scheme == Int8Scheme() else METHOD._replace(ops=(scheme.op,), note=note)
     if model.format != "config":
         return found
     return found._replace(matrix_bytes=partial(held_bytes, scheme))

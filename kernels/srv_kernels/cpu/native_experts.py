@@ -93,7 +93,7 @@ class PackedMatrices:
 def pack_floats(weight: Tensor, bias: Tensor | None = None, arena: HugePageArena | None = None) -> PackedMatrices:
     """weight [experts, outputs, inputs], bias [experts, outputs] of the same dtype."""
     experts, outputs, inputs = weight.shape
-    _check_part("bias", bias, (experts, outputs), weight.dtype)
+    check_part("bias", bias, (experts, outputs), weight.dtype)
     bias = None if bias is None else bias.contiguous()
     return PackedMatrices(pack_bytes(weight, arena), experts, outputs, inputs, weight.dtype, None, bias)
 
@@ -101,7 +101,7 @@ def pack_floats(weight: Tensor, bias: Tensor | None = None, arena: HugePageArena
 def pack_int8(weight: Tensor, scales: Tensor, arena: HugePageArena | None = None) -> PackedMatrices:
     """weight int8 [experts, outputs, inputs], scales float32 [experts, outputs]."""
     experts, outputs, inputs = weight.shape
-    _check_part("scales", scales, (experts, outputs), torch.float32)
+    check_part("scales", scales, (experts, outputs), torch.float32)
     return PackedMatrices(pack_bytes(weight, arena), experts, outputs, inputs, None, scales.contiguous())
 
 
@@ -114,7 +114,7 @@ def pack_gguf(
     """
     experts, outputs, row_bytes = rows.shape
     if bias is not None:
-        _check_part("bias", bias, (experts, outputs), bias.dtype)
+        check_part("bias", bias, (experts, outputs), bias.dtype)
     ggml_type = GGML_TYPES[quant_type]
     if row_bytes != LIBRARY.srv_gguf_row_bytes(ggml_type, inputs):
         raise ValueError(f"{inputs} weights of type {quant_type} do not take {row_bytes} bytes")
@@ -138,7 +138,7 @@ def pack_bytes(weight: Tensor, arena: HugePageArena | None) -> Tensor:
     return packed
 
 
-def _check_part(name: str, part: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def check_part(name: str, part: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
     if part is not None and (part.shape != shape or part.dtype != dtype):
         raise ValueError(f"{name} is {part.dtype} {list(part.shape)}; these weights need {dtype} {list(shape)}")
 
@@ -156,20 +156,21 @@ class NativeExperts:
                 f"gate_up has {gate_up.experts} matrices {[gate_up.outputs, gate_up.inputs]} and down has "
                 f"{down.experts} matrices {[down.outputs, down.inputs]}; they must be [2 I, H] and [H, I]"
             )
-        both_in_blocks = gate_up.ggml_type != 0 and down.ggml_type != 0
-        if gate_up.dtype != down.dtype and not (both_in_blocks and None in (gate_up.dtype, down.dtype)):
+        alike = (gate_up.ggml_type != 0, gate_up.scales is None) == (down.ggml_type != 0, down.scales is None)
+        if gate_up.dtype != down.dtype and not (alike and None in (gate_up.dtype, down.dtype)):  # one has a bias
             raise ValueError(f"gate_up is {gate_up.dtype} and down is {down.dtype}; they must have one dtype")
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation} is not one of {', '.join(ACTIVATIONS)}")
         if down.ggml_type != 0 and down.bias is not None:  # the inputs of its product are float32
-            down = replace(down, bias=down.bias.float())
+            down = replace(down, bias=down.bias.float(), dtype=None)
         self._gate_up, self._down, self._activation = gate_up, down, ACTIVATIONS[activation]
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         first, second = self._gate_up, self._down
         rows = input_rows(x, first.inputs, None)
-        if first.dtype not in (None, rows.dtype):
-            raise ValueError(f"x is {rows.dtype}, but the weights are {first.dtype}")
+        for matrices in (first, second):
+            if matrices.dtype not in (None, rows.dtype):
+                raise ValueError(f"x is {rows.dtype}, but the weights are {matrices.dtype}")
         tokens, top_k = ids.shape
         if rows.shape[0] != tokens or weights.shape != ids.shape:
             raise ValueError(

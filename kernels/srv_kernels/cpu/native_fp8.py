@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from srv_kernels.cpu.huge_page_arena import HugePageArena
-from srv_kernels.cpu.native_experts import NativeExperts, PackedMatrices, pack_bytes
+from srv_kernels.cpu.native_experts import NativeExperts, PackedMatrices, check_part, pack_bytes
 from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY
 from srv_kernels.cpu.native_linear import check_outputs, input_rows, output_rows, pack
 
@@ -118,17 +118,26 @@ def pack_experts(
     block_inputs: int,
     arena: HugePageArena | None = None,
     parts: int = 1,
+    bias: Tensor | None = None,
 ) -> PackedMatrices:
-    """weight float8_e4m3fn [experts, outputs, inputs], scale float32 [experts, rows, columns]; parts: 2 of gate_up."""
+    """weight float8_e4m3fn [experts, outputs, inputs], scale float32 [experts, rows, columns]; parts: 2 of gate_up.
+
+    bias: [experts, outputs] of the dtype of x.
+    """
     experts, outputs, inputs = weight.shape
     check_blocks(weight, scale, block_outputs, block_inputs, parts)
+    if bias is not None:
+        check_part("bias", bias, (experts, outputs), bias.dtype)
+        bias = bias.contiguous()
     scales, by_block = pack_scales(scale, outputs, block_outputs, parts)
     return PackedMatrices(
         pack_bytes(weight.view(torch.int8), arena),
         experts,
         outputs,
         inputs,
+        None if bias is None else bias.dtype,
         scales=scales,
+        bias=bias,
         scale_inputs=min(block_inputs, max(1, inputs)),
         block_scales=by_block,
     )
@@ -145,8 +154,11 @@ def experts_fp8(
     block_outputs: int,
     block_inputs: int,
     activation: str,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """See the contract. Packs the weights at every call: layers keep a `NativeExperts` instead."""
     blocks = block_outputs, block_inputs
-    first, second = pack_experts(gate_up, gate_up_scale, *blocks, parts=2), pack_experts(down, down_scale, *blocks)
+    first = pack_experts(gate_up, gate_up_scale, *blocks, parts=2, bias=gate_up_bias)
+    second = pack_experts(down, down_scale, *blocks, bias=down_bias)
     return NativeExperts(first, second, activation)(x, ids, weights)

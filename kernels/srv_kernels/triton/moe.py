@@ -100,7 +100,8 @@ def experts_int8(
 
 @triton_op(
     "experts_fp8(Tensor x, Tensor ids, Tensor weights, Tensor gate_up, Tensor gate_up_scale, Tensor down, "
-    "Tensor down_scale, int block_outputs, int block_inputs, str activation) -> Tensor",
+    "Tensor down_scale, int block_outputs, int block_inputs, str activation, Tensor? gate_up_bias=None, "
+    "Tensor? down_bias=None) -> Tensor",
     like=_like,
 )
 def experts_fp8(
@@ -114,6 +115,8 @@ def experts_fp8(
     block_outputs: int,
     block_inputs: int,
     activation: str,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
     """As `experts`, with gate_up float8_e4m3fn [E, 2 I, H] and down [E, H, I], and a float32 scale per block; x is not
     quantized."""
@@ -123,8 +126,9 @@ def experts_fp8(
     ids, count, scaled_blocks = ids.contiguous(), gate_up.shape[0], (block_outputs, block_inputs)
     x, blocks = matrix(x), tiles(x, ids.numel(), count)
     alignment = align(ids, count, blocks.block_m)
-    hidden = moe_fp8.gate_up(x, gate_up, gate_up_scale, scaled_blocks, alignment, ids.shape[1], activation, blocks)
-    rows = moe_fp8.down(hidden, down, down_scale, scaled_blocks, alignment, blocks)
+    first, second = (gate_up, gate_up_scale, gate_up_bias), (down, down_scale, down_bias)
+    hidden = moe_fp8.gate_up(x, *first, scaled_blocks, alignment, ids.shape[1], activation, blocks)
+    rows = moe_fp8.down(hidden, *second, scaled_blocks, alignment, blocks)
     return reduce(rows, ids, weights.contiguous(), count, x.dtype)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from srv_kernels.triton.fp8_linear import block_k, decoded
 from srv_kernels.triton.moe_alignment import Alignment
-from srv_kernels.triton.moe_gemm import activated
+from srv_kernels.triton.moe_gemm import activated, scaled
 from srv_kernels.triton.numerics import dot, store
 from srv_kernels.triton.quantized_tuning import MOE_GEMM, MOE_GEMM_FLOAT32, GemmBlocks, all_tiles, compiled_for
 from srv_kernels.triton.variants import Variant, pointers
@@ -34,6 +34,7 @@ def moe_fp8_kernel(
     x,
     weight,
     scale,
+    bias,
     sorted_pairs,
     block_expert,
     out,
@@ -54,8 +55,8 @@ def moe_fp8_kernel(
     """With an activation: gate and up, weight [E, 2 N, K]. With "": one product, weight [E, N, K].
 
     x: rows x_stride apart, each for top_k pairs; weight: the bytes of float8_e4m3fn; scale float32 [E, scale_rows,
-    scale_columns], or twice as many rows, one per block_outputs x block_inputs; out [pairs, N]. BLOCK_K divides
-    block_inputs, unless that is at least K.
+    scale_columns], or twice as many rows, one per block_outputs x block_inputs; bias: [E, 2 N] or [E, N], or None; out
+    [pairs, N]. BLOCK_K divides block_inputs, unless that is at least K.
     """
     expert = tl.load(block_expert + tl.program_id(0)).to(tl.int64)
     if expert < 0:
@@ -82,8 +83,9 @@ def moe_fp8_kernel(
         if gated:
             product = _product(tile, up_rows + inputs, mask)
             up += product * tl.load(up_scales + column, mask=has_output, other=0.0)[None, :]
+    total = scaled(total, None, bias, matrix * N, outputs, has_output)
     if gated:
-        total = activated(total, up, ACTIVATION)
+        total = activated(total, scaled(up, None, bias, matrix * N + N, outputs, has_output), ACTIVATION)
     places = out + pair.to(tl.int64)[:, None] * N + outputs[None, :]
     store(places, total, mask=has_row & has_output[None, :])
 
@@ -99,42 +101,46 @@ def gate_up(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
+    bias: Tensor | None,
     scaled_blocks: tuple[int, int],
     alignment: Alignment,
     top_k: int,
     activation: str,
     blocks: GemmBlocks,
 ) -> Tensor:
-    """x [T, H], weight float8_e4m3fn [E, 2 I, H], scale float32 [E, 2 R, C] -> [T · top_k, I] of x's dtype.
+    """x [T, H], weight float8_e4m3fn [E, 2 I, H], scale float32 [E, 2 R, C], bias [E, 2 I] of x's dtype or None ->
+    [T · top_k, I] of x's dtype.
 
     `scaled_blocks`: the outputs and inputs that share a scale. Raises ValueError for scales of another shape.
     """
     out = x.new_empty(x.shape[0] * top_k, weight.shape[1] // 2)
-    return _multiply(x, weight, scale, scaled_blocks, alignment, top_k, activation, blocks, out)
+    return _multiply(x, weight, scale, bias, scaled_blocks, alignment, top_k, activation, blocks, out)
 
 
 def down(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
+    bias: Tensor | None,
     scaled_blocks: tuple[int, int],
     alignment: Alignment,
     blocks: GemmBlocks,
 ) -> Tensor:
-    """x [pairs, I], weight float8_e4m3fn [E, H, I], scale float32 [E, R, C] -> float32 [pairs, H].
+    """x [pairs, I], weight float8_e4m3fn [E, H, I], scale float32 [E, R, C], bias [E, H] or None -> float32 [pairs, H].
 
     Raises ValueError for another I, and for scales of another shape.
     """
     if x.shape[1] != weight.shape[2]:
         raise ValueError(f"gate_up has {x.shape[1]} outputs, but down has {weight.shape[2]} inputs")
     out = x.new_empty(x.shape[0], weight.shape[1], dtype=torch.float32)
-    return _multiply(x, weight, scale, scaled_blocks, alignment, 1, "", blocks, out)
+    return _multiply(x, weight, scale, bias, scaled_blocks, alignment, 1, "", blocks, out)
 
 
 def _multiply(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
+    bias: Tensor | None,
     scaled_blocks: tuple[int, int],
     alignment: Alignment,
     top_k: int,
@@ -151,8 +157,9 @@ def _multiply(
             f"of {scaled_blocks[0]} x {scaled_blocks[1]}"
         )
     weight, scale = weight.contiguous().view(torch.uint8), scale.contiguous()
+    bias = None if bias is None else bias.contiguous()
     moe_fp8_kernel[(len(alignment.block_expert), triton.cdiv(outputs, blocks.block_n))](
-        x, weight, scale, alignment.sorted, alignment.block_expert, out, out.shape[0], top_k, outputs, inputs,
+        x, weight, scale, bias, alignment.sorted, alignment.block_expert, out, out.shape[0], top_k, outputs, inputs,
         x.stride(0), rows, columns, min(scaled_blocks[0], outputs), min(scaled_blocks[1], inputs),
         ACTIVATION=activation, BLOCK_M=alignment.rows, BLOCK_N=blocks.block_n,
         BLOCK_K=block_k(blocks.block_k, scaled_blocks[1], inputs), num_warps=blocks.warps, num_stages=blocks.stages,
@@ -164,16 +171,17 @@ _SIZES = ("pairs", "top_k", "N", "K", "x_stride", "scale_rows", "scale_columns",
 _ALIGNED = ("N", "K", "x_stride", "block_outputs", "block_inputs")
 
 
-def _variants(dtype: str, activation: str) -> Iterator[Variant]:
+def _variants(dtype: str, activation: str, biased: bool = False) -> Iterator[Variant]:
     """The product with pointers of these types, for blocks of 128 x 128."""
     kinds = {"x": dtype, "weight": "u8", "scale": "fp32", "sorted_pairs": "i32", "block_expert": "i32"}
+    kinds |= {"bias": dtype} if biased else {}
     kinds["out"] = dtype if activation else "fp32"
     for blocks, targets in compiled_for(MOE_GEMM_FLOAT32 if dtype == "fp32" else MOE_GEMM, all_tiles):
         sizes = {"BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "BLOCK_K": min(blocks.block_k, 128)}
         yield Variant(
             moe_fp8_kernel,
             pointers(kinds, *_SIZES),
-            {"ACTIVATION": activation, **sizes},
+            {"ACTIVATION": activation, **sizes} | ({} if biased else {"bias": None}),
             aligned=_ALIGNED,
             warps=blocks.warps,
             stages=blocks.stages,
@@ -185,4 +193,5 @@ VARIANTS = (
     *(*_variants("bf16", "silu"), *_variants("bf16", "")),
     *(*_variants("fp16", "silu"), *_variants("fp16", "")),
     *(*_variants("fp32", "silu"), *_variants("fp32", "")),
+    *(*_variants("bf16", "swiglu_clamped", biased=True), *_variants("bf16", "", biased=True)),
 )

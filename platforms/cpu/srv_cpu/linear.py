@@ -191,8 +191,15 @@ class NativeKernels:
         blocks = operands["block_outputs"], operands["block_inputs"]
         pack = self._floats.pack_experts
         return self._experts.NativeExperts(
-            pack(operands["gate_up"], operands["gate_up_scale"], *blocks, self._arena, parts=2),
-            pack(operands["down"], operands["down_scale"], *blocks, self._arena),
+            pack(
+                operands["gate_up"],
+                operands["gate_up_scale"],
+                *blocks,
+                self._arena,
+                parts=2,
+                bias=operands["gate_up_bias"],
+            ),
+            pack(operands["down"], operands["down_scale"], *blocks, self._arena, bias=operands["down_bias"]),
             operands["activation"],
         )
 

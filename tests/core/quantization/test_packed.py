@@ -13,13 +13,14 @@ import pytest
 import torch
 from every import every
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
-from packed_weights import AWQ, FORMS, Form, compressed, gptq, packed, write_packed
+from packed_weights import AWQ, FORMS, Form, compressed, gptq, packed, shuffled_by_name, write_packed
 from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.ordered_experts import OrderedExperts
 from srv.quantization.packed import scheme_of
 from srv.quantization.packed_layers import OrderedLinear
 from srv.quantization.packed_words import blocks, unpack
@@ -48,7 +49,13 @@ def test_logits_are_those_of_the_unpacked_weights(kind: str, tmp_path: Path) -> 
 EXPERT_SIZES = {"moe_intermediate_size": 32, "num_hidden_layers": 2}
 
 
-@every("kind", ["awq", "gptq", "gptq of 8 bits", "compressed-tensors", "compressed-tensors with zeros"])
+@every(
+    "kind",
+    [
+        *("awq", "awq of 8 bits", "awq of 8 bits by GPTQModel", "gptq", "gptq of 8 bits"),
+        *("compressed-tensors", "compressed-tensors with zeros"),
+    ],
+)
 def test_experts_hold_the_blocks_of_packed_integers(kind: str, tmp_path: Path) -> None:
     form, folder = FORMS[kind], tmp_path / kind
     model = write_packed(folder, form, kind="qwen3_moe", **EXPERT_SIZES)
@@ -62,6 +69,37 @@ def test_experts_hold_the_blocks_of_packed_integers(kind: str, tmp_path: Path) -
     assert method is not None
     assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
     assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@every("kind", ["gptq in another order", "gptq with zeros in another order", "compressed-tensors in another order"])
+def test_inputs_of_experts_may_have_an_order_of_their_own(kind: str, tmp_path: Path) -> None:
+    """Each expert another one, or all the same. Down projections have more than one group."""
+    form, sizes = FORMS[kind], {"moe_intermediate_size": 64, "num_hidden_layers": 2}
+    for shared in (False, True):
+        folder = tmp_path / f"{kind}, {shared}"
+        with shuffled_by_name(not shared):
+            model = write_packed(folder, form, kind="qwen3_moe", **sizes)
+        tokens, ours = tokens_of(model, 12), built(folder)
+        torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+        layers = [module for module in ours.modules() if isinstance(module, OrderedExperts)]
+        assert [bool((each.gate_up_columns == each.gate_up_columns[:1]).all()) for each in layers] == [shared] * 2
+        assert not bool((layers[0].down_columns[0] == torch.arange(64)).all())
+        method, facts = find(form.method), read_facts(folder)
+        assert method is not None
+        assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
+        assert make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals == ()
+
+
+def test_gate_and_up_projection_of_an_expert_must_have_one_order(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.3.up_proj.g_idx"
+
+    def turn(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = tensors[name].flip(0)
+
+    write_packed(tmp_path, FORMS["gptq in another order"], turn, kind="qwen3_moe", **EXPERT_SIZES)
+    with pytest.raises(ModelError, match=r"the inputs of .*experts\.3\.gate_proj are in another order") as caught:
+        built(tmp_path)
+    assert caught.value.code == "unsupported_quantization"
 
 
 def test_mixtral_s_names_of_packed_experts_are_read(tmp_path: Path) -> None:
@@ -191,7 +229,6 @@ def _whole(tensors: dict[str, Tensor], layer: str) -> None:
 @every(
     ("form", "spoil", "fields", "part"),
     [
-        ("gptq in another order", lambda tensors: None, {}, "those of experts have to be in order"),
         ("awq", lambda tensors: _whole(tensors, f"{LAST}.3.down_proj"), {}, "experts.3.down_proj is not"),
         (
             "gptq of one group",
@@ -223,6 +260,7 @@ def test_words_of_awq_by_hand() -> None:
     """The eight columns of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7 of its bits."""
     word = torch.tensor([[0x7531_6420]], dtype=torch.int32)
     assert unpack(word, 4, 1, interleaved=True).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert unpack(torch.tensor([[0x03010200]], dtype=torch.int32), 8, 1, interleaved=True).tolist() == [[0, 1, 2, 3]]
     negative = torch.tensor([[-1]], dtype=torch.int32)
     assert unpack(negative, 4, 1).tolist() == [[15] * 8]
     assert unpack(torch.tensor([[0x0403_0201]], dtype=torch.int32), 8, 0).tolist() == [[1], [2], [3], [4]]
@@ -347,6 +385,7 @@ def test_layers_that_share_an_input_must_be_quantized_alike(tmp_path: Path) -> N
     [
         ({"version": "gemv"}, "gemv"),
         ({"bits": 3}, "3 bits"),
+        ({"bits": 8}, "8-bit integers have zero points other than 128 (zero_point is true)"),
         ({"group_size": 48}, "48 inputs, not a multiple of 32"),
         ({"quant_method": "gptq", "bits": 2}, "2 bits"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),

@@ -180,25 +180,6 @@ def test_an_up_projection_that_a_method_does_not_dequantize_is_refused_by_name(f
     assert refusals(folder) == ()
 
 
-def test_quantized_experts_in_one_tensor_are_refused_by_name(tmp_path: Path) -> None:
-    def quantize(tensors: dict[str, Tensor]) -> None:
-        name = "model.layers.0.feed_forward.experts.gate_up_proj"
-        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
-        tensors[f"{name}_scale"] = torch.ones(4, 1, tensors[name].shape[2])
-
-    write_stored(tmp_path, made("llama4"), stored_form("fbgemm_fp8"), quantize, ignore="experts")
-    part = "the quantized weights of all experts of model.layers.0.mlp.experts are in one tensor"
-    with pytest.raises(ModelError, match=part):
-        built(tmp_path)
-    assert [part in each.reason for each in refusals(tmp_path)] == [True]
-
-
-def test_experts_with_biases_are_refused_only_if_they_are_quantized(tmp_path: Path) -> None:
-    write_stored(tmp_path, made("gpt_oss"), stored_form("fp8, static"))
-    with pytest.raises(ModelError, match="its experts cannot be quantized with fp8: experts with biases cannot be FP8"):
-        built(tmp_path)
-
-
 def test_dummy_weights_have_the_bytes_of_a_configuration_alone(tmp_path: Path) -> None:
     """Of fused matrices, which the configuration names as they are stored."""
     write_stored(tmp_path, made("phi3"), stored_form("int8"))

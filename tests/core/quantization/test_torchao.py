@@ -39,6 +39,10 @@ def stated(kind: str, **fields: Any) -> dict[str, Any]:
     return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": fields}}}
 
 
+def of(kind: str) -> dict[str, Any]:
+    return {"_type": kind, "_data": {}}
+
+
 WEIGHTS = stated("Int8WeightOnlyConfig", group_size=None, version=2)
 DYNAMIC = stated("Int8DynamicActivationInt8WeightConfig", version=2)
 
@@ -363,20 +367,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(
         assert [re.search(part, each.reason) is not None for each in found] == [True], found
 
 
-def test_experts_in_one_tensor_are_refused_by_name(tmp_path: Path) -> None:
-    prefix = "model.layers.0.mlp.experts"
-
-    def fuse(tensors: dict[str, Tensor]) -> None:
-        for name in [each for each in tensors if each.startswith(prefix)]:
-            del tensors[name]
-        tensors[f"{prefix}._gate_up_proj_qdata"] = torch.zeros(6, 128, 32, dtype=torch.uint8)
-
-    write_int4(tmp_path, 32, fuse, kind="qwen3_moe", **EXPERTS)
-    with pytest.raises(ModelError, match=r"all experts are in one tensor, .*_gate_up_proj_qdata"):
-        built(tmp_path)
-    assert any("all experts are in one tensor" in each.reason for each in refusals(tmp_path))
-
-
 @every(
     ("config", "part"),
     [
@@ -384,7 +374,13 @@ def test_experts_in_one_tensor_are_refused_by_name(tmp_path: Path) -> None:
         (four_bits(48), "its groups have 48 inputs, not a multiple of 32"),
         (four_bits(32, group_size="many"), "has the size 'many'"),
         (stated("Int4DynamicActivationInt4WeightConfig"), "its weights are of Int4DynamicActivationInt4WeightConfig"),
-        (stated("FqnToConfig"), "its weights are of FqnToConfig, not of Int8WeightOnlyConfig"),
+        (stated("FqnToConfig"), "its FqnToConfig has no fqn_to_config"),
+        (stated("FqnToConfig", fqn_to_config={"_default": None}), "it quantizes no layer"),
+        (stated("FqnToConfig", fqn_to_config={"re:((": None}), "'re:((', which is not a regular expression"),
+        (
+            stated("FqnToConfig", fqn_to_config={"a": of("Int8WeightOnlyConfig"), "b": of("Int4WeightOnlyConfig")}),
+            "its layers are quantized differently ('a' and 'b')",
+        ),
         (stated("Int8WeightOnlyConfig", group_size=32), "a scale per 32 inputs"),
         (stated("Int8WeightOnlyConfig", granularity=granularity("PerTensor")), "scales of PerTensor, not PerRow"),
         (

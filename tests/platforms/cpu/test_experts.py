@@ -13,9 +13,12 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.platform.interface import OpImpl, Platform
 from srv.platform.ops import Ops
+from srv.quantization.fp8_configs import Fp8Scheme
+from srv.quantization.fp8_layers import Fp8Experts
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.int8_experts import Int8Experts
-from srv_kernels.cases import random_gguf_rows
+from srv.quantization.ordered_experts import OrderedExperts
+from srv_kernels.cases import random_fp8, random_gguf_rows
 from srv_kernels.cpu.library import load
 
 SIZES = ExpertSizes(experts=6, top_k=2, hidden=64, intermediate=32)
@@ -71,6 +74,23 @@ def test_int8_experts_give_the_same_after_repacking(dtype: torch.dtype, platform
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_fp8_experts_give_the_same_after_repacking(bias: bool, dtype: torch.dtype, platform: Platform) -> None:
+    layer = Fp8Experts(_context(dtype, platform.ops), "experts", SIZES, Fp8Scheme((32, 32)), bias)
+    generator = torch.Generator().manual_seed(5)
+    for matrix, scales in ((layer.gate_up, layer.gate_up_scale), (layer.down, layer.down_scale)):
+        matrix.copy_(random_fp8(generator, *matrix.shape))
+        scales.uniform_(0, 1e-2, generator=generator)
+    for each in (layer.gate_up_bias, layer.down_bias):
+        if each is not None:
+            each.normal_(generator=generator)
+    before, after = _before_and_after(platform, layer, dtype)
+    assert (layer.gate_up.numel() == layer.down.numel() == 0) is NATIVE
+    assert torch.equal(before, after)
+    assert float(after.abs().max()) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("types", [("Q4_0", "Q8_0"), ("Q8_0", "Q5_1")])
 def test_experts_of_a_gguf_file_give_the_same_after_repacking(
     types: tuple[str, str], dtype: torch.dtype, platform: Platform
@@ -81,6 +101,23 @@ def test_experts_of_a_gguf_file_give_the_same_after_repacking(
         rows.copy_(random_gguf_rows(generator, rows.shape[0] * rows.shape[1], inputs, stored).view(rows.shape))
     before, after = _before_and_after(platform, layer, dtype)
     assert (layer.gate_up.numel() == layer.down.numel() == 0) is NATIVE
+    assert torch.equal(before, after)
+    assert float(after.abs().max()) > 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_experts_with_ordered_inputs_give_the_same_after_repacking(shared: bool, platform: Platform) -> None:
+    generator = torch.Generator().manual_seed(6)
+    inner = GGUFExperts(_context(torch.float32, platform.ops), "experts", SIZES, "Q8_0", "Q8_0")
+    for rows, inputs in ((inner.gate_up, SIZES.hidden), (inner.down, SIZES.intermediate)):
+        rows.copy_(random_gguf_rows(generator, rows.shape[0] * rows.shape[1], inputs, "Q8_0").view(rows.shape))
+    layer = OrderedExperts(_context(torch.float32, platform.ops), inner)
+    orders = torch.rand(1 if shared else SIZES.experts, 1, SIZES.hidden, generator=generator).argsort(-1)
+    layer.gate_up_columns.copy_(orders.expand_as(layer.gate_up_columns))
+    layer.down_columns.copy_(torch.rand(layer.down_columns.shape, generator=generator).argsort(-1))
+    assert layer.validate_loaded() is None
+    before, after = _before_and_after(platform, layer, torch.float32)
+    assert (inner.gate_up.numel() == inner.down.numel() == 0) is NATIVE
     assert torch.equal(before, after)
     assert float(after.abs().max()) > 0
 

@@ -19,7 +19,7 @@ from srv.models.formats.text_names import needed_tensors
 from srv.quantization.method import UP_PROJECTION, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
 from srv.specs import AttentionLayer, ModelFacts
 
-_ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")  # of all experts of a layer in one tensor
+_ALL_EXPERTS = re.compile(r"(.*\.experts)\.(_?)(gate_up_proj|down_proj)")  # of all experts of a layer in one tensor
 _EXPERT = ".experts."
 
 
@@ -89,7 +89,7 @@ def check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod, ra
         return
     named = ((weights.model_name(stored), tensor.dtype) for stored, tensor in needed_tensors(facts).items())
     types = {name: dtype for name, dtype in named if name is not None}
-    clause = None if method.fused_experts else _experts_in_one(types)
+    clause = _experts_in_one(facts, method, weights, types)
     clause = clause or _transposed(weights, types) or _moved(facts, config, method, weights, types)
     if clause is None and ranks > 1:
         clause = f"rows that are put in order cannot be divided over {ranks} ranks"
@@ -108,11 +108,25 @@ def _check_up_projections(facts: ModelFacts, method: QuantMethod) -> None:
             raise ModelError("unsupported_quantization", facts.path, reason, remedy)
 
 
-def _experts_in_one(types: Mapping[str, str]) -> str | None:
+def _experts_in_one(
+    facts: ModelFacts, method: QuantMethod, weights: StoredWeights, types: Mapping[str, str]
+) -> str | None:
+    """The clause that refuses weights of all experts in one tensor.
+
+    A transposed one is refused where columns share scales in blocks, or inputs do: torchao has a scale for each row.
+    """
+    block = 1 if method.row_block is None else method.row_block(facts)
     for name, dtype in types.items():
         experts = _ALL_EXPERTS.match(name)
-        if experts is not None and dtype not in FLOATS:
-            return f"the quantized weights of all experts of {experts[1]} are in one tensor"
+        if experts is None or dtype in FLOATS:
+            continue
+        found = f"the quantized weights of all experts of {experts[1]} are in one tensor"
+        if not method.fused_experts:
+            return found
+        if weights.fused_experts and experts[2]:
+            return f"{found} with a scale for each input"
+        if weights.fused_experts and block > 1:
+            return f"{found} whose columns share scales in blocks of {block}"
     return None
 
 

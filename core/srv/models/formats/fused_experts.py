@@ -1,30 +1,19 @@
 """Divides the tensors of checkpoints that hold a projection of all experts at once.
 
-    experts.gate_up_proj      [E, 2 I, H]    ──►    experts.0.gate_proj.weight, experts.0.up_proj.weight, …
-    experts.gate_up_proj_bias [E, 2 I]       ──►    experts.0.gate_proj.bias, experts.0.up_proj.bias, …
-    experts.down_proj         [E, H, I]      ──►    experts.0.down_proj.weight, …
-    experts.down_proj_bias    [E, H]         ──►    experts.0.down_proj.bias, …
-
-So transformers has them in memory. The checkpoints of some architectures have the last two axes exchanged, and may have
-the columns of gate and up projection in turn. Must not know files or quantization: what it makes of a tensor is
-converted further by another format.
+Their names and shapes are those of `srv.models.formats.expert_tensors`. The checkpoints of some architectures have the
+last two axes of weights exchanged, and may have the columns of gate and up projection in turn. Must not know files or
+quantization: what it makes of a tensor is converted further by another format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor
 
+from srv.models.formats.expert_tensors import INPUT_SCALE, Division, divisions
 from srv.models.formats.storage import StorageFormat
 from srv.models.formats.stored_weights import ExpertLayout
-
-_PARTS = {
-    "gate_up_proj": ("gate_proj.weight", "up_proj.weight"),
-    "gate_up_proj_bias": ("gate_proj.bias", "up_proj.bias"),
-    "down_proj": ("down_proj.weight",),
-    "down_proj_bias": ("down_proj.bias",),
-}
 
 
 class FusedExperts(StorageFormat):
@@ -32,14 +21,14 @@ class FusedExperts(StorageFormat):
 
     def __init__(self, inner: StorageFormat, layout: ExpertLayout = "") -> None:
         self._inner, self._layout = inner, layout
-        self._experts: dict[str, int] = {}  # of each fused tensor, once `shapes` has seen it
+        self._divisions: dict[str, Division] = {}  # of each fused tensor, once `shapes` has seen it
 
     def parts(self, name: str) -> tuple[str, ...]:
-        count = self._experts.get(name)
-        if count is None:
+        """Those that the inner format makes of what the tensor is divided into."""
+        division = self._divisions.get(name)
+        if division is None:
             return self._inner.parts(name)
-        prefix, _, kind = name.rpartition(".")
-        return tuple(f"{prefix}.{expert}.{part}" for expert in range(count) for part in _PARTS[kind])
+        return tuple(dict.fromkeys(made for part in division.parts for made in self._inner.parts(part)))
 
     def is_read_whole(self, name: str) -> bool:
         return super().is_read_whole(name) or self._inner.is_read_whole(name)
@@ -48,27 +37,49 @@ class FusedExperts(StorageFormat):
         return self._inner.unused(names)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
-        for name, shape in stored.items():
-            _, _, kind = name.rpartition(".experts.")
-            if kind not in _PARTS or len(shape) != (2 if kind.endswith("_bias") else 3):
-                found[name] = shape
-                continue
-            self._experts[name] = shape[0]
-            rows, *columns = shape[:0:-1] if self._layout else shape[1:]
-            found |= dict.fromkeys(self.parts(name), (rows // len(_PARTS[kind]), *columns))
+        self._divisions = dict(divisions(stored, self._layout))
+        found = {name: shape for name, shape in stored.items() if name not in self._divisions}
+        for division in self._divisions.values():
+            found |= dict.fromkeys(division.parts, division.shape)
         return self._inner.shapes(found)
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
-        if name not in self._experts:
+        division = self._divisions.get(name)
+        if division is None:
             return self._inner.convert(name, stored)
-        rows = stored.transpose(1, 2) if self._layout and stored.dim() > 2 else stored
-        count = len(_PARTS[name.rpartition(".")[2]])
-        tensors = (part for expert in rows for part in self._divided(expert, count))
+        divided = self._scales if division.tensor.is_scale else self._rows
         converted: dict[str, Tensor] = {}
-        for part, tensor in zip(self.parts(name), tensors, strict=True):
+        for part, tensor in zip(division.parts, divided(division, stored), strict=True):
             converted |= self._inner.convert(part, tensor)
         return converted
+
+    def _rows(self, division: Division, stored: Tensor) -> Iterator[Tensor]:
+        """Those of a weight or a bias."""
+        rows = stored.transpose(1, 2) if self._layout and stored.dim() > 2 else stored
+        return (part for expert in rows for part in self._divided(expert, len(division.tensor.projections)))
+
+    def _scales(self, division: Division, stored: Tensor) -> Iterator[Tensor]:
+        count = len(division.tensor.projections)
+        experts = len(division.parts) // count
+        if division.tensor.suffix == INPUT_SCALE:  # which nothing multiplies by: it is checked only
+            yield from [stored] * len(division.parts)
+            return
+        match division.kind:
+            case "all":
+                yield from stored.reshape(1).expand(len(division.parts))
+            case "expert":
+                yield from stored.reshape(experts).repeat_interleave(count)
+            case "projection":
+                yield from stored.reshape(-1)
+            case "output":
+                for expert in stored.reshape(experts, -1, 1):
+                    yield from self._divided(expert, count)
+            case "group":
+                for expert in stored:
+                    yield from expert.chunk(count, 1)
+            case "block":
+                for expert in stored:
+                    yield from expert.chunk(count)
 
     def _divided(self, rows: Tensor, count: int) -> tuple[Tensor, ...]:
         """The rows of each of `count` projections of one expert."""
