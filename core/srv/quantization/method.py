@@ -85,6 +85,8 @@ class QuantMethod(NamedTuple):
     these get the order that layers have where a checkpoint stores rows in another one
     (`srv.models.formats.ordered_rows`). (): such rows are refused. `row_block(model)`: how many rows share a scale, so
     that they may change places only within it; None: one.
+    `turns_inputs`: its tensors have an order of their own even where the architecture stores unquantized weights as
+    [in, out] (GPT-2), so that such layers can be quantized.
     `up_projections`: the storage format dequantizes the up-projection of latent attention, which no linear layer holds.
     `dtype`: in which models of this method compute if the user sets none; "": that of the checkpoint.
     `of_form(model)`: these facts for the form in which a checkpoint is stored, if the ops or the note depend on it.
@@ -110,6 +112,7 @@ class QuantMethod(NamedTuple):
     fused_experts: bool = False
     row_tensors: tuple[str, ...] = ()
     row_block: Callable[[ModelFacts], int] | None = None
+    turns_inputs: bool = False
     up_projections: bool = False
     dtype: str = ""
     of_form: Callable[[ModelFacts], QuantMethod] | None = None

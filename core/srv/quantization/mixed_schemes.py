@@ -359,6 +359,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         layer_ops=layer_ops,
         note=fp8_methods.METHOD.note if Fp8Scheme in kinds else "",
         experts=None if kinds == [PackedScheme] else _experts,
+        turns_inputs=kinds == [PackedScheme],
         row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
         row_block=_row_block,
     )

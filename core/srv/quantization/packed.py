@@ -322,6 +322,7 @@ def _method(name: str) -> QuantMethod:
         sharding="weights of packed integers cannot be sharded yet",
         layer_ops=layer_ops,
         packed=True,
+        turns_inputs=True,
         row_tensors=("weight",),
         up_projections=True,
     )
