@@ -123,7 +123,7 @@ def write_stored(
             same[name] = plain.t() if turned else plain
             stored |= tensors
         elif experts is not None and not left:
-            tensors, same[name] = _each_expert(form.quantize, experts[1], experts[2], tensor)
+            tensors, same[name] = each_expert(form.quantize, experts[1], experts[2], tensor)
             stored |= tensors
         else:
             stored[name] = tensor.half()
@@ -136,7 +136,7 @@ def write_stored(
     return model.eval()
 
 
-def _each_expert(quantize: Quantize, prefix: str, kind: str, fused: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def each_expert(quantize: Quantize, prefix: str, kind: str, fused: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """The linear layers of each expert, as tools store them, and the tensor of all [E, in, out] as it is then."""
     parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
     tensors: dict[str, Tensor] = {}
