@@ -204,8 +204,9 @@ def test_cells_that_all_marks_verify(shown: Matrix) -> None:
     assert not _works(refused, shown, "cpu")
 
 
-def test_each_decoder_is_verified_in_a_method_of_each_kind_of_layers(shown: Matrix, device: str) -> None:
+def test_each_decoder_is_verified_in_a_method_of_each_kind_of_layers(shown: Matrix) -> None:
     """And no cell that a launch refuses has a test."""
+    device = shown.evidence[0].machine
     cells = [name for name in shown.of_kind("model") if method_of(name) is not None]
     verified = {name for name in cells if _verified(shown, name, device)}
     for method in ("awq", "w8a8_int8", "fp8", "bitsandbytes"):
