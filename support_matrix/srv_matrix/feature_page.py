@@ -11,13 +11,14 @@ from srv_matrix import weight_formats
 from srv_matrix.marks import GENERATED, escape, mark, per_variant, text_of
 from srv_matrix.matrix import Matrix
 from srv_matrix.records import Kind, Record
+from srv_matrix.weight_methods import method_of
 
 NAME = "features.md"
 KINDS: Mapping[Kind, tuple[str, str]] = {
     "model": (
         "Models",
-        "Architecture and weight format. The first rows are implemented in srv; the last row stands for all other "
-        "architectures, which transformers implements.",
+        "Architecture and file format. The first rows are implemented in srv; the last row stands for all other "
+        "architectures, which transformers implements. [Another page](weights.md) has quantized checkpoints.",
     ),
     "endpoint": (
         "Endpoints",
@@ -40,7 +41,8 @@ def feature_page(matrix: Matrix) -> str:
     lines = [GENERATED, "# Models, weight formats, endpoints, ops, pairs", ""]
     lines += ["Marks and levels are those of the [index](index.md).", ""]
     for kind, (title, description) in KINDS.items():
-        if found := matrix.of_kind(kind):
+        found = {name: records for name, records in matrix.of_kind(kind).items() if method_of(name) is None}
+        if found:
             lines += [f"## {title}", "", description, "", *_table(matrix, found), "", *_reasons(found), ""]
         if kind == "model" and (table := list(weight_formats.weight_formats(matrix))):
             lines += ["## Weight formats", "", weight_formats.DESCRIPTION, "", *table, ""]

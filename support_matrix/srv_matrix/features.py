@@ -1,6 +1,7 @@
 """Records of models, endpoints, ops, and pairs of arguments that depend on each other.
 
     model:ARCHITECTURE/FORMAT      the native architectures, and all others through transformers
+    model:ARCHITECTURE/METHOD      the native decoders quantized (`srv_matrix.weight_methods`)
     endpoint:METHOD PATH           the routes of the HTTP server
     op:NAME/DTYPE                  the ops of the kernel contracts, and which of them each platform's package implements
     pair:ARGUMENT+ARGUMENT         dependencies by constraints and backends (`srv_matrix.pairs`)
@@ -25,31 +26,37 @@ from srv_matrix.inventory import Inventory
 from srv_matrix.judge import model_verdict, verdict
 from srv_matrix.pairs import Answers, pairs
 from srv_matrix.records import Record, Status
-from srv_matrix.sample import LAYERS
 from srv_matrix.variant_context import VariantContext, make_variant_context
+from srv_matrix.weight_methods import quantized_models, weight_methods
 
 NOT_IMPLEMENTED = "not_implemented"  # the reason code of a platform without device code
 OTHERS = "any other decoder"
-# Fields of configurations that transformers has no default for.
+LAYERS = 6  # of the models of architectures: those of every kind that an architecture has, in a fraction of the time
+# Fields of configurations that transformers has no default for, or one that no published model has.
 UNSTATED: Mapping[str, Mapping[str, Any]] = {
-    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
-    "GraniteMoeHybridForCausalLM": {
-        "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(LAYERS)]
-    },
-    "BambaForCausalLM": {"attn_layer_indices": [9, 18, 27]},
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["attention" if layer == 5 else "mamba" for layer in range(LAYERS)]},
+    "BambaForCausalLM": {"attn_layer_indices": [3]},
 }
 CHECKED = "served only if logits do not depend on how the prompt is split, which is tested when the model is loaded"
 
 
-def features(manifests: Iterable[Manifest], models: Sequence[ModelFacts], inventory: Inventory) -> tuple[Record, ...]:
-    """All records that are not of arguments, by kind, then by platform."""
+def features(
+    manifests: Iterable[Manifest], models: Sequence[ModelFacts], inventory: Inventory, *, methods: bool = True
+) -> tuple[Record, ...]:
+    """All records that are not of arguments, by kind, then by platform. `methods`: with those of quantized models."""
     contexts = [
         make_variant_context(manifest, variant, models[0]) for manifest in manifests for variant in manifest.variants
     ]
     answers: Answers = {}
     native, other = tuple(_described_models(models)), _in_safetensors(models)
+    unquantized = {
+        (context.manifest.name, context.variant): tuple(_models(context, native, other, inventory))
+        for context in contexts
+    }
     found = [
-        *(record for context in contexts for record in _models(context, native, other, inventory)),
+        *(record for records in unquantized.values() for record in records),
+        *(_quantized(contexts, native, unquantized) if methods else ()),
         *(record for context in contexts for record in _endpoints(context, inventory)),
         *(record for context in contexts for record in _ops(context, inventory)),
         *(record for context in contexts for record in pairs(context, answers)),
@@ -109,6 +116,25 @@ def _models(
     yield context.record("model", f"{OTHERS}/safetensors", (declared, Status.LIMITED), code_and_reason)
 
 
+def _quantized(
+    contexts: Sequence[VariantContext],
+    native: Sequence[DescribedModel],
+    unquantized: Mapping[tuple[str, str], Sequence[Record]],
+) -> Iterator[Record]:
+    """The native decoders in each quantization method. `unquantized`: the records of models on each variant."""
+    models = [
+        each.model
+        for each in native
+        if each.model.format == "safetensors" and each.model.generates and not each.unsupported
+    ]
+    ends = {f"model:{each.architecture}/safetensors": each.architecture for each in models}
+    plain = {
+        variant: {ends[each.feature]: each for each in records if each.feature in ends}
+        for variant, records in unquantized.items()
+    }
+    return weight_methods(contexts, quantized_models(models), plain)
+
+
 def _described_models(models: Sequence[ModelFacts]) -> Iterator[DescribedModel]:
     """The native architectures, each in each of its formats."""
     safetensors = _in_safetensors(models)
@@ -129,14 +155,14 @@ def _describe(architecture: str, like: ModelFacts) -> DescribedModel:
     config: dict[str, Any] = {
         "hidden_size": like.hidden_size,
         "intermediate_size": like.config["intermediate_size"],
-        "num_hidden_layers": like.layers,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": like.heads,
         "num_key_value_heads": like.kv_heads,
         "vocab_size": like.vocab_size,
         "max_position_embeddings": like.context_length,
         **UNSTATED.get(architecture, {}),
     }
-    model = replace(like, architecture=architecture, config=config)
+    model = replace(like, architecture=architecture, config=config, layers=LAYERS)
     try:
         native = native_config(architecture, config)
         described_groups = described(architecture, config, like.dtype).cache_groups(like.context_length)

@@ -33,7 +33,7 @@ BACKEND_IGNORES = "backend_ignores"
 TOO_FEW_DEVICES = "too_few_devices"
 NOT_INSTALLED = "not_installed"  # of this machine, about which cells say nothing
 _MANY_DEVICES = 64
-_OF_ANY_MODEL = ("planned", "capability_missing")  # the codes of refusals that no other model changes
+OF_ANY_MODEL = ("planned", "capability_missing")  # the codes of refusals that no other model changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def verdict(
                 pending += quantized_models() if weights.OTHER_METHOD in codes else ()
             if named and named[0].code != inert.CODE and not any(model is each for each in models):
                 effective = effective or _verdict(named[0])
-            if found := [each for each in named if each.code in _OF_ANY_MODEL]:
+            if found := [each for each in named if each.code in OF_ANY_MODEL]:
                 decisive = _verdict(found[0])
                 break
         else:

@@ -96,14 +96,19 @@ def judge(
     evidence: Sequence[Evidence] = (),
     models: Sequence[ModelFacts] = (),
     inventory: Inventory | None = None,
+    methods: bool = True,
 ) -> Judged:
-    """Judge every cell of these platforms, with `models` (default: `sample_models`), and of the numbers in evidence."""
+    """Judge every cell of these platforms, with `models` (default: `sample_models`), and of the numbers in evidence.
+
+    `methods`: with quantized models of each architecture, which take about a second per platform.
+    """
     manifests = tuple(manifests)
     models = models or sample_models()
     inventory = inventory or Inventory()
     defaults = {(each.name, variant): _defaults(each, variant) for each in manifests for variant in each.variants}
     arguments = judge_arguments(manifests, models, evidence)
-    return Judged(manifests, arguments, features(manifests, models, inventory), inventory.unbuilt, defaults)
+    others = features(manifests, models, inventory, methods=methods)
+    return Judged(manifests, arguments, others, inventory.unbuilt, defaults)
 
 
 def make_matrix(
@@ -113,9 +118,11 @@ def make_matrix(
     evidence: Sequence[Evidence] = (),
     models: Sequence[ModelFacts] = (),
     inventory: Inventory | None = None,
+    methods: bool = True,
 ) -> Matrix:
     """Judge every cell of these platforms, as `judge` does, and add evidence and published tables."""
-    return judge(manifests, evidence=evidence, models=models, inventory=inventory).shown(tables, evidence)
+    judged = judge(manifests, evidence=evidence, models=models, inventory=inventory, methods=methods)
+    return judged.shown(tables, evidence)
 
 
 def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) -> Matrix:

@@ -21,10 +21,14 @@ from srv_matrix.marks import GENERATED, WORDS, escape, mark, text_of
 from srv_matrix.matrix import Matrix
 from srv_matrix.published import Row, Table
 from srv_matrix.records import LEVELS, STARTS, Level, Status
+from srv_matrix.weight_methods import method_of
+from srv_matrix.weight_methods_page import NAME as WEIGHTS
+from srv_matrix.weight_methods_page import weight_methods_page
 
 _ARCHITECTURES_LINE = (
     f"- [Architectures]({ARCHITECTURES}): every causal class of transformers, served or refused with its reason."
 )
+_WEIGHTS_LINE = f"- [Models by weight format]({WEIGHTS}): each native decoder in each quantization method."
 MEANINGS = {
     Status.SUPPORTED: "all values are accepted; shown as the name of its level until it has been run on the device",
     Status.LIMITED: "only some values are accepted, or only in some combinations",
@@ -39,6 +43,8 @@ MEANINGS = {
 def pages(matrix: Matrix) -> dict[str, str]:
     """Every page by file name."""
     generated = {"index.md": index_page(matrix), FEATURES: feature_page(matrix)}
+    if any(map(method_of, matrix.of_kind("model"))):
+        generated[WEIGHTS] = weight_methods_page(matrix)
     if matrix.architectures is not None:
         generated[ARCHITECTURES] = architecture_page(matrix.architectures)
     generated |= {f"{each.name}.md": platform_page(matrix, each) for each in matrix.manifests}
@@ -73,6 +79,7 @@ def index_page(matrix: Matrix) -> str:
         "## Files",
         "",
         f"- [Models, weight formats, endpoints, ops, pairs of arguments]({FEATURES}): features that are not arguments.",
+        *([_WEIGHTS_LINE] if any(map(method_of, matrix.of_kind("model"))) else []),
         *([_ARCHITECTURES_LINE] if matrix.architectures is not None else []),
         "- [support.json](support.json) and [support.csv](support.csv): the same cells, for programs.",
         *(

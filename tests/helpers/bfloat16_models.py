@@ -117,7 +117,7 @@ RECURRENT = {
     "Qwen3_5ForCausalLM": Model("qwen3_5", {"head_dim": 64, **DELTA}, of=statistics.fmean),
     "Qwen3_5MoeForCausalLM": Model("qwen3_5_moe", {**SHARED, **DELTA}, COUNT, statistics.fmean),
     "Lfm2ForCausalLM": Model("lfm2", HEADS),
-    "Lfm2MoeForCausalLM": Model("lfm2_moe", HEADS),
+    "Lfm2MoeForCausalLM": Model("lfm2_moe", {**HEADS, "moe_intermediate_size": 32}),
     "Lfm3ForCausalLM": Model("lfm3", {"head_dim": 64}),
     "RecurrentGemmaForCausalLM": Model("recurrent_gemma", {"head_dim": 64}),
     "OlmoHybridForCausalLM": Model("olmo_hybrid", HEADS, of=statistics.fmean),

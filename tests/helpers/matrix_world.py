@@ -57,18 +57,19 @@ def matrix(
     tables: Sequence[Table] = (),
     inventory: Inventory | None = None,
     features: bool = True,
+    methods: bool = False,
 ) -> Matrix:
     """The matrix of only that platform. What follows from rules alone takes seconds, and is kept for other evidence.
 
-    `features`: with records of models, endpoints, ops and pairs of arguments.
+    `features`: with records of models, endpoints, ops and pairs of arguments. `methods`: as of `judge`.
     """
     if not features:
         arguments = judge_arguments([manifest(*support)], sample_models(), evidence)
         return Judged((manifest(*support),), arguments, (), {}, {}).shown(tables, evidence)
     numbers = {variant: tested_numbers(evidence, "imagined", variant) for variant in VARIANTS}
-    key = repr((support, inventory, numbers))
+    key = repr((support, inventory, numbers, methods))
     if key not in _JUDGED:
-        _JUDGED[key] = judge([manifest(*support)], evidence=evidence, inventory=inventory)
+        _JUDGED[key] = judge([manifest(*support)], evidence=evidence, inventory=inventory, methods=methods)
     return _JUDGED[key].shown(tables, evidence)
 
 

@@ -124,7 +124,7 @@ def write_stored(
             stored |= tensors
         elif experts is not None and not left:
             in_turn = model.config.model_type == "gpt_oss"
-            tensors, same[name] = _each_expert(form.quantize, experts[1], experts[2], tensor, in_turn)
+            tensors, same[name] = each_expert(form.quantize, experts[1], experts[2], tensor, in_turn)
             stored |= tensors
         else:
             stored[name] = tensor.half()
@@ -137,8 +137,8 @@ def write_stored(
     return model.eval()
 
 
-def _each_expert(
-    quantize: Quantize, prefix: str, kind: str, fused: Tensor, in_turn: bool
+def each_expert(
+    quantize: Quantize, prefix: str, kind: str, fused: Tensor, in_turn: bool = False
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The linear layers of each expert, as tools store them, and the tensor of all [E, in, out] as it is then.
 

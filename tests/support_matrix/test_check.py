@@ -295,7 +295,7 @@ def test_stale_missing_and_extraneous_pages_are_faults(small: Matrix, tmp_path: 
 
 
 def test_pages_are_deterministic(small: Matrix) -> None:
-    assert check.outputs(make_matrix([manifest()])) == check.outputs(small)
+    assert check.outputs(make_matrix([manifest()], methods=False)) == check.outputs(small)
 
 
 MARK = {"covers": ["schedule_policy=lpm"], "platform": "imagined", "level": "E4", "note": "", "variant": ""}

@@ -24,6 +24,7 @@ from srv_matrix.inventory import read as read_inventory
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.records import STARTS, Evidence, Level
 from srv_matrix.repository import Repository
+from srv_matrix.weight_methods import method_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = {"cuda": "sm90"}  # platform -> the GPU that is simulated
@@ -197,10 +198,22 @@ def test_cells_that_all_marks_verify(shown: Matrix) -> None:
     started = {cell.partition("=")[0] for cell in ONLY_STARTED}
     assert set(unverified) == started | PARTLY | {"mem_fraction_static"}  # its smallest value is below what starts
     assert {shown.cell(name, "cpu", device).word for name in started} == {STARTS}
-    cells = [name for kind in ("endpoint", "op", "model") for name in shown.of_kind(kind)]
+    cells = [name for kind in ("endpoint", "op", "model") for name in shown.of_kind(kind) if method_of(name) is None]
     refused = "model:EuroBertForSequenceClassification/safetensors"
     assert [name for name in cells if not _verified(shown, name, device)] == [refused]
     assert not _works(refused, shown, "cpu")
+
+
+def test_each_decoder_is_verified_in_a_method_of_each_kind_of_layers(shown: Matrix) -> None:
+    """And no cell that a launch refuses has a test."""
+    device = shown.evidence[0].machine
+    cells = [name for name in shown.of_kind("model") if method_of(name) is not None]
+    verified = {name for name in cells if _verified(shown, name, device)}
+    for method in ("awq", "w8a8_int8", "fp8", "bitsandbytes"):
+        of_method = [name for name in cells if method_of(name) == method and _works(name, shown, "cpu")]
+        assert len(verified.intersection(of_method)) >= 44, method
+    ran = [name for name in cells if (cell := shown.cell(name, "cpu", device)) is not None and cell.evidence]
+    assert verified == set(ran)
 
 
 def test_evidence_of_the_marks_has_no_faults(marks: Marks, shown: Matrix) -> None:

@@ -93,7 +93,7 @@ def test_value_that_a_backend_refuses_has_its_own_cell(undeclared: Matrix) -> No
 
 
 def test_missing_capability_is_a_fact_of_the_platform() -> None:
-    less = make_matrix([manifest(capabilities=CAPABLE - {"overlap"})])
+    less = make_matrix([manifest(capabilities=CAPABLE - {"overlap"})], methods=False)
     refused = less.cell("disable_overlap_schedule=false", "imagined", "mk1")
     assert refused is not None
     assert (refused.status, refused.reason_code) == (Status.UNSUPPORTED, "capability_missing")
@@ -352,7 +352,7 @@ def test_refused_default_limits_the_argument() -> None:
 
 
 def test_each_reason_of_refused_values_is_listed() -> None:
-    less = make_matrix([manifest(capabilities=CAPABLE - {"float16"})])
+    less = make_matrix([manifest(capabilities=CAPABLE - {"float16"})], methods=False)
     reason = cell(less, "kv_cache_dtype").reason
     first, second, third = reason.split(". ")
     assert first.startswith("not float16: the platform does not support float16 on this device")
@@ -471,7 +471,7 @@ def test_srv_plan_agrees_with_the_records(
     for argument in ARGUMENTS.values():
         monkeypatch.delenv(argument.variable, raising=False)
     platform, _, variant = place.partition(":")
-    shown = make_matrix([find_platforms()[platform].loaded])
+    shown = make_matrix([find_platforms()[platform].loaded], methods=False)
     model = ["plan", "--json", f"--model-path={folder}", "--load-format=dummy"]
     wrong: list[str] = []
     for record in shown.records.values():

@@ -41,7 +41,16 @@ def test_a_vendor_has_pages_without_this_repository(folder: Path, capsys: pytest
     assert main(["matrix", "generate", "--plugin", "toy", "--evidence", "report.jsonl", "--out", "pages"]) == 0
     assert "4 of which a check has run, 1 failed" in capsys.readouterr().out
     names = {path.name for path in (folder / "pages").iterdir()}
-    assert names == {"own.md", "index.html", "index.md", "toy.md", "features.md", "support.json", "support.csv"}
+    assert names == {
+        "own.md",
+        "index.html",
+        "index.md",
+        "toy.md",
+        "features.md",
+        "weights.md",
+        "support.json",
+        "support.csv",
+    }
     cells = {line["feature"]: line for line in _rows(folder / "pages" / "support.csv")}
     levels = {
         feature: cells[feature]["level"] for feature in ("dtype=float32", "dtype=bfloat16", "disable_radix_cache=false")

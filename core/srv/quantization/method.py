@@ -118,6 +118,8 @@ class QuantMethod(NamedTuple):
     - `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block of
       them: these get the order that layers have where a checkpoint stores rows in another one
       (`srv.models.formats.ordered_rows`). (): such rows are refused.
+    - `turns_inputs`: its tensors have an order of their own even where the architecture stores unquantized weights as
+      [in, out] (GPT-2), so that such layers can be quantized.
     - `row_block(model)`: how many rows share a scale, so that they may change places only within it; None: one.
     - `up_projections`: the storage format dequantizes the up-projection of latent attention, which no linear layer
       holds.
@@ -144,6 +146,7 @@ class QuantMethod(NamedTuple):
     fused_experts: bool = False
     row_tensors: tuple[str, ...] = ()
     row_block: Callable[[ModelFacts], int] | None = None
+    turns_inputs: bool = False
     up_projections: bool = False
     dtype: str = ""
     fp8_inputs: bool = False

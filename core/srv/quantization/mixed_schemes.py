@@ -387,6 +387,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         note=fp8.NOTE if Fp8Scheme in kinds else "",
         fp8_inputs=any(isinstance(group.scheme, Fp8Scheme) and group.scheme.inputs for group in mixed.groups),
         experts=_experts if set(kinds) - {PackedScheme, Fp8Scheme} else None,
+        turns_inputs=kinds == [PackedScheme],
         row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
         row_block=_row_block,
     )

@@ -350,6 +350,7 @@ def _method(name: str) -> QuantMethod:
         layer_ops=layer_ops,
         tensor_bytes=tensor_bytes,
         packed=True,
+        turns_inputs=True,
         row_tensors=("weight",),
         up_projections=True,
     )

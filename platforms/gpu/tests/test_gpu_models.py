@@ -14,10 +14,18 @@ import pytest
 import torch
 from bfloat16_models import MODELS
 from model_cells import assert_as_close_as_transformers, requests, save_bfloat16, served
+from quantized_cells import METHODS, MXFP4, write_quantized
 
 from srv_matrix.pytest_plugin import covers
 
 LENGTHS = (1, 5, 20)
+FEW = (1, 9)
+QUANTIZED = [
+    *(("LlamaForCausalLM", method) for method in ("awq", "w8a8_int8", "fp8")),
+    ("Qwen3MoeForCausalLM", "awq"),
+    ("DeepseekV3ForCausalLM", "fp8"),
+    ("GptOssForCausalLM", MXFP4),
+]
 
 
 @pytest.mark.timeout(900)
@@ -33,3 +41,18 @@ def test_a_bfloat16_checkpoint(srv_device: str, name: str, tmp_path: Path) -> No
         assert cached[-1].cached_tokens > 0
         for results in (computed, cached):
             assert_as_close_as_transformers(results, model, of=MODELS[name].of, lengths=LENGTHS)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [pytest.param(name, method, marks=covers(f"model:{name}/{method}")) for name, method in QUANTIZED],
+)
+def test_a_quantized_checkpoint(srv_device: str, name: str, method: str, tmp_path: Path) -> None:
+    """Compared with transformers and the dequantized weights."""
+    with torch.inference_mode(False):
+        model = write_quantized(tmp_path, MODELS[name].made(), method)
+        with served(tmp_path, "--max-total-tokens=512", "--disable-graphs", device=srv_device) as engine:
+            results = engine.generate(requests(FEW, prompt_logprobs=0))
+        allowed = METHODS[method].allowed if method in METHODS else 2.0
+        assert_as_close_as_transformers(results, model, allowed, of=MODELS[name].of, lengths=FEW)

@@ -13,7 +13,9 @@ import pytest
 import torch
 from bfloat16_models import MODELS
 from model_cells import assert_as_close_as_transformers, requests, save_bfloat16, served
+from quantized_cells import METHODS, write_quantized
 
+from srv.quantization.int8_layers import DynamicInt8Linear
 from srv_matrix.pytest_plugin import covers
 from srv_npu.facts import VARIANTS
 
@@ -64,3 +66,23 @@ def check(name: str, folder: Path, *flags: str) -> None:
         assert [result.cached_tokens for result in cached] == [0, 0, 0, 0, 128]
         assert_as_close_as_transformers(computed, model, of=of, lengths=LENGTHS)
         assert_as_close_as_transformers(cached, model, of=of, lengths=LENGTHS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=covers(f"model:{name}/modelslim", platform="npu"))
+        for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
+    ],
+)
+def test_a_checkpoint_of_modelslim(name: str, tmp_path: Path) -> None:
+    """Compared with transformers and the dequantized weights. It is the one method that NPUs have kernels for."""
+    lengths = (5, 33)
+    with torch.inference_mode(False):
+        model = write_quantized(tmp_path, CHECKPOINTS[name].made(), "modelslim")
+        with served(tmp_path, "--max-total-tokens=1024", "--disable-graphs", device="npu") as engine:
+            assert engine.context.device.variant in VARIANTS
+            worker = engine.executor.worker  # type: ignore[attr-defined]
+            assert any(isinstance(module, DynamicInt8Linear) for module in worker.model.modules())
+            results = engine.generate(requests(lengths, prompt_logprobs=0))
+        assert_as_close_as_transformers(results, model, METHODS["modelslim"].allowed, lengths=lengths)

@@ -90,7 +90,7 @@ def check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod, ra
     named = ((weights.model_name(stored), tensor.dtype) for stored, tensor in needed_tensors(facts).items())
     types = {name: dtype for name, dtype in named if name is not None}
     clause = _experts_in_one(facts, method, weights, types)
-    clause = clause or _transposed(weights, types) or _moved(facts, config, method, weights, types)
+    clause = clause or _transposed(weights, method, types) or _moved(facts, config, method, weights, types)
     if clause is None and ranks > 1:
         clause = f"rows that are put in order cannot be divided over {ranks} ranks"
     if clause is not None:
@@ -130,7 +130,9 @@ def _experts_in_one(
     return None
 
 
-def _transposed(weights: StoredWeights, types: Mapping[str, str]) -> str | None:
+def _transposed(weights: StoredWeights, method: QuantMethod, types: Mapping[str, str]) -> str | None:
+    if not types and weights.transposed and not method.turns_inputs:
+        return f"{weights.transposed[0]} has its inputs as rows"
     for name, dtype in types.items():
         if dtype not in FLOATS and weights.is_transposed(name):
             return f"{name} has its inputs as rows"

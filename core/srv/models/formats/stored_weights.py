@@ -73,7 +73,7 @@ class StoredWeights(NamedTuple):
             return None
         if self.components:
             stored = ".".join(self.components.get(part, part) for part in stored.split("."))
-        module, _, suffix = stored.removeprefix(self.prefix).rpartition(".")
+        module, suffix = _divided(stored.removeprefix(self.prefix))
         found = _NUMBER.search(module)
         pattern = module if found is None else _NUMBER.sub(".*.", module, count=1)
         whole = self.names.get(f"{pattern}.{suffix}")
@@ -102,6 +102,15 @@ class StoredWeights(NamedTuple):
                 if sorted(self.parts(f"{stored}.")) == sorted(f"{name}." for name in names):
                     return (stored,)
         return tuple(names)
+
+
+def _divided(name: str) -> tuple[str, str]:
+    """The module of a tensor, and the rest of its name: bitsandbytes has "weight.absmax" and others below a weight."""
+    module, below, rest = name.partition(".weight.")
+    if below:
+        return module, f"weight.{rest}"
+    module, _, suffix = name.rpartition(".")
+    return module, suffix
 
 
 def prediction_layers(names: Iterable[str]) -> tuple[str, ...]:

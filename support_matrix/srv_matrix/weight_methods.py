@@ -1,0 +1,140 @@
+"""Records of native decoders in the quantization methods of checkpoints: the feature `model:ARCHITECTURE/METHOD`.
+
+Each is judged as a launch is, with the forms of `checkpoint_forms`. Two things save most of the time:
+
+- An architecture that a variant refuses unquantized is refused in every method, for that reason.
+- Variants of a platform that have the same capabilities, and give the same answers for a common mixture in every form,
+  share their answers for all others. `tests/support_matrix/test_weight_methods.py` compares some with a launch's own.
+
+This module writes no page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from srv.models.architectures.architecture import NativeConfig, PooledConfig
+from srv.models.architectures.op_uses import DescribesOps
+from srv.models.architectures.own_order import own_order
+from srv.models.architectures.registry import native_config
+from srv.models.layers.moe_config import expert_names
+from srv.specs import ModelFacts
+from srv_matrix.checkpoint_forms import METHODS, forms, in_form
+from srv_matrix.judge import OF_ANY_MODEL, Verdict, model_verdict
+from srv_matrix.records import Record, Status
+from srv_matrix.variant_context import VariantContext
+
+COMMON = "Qwen3MoeForCausalLM"  # has linear layers and experts
+OF_CORE = "unsupported_quantization"  # the code of refusals on every platform
+JudgedForms: TypeAlias = tuple[tuple[Status, Status], tuple[str, str]]  # what is declared, and of core; code and reason
+NamedForms: TypeAlias = tuple[tuple[str, ModelFacts], ...]
+
+
+class QuantizedModel(NamedTuple):
+    """A sample model of one architecture in the forms of each method, by their names."""
+
+    architecture: str
+    forms: Mapping[str, NamedForms]
+
+
+def method_of(feature: str) -> str | None:
+    """The method of a feature of a model; None if it is in another format, or if the feature is none of a model."""
+    name = feature.rpartition("/")[2] if feature.startswith("model:") else ""
+    return name if name in METHODS else None
+
+
+def quantized_models(models: Sequence[ModelFacts]) -> tuple[QuantizedModel, ...]:
+    """`models`: unquantized ones of native architectures. Those that generate no text are left out."""
+    found = []
+    for model in models:
+        config = native_config(model.architecture, model.config)
+        if not isinstance(config, PooledConfig):
+            layers = _layers(model, config)
+            found.append(QuantizedModel(model.architecture, {each: _in_forms(model, each, layers) for each in METHODS}))
+    return tuple(found)
+
+
+def _in_forms(model: ModelFacts, method: str, layers: Sequence[str]) -> NamedForms:
+    own = forms(method, model.architecture)
+    return tuple((form.name, in_form(model, method, form, layers)) for form in own)
+
+
+def _layers(model: ModelFacts, config: NativeConfig) -> tuple[str, ...]:
+    """The linear layers as checkpoints name them, with those of experts."""
+    if not isinstance(config, DescribesOps):
+        return ()
+    ops, weights = config.model_ops(model.dtype), own_order(model)
+    found = [matrix.names for matrix in ops.matrices if not matrix.embedding and not matrix.role]
+    for experts in ops.experts:
+        found += expert_names(experts.prefix, experts.sizes["experts"])
+    stored = (tuple(names) if weights is None else weights.whole(names) for names in found)
+    return tuple(name for names in stored for name in names)
+
+
+def weight_methods(
+    contexts: Sequence[VariantContext],
+    models: Sequence[QuantizedModel],
+    plain: Mapping[tuple[str, str], Mapping[str, Record]],
+) -> Iterator[Record]:
+    """The records of all variants. `plain`: those of the architectures unquantized, by platform and variant."""
+    common = next((each for each in models if each.architecture == COMMON), None)
+    shared: dict[tuple[object, ...], _Answers] = {}
+    for context in contexts:
+        answers = _Answers(context)
+        own = () if common is None else tuple(answers.of(common, each, context.variant) for each in METHODS)
+        answers = shared.setdefault((context.manifest.name, own), answers)
+        unquantized = plain[context.manifest.name, context.variant]
+        for model in models:
+            record = unquantized[model.architecture]
+            for method in METHODS:
+                works = record.status.works
+                judged = _combined(answers.of(model, method, context.variant)) if works else _unquantized(record)
+                yield context.record("model", f"{model.architecture}/{method}", *judged)
+
+
+def _unquantized(record: Record) -> JudgedForms:
+    """A refusal that does not depend on the method. Its own text may have a kilobyte, and stands there."""
+    reason = f"a launch refuses it unquantized as well: {record.feature} has the reason"
+    return (record.declared, record.core), (record.reason_code, reason)
+
+
+def _combined(found: Sequence[tuple[str, Verdict]]) -> JudgedForms:
+    """Whether a launch accepts every form, some, or none; with the first refusal. `found`: by the names of forms."""
+    refused = [(name, verdict) for name, verdict in found if not verdict.accepted]
+    if not refused:
+        return (Status.SUPPORTED, Status.SUPPORTED), ("", "")
+    (name, verdict), some = refused[0], len(refused) < len(found)
+    status = Status.LIMITED if some else Status.UNSUPPORTED
+    facts = (Status.SUPPORTED, status) if verdict.code == OF_CORE else (status, Status.SUPPORTED)
+    return facts, (verdict.code, f"not with {name}: {verdict.reason}" if some else verdict.reason)
+
+
+class _Answers:
+    """The verdicts on one variant, each asked for once; other variants may share them."""
+
+    def __init__(self, context: VariantContext) -> None:
+        self._context = context
+        self._known: dict[tuple[str, str], tuple[tuple[str, Verdict], ...]] = {}
+        self._of_any_model: dict[tuple[str, str], Verdict] = {}
+
+    def of(self, model: QuantizedModel, method: str, variant: str) -> tuple[tuple[str, Verdict], ...]:
+        """The verdict on each form by its name. `variant`: which one reasons name."""
+        key = model.architecture, method
+        if key not in self._known:
+            self._known[key] = tuple((name, self._judged(method, name, facts)) for name, facts in model.forms[method])
+        if variant == self._context.variant:
+            return self._known[key]
+        own = re.compile(rf"\b{re.escape(self._context.variant)}\b")
+        return tuple((name, replace(each, reason=own.sub(variant, each.reason))) for name, each in self._known[key])
+
+    def _judged(self, method: str, form: str, model: ModelFacts) -> Verdict:
+        if (method, form) in self._of_any_model:
+            return self._of_any_model[method, form]
+        found = model_verdict(model, self._context.manifest, self._context.device)
+        found = replace(found, reason=found.reason.removeprefix(f"{model.path}: "))
+        if found.code in OF_ANY_MODEL:
+            self._of_any_model[method, form] = found
+        return found
