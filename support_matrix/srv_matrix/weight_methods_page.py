@@ -64,8 +64,8 @@ def _reasons(manifest: Manifest, found: Mapping[str, Mapping[str, Sequence[Recor
     for architecture, by_method in found.items():
         for method, records in by_method.items():
             own = (each for each in records if each.platform == manifest.name and each.reason)
-            for reason in dict.fromkeys((_general(each, architecture, method), each.reason_code) for each in own):
-                by_reason.setdefault(reason, {}).setdefault(method, []).append(architecture)
+            for key in dict.fromkeys((_general(each, architecture, method), each.reason_code) for each in own):
+                by_reason.setdefault(key, {}).setdefault(method, []).append(architecture)
     if not by_reason:
         return
     yield from ("<details><summary>Reasons</summary>", "")
