@@ -70,11 +70,11 @@ def _bits(form: str, *ops: str) -> Case:
     return _folder(lambda folder: bitsandbytes_weights.write(folder, stored, **SIZES), *ops)
 
 
-def _fused(kind: str, form: str, *ops: str) -> Case:
-    """Of an architecture whose matrices stay fused, as it stores them."""
+def _fused(kind: str, form: str, *ops: str, **fields: Any) -> Case:
+    """Of an architecture whose matrices stay fused, as it stores them. `fields`: of its configuration."""
 
     def write(folder: Path) -> None:
-        stored_orders.write_stored(folder, stored_orders.made(kind, **SIZES), stored_orders.stored_form(form))
+        stored_orders.write_stored(folder, stored_orders.made(kind, **SIZES, **fields), stored_orders.stored_form(form))
 
     return _folder(write, *ops)
 
@@ -136,6 +136,12 @@ CASES: Mapping[str, Case] = {
     "gptq of 8 bits": _packed("gptq of 8 bits"),
     "compressed-tensors": _packed("compressed-tensors with zeros"),
     "experts of packed integers": _packed("gptq", "qwen3_moe", "linear_gguf", "experts_gguf", **EXPERTS),
+    "experts of packed integers in another order": _packed(
+        "gptq in another order", "qwen3_moe", "linear_gguf", "experts_gguf", **EXPERTS
+    ),
+    "experts in fp8 with biases": _fused(
+        "gpt_oss", "fp8, blocks", "linear_fp8", "experts_fp8", layer_types=["full_attention"] * LAYERS
+    ),
     "fused matrices of packed integers": _fused("phi3", "gptq with zeros in another order", "linear_gguf"),
     "latent attention of packed integers": _fused("v3", "awq", "linear_gguf", "experts_gguf"),
     "fp8, one scale": _fp8("fp8, one scale"),

@@ -17,6 +17,7 @@ import torch
 from every import every
 from mixed_weights import config_of, of_int8
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
+from offloaded_weights import check_offloaded
 from safetensors.torch import load_file, save_file
 from stored_orders import made
 from torch import Tensor
@@ -29,7 +30,7 @@ from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
 from srv.testing.engine import user_input
 
-SIZES: dict[str, Any] = {"hidden_size": 64, "moe_intermediate_size": 64, "num_hidden_layers": 2}
+SIZES: dict[str, Any] = {"hidden_size": 64, "moe_intermediate_size": 64, "num_hidden_layers": 3}
 SIZES |= {"num_attention_heads": 4, "head_dim": 16, "intermediate_size": 128}
 PROJECTION = re.compile(r"(.*_proj)\.weight")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj")
@@ -171,7 +172,7 @@ def refusals(folder: Path, *arguments: str) -> list[str]:
 
 @every("kind", FORMS)
 def test_logits_are_those_of_the_dequantized_weights(kind: str, tmp_path: Path) -> None:
-    """A plan has the bytes that are loaded.
+    """On the device, and in host memory. A plan has the bytes that are loaded.
 
     The reference of int8 experts quantizes inputs, as the op allows, so that a token may get another expert.
     """
@@ -183,7 +184,8 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, tmp_path: Path) 
     got, want = our_logits(ours, tokens), expected_logits(model, tokens)
     distance = (got - want).abs().amax(-1) / want.abs().max()
     assert float(distance.median()) < (0.05 if op == "experts_int8" else 3e-4)
-    assert [module.op for module in ours.modules() if isinstance(module, ExpertWeights)] == [op] * 2
+    assert [module.op for module in ours.modules() if isinstance(module, ExpertWeights)] == [op] * 3
+    assert op in check_offloaded(folder)
     method = read_facts(folder).quantization
     assert (method == "bitsandbytes") == (config is BITSANDBYTES)
     if method != "bitsandbytes":  # which counts what any platform makes of blocks
@@ -213,7 +215,7 @@ def test_experts_that_a_library_left_unquantized_are_served_beside_int8_layers(k
     tokens = tokens_of(model, 12)
     ours = built(folder)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
-    assert [module.op for module in ours.modules() if isinstance(module, ExpertWeights)] == ["experts"] * 2
+    assert [module.op for module in ours.modules() if isinstance(module, ExpertWeights)] == ["experts"] * 3
     plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)]))
     assert plan.refusals == ()
     assert not any(NOTE in note for note in plan.notes)
