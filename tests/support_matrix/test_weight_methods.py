@@ -97,11 +97,11 @@ def test_a_refusal_has_the_reason_of_the_launch() -> None:
 
 
 def test_an_architecture_that_is_refused_unquantized_is_refused_in_every_method() -> None:
-    found = records("npu", ["MistralForCausalLM"])
+    found = records("npu", ["Gemma2ForCausalLM"])
     for method in METHODS:
-        record = found[f"model:MistralForCausalLM/{method}", "a2"]
+        record = found[f"model:Gemma2ForCausalLM/{method}", "a2"]
         assert (record.declared, record.reason_code) == (Status.UNSUPPORTED, "no_backend_fits")
-        assert "model:MistralForCausalLM/safetensors" in record.reason
+        assert "model:Gemma2ForCausalLM/safetensors" in record.reason
 
 
 def test_the_page_has_a_row_of_each_architecture_and_a_column_of_each_method() -> None:

@@ -20,6 +20,7 @@ from srv.models.layers.experts import DOWN, GATE, UP, ExpertWeights
 from srv.models.layers.op_layer import OpLayer
 from srv.quantization.gguf_experts import GGUFExperts
 
+_INDEX_BYTES = 64 << 20  # of the columns of as many tokens as are gathered at a time
 _ORDER = "columns"  # the suffix of the tensors that a loader fills with orders
 
 
@@ -46,10 +47,15 @@ class OrderedExperts(ExpertWeights):
         columns = self.gate_up_columns[:, 0]
         if self._shared:
             return self.inner.kernel(x.index_select(-1, columns[0]), ids, weights)
-        order = columns[ids.clamp(0, self.sizes.experts - 1)]
-        rows = x.unsqueeze(1).expand(order.shape).gather(2, order).flatten(0, 1)
-        out = self.inner.kernel(rows, ids.reshape(-1, 1), weights.reshape(-1, 1))
-        return out.view(order.shape).sum(1)
+        (tokens, chosen), hidden = ids.shape, self.sizes.hidden
+        rows = x.new_empty(tokens, chosen, hidden)
+        at_once = max(_INDEX_BYTES // (chosen * hidden * columns.itemsize), 1)
+        for begin in range(0, tokens, at_once):
+            part = slice(begin, begin + at_once)
+            order = columns[ids[part].clamp(0, self.sizes.experts - 1)]
+            torch.gather(x[part].unsqueeze(1).expand(order.shape), 2, order, out=rows[part])
+        out = self.inner.kernel(rows.flatten(0, 1), ids.reshape(-1, 1), weights.reshape(-1, 1))
+        return out.view(rows.shape).sum(1)
 
     def operands(self) -> tuple[Mapping[str, Any], ...]:
         return ()
@@ -78,5 +84,5 @@ class OrderedExperts(ExpertWeights):
         for fused in (self.inner.gate_up, self.inner.gate_up_bias):
             for order, rows in zip(self.down_columns, () if fused is None else fused, strict=fused is not None):
                 for half in rows.chunk(2):
-                    half.copy_(half[order])
+                    half.copy_(half[order.to(half.device)])  # layers may be in host memory
         return self.inner.validate_loaded()

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from srv.dtypes import FLOAT8
+from srv.models.architectures.registry import native_or_reason
 from srv.platform.experts import TORCH_EXPERTS, UNROUNDED
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
-from srv.specs import attention_specs
-from srv_cpu.latent_forms import ABSORB_PREFILL, DETERMINISTIC, WHOLE_PREFIX, native_prompts, torch_prompts
+from srv.specs import ModelFacts, attention_specs
+from srv_cpu.latent_forms import (
+    ABSORB_PREFILL,
+    DETERMINISTIC,
+    WHOLE_PREFIX,
+    native_prompts,
+    torch_prompts,
+    why_absorbed,
+)
 from srv_cpu.op_specs import NATIVE_KERNELS, OPS
 from srv_cpu.packed import ORDER, PAGE_SIZES, TORCH_TRAITS, TRAITS, head_dim_reason, latent_reason
 
@@ -157,11 +167,19 @@ def _native_fits(context: ResolutionContext) -> Requires | Unfit:
             reasons.append(
                 f"kv_cache_dtype {kv_dtype} is not the activations' dtype {dtype}, as latent attention needs"
             )
-        if sizes and context[DETERMINISTIC] and context[WHOLE_PREFIX]:
-            reasons.append(
-                f"it computes no keys and values of a prefix with {DETERMINISTIC}, and {WHOLE_PREFIX} is set"
-            )
+        if context[WHOLE_PREFIX]:
+            reasons += [f"{WHOLE_PREFIX} has no effect: it {reason}" for reason in _absorbing(context, model)]
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": PAGE_SIZES})
+
+
+def _absorbing(context: ResolutionContext, model: ModelFacts) -> Iterator[str]:
+    """Why it computes no keys and values of a prefix, by the sizes of the model's layers with latent attention."""
+    native = native_or_reason(model.architecture, model.config)
+    layers = () if isinstance(native, str) or native is None else native.attention_layers
+    arguments = {name: context[name] for name in (ABSORB_PREFILL, DETERMINISTIC)}
+    for dims in dict.fromkeys(layer.latent for layer in layers if layer.latent is not None):
+        if reason := why_absorbed(dims, arguments):
+            yield f"computes no keys and values of a prefix, because {reason}"
 
 
 BACKENDS = {

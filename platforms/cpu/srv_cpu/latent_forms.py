@@ -20,6 +20,7 @@ PART = 1024  # keys whose heads' keys and values exist at the same time
 # Time of a product of the native kernels, absorbed over materialised: 1.5 in float32, and 2.6 in bfloat16 where the
 # processor multiplies it (ADR 0095). The smaller one, because others multiply bfloat16 as float32.
 _TIME_OF_ABSORBED = 1.5
+_SHORT = "compressed vectors are shorter than the keys and values of a head"
 _MULTIPLE = 16  # of the sizes of keys and values in native attention
 
 
@@ -45,17 +46,18 @@ def why_absorbed(dims: LatentDims, arguments: Mapping[str, Any]) -> str:
         if arguments.get(name):
             return f"{name} is set"
     sizes = dims.key_dim, dims.value_dim
-    if any(size % _MULTIPLE for size in sizes) or max(dims.key_dim + dims.rope_dim, dims.value_dim) > MAX_HEAD_DIM:
-        own = f"keys of {dims.key_dim} + {dims.rope_dim} and values of {dims.value_dim} elements"
-        return f"{own} are not multiples of {_MULTIPLE} up to {MAX_HEAD_DIM}"
-    few = fewest_by_products(dims, _TIME_OF_ABSORBED) is None
-    return "compressed vectors are shorter than the keys and values of a head" if few else ""
+    if any(size % _MULTIPLE for size in sizes):
+        return f"keys of {dims.key_dim} and values of {dims.value_dim} elements are not both multiples of {_MULTIPLE}"
+    if max(dims.key_dim + dims.rope_dim, dims.value_dim) > MAX_HEAD_DIM:
+        own = f"keys of {dims.key_dim + dims.rope_dim} and values of {dims.value_dim} elements"
+        return f"{own} are not both up to {MAX_HEAD_DIM}"
+    return _SHORT if fewest_by_products(dims, _TIME_OF_ABSORBED) is None else ""
 
 
 def native_prompts(dims: LatentDims, arguments: Mapping[str, Any]) -> str:
     """See `BackendSpec.prompts`."""
     if reason := why_absorbed(dims, arguments):
-        return f"all rows attend to the compressed vectors, because {reason}"
+        return _absorbed(reason)
     fewest = fewest_by_products(dims, _TIME_OF_ABSORBED)
     return _clause(f"prompts and, after a long prefix, rows of at least {fewest} new tokens", arguments)
 
@@ -63,8 +65,13 @@ def native_prompts(dims: LatentDims, arguments: Mapping[str, Any]) -> str:
 def torch_prompts(dims: LatentDims, arguments: Mapping[str, Any]) -> str:
     """See `BackendSpec.prompts`."""
     if arguments.get(ABSORB_PREFILL):
-        return f"all rows attend to the compressed vectors, because {ABSORB_PREFILL} is set"
-    return _clause(f"rows of at least {fewest_by_products(dims)} new tokens", arguments)
+        return _absorbed(f"{ABSORB_PREFILL} is set")
+    fewest = fewest_by_products(dims)
+    return _absorbed(_SHORT) if fewest is None else _clause(f"rows of at least {fewest} new tokens", arguments)
+
+
+def _absorbed(reason: str) -> str:
+    return f"all rows attend to the compressed vectors, because {reason}"
 
 
 def _clause(rows: str, arguments: Mapping[str, Any]) -> str:

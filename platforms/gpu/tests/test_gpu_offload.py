@@ -21,7 +21,10 @@ from srv.platform.manifest import Manifest
 from srv.testing.engine import CheckedEngine
 
 LENGTHS, OUTPUT = (1, 5), 4
-NAMES = ("gptq in another order", "experts in fp8", "experts in mxfp4", "several schemes", "int8wo")
+NAMES = (
+    *("gptq in another order", "experts of packed integers in another order"),
+    *("experts in fp8", "experts in mxfp4", "several schemes", "int8wo"),
+)
 
 
 def _weights(engine: CheckedEngine) -> tuple[int, set[str]]:

@@ -72,7 +72,7 @@ def check(name: str, folder: Path, *flags: str) -> None:
     "name",
     [
         pytest.param(name, marks=covers(f"model:{name}/modelslim", platform="npu"))
-        for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")
+        for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV2ForCausalLM")
     ],
 )
 def test_a_checkpoint_of_modelslim(name: str, tmp_path: Path) -> None:

@@ -105,8 +105,11 @@ def test_how_prompts_are_computed_is_refused_where_it_has_no_effect(mixture: Sma
     """By name: other models have no latent attention, and rows with the same bits in any batch have one form."""
     flag = {"disable_mla_ragged_prefill": True}
     whole = {"disable_chunked_prefix_cache": True, "enable_deterministic_inference": True}
-    reason = "it computes no keys and values of a prefix with enable_deterministic_inference"
+    reason = "it computes no keys and values of a prefix, because enable_deterministic_inference is set"
     with pytest.raises(Refusal, match=reason), engine(mixture, page=16, **whole):
+        pass
+    both = {"disable_chunked_prefix_cache": True, "disable_mla_ragged_prefill": True}
+    with pytest.raises(Refusal, match="all rows attend to the compressed vectors"), engine(mixture, page=16, **both):
         pass
     with (
         pytest.raises(Refusal, match=r"no layer of the model has latent attention \(MLA\)"),

@@ -55,7 +55,7 @@ def test_any_batch_agrees_with_dense_attention_to_the_best_keys(
 
 def test_a_query_without_keys_in_a_chunk_of_a_long_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys are computed in chunks, which are merged."""
-    monkeypatch.setattr("srv_cpu.latent_attention._CHUNK", 16)
+    monkeypatch.setattr("srv_cpu.latent_attention.PART", 16)
     with torch.inference_mode():
         world = rows(INDEXER._replace(top_k=2))
         assert_close(*world.step(("a", 150)))
@@ -68,7 +68,7 @@ def test_sinks_take_their_part_of_the_weights(indexer: IndexDims | None, monkeyp
     sinks = (-200.0, -1.0, 0.0, 1.5, 8.0, 200.0)
     with torch.inference_mode():
         for chunk in (1024, 16):
-            monkeypatch.setattr("srv_cpu.latent_attention._CHUNK", chunk)
+            monkeypatch.setattr("srv_cpu.latent_attention.PART", chunk)
             world = rows(indexer)
             world.layer = dataclasses.replace(world.layer, sinks=True, sink_scores=sinks)
             assert world.backend.supports(world.layer) is None

@@ -20,6 +20,7 @@ from srv_cpu.latent_forms import (
     fewest_by_products,
     fewest_materialised,
     native_prompts,
+    torch_prompts,
     why_absorbed,
 )
 from srv_cpu.native_latent import NativeLatentAttention
@@ -168,6 +169,9 @@ def test_deterministic_inference_absorbs_all_rows() -> None:
 def test_rows_from_which_the_products_take_less_time_are_materialised() -> None:
     """131,072 / (1.5 * 1,088 - 320) = 99.9 for DeepSeek-V3; by products alone, 131,072 / (1,088 - 320) = 170.7."""
     assert (fewest_materialised(DEEPSEEK, {}), fewest_by_products(DEEPSEEK)) == (100, 171)
+    assert torch_prompts(LatentDims(64, 64, 32, 64), {}).startswith(
+        "all rows attend to the compressed vectors, because"
+    )
     assert native_prompts(DEEPSEEK, {}).startswith("prompts and, after a long prefix, rows of at least 100 new tokens")
     assert "for all keys of a row at once" in native_prompts(DEEPSEEK, {WHOLE_PREFIX: True})
 
@@ -175,8 +179,8 @@ def test_rows_from_which_the_products_take_less_time_are_materialised() -> None:
 @every("dims,arguments,reason", [
     (DEEPSEEK, {ABSORB_PREFILL: True}, "disable_mla_ragged_prefill is set"),
     (DEEPSEEK, {DETERMINISTIC: True}, "enable_deterministic_inference is set"),
-    (NOT_PACKED, {}, "keys of 12 + 16 and values of 10 elements are not multiples of 16 up to 512"),
-    (LatentDims(64, 480, 64, 64), {}, "keys of 480 + 64 and values of 64 elements are not multiples of 16 up to 512"),
+    (NOT_PACKED, {}, "keys of 12 and values of 10 elements are not both multiples of 16"),
+    (LatentDims(64, 480, 64, 64), {}, "keys of 544 and values of 64 elements are not both up to 512"),
     (LatentDims(16, 128, 16, 128), {}, "compressed vectors are shorter than the keys and values of a head"),
 ])  # fmt: skip
 def test_plans_say_why_all_rows_are_absorbed(dims: LatentDims, arguments: dict[str, bool], reason: str) -> None:

@@ -116,6 +116,12 @@ def _no_latents(argument: str) -> Constraint:
     return Constraint(argument, CODE, check, "Leave it out.")
 
 
+def _no_keys_of_a_prefix(context: ResolutionContext) -> str | None:
+    if not context["disable_chunked_prefix_cache"] or not context["disable_mla_ragged_prefill"]:
+        return None
+    return "all rows attend to the compressed vectors (disable_mla_ragged_prefill is true)"
+
+
 def _no_indexer(argument: str) -> Constraint:
     def check(context: ResolutionContext) -> str | None:
         if context.model is None or context[argument] is None or has_indexer(context.model):
@@ -153,6 +159,13 @@ USER_CONSTRAINTS: tuple[Constraint, ...] = (
     _no_pool("calculate_kv_scales", WeightsArgs().calculate_kv_scales),
     _no_latents("disable_mla_ragged_prefill"),
     _no_latents("disable_chunked_prefix_cache"),
+    Constraint(
+        "disable_chunked_prefix_cache",
+        CODE,
+        _no_keys_of_a_prefix,
+        "Leave one of the two out.",
+        reads=("disable_mla_ragged_prefill",),
+    ),
     _no_indexer("nsa_prefill_backend"),
     _no_indexer("nsa_decode_backend"),
 )

@@ -218,6 +218,12 @@ def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> De
     )
 
 
+def one_window(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer, where all have the same; null and numbers below 1 are none."""
+    window = config.get("sliding_window")
+    return (None if window is None or window < 1 else int(window),) * layers
+
+
 def windows_of_types(types: Sequence[str], layers: int, window: int) -> tuple[int | None, ...]:
     """The sliding window of each layer, from the field `layer_types`."""
     unknown = sorted(set(types) - {"sliding_attention", "full_attention"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.decoder_config import decoder_config, one_window
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
 from srv.models.architectures.op_uses import (
     NORM,
@@ -109,7 +109,7 @@ class MiniMaxConfig(HybridConfig):
 
 
 def make_config(config: Mapping[str, Any]) -> MiniMaxConfig:
-    base, window = decoder_config(config, reads=("num_local_experts",)), config["sliding_window"]
+    base = decoder_config(config, reads=("num_local_experts",))
     types = config["layer_types"]
     attends = attending([KINDS[i % 2] for i in range(base.layers)] if types is None else types, KINDS, base.layers)
     routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
@@ -119,7 +119,7 @@ def make_config(config: Mapping[str, Any]) -> MiniMaxConfig:
         Factors(float(config[f"{name}_alpha_factor"]), float(config[f"{name}_beta_factor"]))
         for name in ("full_attn", "linear_attn", "mlp")
     )
-    decoder = base._replace(windows=(None if window is None else int(window),) * base.layers)
+    decoder = base._replace(windows=one_window(config, base.layers))
     return MiniMaxConfig(decoder, attends, moe, full, linear, mlp)
 
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, one_window
 from srv.models.formats.stored_weights import StoredWeights
 
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base, window = decoder_config(config, reads=("partial_rotary_factor",)), config.get("sliding_window")
-    return base if window is None else base._replace(windows=(int(window),) * base.layers)
+    base = decoder_config(config, reads=("partial_rotary_factor",))
+    return base._replace(windows=one_window(config, base.layers))
 
 
 ARCHITECTURE = Architecture(

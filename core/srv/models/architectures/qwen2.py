@@ -26,7 +26,7 @@ def make_config(config: Mapping[str, Any]) -> DecoderConfig:
 def windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     """The sliding window of each layer: by `layer_types`, or in the layers from `max_window_layers` on."""
     layers, window = int(config["num_hidden_layers"]), config["sliding_window"]
-    if window is None or not config["use_sliding_window"]:
+    if window is None or window < 1 or not config["use_sliding_window"]:
         return (None,) * layers
     first = int(config["max_window_layers"])
     types = config.get("layer_types") or [

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import one_window
 from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
 from srv.models.formats.stored_weights import StoredWeights
 
@@ -25,13 +26,13 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
         kv_heads=int(config["num_key_value_heads"]),
         norm_eps=float(config["norm_epsilon"]),
     )
-    bias, window = bool(config["use_bias"]), config.get("sliding_window")
+    bias = bool(config["use_bias"])
     return LayerNormConfig(
         decoder=decoder._replace(
             qkv_bias=bias,
             output_bias=bias,
             mlp_bias=bias,
-            windows=(None if window is None else int(window),) * decoder.layers,
+            windows=one_window(config, decoder.layers),
         ),
         mlp=activation(config, "hidden_act"),
     )

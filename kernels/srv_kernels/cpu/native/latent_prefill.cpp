@@ -26,7 +26,7 @@ void linear(Type, const LinearArgs&);
 
 namespace {
 
-constexpr int64_t GROUP_BYTES = 32 << 20;  // of a group's products, keys and values, unless one head has more
+constexpr int64_t GROUP_BYTES = 32 << 20;  // of what exists for the heads of a group, unless one head has more
 
 struct alignas(64) CacheLine {
     uint8_t bytes[64];
@@ -79,7 +79,10 @@ public:
           space(own_space<T>()) {}
 
     void run(Type type) const {
-        const int64_t bytes_of_head = stride * (per_head + head_dim + a.value_dim) * sizeof(T);
+        const int64_t of_keys = stride * (per_head + head_dim + a.value_dim) * sizeof(T);  // products, keys, values
+        const int64_t of_state = all_keys > most_keys ? queries * (a.value_dim + 2) * sizeof(float) : 0;
+        const int64_t of_up = per_head * (a.latent_dim * SIZE + APART);  // where it is copied
+        const int64_t bytes_of_head = of_keys + of_state + of_up;
         const int64_t groups = min_of(a.heads, ceiling(a.heads * bytes_of_head, GROUP_BYTES));
         for (int64_t group = 0; group < groups; ++group) {
             const Range heads = chunk_range(a.heads, static_cast<int>(group), static_cast<int>(groups));
@@ -90,6 +93,8 @@ public:
     }
 
 private:
+    static constexpr int64_t SIZE = sizeof(Operand<T>);
+
     const LatentAttentionArgs& a;
     const int64_t row, all_keys, queries, head_dim, per_head;
     const int64_t most_keys;  // of a part
@@ -121,9 +126,9 @@ private:
         args.heads = group, args.kv_heads = group, args.dim = head_dim;
         args.q_stride = a.q_stride, args.split_keys = a.split_keys, args.scale = a.scale;
         args.pool_type = type, args.key_scale = 1, args.value_scale = 1;
-        float* const state = space.state.of(group * queries * (a.value_dim + 2));
-        attend_to_part(type, args, {count, a.value_dim, a.heads * a.value_dim, state, keys.begin == 0,
-                                    keys.end == all_keys});
+        const bool first = keys.begin == 0, last = keys.end == all_keys;
+        float* const state = first && last ? nullptr : space.state.of(group * queries * (a.value_dim + 2));
+        attend_to_part(type, args, {count, a.value_dim, a.heads * a.value_dim, state, first, last});
     }
 
     int64_t slot(int64_t position) const {
@@ -171,7 +176,6 @@ private:
         args.out = space.products.of(outputs * stride);
         args.rows = outputs, args.inputs = a.latent_dim, args.outputs = count;
         args.x_stride = a.latent_dim, args.out_stride = stride;
-        constexpr int64_t SIZE = sizeof(Operand<T>);
         if (!std::is_same_v<T, Operand<T>> || rows_alias(outputs, a.latent_dim * SIZE)) {
             args.x_operands = space.up.of(outputs * (a.latent_dim + APART / SIZE));
         }
