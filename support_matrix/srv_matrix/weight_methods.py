@@ -63,7 +63,7 @@ def _in_forms(model: ModelFacts, method: str, layers: Sequence[str]) -> NamedFor
 
 
 def _layers(model: ModelFacts, config: NativeConfig) -> tuple[str, ...]:
-    """The linear layers as checkpoints name them, with those of experts."""
+    """The linear layers by the names of srv, with those of experts; fused where checkpoints have them fused."""
     if not isinstance(config, DescribesOps):
         return ()
     ops, weights = config.model_ops(model.dtype), own_order(model)

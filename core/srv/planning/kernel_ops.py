@@ -13,13 +13,15 @@ from typing import NamedTuple
 from srv.models.architectures.op_uses import OUTPUT, ExpertMatrices, Matrix, ModelOps, OpUse
 from srv.models.layers.moe_config import expert_names
 from srv.planning.kernel import Kernel, logits_key
-from srv.platform.experts import EXPERT_OP_OF, EXPERTS
+from srv.platform.experts import EXPERT_OP_OF, EXPERTS, INT8
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv.platform.op_choice import AUTO, NAMED_BY, OpChoice, choose_op, op_key
+from srv.quantization.int8_online import BIASES
 from srv.quantization.method import LayerOps
 
 TORCH = "torch"
 NO_OP_OF_EXPERTS = "its experts are quantized in a way for which there is no op of experts"
+NOT_SERVED = (NO_OP_OF_EXPERTS, BIASES)  # on any platform: the layers refuse it when they are built
 _LINEAR, _EMBEDDING = "linear", "embedding"
 _OWN_OPERATORS = (_LINEAR, _EMBEDDING)  # torch's, for which a platform needs no implementation
 _FLOAT32 = {_LINEAR: "linear_float32", "linear_gguf": "linear_gguf_float32"}  # of logits, if the platform has them
@@ -70,6 +72,8 @@ def _of_experts(table: OpTable, experts: ExpertMatrices, layer_op: LayerOps | No
     key, what = op_key(op or EXPERTS, table.dtype, sizes), _what(op or EXPERTS, table.dtype, sizes)
     if not op:
         return Kernel("op", what, key, None, NO_OP_OF_EXPERTS)
+    if op == INT8 and experts.bias:
+        return Kernel("op", what, key, None, BIASES)
     return _kernel(table, key, what, table.choose(op, table.dtype, sizes))
 
 

@@ -31,7 +31,7 @@ from srv.planning.kernel import (
     layers_name,
     write_key,
 )
-from srv.planning.kernel_ops import NO_OP_OF_EXPERTS, OpTable, op_kernels
+from srv.planning.kernel_ops import NOT_SERVED, OpTable, op_kernels
 from srv.planning.kernel_steps import step_kernels
 from srv.planning.layer_sizes import described_ops
 from srv.planning.pools import cache_specs
@@ -248,10 +248,10 @@ class _Planner:
 
     def _refuse_unasked(self, kernel: Kernel, method: QuantMethod) -> None:
         """Quantized matrices that only a fallback multiplies, unless the user named it, or else their method."""
-        op, argument, name = _op(kernel), "torchao_config" if method.online else "quantization", method.name
+        op, argument, name = _op(kernel), "quantization", method.name
         if op in NAMED_BY:  # the choice leaves `slower` empty where this argument names the fallback
             argument, name = NAMED_BY[op], argument_name(kernel.name or "")
-        elif self._is_users(argument):
+        elif self._is_users("quantization") or self._is_users("torchao_config"):
             return
         remedy = f"Set {ARGUMENTS[argument].flag} {name} to multiply them slowly, or remove the cause."
         reason = f"only {kernel.name} multiplies with these weights here ({kernel.slower})"
@@ -267,7 +267,7 @@ class _Planner:
         first = f"Leave out {' and '.join(left_out)}, or choose" if left_out else "Choose"
         remedy = f"{first} another dtype or model, or another platform with --device."
         code, owner = "op_missing", f"platform {self._target.manifest.name}"
-        if kernel.because == NO_OP_OF_EXPERTS:  # on no platform: the layers refuse it when they are built
+        if kernel.because in NOT_SERVED:
             code, owner = "unsupported_quantization", "the quantization method"
             remedy = "Choose another quantization method, or leave the weights unquantized."
         self.rejections.append(Rejection(code, kernel.what, None, owner, reason, remedy))

@@ -25,7 +25,15 @@ from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.int8_checks import check_experts, experts_note
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
+from srv.quantization.method import (
+    DOWNLOAD_REMEDY,
+    HeldMatrix,
+    LayerOps,
+    QuantMethod,
+    StoredModel,
+    TensorBytes,
+    corrections,
+)
 from srv.quantization.tensor_bytes import of_blocks, of_rows
 
 if TYPE_CHECKING:
@@ -177,8 +185,9 @@ def _counts(model: ModelFacts, projection_params: int) -> tuple[int, int, int]:
 
 def _bytes(model: ModelFacts, item_size: int, projection_params: int, per_block: int) -> int:
     four, eight, scales = _counts(model, projection_params)
-    others = (model.counted_parameters() - four - eight) * item_size
-    return four // BLOCK * per_block + eight + 4 * scales + others
+    wide = corrections(needed_tensors(model))
+    others = (model.counted_parameters() - four - eight - wide) * item_size
+    return four // BLOCK * per_block + eight + 4 * (scales + wide) + others
 
 
 def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:

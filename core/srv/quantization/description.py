@@ -15,6 +15,12 @@ class QuantDescription:
     def __init__(self, path: str, quant_types: Mapping[str, str]) -> None:
         self._path, self._quant_types = path, quant_types
 
+    def by_names(self, stored_names: Mapping[str, str]) -> QuantDescription:
+        """The same by the names that layers have; `stored_names`: of `StoredModel`."""
+        types = self._quant_types
+        own = {name: types[stored] for name, stored in stored_names.items() if stored in types}
+        return QuantDescription(self._path, {**types, **own})
+
     def __bool__(self) -> bool:
         """Whether any layer is quantized."""
         return any(quant_type != UNQUANTIZED for quant_type in self._quant_types.values())

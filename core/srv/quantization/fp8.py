@@ -29,13 +29,13 @@ from srv.models.formats.safetensors_header import StoredTensor
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
 from srv.quantization.method import (
-    CORRECTION,
     DOWNLOAD_REMEDY,
     UP_PROJECTION,
     HeldMatrix,
     LayerOps,
     StoredModel,
     TensorBytes,
+    corrections,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub"
 REMEDY = "Use another checkpoint of the model"
 NOTE = (
     "its FP8 weights are multiplied by activations in the model's dtype, whatever the checkpoint states of these, "
-    "unless fp8_gemm_backend names products that quantize them to FP8, which is less exact"
+    "unless fp8_gemm_backend names products that quantize them to FP8, which is less exact; those of experts are never "
+    "quantized"
 )
 _SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
 _SCALE_BYTES = 4
@@ -236,7 +237,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
         about = weights // (model.hidden_size if scheme.block is None else math.prod(scheme.block))
         scales = about if model.dtype == "float32" else model.stored_types.get("float32", about)
         return weights + scales * _SCALE_BYTES + (model.counted_parameters() - weights) * item_size
-    held = excluded = wide = 0
+    held = excluded = 0
     for name, tensor in tensors.items():
         layer, _, suffix = name.rpartition(".")
         count = math.prod(tensor.shape)
@@ -250,8 +251,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
             up = layer.endswith(UP_PROJECTION)  # which is dequantized
             held += count * item_size if up else matrix_bytes(scheme, *tensor.shape)
             excluded += count
-        elif suffix == CORRECTION:
-            wide += count
+    wide = corrections(tensors)
     return held + wide * _SCALE_BYTES + (model.counted_parameters() - excluded - wide) * item_size
 
 

@@ -6,19 +6,20 @@ imported when a model is built. Must not know any method by name: `srv.quantizat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from srv.models.formats.safetensors_header import StoredTensor
     from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
 
 GROUP = "srv.quantization"  # the entry points of other distributions
 UP_PROJECTION = ".kv_b_proj"  # of latent attention: it is no linear layer here
-CORRECTION = "e_score_correction_bias"  # for the choice of experts, which layers hold in float32
 DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"  # for damaged ones
-
+_CORRECTIONS = (".e_score_correction_bias", ".expert_bias")  # of DeepSeek and others, and of LFM2
 _KEPT_BYTES: Mapping[str, int] = {"int8": 1}  # stored dtypes that layers keep; all others become the model's dtype
 
 
@@ -50,6 +51,11 @@ class HeldMatrix(NamedTuple):
 
 LayerOps: TypeAlias = Callable[[tuple[str, ...], int, bool], str]
 TensorBytes: TypeAlias = Callable[[HeldMatrix], tuple[int, ...]]
+
+
+def corrections(tensors: Mapping[str, StoredTensor]) -> int:
+    """How many stored numbers correct the choice of experts, which layers hold in float32."""
+    return sum(math.prod(tensor.shape) for name, tensor in tensors.items() if name.endswith(_CORRECTIONS))
 
 
 def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:

@@ -31,7 +31,6 @@ from srv.quantization.int8_configs import Int8Scheme
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
 from srv.quantization.method import (
-    CORRECTION,
     DOWNLOAD_REMEDY,
     UP_PROJECTION,
     HeldMatrix,
@@ -39,6 +38,7 @@ from srv.quantization.method import (
     QuantMethod,
     StoredModel,
     TensorBytes,
+    corrections,
 )
 from srv.quantization.packed import LINEAR, REMEDY, PackedScheme
 from srv.quantization.packed_checks import unpacked_shape
@@ -344,15 +344,15 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
         rows = projection_params // model.hidden_size
         most = max(held_bytes(group.scheme, rows, model.hidden_size) for group in mixed.groups)
         return most + (model.counted_parameters() - rows * model.hidden_size) * item_size
-    held = quantized = wide = 0
+    held = quantized = 0
     for name, tensor in checkpoint.tensors.items():
         layer, _, suffix = name.rpartition(".")
-        wide += math.prod(tensor.shape) if suffix == CORRECTION else 0
         size = _size(mixed, layer, suffix, tensor)
         if size is not None:
             outputs, inputs, scheme = size
             held += held_bytes(scheme, outputs, inputs)
             quantized += outputs * inputs
+    wide = corrections(checkpoint.tensors)
     return held + wide * _ITEM + (model.counted_parameters() - quantized - wide) * item_size
 
 
@@ -386,7 +386,6 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         tensor_bytes=tensor_bytes,
         note=fp8.NOTE if Fp8Scheme in kinds else "",
         fp8_inputs=any(isinstance(group.scheme, Fp8Scheme) and group.scheme.inputs for group in mixed.groups),
-        experts=_experts if set(kinds) - {PackedScheme, Fp8Scheme} else None,
         turns_inputs=kinds == [PackedScheme],
         row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
         row_block=_row_block,
@@ -398,10 +397,6 @@ def _row_block(model: ModelFacts) -> int:
     mixed = scheme_of(model.path, model.config)
     blocks = [group.scheme.block for group in mixed.groups if isinstance(group.scheme, Fp8Scheme)]
     return max((block[0] for block in blocks if block is not None), default=1)
-
-
-def _experts(bias: bool) -> tuple[str, str] | None:
-    return ("experts with biases cannot be int8", "Use the checkpoint in full precision") if bias else None
 
 
 METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, of_form=_of_form)

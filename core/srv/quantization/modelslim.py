@@ -14,16 +14,21 @@ a type for every stored tensor. Must not know layers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
+from srv.models.formats.text_names import needed_tensors
 from srv.quantization.description import UNQUANTIZED, QuantDescription
 from srv.quantization.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel
+from srv.quantization.method import LayerOps, QuantMethod, StoredModel, corrections
 from srv.quantization.tensor_bytes import always_rows
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
 
 NAME = "modelslim"
 FLOAT, STATIC, DYNAMIC = UNQUANTIZED, "W8A8", "W8A8_DYNAMIC"
@@ -72,7 +77,8 @@ def read_description(folder: Path, config: Mapping[str, Any]) -> QuantDescriptio
     path, entries = _entries(folder, config)
     if entries is None:
         return QuantDescription(path, {})
-    unsupported = sorted(name for name in entries if "." in name and not _is_supported(name))
+    quantized = (name for name, value in entries.items() if "." in name and value != FLOAT)
+    unsupported = sorted(name for name in quantized if not _is_supported(name))
     if unsupported:
         reason = f"it contains {unsupported[0]}, which srv does not load yet ({len(unsupported)} such tensors)"
         remedy = "Quantize without outlier suppression in the norms, and without KV cache quantization"
@@ -85,8 +91,16 @@ def read_description(folder: Path, config: Mapping[str, Any]) -> QuantDescriptio
     return QuantDescription(path, quant_types)
 
 
+def description_of(model: StoredModel) -> QuantDescription:
+    """The description by the names that the model's layers have, which files of some architectures have not."""
+    return read_description(Path(model.facts.path), model.facts.config).by_names(model.stored_names)
+
+
 def _is_supported(name: str) -> bool:
-    """Whether a layer of srv loads this tensor. Biases of norms come from outlier suppression and are not supported."""
+    """Whether a layer of srv loads this tensor, which belongs to quantized weights.
+
+    Biases of norms come from outlier suppression, and are not supported.
+    """
     owner, _, suffix = name.rpartition(".")
     return suffix in _SUFFIXES and not (suffix == "bias" and owner.endswith("norm"))
 
@@ -128,7 +142,7 @@ def quant_type(model: StoredModel, description: QuantDescription, names: Sequenc
 
 
 def layer_ops(model: StoredModel) -> LayerOps:
-    description = read_description(Path(model.facts.path), model.facts.config)
+    description = description_of(model)
     ops = {STATIC: "linear_w8a8_static", DYNAMIC: "linear_w8a8"}
     check_up_projections(model)
 
@@ -141,12 +155,30 @@ def layer_ops(model: StoredModel) -> LayerOps:
     return op
 
 
+def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+    """A byte per integer of a weight, four for each number beside it that layers hold, and `item_size` for the rest."""
+    tensors = needed_tensors(model)
+    description = read_description(Path(model.path), model.config)
+    left_out = redundant(tensors, description)
+    held = stored = 0
+    for name, tensor in tensors.items():
+        layer, _, suffix = name.rpartition(".")
+        if description.of_weight(f"{layer}.weight") == FLOAT or (suffix == "bias" and name not in left_out):
+            continue
+        count = math.prod(tensor.shape)
+        stored += count
+        held += 0 if name in left_out else count if suffix == "weight" else 4 * count
+    wide = corrections(tensors)
+    return held + wide * 4 + (model.counted_parameters() - stored - wide) * item_size
+
+
 METHOD = QuantMethod(
     name=NAME,
     layers="srv.quantization.modelslim_layers:ModelslimLayerFactory",
     storage="srv.quantization.modelslim_layers:ModelslimStorageFormat",
     ops=("linear_w8a8", "linear_w8a8_static"),
     detect=detect,
+    weight_bytes=weight_bytes,
     sharding="weights quantized to int8 cannot be sharded yet",
     layer_ops=layer_ops,
     tensor_bytes=always_rows,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class ModelslimLayerFactory(LayerFactory):
     def __init__(self, context: BuildContext, model: StoredModel) -> None:
         super().__init__(context)
         self._model = model
-        self._description = modelslim.read_description(Path(model.facts.path), model.facts.config)
+        self._description = modelslim.description_of(model)
         check_up_projections(model)
 
     def linear(
@@ -65,7 +64,7 @@ class ModelslimStorageFormat(StorageFormat):
 
     def __init__(self, model: StoredModel) -> None:
         self._path = model.facts.path
-        self._description = modelslim.read_description(Path(model.facts.path), model.facts.config)
+        self._description = modelslim.description_of(model)
 
     def unused(self, names: Collection[str]) -> set[str]:
         return modelslim.redundant(names, self._description)

@@ -31,13 +31,13 @@ from srv.models.formats.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
 from srv.quantization.method import (
-    CORRECTION,
     DOWNLOAD_REMEDY,
     UP_PROJECTION,
     LayerOps,
     QuantMethod,
     StoredModel,
     TensorBytes,
+    corrections,
 )
 from srv.quantization.packed_checks import BLOCK, Layout, check_tensors, unfit_inputs, unpacked_shape
 from srv.quantization.tensor_bytes import of_blocks
@@ -317,7 +317,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     quantized = sum(math.prod(size) for size in sizes.values())
     blocks = sum(outputs * scheme.row_bytes(inputs) for outputs, inputs in sizes.values())
     columns = sum(inputs * 8 for _, inputs in sizes.values()) if scheme.ordered else 0
-    wide = sum(math.prod(each.shape) for name, each in needed_tensors(model).items() if name.endswith(f".{CORRECTION}"))
+    wide = corrections(needed_tensors(model))
     return blocks + columns + wide * 4 + (model.counted_parameters() - quantized - wide) * item_size
 
 

@@ -32,7 +32,7 @@ from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.text_names import needed_tensors
 from srv.quantization.fp8 import NOTE, are_fp8, held_scale, of_scheme
 from srv.quantization.int8_checks import check_experts, experts_note
-from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel, TensorBytes
+from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel, TensorBytes, corrections
 from srv.quantization.tensor_bytes import of_blocks, of_rows
 from srv.quantization.torchao_configs import BLOCK, BLOCK_TYPE, DATA, SCALE, Form, Weights, declares, read_form
 
@@ -73,6 +73,8 @@ def are_quantized(model: StoredModel, form: Form, names: Sequence[str], inputs: 
     weights that layers cannot hold; missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
     _refuse_further_tensors(model, names)
+    if not model.types and any(".experts." in name for name in names):
+        return False  # torchao leaves the parameters of experts as they are unless it is told otherwise
     if form.weights == "fp8":
         return are_fp8(model, form.fp8, names)
     kept = {name: _is_quantized(model, form, name) for name in names}
@@ -113,7 +115,7 @@ def _is_quantized(model: StoredModel, form: Form, name: str) -> bool:
         if stored:
             _check(model, form, name, stored)
         return bool(stored)
-    return ".experts." not in name and declares(model.facts.config.get("quantization_config") or {}, name)
+    return declares(model.facts.config.get("quantization_config") or {}, name)
 
 
 def _check(model: StoredModel, form: Form, name: str, stored: Sequence[str]) -> None:
@@ -164,7 +166,8 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
         case "int4":
             shapes = [(outputs, stored * 2) for outputs, stored in shapes]
             held = sum(outputs * _row_bytes(inputs) for outputs, inputs in shapes)
-    return held + (model.counted_parameters() - sum(map(prod, shapes))) * item_size
+    wide = corrections(tensors)
+    return held + wide * _SCALE_BYTES + (model.counted_parameters() - sum(map(prod, shapes)) - wide) * item_size
 
 
 def _matrices(name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -28,7 +28,7 @@ from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, che
 from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupported_names
 from srv.quantization.int8_online import INT8DQ
 from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import CORRECTION, UP_PROJECTION, LayerOps, QuantMethod, StoredModel, stored_bytes
+from srv.quantization.method import UP_PROJECTION, LayerOps, QuantMethod, StoredModel, corrections, stored_bytes
 from srv.quantization.tensor_bytes import always_rows
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
     tensors, scheme = needed_tensors(model), scheme_of(model.config)
     if not tensors:
         return stored_bytes(model, item_size, projection_params)
-    held = stored = wide = 0
+    held = stored = 0
     for name, tensor in tensors.items():
         layer, _, suffix = name.rpartition(".")
         count = math.prod(tensor.shape)
@@ -187,8 +187,7 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
             stored += count
         elif suffix in (SCALE, INPUT_SCALE) and f"{layer}.weight" in tensors:
             stored += count
-        elif suffix == CORRECTION:
-            wide += count
+    wide = corrections(tensors)
     return held + wide * _ITEM + (model.counted_parameters() - stored - wide) * item_size
 
 

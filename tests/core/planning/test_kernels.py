@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import mixed_weights
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -321,6 +322,34 @@ def test_the_reference_multiplies_quantized_matrices_only_if_it_was_named(
 
     assert planned_products() == ({"torch (reference)"}, {("slower_path", True)})
     assert planned_products(*named.split()) == ({"torch (reference)"}, set())
+
+
+def test_a_method_that_quantizes_at_load_asks_for_its_reference(tmp_path: Path) -> None:
+    """By either argument: neither states an implementation that a launch would refuse."""
+    for named in (("--quantization", "w8a8_int8"), ("--torchao-config", "int8dq")):
+        plan = make_plan(user_input(("--device", "cuda:sm90", *model(tmp_path, QWEN3), *named)), without_triton)
+        names = {each.name for each in plan.kernels.kernels if each.key.startswith("linear_w8a8 ")}
+        assert (names, plan.refusals) == ({"torch (reference)"}, ())
+
+
+def test_int8_experts_with_biases_are_refused_as_by_their_layers(tmp_path: Path) -> None:
+    """gpt-oss; whatever else a mixed scheme quantizes to int8, its experts may be in FP8."""
+    mixture = {
+        **LLAMA,
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    int8, floats = mixed_weights.of_int8(), mixed_weights.of_floats()
+    schemes = {
+        "experts with biases cannot be int8": {"quant_method": "w8a8_int8"},
+        "": mixed_weights.config_of({("re:.*self_attn.*",): int8, ("re:.*experts.*",): floats}),
+    }
+    for reason, stated in schemes.items():
+        given = model(tmp_path, {**mixture, "quantization_config": stated})
+        refused = [each for each in planned("--device", "cuda:sm90", *given).refusals if "experts" in (each.what or "")]
+        assert [each.reason for each in refused] == ([reason] if reason else [])
 
 
 def test_the_reference_computes_quantized_experts_only_if_it_was_named(tmp_path: Path) -> None:

@@ -58,10 +58,14 @@ class Matrix(NamedTuple):
 
 
 class ExpertMatrices(NamedTuple):
-    """The experts of one layer. `prefix`: of the names of all. `sizes`: by which ops of experts are selected."""
+    """The experts of one layer. `prefix`: of the names of all. `sizes`: by which ops of experts are selected.
+
+    `bias`: whether their projections have biases.
+    """
 
     prefix: str
     sizes: Mapping[str, int]
+    bias: bool = False
 
 
 class ModelOps(NamedTuple):
@@ -104,7 +108,7 @@ def feed_forward_ops(mixtures: Sequence[MoEConfig | None], width: int) -> Iterat
 def layer_experts(mixtures: Sequence[MoEConfig | None], hidden: int) -> tuple[ExpertMatrices, ...]:
     """The experts of all layers. `mixtures`: as of `feed_forward_ops`."""
     return tuple(
-        ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(moe, hidden))
+        ExpertMatrices(f"model.layers.{index}.mlp.experts", expert_sizes(moe, hidden), moe.expert_bias)
         for index, moe in enumerate(mixtures)
         if moe is not None
     )
