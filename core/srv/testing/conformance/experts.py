@@ -67,8 +67,8 @@ def _layer(kit: Kit, context: BuildContext, op: str, own: list[ExpertSizes]) -> 
         if takes:
             own.append(sizes)
         layer = _made(context if takes else any_backend, op, sizes, operands)
-        # The biases of GGUF experts come last, and cases without them leave them out.
-        for name, given in zip(layer.operands()[0], operands, strict=op != GGUF):
+        # The biases of experts in GGUF blocks and in FP8 come last, and cases without them leave them out.
+        for name, given in zip(layer.operands()[0], operands, strict=op not in (GGUF, FP8)):
             if isinstance(given, Tensor):
                 getattr(layer, name).copy_(given)
         kit.platform.post_load(nn.ModuleList([layer]))
@@ -91,7 +91,7 @@ def _made(context: BuildContext, op: str, sizes: ExpertSizes, operands: tuple[An
     if op == INT8:
         return Int8Experts(context, "experts", sizes)
     if op == FP8:
-        return Fp8Experts(context, "experts", sizes, Fp8Scheme((operands[4], operands[5])))
+        return Fp8Experts(context, "experts", sizes, Fp8Scheme((operands[4], operands[5])), bias=len(operands) > 7)
     return GGUFExperts(context, "experts", sizes, operands[1], operands[3], bias=len(operands) > 5)
 
 
