@@ -42,7 +42,7 @@ def weight_formats(matrix: Matrix) -> Iterator[str]:
         cells = [_cell(matrix, manifest, feature, method) for manifest in matrix.manifests]
         name = f"`--{argument.replace('_', '-')} {value}`"
         yield f"| {name} | " + " | ".join(cells) + " |"
-        if EXPERT_OP_OF.keys() & set(method.ops):
+        if EXPERT_OP_OF.keys() & set(method.ops) and (method.experts is None or method.experts(False) is None):
             cells = [_experts_cell(matrix, manifest, feature, method) for manifest in matrix.manifests]
             yield f"| {name}, experts | " + " | ".join(cells) + " |"
 
