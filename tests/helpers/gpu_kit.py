@@ -23,6 +23,9 @@ COVERED = (
     "kernels/srv_kernels/tolerances.py",
     *("core/srv/testing/conformance", "core/srv/testing/simulated_device"),
 )
+# FP8 by FP8, on the GPUs that multiply that, for more rows than the cases of the kit have; their tests are in
+# tests/kernels/triton/test_triton_fp8.py.
+FOR_MANY_ROWS = {"linear_fp8_quantized", "fp8_products_kernel", "quantize_groups_kernel"}
 
 
 def run_kit(
@@ -63,7 +66,7 @@ def declared_kernels() -> set[str]:
 
 
 def check_launches(passed: set[str], operators: set[str], kernels: set[str]) -> None:
-    """That every declared operator and kernel was launched, by checks that passed."""
+    """That every declared operator and kernel was launched, by checks that passed, but for those of `FOR_MANY_ROWS`."""
     assert {"op.linear_gguf", "attention.long_rows", "sampler.exact", "copies.pages"} <= passed
-    assert sorted(declared_operators() - operators) == []
-    assert sorted(declared_kernels() - kernels) == []
+    assert sorted(declared_operators() - operators - FOR_MANY_ROWS) == []
+    assert sorted(declared_kernels() - kernels - FOR_MANY_ROWS) == []

@@ -68,11 +68,11 @@ def write_quantized(folder: Path, model: Any, method: str) -> Any:
         same = type(model).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
         save_mxfp4_experts(same, folder, torch.bfloat16, lowest=-7)
         return same.eval()
-    how, turned = METHODS[method], model.config.model_type == "gpt2"  # its weights are [in, out]
+    how = METHODS[method]
     stored: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
     for name, tensor in load_file(file).items():
-        tensors, plain[name] = _stored(name, tensor, how, turned)
+        tensors, plain[name] = _stored(name, tensor, how, model.config.model_type)
         stored |= tensors
     save_file({name: tensor.contiguous() for name, tensor in plain.items()}, file, {"format": "pt"})
     same = type(model).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
@@ -89,11 +89,12 @@ def _config(method: str, how: Method, stored: dict[str, Tensor]) -> dict[str, An
     return {**how.form.config, **{name: "W8A8_DYNAMIC" if each else "FLOAT" for name, each in quantized.items()}}
 
 
-def _stored(name: str, tensor: Tensor, how: Method, turned: bool) -> tuple[dict[str, Tensor], Tensor]:
-    """The stored tensors of a weight, and the weight as it is then."""
+def _stored(name: str, tensor: Tensor, how: Method, kind: str) -> tuple[dict[str, Tensor], Tensor]:
+    """The stored tensors of a weight, and the weight as it is then. `kind`: the type of the model."""
+    turned = kind == "gpt2"  # its weights are [in, out]
     experts = _FUSED_EXPERTS.match(name)
     if experts is not None and not re.search(how.left_out, name):
-        return each_expert(how.form.quantize, experts[1], experts[2], tensor)
+        return each_expert(how.form.quantize, experts[1], experts[2], tensor, in_turn=kind == "gpt_oss")
     rows = tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
     if not _is_quantized(name, rows, how):
         return {name: tensor.to(torch.bfloat16)}, tensor

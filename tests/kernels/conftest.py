@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from native_isas import ISAS, chosen
 
-from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
 
 
-@pytest.fixture(params=tuple(build.isas()))
+@pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Select the kernels of one instruction set; afterwards the default ones, on one thread."""
-    loaded = load()
-    if loaded.library is None:
-        pytest.skip(f"no native kernels here: {loaded.reason}")
-    best = loaded.isa
-    if not loaded.library.srv_choose_isa(request.param.encode()):
-        pytest.skip(f"this processor, or this build, has no {request.param}")
-    yield request.param
-    loaded.library.srv_choose_isa(best.encode())
-    loaded.library.srv_set_threads(1)
+    with chosen(request.param) as isa:
+        yield isa
+    load().library.srv_set_threads(1)
 
 
 @pytest.fixture(params=(1, 2, 5))

@@ -176,9 +176,8 @@ def _absorbing(context: ResolutionContext, model: ModelFacts) -> Iterator[str]:
     """Why it computes no keys and values of a prefix, by the sizes of the model's layers with latent attention."""
     native = native_or_reason(model.architecture, model.config)
     layers = () if isinstance(native, str) or native is None else native.attention_layers
-    arguments = {name: context[name] for name in (ABSORB_PREFILL, DETERMINISTIC)}
     for dims in dict.fromkeys(layer.latent for layer in layers if layer.latent is not None):
-        if reason := why_absorbed(dims, arguments):
+        if reason := why_absorbed(dims, {DETERMINISTIC: context[DETERMINISTIC]}):
             yield f"computes no keys and values of a prefix, because {reason}"
 
 

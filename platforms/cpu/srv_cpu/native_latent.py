@@ -6,8 +6,6 @@ each row by its own tokens alone; `srv_cpu.latent_forms` has the number of queri
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -35,7 +33,8 @@ class NativeLatentAttention(NativeRows[LatentAttentionArgs]):
         self._attend = library.library.srv_latent_attention
         # As for other attention: a token's result then does not depend on how its row is divided among steps.
         self._split_keys = UNDIVIDED if context.arguments.get(DETERMINISTIC) else SPLIT_KEYS
-        self._fewest = partial(fewest_materialised, arguments=context.arguments)
+        self._arguments = context.arguments
+        self._fewest: dict[int, int] = {}  # by layer: `LatentAttentionArgs.materialise_from`
         self._part = 0 if context.arguments.get(WHOLE_PREFIX) else PART
         self._page_size = context.kv.layout.page_size
         self._latents, self._ropes = context.kv.tensors["latent"], context.kv.tensors["rope"]
@@ -49,6 +48,8 @@ class NativeLatentAttention(NativeRows[LatentAttentionArgs]):
     def prepare(self, layer: AttentionLayer, up: Tensor) -> None:
         """See `srv.platform.latent.LatentAttentionBackend`."""
         self._up[layer.index] = up.contiguous()
+        fewest = None if layer.latent is None else fewest_materialised(layer.latent, self._arguments)
+        self._fewest[layer.index] = fewest or 0
 
     def make_args(self, lens: Lens, starts: Starts, table: Tensor) -> LatentAttentionArgs:
         """See `NativeRows`."""
@@ -81,7 +82,7 @@ class NativeLatentAttention(NativeRows[LatentAttentionArgs]):
         args.out, args.latents, args.ropes = out.data_ptr(), latents.data_ptr(), ropes.data_ptr()
         args.heads, args.latent_dim, args.key_dim = layer.heads, dims.latent_dim, dims.key_dim
         args.rope_dim, args.value_dim, args.scale = dims.rope_dim, dims.value_dim, layer.scale
-        args.materialise_from, args.part_keys = self._fewest(dims) or 0, self._part
+        args.materialise_from, args.part_keys = self._fewest[layer.index], self._part
         args.q_stride, args.latent_stride, args.rope_stride = q.stride(0), k.stride(0), v.stride(0)
         self._attend(kind, metadata.address)
         return out

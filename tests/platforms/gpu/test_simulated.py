@@ -35,10 +35,14 @@ def test_platform_attention_and_sampling_on_sm90() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.when_changed(
+    *COVERED, "core/srv/quantization", "core/srv/worker/offload.py", "core/srv/planning/offload.py"
+)
 @pytest.mark.timeout(600)
 def test_quantized_layers_in_host_memory() -> None:
     outcome = run_on("sm90", OFFLOAD, seconds=580)
     assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end
 
 
 @pytest.mark.slow

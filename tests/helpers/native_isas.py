@@ -1,0 +1,26 @@
+"""The native kernels of one instruction set, for tests that run with each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from srv_kernels.cpu import build
+from srv_kernels.cpu.library import load
+
+ISAS = tuple(build.isas())
+
+
+@contextmanager
+def chosen(isa: str) -> Iterator[str]:
+    """Select the kernels of an instruction set; afterwards the default ones. Skips where there are none."""
+    loaded = load()
+    if loaded.library is None:
+        pytest.skip(f"no native kernels here: {loaded.reason}")
+    best = loaded.isa
+    if not loaded.library.srv_choose_isa(isa.encode()):
+        pytest.skip(f"this processor, or this build, has no {isa}")
+    yield isa
+    loaded.library.srv_choose_isa(best.encode())
