@@ -83,7 +83,7 @@ def forms(method: str, architecture: str) -> tuple[Form, ...]:
 
 
 def in_form(model: ModelFacts, method: str, form: Form, layers: Iterable[str]) -> ModelFacts:
-    """The facts of a model quantized in a form. `layers`: the names of its linear layers in checkpoints."""
+    """The facts of a model quantized in a form. `layers`: the names of its linear layers."""
     stated = dict(form.stated)
     if method == "modelslim":
         stated |= {f"{name}.weight": "W8A8_DYNAMIC" for name in layers}

@@ -15,7 +15,6 @@ one has that of its weights (docs/adr/0080-mixed-schemes.md).
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -327,7 +326,7 @@ def held_bytes(scheme: Scheme, outputs: int, inputs: int) -> int:
         case PackedScheme():
             return outputs * scheme.row_bytes(inputs) + (inputs * 8 if scheme.ordered else 0)
         case Fp8Scheme():
-            return outputs * inputs + math.prod(fp8.held_scale(scheme, outputs, inputs)) * _ITEM
+            return fp8.matrix_bytes(scheme, outputs, inputs)
     return w8a8_int8.held_bytes(scheme, outputs, inputs)
 
 

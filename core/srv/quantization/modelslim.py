@@ -167,7 +167,8 @@ def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> i
             continue
         count = math.prod(tensor.shape)
         stored += count
-        held += 0 if name in left_out else count if suffix == "weight" else 4 * count
+        if name not in left_out:
+            held += count if suffix == "weight" else 4 * count
     wide = corrections(tensors)
     return held + wide * 4 + (model.counted_parameters() - stored - wide) * item_size
 

@@ -74,7 +74,7 @@ def are_quantized(model: StoredModel, form: Form, names: Sequence[str], inputs: 
     """
     _refuse_further_tensors(model, names)
     if not model.types and any(".experts." in name for name in names):
-        return False  # torchao leaves the parameters of experts as they are unless it is told otherwise
+        return False  # torchao leaves experts as they are unless its configuration names them
     if form.weights == "fp8":
         return are_fp8(model, form.fp8, names)
     kept = {name: _is_quantized(model, form, name) for name in names}

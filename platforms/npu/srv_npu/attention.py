@@ -111,7 +111,7 @@ class AscendAttention:
         slots = token_slots(self._transfers, queries, np.asarray(kv_lens, dtype=np.int64), table)
         if batch.graph is not None:
             return self._captured_step(batch.graph, slots, kv_lens, table)
-        step = Step(queries, HostLengths(kv_lens), table, captured=False)
+        step = Step(queries, HostLengths(kv_lens), table, max(kv_lens), captured=False)
         self._planner.rows(step, self._window)
         return AttentionMetadata(slots, step)
 
@@ -119,7 +119,7 @@ class AscendAttention:
         """A captured kernel reads its operands at fixed addresses: those of the first step of this size."""
         if rows not in self._captured:
             queries = np.ones(rows, dtype=np.int64)
-            step = Step(queries, HostLengths(kv_lens), table, captured=True)
+            step = Step(queries, HostLengths(kv_lens), table, table.shape[1] * PAGE, captured=True)
             self._planner.rows(step, self._window)
             self._captured[rows] = AttentionMetadata(slots, step)
             return self._captured[rows]

@@ -84,7 +84,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The rows of one step. queries: int64 [rows]. table: int32 [rows, columns].
+    """The rows of one step. queries: int64 [rows]. table: int32 [rows, columns]. longest: the tokens of its longest row;
+    of a captured step, of the longest that its table holds.
 
     rows: the calls of layers by their window, planned for the first layer that has it. A captured step is the same
     object whenever it is planned, so that its calls have their tensors and lengths at the same place.
@@ -93,6 +94,7 @@ class Step:
     queries: Ints
     kv_lens: HostLengths
     table: Tensor
+    longest: int
     captured: bool
     rows: dict[int | None, Rows] = field(default_factory=dict)
 
@@ -116,8 +118,7 @@ class RowPlanner:
 
     def rows(self, step: Step, window: int | None) -> Rows:
         """The calls of layers with this window."""
-        longest = step.table.shape[1] * PAGE if step.captured else max(step.kv_lens.values)
-        key = window if window is not None and window < longest else None
+        key = window if window is not None and window < step.longest else None
         if key not in step.rows:
             step.rows[key] = self._full(step) if key is None else self._windowed(step, key)
         return step.rows[key]
