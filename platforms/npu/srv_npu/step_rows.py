@@ -84,8 +84,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The rows of one step. queries: int64 [rows]. table: int32 [rows, columns]. longest: the tokens of its longest row;
-    of a captured step, of the longest that its table holds.
+    """The rows of one step. queries: int64 [rows]. table: int32 [rows, columns]. longest: the tokens of its longest
+    row; of a captured step, of the longest that its table holds.
 
     rows: the calls of layers by their window, planned for the first layer that has it. A captured step is the same
     object whenever it is planned, so that its calls have their tensors and lengths at the same place.
