@@ -18,17 +18,20 @@ from srv_kernels.cpu.library import load
 HERE = Path(__file__).parent
 
 TESTS = (
-    *(
-        ROOT / "tests" / "kernels" / "cpu" / f"test_native_{part}.py"
-        for part in ("kernels", "shapes", "graph", "experts", "shared_reduce")
-    ),
-    *(ROOT / "tests" / "platforms" / "cpu" / f"test_{part}.py" for part in ("attention", "latent_prefill")),
+    *(f"tests/kernels/cpu/test_native_{part}.py" for part in ("kernels", "shapes", "graph", "experts", "shared_reduce")),
+    *(f"tests/platforms/cpu/test_{part}.py" for part in ("attention", "latent_prefill")),
+)
+COVERED = (  # the kernels, and what their tests are made of
+    *("kernels/srv_kernels/cpu", "kernels/srv_kernels/cases.py", "kernels/srv_kernels/contracts.py"),
+    *("kernels/srv_kernels/expert_cases.py", "kernels/srv_kernels/tolerances.py"),
+    *("tests/helpers/native_again.py", "tests/helpers/native_cases.py", "tests/helpers/native_linear_checked.py"),
+    *TESTS,
 )
 
 
 def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({}), seconds: float = 850) -> Outcome:
     """Run the tests on every instruction set that this machine and the library support, until the first failure."""
-    arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *TESTS)
+    arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *(ROOT / each for each in TESTS))
     given = {"SRV_CPU_LIBRARY": str(library), "PYTHONPATH": str(HERE), **environment}
     return run(*arguments, seconds=seconds, environment=given)
 

@@ -52,7 +52,6 @@ _EXPERT = re.compile(r"(.*\.experts)\.\d+\.\w+$")
 _SCALES = ("weight_scale", "weight_scale_inv")
 _ITEM = 4  # bytes of a scale
 
-
 Scheme: TypeAlias = PackedScheme | Fp8Scheme | Int8Scheme
 _KINDS: Mapping[type[Scheme], str] = {PackedScheme: "packed integers", Fp8Scheme: "FP8", Int8Scheme: "int8"}
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from native_again import own_tests
+from native_again import COVERED, own_tests
 
 from srv_kernels.cpu import build
 
@@ -15,7 +15,7 @@ COMPILER = "clang++"
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed("kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu", "tests/helpers")
+@pytest.mark.when_changed(*COVERED)
 @pytest.mark.timeout(900)
 def test_kernels_compiled_by_clang_pass_their_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(COMPILER) is None:

@@ -28,7 +28,7 @@ PACKAGES = {COMPILER: "g++-aarch64-linux-gnu", EMULATOR: "qemu-user"}
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.when_changed(
-        "kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu/test_attention.py", "tests/helpers"
+        "kernels/srv_kernels/cpu/native", "kernels/srv_kernels/cpu/build.py", "tests/kernels/cpu/native_driver.cpp"
     ),
 ]
 

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from native_again import own_tests
+from native_again import COVERED, own_tests
 
 from srv_kernels.cpu import build
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed("kernels/srv_kernels", "tests/kernels", "tests/platforms/cpu", "tests/helpers")
+@pytest.mark.when_changed(*COVERED)
 @pytest.mark.timeout(1800)
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     try:
