@@ -17,8 +17,9 @@ from srv_kernels.cpu.library import load
 
 HERE = Path(__file__).parent
 
+PARTS = ("kernels", "shapes", "graph", "experts", "shared_reduce")
 TESTS = (
-    *(f"tests/kernels/cpu/test_native_{part}.py" for part in ("kernels", "shapes", "graph", "experts", "shared_reduce")),
+    *(f"tests/kernels/cpu/test_native_{part}.py" for part in PARTS),
     *(f"tests/platforms/cpu/test_{part}.py" for part in ("attention", "latent_prefill")),
 )
 COVERED = (  # the kernels, and what their tests are made of
