@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from srv.args.statement import amount_text
@@ -15,7 +16,9 @@ def fit_text(answer: Fit) -> str:
     if answer.goal == "card":
         served = sum(card.served for card in answer.cards)
         lines = [f"card  {served} of {len(answer.cards)} profiles serve one request as long as the context"]
-        return "\n".join([*lines, *(line for card in answer.cards for line in ("", *_card_lines(card)))])
+        shared = _shared_lines(answer.cards)
+        lines += [f"    {line}" for line in shared]
+        return "\n".join([*lines, *(line for card in answer.cards for line in ("", *_card_lines(card, shared)))])
     lines = [f"{answer.goal}  {answer.answer} {_unit(answer.goal, answer.answer)}"]
     lines += [f"    {line}" for line in answer.lines]
     if answer.plan is not None and answer.plan.budget is not None:
@@ -31,10 +34,16 @@ def _unit(goal: str, number: int | None) -> str:
     return _UNITS[goal][:-1] if number == 1 else _UNITS[goal]
 
 
-def _card_lines(card: Card) -> list[str]:
+def _shared_lines(cards: Sequence[Card]) -> list[str]:
+    """What several cards are refused for alike, all of them: a fault of the model or of arguments, said once."""
+    first, *others = cards
+    return [line for line in first.lines if others and all(line in each.lines for each in others)]
+
+
+def _card_lines(card: Card, shared: Sequence[str]) -> list[str]:
     verdict = "serves it" if card.served else "does not serve it"
     head = f"{card.device}, {amount_text(card.memory_bytes, 'bytes')}: {verdict}"
-    return [head, *(f"    {line}" for line in card.lines)]
+    return [head, *(f"    {line}" for line in card.lines if line not in shared)]
 
 
 def fit_dict(answer: Fit) -> dict[str, Any]:

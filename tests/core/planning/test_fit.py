@@ -121,6 +121,13 @@ def test_cards_are_the_profiles_whose_plan_is_accepted(folder: Path) -> None:
     assert {card.device for card in only} == {card.device for card in cards if card.device.startswith("xpu")}
 
 
+def test_what_every_card_is_refused_for_is_said_once(folder: Path) -> None:
+    answer = fit(user(model_path=str(folder / "full")), "card")  # without weights, and too large for no profile
+    assert not answer.found
+    assert fit_text(answer).count("[format_not_there]") == 1
+    assert all("format_not_there" in str(card["lines"]) for card in fit_dict(answer)["cards"])
+
+
 def test_the_answer_shows_its_arithmetic_and_the_next_candidate(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
