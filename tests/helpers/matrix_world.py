@@ -63,13 +63,15 @@ def matrix(
 
     `features`: with records of models, endpoints, ops and pairs of arguments. `methods`: as of `judge`.
     """
-    if not features:
-        arguments = judge_arguments([manifest(*support)], sample_models(), evidence)
-        return Judged((manifest(*support),), arguments, (), {}, {}).shown(tables, evidence)
     numbers = {variant: tested_numbers(evidence, "imagined", variant) for variant in VARIANTS}
-    key = repr((support, inventory, numbers, methods))
+    key = repr((support, inventory, numbers, features, methods))
     if key not in _JUDGED:
-        _JUDGED[key] = judge([manifest(*support)], evidence=evidence, inventory=inventory, methods=methods)
+        manifests = (manifest(*support),)
+        if features:
+            _JUDGED[key] = judge(manifests, evidence=evidence, inventory=inventory, methods=methods)
+        else:
+            arguments = judge_arguments(manifests, sample_models(), evidence)
+            _JUDGED[key] = Judged(manifests, arguments, (), {}, {})
     return _JUDGED[key].shown(tables, evidence)
 
 
