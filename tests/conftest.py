@@ -8,9 +8,6 @@ A test's digest is computed from the contents of all files under the paths of it
 support_matrix/evidence/digests.json. A test whose recorded digest equals that of the tree is skipped with that reason.
 `make test-all FULL=1` skips none.
 
-Where they would take longer than a run may, `--defer-digests REASON` leaves out those that would run, and records this
-with the digest: they are skipped with that reason until they pass with `--record-digests`, or what they cover changes.
-
 Triton's kernels run in Triton's interpreter, unless TRITON_INTERPRET=0 is set, on a machine with a GPU.
 """
 
@@ -41,7 +38,6 @@ MARK = "when_changed"
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("srv-digests", "tests that run when the code that they cover has changed")
     group.addoption("--full", action="store_true", help="run them in any case")
-    group.addoption("--defer-digests", metavar="REASON", help=f"leave out those that would run; {RECORD.name} says so")
     group.addoption("--record-digests", action="store_true", help=f"record those that pass in {RECORD.name}")
 
 
@@ -82,35 +78,15 @@ def recorded() -> dict[str, dict[str, str]]:
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
 
 
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
-
-
-def _write(lines: dict[str, dict[str, str]]) -> None:
-    RECORD.write_text(json.dumps(lines, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
 @pytest.hookimpl(trylast=True)  # after deselection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--full"):
         return
-    lines, deferral = recorded(), config.getoption("--defer-digests")
+    passed = recorded()
     for item in items:
-        if (now := digest_of(item)) is None:
-            continue
-        last = lines.get(item.nodeid)
-        if last is None or last["digest"] != now:
-            if not deferral:
-                continue
-            last = lines[item.nodeid] = {"date": _today(), "digest": now, "deferred": deferral}
-        reason = f"the code that it covers has not changed since it passed on {last['date']}; --full runs it"
-        if deferred := last.get("deferred"):
-            if config.getoption("--record-digests"):
-                continue
-            reason = f"left out since {last['date']}: {deferred}; --full runs it"
-        item.add_marker(pytest.mark.skip(reason=reason))
-    if deferral and not hasattr(config, "workerinput"):
-        _write(lines)
+        if (now := digest_of(item)) is not None and (last := passed.get(item.nodeid)) and last["digest"] == now:
+            reason = f"the code that it covers has not changed since it passed on {last['date']}; --full runs it"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -134,7 +110,9 @@ class _Recorder:
     def pytest_sessionfinish(self) -> None:
         if not self._found:
             return
-        _write(recorded() | {test: {"date": _today(), "digest": each} for test, each in self._found.items()})
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        lines = recorded() | {test: {"date": today, "digest": each} for test, each in self._found.items()}
+        RECORD.write_text(json.dumps(lines, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @pytest.fixture
