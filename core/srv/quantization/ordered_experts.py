@@ -32,6 +32,7 @@ class OrderedExperts(ExpertWeights):
     """
 
     op = ""
+    delegates = True
 
     def __init__(self, context: BuildContext, inner: GGUFExperts) -> None:
         OpLayer.__init__(self)  # it has no op of its own to bind

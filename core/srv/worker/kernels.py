@@ -60,6 +60,8 @@ def model_kernels(model: CausalLM, ops: Ops, method: str | None) -> Iterator[tup
     yield from ((key, name) for key, name in ops.bound.items() if not key.startswith(_OF_WEIGHTS))
     found: dict[str, set[str]] = {}
     for layer in op_layers(model, offloaded=True):
+        if layer.delegates:
+            continue
         dtype, sizes, kind = str(layer.dtype).removeprefix("torch."), {"inputs": layer.inputs}, type(layer).__name__
         if isinstance(layer, ExpertWeights):
             sizes = layer.sizes.op_sizes

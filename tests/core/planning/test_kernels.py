@@ -13,6 +13,7 @@ from typing import Any, get_args
 import mixed_weights
 import pytest
 import torch
+from packed_weights import FORMS, write_packed
 from safetensors.torch import save_file
 
 from srv.errors import Refusal
@@ -464,6 +465,15 @@ def test_the_demo_model_s_quantized_weights_run_as_planned() -> None:
         plan, running = engine.context.kernels, engine.ready.kernels
     assert {kernel.key: kernel.name for kernel in plan.kernels} == running
     assert running["weights"] == "gguf"
+
+
+def test_experts_whose_inputs_are_in_another_order_run_as_planned(tmp_path: Path) -> None:
+    """A layer around them turns the inputs, which no plan names."""
+    write_packed(tmp_path, FORMS["gptq in another order"], kind="qwen3_moe", moe_intermediate_size=64)
+    arguments = ["--device", "cpu", "--model-path", str(tmp_path), "--max-total-tokens", "256"]
+    with LocalEngine.launch([*arguments, "--disable-graphs"]) as engine:
+        plan, running = engine.context.kernels, engine.ready.kernels
+    assert {kernel.key: kernel.name for kernel in plan.kernels} == running
 
 
 def test_what_runs_instead_is_a_slow_path_of_its_own(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ class OpLayer(nn.Module):
     "embedding" (weight); "" if no platform has a kernel for it. `dtype`: that of the results. `inputs`: the columns of
     each matrix. `float32_results`: the results should be float32, the sums before they are rounded to `dtype`; a kernel
     that cannot return those returns `dtype`. `tied`: another layer owns the matrix, so it may be neither changed nor
-    released here. `offloaded`: the matrices are in buffers that are filled before each use, likewise. `role`: how
-    kernel plans name the layer, if that is not by its op. `implementation`: the name of what computes `kernel`, as
-    `OpSpec.name` has it; a platform that gives the layer another kernel sets it. `kernel` is what `forward` calls.
-    Other layers call it directly, because the overhead of `nn.Module.__call__` would show in a step with so many
-    products.
+    released here. `offloaded`: the matrices are in buffers that are filled before each use, likewise. `delegates`: a
+    layer within this one computes, and kernel plans name only that one. `role`: how kernel plans name the layer, if
+    that is not by its op. `implementation`: the name of what computes `kernel`, as `OpSpec.name` has it; a platform
+    that gives the layer another kernel sets it. `kernel` is what `forward` calls. Other layers call it directly,
+    because the overhead of `nn.Module.__call__` would show in a step with so many products.
     """
 
     op: str = ""
@@ -37,8 +37,9 @@ class OpLayer(nn.Module):
     kernel: Callable[..., Tensor]
     float32_results: bool = False
     tied: bool = False
-    role: str = ""
     offloaded: bool = False
+    delegates: bool = False
+    role: str = ""
     implementation: str = ""
 
     def forward(self, x: Tensor) -> Tensor:
