@@ -57,8 +57,8 @@ FAULTS = (
     Fault(
         name="parts-forget-the-ones-before",
         file="kernels/srv_kernels/cpu/native/latent_prefill.cpp",
-        text="state, keys.begin == 0,",
-        planted="state, true,",
+        text="const bool first = keys.begin == 0, last",
+        planted="const bool first = true, last",
         effect="On the CPU, DeepSeek forgets all but the last part of a long prompt.",
         tests=("tests/platforms/cpu/test_latent_prefill.py::test_parts_are_merged_wherever_they_end",),
     ),
