@@ -247,12 +247,12 @@ class _Planner:
         return kernel._replace(because=choice.reason, rejected=rejected, slower=kernel.slower or why)
 
     def _refuse_unasked(self, kernel: Kernel, method: QuantMethod) -> None:
-        """Quantized matrices that only a fallback multiplies, unless the user named it, or else their method."""
+        """Quantized matrices that only a fallback multiplies, unless the user named it or their method."""
+        if self._is_users("quantization") or self._is_users("torchao_config"):
+            return
         op, argument, name = _op(kernel), "quantization", method.name
         if op in NAMED_BY:  # the choice leaves `slower` empty where this argument names the fallback
             argument, name = NAMED_BY[op], argument_name(kernel.name or "")
-        elif self._is_users("quantization") or self._is_users("torchao_config"):
-            return
         remedy = f"Set {ARGUMENTS[argument].flag} {name} to multiply them slowly, or remove the cause."
         reason = f"only {kernel.name} multiplies with these weights here ({kernel.slower})"
         self.rejections.append(Rejection("slower_path", kernel.what, None, "automatic choice", reason, remedy))

@@ -327,10 +327,17 @@ def test_the_reference_multiplies_quantized_matrices_only_if_it_was_named(
 
 def test_a_method_that_quantizes_at_load_asks_for_its_reference(tmp_path: Path) -> None:
     """By either argument: neither states an implementation that a launch would refuse."""
-    for named in (("--quantization", "w8a8_int8"), ("--torchao-config", "int8dq")):
+    asked = {
+        ("--quantization", "w8a8_int8"): "linear_w8a8",
+        ("--torchao-config", "int8dq"): "linear_w8a8",
+        ("--quantization", "fp8"): "linear_fp8",
+    }
+    for named, op in asked.items():
         plan = make_plan(user_input(("--device", "cuda:sm90", *model(tmp_path, QWEN3), *named)), without_triton)
-        names = {each.name for each in plan.kernels.kernels if each.key.startswith("linear_w8a8 ")}
+        names = {each.name for each in plan.kernels.kernels if each.key.startswith(f"{op} ")}
         assert (names, plan.refusals) == ({"torch (reference)"}, ())
+    plan = planned("--device", "cpu:avx512", *model(tmp_path, QWEN3), "--quantization", "fp8", "--dtype", "float16")
+    assert plan.refusals == ()
 
 
 def test_int8_experts_with_biases_are_refused_as_by_their_layers(tmp_path: Path) -> None:
