@@ -28,6 +28,7 @@ from e2e_support import Server, greedy
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
+    pytest.mark.timeout(900),
     pytest.mark.when_changed(
         "core/srv/plugin_template", "core/srv/cli/plugin.py", "core/srv/testing", "core/srv/platform", "pyproject.toml"
     ),
@@ -37,6 +38,7 @@ NAME = "acme"
 ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip")
 FROM_SOURCE = ("wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+COMPILING_S = 840  # the native kernels take several minutes beside other tests
 FROM_WHEELS = ("install", "-q", "--no-deps", "--no-index")
 
 
@@ -93,7 +95,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     (site,) = (made.prefix / "lib").glob("python*/site-packages")
     borrow(site)
     wheels = folder / "wheels"
-    run([*PIP, *FROM_SOURCE, "--wheel-dir", wheels, ROOT, ROOT / "kernels"], folder)
+    run([*PIP, *FROM_SOURCE, "--wheel-dir", wheels, ROOT, ROOT / "kernels"], folder, COMPILING_S)
     run([*PIP, "--python", made.python, *FROM_WHEELS, *wheels.iterdir()], folder)
     made.srv("plugin", "new", NAME, "--into", str(made.work))
     own = folder / "own"
