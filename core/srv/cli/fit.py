@@ -16,7 +16,7 @@ def fit_text(answer: Fit) -> str:
     if answer.goal == "card":
         served = sum(card.served for card in answer.cards)
         lines = [f"card  {served} of {len(answer.cards)} profiles serve one request as long as the context"]
-        shared = _shared_lines(answer.cards)
+        shared = [] if answer.found else _shared_lines(answer.cards)
         lines += [f"    {line}" for line in shared]
         return "\n".join([*lines, *(line for card in answer.cards for line in ("", *_card_lines(card, shared)))])
     lines = [f"{answer.goal}  {answer.answer} {_unit(answer.goal, answer.answer)}"]
@@ -35,7 +35,7 @@ def _unit(goal: str, number: int | None) -> str:
 
 
 def _shared_lines(cards: Sequence[Card]) -> list[str]:
-    """What several cards are refused for alike, all of them: a fault of the model or of arguments, said once."""
+    """What all of several cards are refused for: a fault of the model or of arguments, said once."""
     first, *others = cards
     return [line for line in first.lines if others and all(line in each.lines for each in others)]
 

@@ -217,11 +217,8 @@ def _refused(stated: Mapping[str, Any]) -> str | None:
     sparsity = stated.get("sparsity_config") or {}
     if not isinstance(sparsity, Mapping):
         return f"its sparsity_config is {sparsity!r}, not an object"
-    return (
-        f"its weights are sparse, in the format {form}"
-        if (form := sparsity.get("format", "dense")) != "dense"
-        else None
-    )
+    form = sparsity.get("format", "dense")
+    return None if form == "dense" else f"its weights are sparse, in the format {form}"
 
 
 def _mixed(

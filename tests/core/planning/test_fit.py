@@ -122,7 +122,7 @@ def test_cards_are_the_profiles_whose_plan_is_accepted(folder: Path) -> None:
 
 
 def test_what_every_card_is_refused_for_is_said_once(folder: Path) -> None:
-    answer = fit(user(model_path=str(folder / "full")), "card")  # without weights, and too large for no profile
+    answer = fit(user(model_path=str(folder / "full")), "card")  # a folder without weights
     assert not answer.found
     assert fit_text(answer).count("[format_not_there]") == 1
     assert all("format_not_there" in str(card["lines"]) for card in fit_dict(answer)["cards"])
