@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from times import Recorder, Stopwatch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
 
@@ -37,12 +38,17 @@ MARK = "when_changed"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("srv-digests", "tests that run when the code that they cover has changed")
+    group.addoption("--times", metavar="FILE", help="write how long each test takes to FILE, as lines of JSON")
     group.addoption("--full", action="store_true", help="run them in any case")
     group.addoption("--record-digests", action="store_true", help=f"record those that pass in {RECORD.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(*paths): run if a tracked file under these paths, or the test, changed")
+    if (path := config.getoption("--times")) is not None:
+        config.pluginmanager.register(Stopwatch(), "srv-stopwatch")
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(Recorder(Path(path)), "srv-times")
     if config.getoption("--record-digests") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Recorder(), "srv-digest-recorder")
 
