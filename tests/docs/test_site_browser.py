@@ -25,12 +25,7 @@ from srv_matrix.site import data_script, write_site
 if TYPE_CHECKING:
     from site_browser import Browser
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.when_changed(
-        "docs/conf.py", "docs/site.css", "support_matrix/srv_matrix", "tests/helpers/site_browser.py"
-    ),
-]
+pytestmark = pytest.mark.proof
 DATA: dict[str, Any] = json.loads((DOCS / "support" / "support.json").read_text(encoding="utf-8"))
 ENTRIES = [*DATA["arguments"], *DATA.get("features", [])]
 CELL = "model_impl@npu:a2"

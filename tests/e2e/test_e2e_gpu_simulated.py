@@ -14,13 +14,12 @@ from srv.testing.conformance.small import write_model
 
 pytest.importorskip("triton", reason="the kernels of GPUs need Triton: pip install triton")
 
-COVERED = ("platforms/gpu", "platforms/cuda", "platforms/rocm", "platforms/xpu", "plugins/gpu_simulator")
 SIMULATOR = ROOT / "plugins" / "gpu_simulator"
 SMALL = ("--max-total-tokens", "512", "--max-running-requests", "2")
 # Slots for drafts, chunks shorter than the prompt, and captured steps, which xpu has not.
 DRAFTS = ("--speculative-algorithm", "NGRAM", "--chunked-prefill-size", "16")
 PROMPT = "the cat sat on the mat and the cat sat on "
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.when_changed(*COVERED), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.proof(minutes=2), pytest.mark.timeout(900)]
 
 
 def simulated(variant: str, **more: str) -> dict[str, str]:

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 KEY = "a key for tests"
 slow = [
-    pytest.mark.slow,
-    pytest.mark.when_changed(
-        "core/srv/server/web", "core/srv/server/protocols/page.py", "tests/helpers/site_browser.py"
-    ),
+    pytest.mark.proof,
 ]
 
 

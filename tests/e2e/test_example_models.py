@@ -30,14 +30,7 @@ from srv.args.statement import amount_text
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.when_changed(
-        "tests/packages",
-        "core/srv/models",
-        "core/srv/quantization",
-        "core/srv/platform/extensions.py",
-        "pyproject.toml",
-    ),
+    pytest.mark.proof(minutes=1),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

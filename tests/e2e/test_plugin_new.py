@@ -27,11 +27,9 @@ from e2e_support import Server, greedy
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,
+    pytest.mark.proof(minutes=0.7),
+    pytest.mark.xdist_group("plugin new"),
     pytest.mark.timeout(900),
-    pytest.mark.when_changed(
-        "core/srv/plugin_template", "core/srv/cli/plugin.py", "core/srv/testing", "core/srv/platform", "pyproject.toml"
-    ),
 ]
 
 NAME = "acme"

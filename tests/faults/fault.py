@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-_NO_TABLES = ("fault", "plant")
+_NO_TABLES = ("fault", "plant", "test_planted")
 
 
 @dataclass(frozen=True, kw_only=True)

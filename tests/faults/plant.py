@@ -101,7 +101,7 @@ class Copy:
         """Run these tests; they must be of one folder (see `Fault.folder`). Of whole files, only the fast ones."""
         arguments = ["-q", "--no-header", "--tb=short", "--hypothesis-seed=0", *options]
         if not all("::" in each for each in tests):
-            arguments += ["-m", "not slow"]
+            arguments += ["-m", "not slow and not proof"]
         if not tests[0].startswith("tests/"):
             arguments.append("--import-mode=prepend")  # tests of a plugin import modules beside them
         environment = {**self._environment, **({"SRV_CPU_LIBRARY": str(self.library)} if native else {}), **more}

@@ -16,13 +16,6 @@ from srv_kernels.triton.launches import VARIABLE, launched
 from srv_kernels.triton.registration import OPS
 
 SIMULATOR = ROOT / "plugins" / "gpu_simulator"
-# What these tests cover, for the marker `when_changed`.
-COVERED = (
-    *("platforms/gpu", "platforms/cuda", "platforms/rocm", "platforms/xpu", "plugins/gpu_simulator"),
-    *("kernels/srv_kernels/triton", "kernels/srv_kernels/cases.py", "kernels/srv_kernels/contracts.py"),
-    "kernels/srv_kernels/tolerances.py",
-    *("core/srv/testing/conformance", "core/srv/testing/simulated_device"),
-)
 # FP8 by FP8, on the GPUs that multiply that, for more rows than the cases of the kit have; their tests are in
 # tests/kernels/triton/test_triton_fp8.py.
 FOR_MANY_ROWS = {"linear_fp8_quantized", "fp8_products_kernel", "quantize_groups_kernel"}

@@ -1,40 +1,50 @@
 """Run the tests of the native kernels with another build of the library.
 
-The child pytest loads this module as a plugin, which fails the run if the library is not used (the tests would skip).
+The child pytest loads this module as a plugin, which selects tests by instruction set, and fails the run if the library
+is not used (the tests would skip).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 from child_pytest import ROOT, Outcome, run
 
+from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
 
 HERE = Path(__file__).parent
+CHOSEN = "NATIVE_TEST_ISAS"  # the variable with the instruction sets of a child, separated by commas
 
 PARTS = ("kernels", "shapes", "graph", "experts", "shared_reduce")
 TESTS = (
     *(f"tests/kernels/cpu/test_native_{part}.py" for part in PARTS),
     *(f"tests/platforms/cpu/test_{part}.py" for part in ("attention", "latent_prefill")),
 )
-COVERED = (  # the kernels, and what their tests are made of
-    *("kernels/srv_kernels/cpu", "kernels/srv_kernels/cases.py", "kernels/srv_kernels/contracts.py"),
-    *("kernels/srv_kernels/expert_cases.py", "kernels/srv_kernels/tolerances.py"),
-    *("tests/helpers/native_again.py", "tests/helpers/native_cases.py", "tests/helpers/native_linear_checked.py"),
-    *TESTS,
-)
 
 
-def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({}), seconds: float = 850) -> Outcome:
-    """Run the tests on every instruction set that this machine and the library support, until the first failure."""
+def own_tests(
+    library: Path, isas: Sequence[str], environment: Mapping[str, str] = MappingProxyType({}), seconds: float = 850
+) -> Outcome:
+    """Run the tests until the first failure: those of these instruction sets, and those that are of none."""
     arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *(ROOT / each for each in TESTS))
-    given = {"SRV_CPU_LIBRARY": str(library), "PYTHONPATH": str(HERE), **environment}
-    return run(*arguments, seconds=seconds, environment=given)
+    variables = {"SRV_CPU_LIBRARY": str(library), CHOSEN: ",".join(isas), "PYTHONPATH": str(HERE)}
+    return run(*arguments, seconds=seconds, environment={**variables, **environment})
+
+
+def available_isas() -> tuple[str, ...]:
+    """The instruction sets that this processor and the library of this checkout have, the smallest first."""
+    library = load().library
+    if library is None:
+        return ()
+    best = load().isa
+    found = tuple(isa for isa in build.isas() if library.srv_choose_isa(isa.encode()))
+    library.srv_choose_isa(best.encode())
+    return found
 
 
 def pytest_sessionstart() -> None:
@@ -44,3 +54,16 @@ def pytest_sessionstart() -> None:
         raise pytest.UsageError(f"these tests would skip: {loaded.reason}")
     if loaded.library._name != wanted:
         raise pytest.UsageError(f"these tests would use {loaded.library._name}, not {wanted}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = os.environ[CHOSEN].split(",")
+    others = [item for item in items if _isa(item) not in (None, *chosen)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
+def _isa(item: pytest.Item) -> str | None:
+    """The instruction set that a test runs with, None if it has no such parameter."""
+    found = item.callspec.params.get("isa") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    return str(found) if found is not None else None

@@ -239,8 +239,7 @@ class TestPack:
         assert unpack.gather(out, joined) == []
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed("ci/gpu", "platforms/gpu", "platforms/cuda", "plugins/gpu_simulator", "kernels")
+@pytest.mark.proof(minutes=2)
 @pytest.mark.timeout(300)
 def test_a_run_on_a_simulated_gpu(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the kernels of GPUs need Triton: pip install triton")

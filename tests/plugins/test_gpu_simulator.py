@@ -9,9 +9,6 @@ PLUGIN = ROOT / "plugins" / "gpu_simulator"
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed(
-    "plugins/gpu_simulator", "core/srv/testing/simulated_device", "kernels/srv_kernels/triton/registration.py"
-)
 def test_the_gpu_simulator_passes_its_own_tests() -> None:
     environment = {"PYTHONPATH": str(PLUGIN), "TRITON_INTERPRET": "1"}
     outcome = run("--timeout=120", PLUGIN / "tests", environment=environment)

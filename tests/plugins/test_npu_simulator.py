@@ -9,7 +9,6 @@ PLUGIN = ROOT / "plugins" / "npu_simulator"
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed("plugins/npu_simulator", "core/srv/testing/simulated_device")
 def test_the_npu_simulator_passes_its_own_tests() -> None:
     outcome = run("--timeout=120", PLUGIN / "tests", environment={"PYTHONPATH": str(PLUGIN)})
     assert outcome.passed, outcome.end

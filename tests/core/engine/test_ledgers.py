@@ -178,10 +178,7 @@ def sparse_checkpoint(folder: Path, size: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(
-    "core/srv/planning", "core/srv/worker", "core/srv/models", "core/srv/quantization/method.py", "platforms/cpu"
-)
+@pytest.mark.proof(minutes=1)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_ledger_of_larger_models_is_what_their_engines_take(tmp_path: Path, size: str) -> None:
     folder = sparse_checkpoint(tmp_path / size, size)

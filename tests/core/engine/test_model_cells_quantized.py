@@ -2,7 +2,8 @@
 
 As `test_model_cells.py`: log-probabilities are about as close to those of transformers in float32, with the dequantized
 weights, as transformers itself is in bfloat16. The weights have the bytes that a plan predicts. One method stands for
-those with the same layers; a few architectures have all methods.
+those with the same layers; a few architectures have all methods. With the slow tests, each architecture runs in one
+method and each method with each kind of layer; the proof runs the others.
 """
 
 from __future__ import annotations
@@ -49,6 +50,20 @@ AVERAGED = (
 FAST = (("LlamaForCausalLM", "awq"), ("Qwen3MoeForCausalLM", "fp8"))
 
 
+def broad() -> set[tuple[str, str]]:
+    """The cells that run with the slow tests."""
+    methods = {name: [method for method in DIFFERENT if (name, method) in CELLS] for name in MODELS}
+    one_each = {(name, found[place % len(found)]) for place, (name, found) in enumerate(methods.items()) if found}
+    kinds = {(name, method) for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM") for method in METHODS}
+    return one_each | kinds | {("GptOssForCausalLM", MXFP4)}
+
+
+def tier(cell: tuple[str, str]) -> list[pytest.MarkDecorator]:
+    if cell in FAST:
+        return []
+    return [pytest.mark.slow if cell in broad() else pytest.mark.proof(minutes=0.05)]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_collected_objects() -> Iterator[None]:
     """Capturing steps collects garbage, which takes a second with all modules of transformers."""
@@ -69,10 +84,7 @@ def made(name: str) -> Any:
         pytest.param(
             name,
             method,
-            marks=[
-                covers(f"model:{name}/{method}", platform="cpu"),
-                *([] if (name, method) in FAST else [pytest.mark.slow]),
-            ],
+            marks=[covers(f"model:{name}/{method}", platform="cpu"), *tier((name, method))],
         )
         for name, method in CELLS
     ],

@@ -25,12 +25,7 @@ KERNELS = (
 POOLS = ("float16", "int8", "e4m3", "e5m2")
 PACKAGES = {COMPILER: "g++-aarch64-linux-gnu", EMULATOR: "qemu-user"}
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.when_changed(
-        "kernels/srv_kernels/cpu/native", "kernels/srv_kernels/cpu/build.py", "tests/kernels/cpu/native_driver.cpp"
-    ),
-]
+pytestmark = [pytest.mark.proof(minutes=4), pytest.mark.xdist_group("aarch64")]
 
 
 @pytest.fixture(scope="module")

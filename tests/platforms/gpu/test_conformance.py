@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels of GPUs need Triton: pip install triton")
 
-from gpu_kit import COVERED, check_launches, run_kit
+from gpu_kit import check_launches, run_kit
 
 CHECKS = (
     *("manifest", "platform", "copies", "pool", "backends.layers", "sampler.greedy", "sampler.exact", "op"),
@@ -21,8 +21,7 @@ CHECKS = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED)
+@pytest.mark.proof(minutes=11)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("platform", "variant", "engine"),
@@ -36,8 +35,7 @@ def test_checks_of_each_kind_pass_and_launch_every_kernel(
     check_launches(passed, operators, kernels)
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED)
+@pytest.mark.proof(minutes=1)
 @pytest.mark.parametrize(("platform", "variant"), [("rocm", "gfx942"), ("xpu", "bmg")])
 def test_two_ranks_on_two_gpus(platform: str, variant: str, tmp_path: Path) -> None:
     """Every operation of their communicator, and a rank that stays away. An engine of two ranks on cuda is in

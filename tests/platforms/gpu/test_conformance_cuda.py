@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels of GPUs need Triton: pip install triton")
 
-from gpu_kit import COVERED, check_launches, declared_kernels, declared_operators, run_kit
+from gpu_kit import check_launches, declared_kernels, declared_operators, run_kit
 
 
 def test_names_of_what_is_declared() -> None:
@@ -20,15 +20,13 @@ def test_names_of_what_is_declared() -> None:
     assert {"_rms_norm", "reduce_kernel", "gguf_gemv_kernel", "draw_kernel"} <= declared_kernels()
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED)
+@pytest.mark.proof(minutes=12)
 @pytest.mark.timeout(1800)
 def test_all_checks_pass_and_launch_every_kernel(tmp_path: Path) -> None:
     check_launches(*run_kit(tmp_path, "cuda", "sm90", "L2"))
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED)
+@pytest.mark.proof(minutes=5)
 @pytest.mark.timeout(1800)
 def test_the_engine(tmp_path: Path) -> None:
     checks = ("engine.greedy", "engine.bfloat16", "engine.graphs", "engine.drafts")

@@ -14,7 +14,6 @@ OFFLOAD = TESTS / "test_gpu_offload.py"  # engines with quantized weights: on on
 SIMULATOR = ROOT / "plugins" / "gpu_simulator"
 OTHERS = ("sm86", "sm89", "sm100", "sm120", "gfx950", "gfx1100", "pvc")
 DIFFERENT = ("sm80", "gfx942", "bmg")  # without float8, of AMD, without graphs
-COVERED = ("platforms/gpu", "platforms/cuda", "platforms/rocm", "platforms/xpu", "plugins/gpu_simulator", "kernels")
 
 
 def environment(variant: str, asynchronous: bool = False) -> dict[str, str]:
@@ -34,10 +33,7 @@ def test_platform_attention_and_sampling_on_sm90() -> None:
     assert not outcome.skipped, outcome.end
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(
-    *COVERED, "core/srv/quantization", "core/srv/worker/offload.py", "core/srv/planning/offload.py"
-)
+@pytest.mark.proof(minutes=5)
 @pytest.mark.timeout(600)
 def test_quantized_layers_in_host_memory() -> None:
     outcome = run_on("sm90", OFFLOAD, seconds=580)
@@ -45,8 +41,7 @@ def test_quantized_layers_in_host_memory() -> None:
     assert not outcome.skipped, outcome.end
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED)
+@pytest.mark.proof(minutes=2)
 @pytest.mark.parametrize("variant", [*DIFFERENT, *OTHERS])
 def test_the_platform_on_other_gpus(variant: str) -> None:
     """Attention and sampling run on one card of each kind, because the kernels are the same."""
@@ -55,8 +50,7 @@ def test_the_platform_on_other_gpus(variant: str) -> None:
     assert outcome.passed, outcome.end
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED)
+@pytest.mark.proof(minutes=2)
 @pytest.mark.parametrize("variant", ["sm90", "gfx942"])
 def test_attention_and_sampling_while_operators_run_late(variant: str) -> None:
     outcome = run_on(variant, TESTS / "test_gpu_attention.py", TESTS / "test_gpu_sampling.py", asynchronous=True)

@@ -14,7 +14,6 @@ PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 953
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed("core/srv/models", "core/srv/quantization", "constraints.txt")
 def test_logits_equal_transformers_own_gguf_reader() -> None:
     from transformers import AutoModelForCausalLM
 

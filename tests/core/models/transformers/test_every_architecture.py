@@ -76,15 +76,7 @@ def test_a_crash_is_one_row() -> None:
     assert rows["gpt2"].outcome == "equal"
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(
-    "core/srv/models",
-    "platforms/cpu",
-    "constraints.txt",
-    "tests/helpers/architectures_swept.py",
-    "tests/helpers/architectures_tiny.py",
-    "support_matrix/architectures.jsonl",
-)
+@pytest.mark.proof(minutes=4)
 def test_every_architecture_does_what_the_record_says(record: ArchitectureTable) -> None:
     found = {row.model_type: _without_words(row) for row in sweep(model_types())}
     expected = {row.model_type: _without_words(row) for row in record.rows}

@@ -238,7 +238,6 @@ def test_chat_without_template_is_a_request_error_naming_the_flag(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed("core/srv/server/text", "constraints.txt")
 def test_folder_of_an_older_format_is_converted_by_transformers(tmp_path: Path) -> None:
     byte_level().model.save(str(tmp_path))  # vocab.json and merges.txt
     folder(

@@ -27,11 +27,6 @@ from srv.testing.conformance.model import read_report
 
 BROKEN = Path(__file__).parent / "broken"
 CAUGHT = re.compile(r'^Caught by (?P<check>[a-z_.0-9]+) at (?P<level>L\d), naming "(?P<named>.+)"\.$', re.MULTILINE)
-COVERED = (  # the kit, what it runs on, and the platform that faults are planted in
-    *("core/srv/testing/conformance", "core/srv/testing/engine.py", "core/srv/testing/pooled.py"),
-    *("core/srv/testing/simulated_device", "core/srv/platform"),
-    *("plugins/toy_device", "tests/core/testing/conformance"),
-)
 HELPERS = ("toy_", "cpu_")  # how the names of modules begin that are not plugins
 CONTROLS = ("unbroken",)
 # The checks above L0 that run on a plugin that is made from the CPU's: those that start ranks, and what they depend on.
@@ -185,15 +180,13 @@ def test_a_fault_that_needs_no_device_is_caught_by_name(fault: Fault, reports: M
     assert_caught(reports[fault.plugin].result(), fault)
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED, "platforms/cpu/srv_cpu/communicator.py")
+@pytest.mark.proof
 @pytest.mark.parametrize("fault", LIVE, ids=lambda fault: fault.plugin)
 def test_a_fault_of_the_live_platform_is_caught_by_name(fault: Fault, reports: Mapping[str, Future[Report]]) -> None:
     assert_caught(reports[fault.plugin].result(), fault)
 
 
-@pytest.mark.slow
-@pytest.mark.when_changed(*COVERED)
+@pytest.mark.proof
 @pytest.mark.parametrize("plugin", CONTROLS)
 def test_the_plugin_without_a_fault_passes(plugin: str, reports: Mapping[str, Future[Report]]) -> None:
     report = reports[plugin].result()

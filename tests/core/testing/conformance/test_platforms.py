@@ -1,7 +1,8 @@
-"""`ci/platform.sh` for every device of a machine without an accelerator: cpu, toy, and both simulated NPU generations.
+"""The conformance suite on every kind of device of a machine without an accelerator, in processes of their own.
 
-It runs once per device in a separate process. The tests read its output: the doctor's report, the conformance report of
-levels 0 to 4, and the evidence.
+Up to level 3 (a simulated GPU: up to level 1) it runs with the slow tests. The proof runs `ci/platform.sh` on cpu, toy,
+and both simulated NPU generations, and reads its output: the doctor's report, the conformance report of levels 0 to 4,
+and the evidence.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).resolve().parents[4]
 LEVELS = ["L0", "L1", "L2", "L3", "L4"]
@@ -88,7 +89,7 @@ NPU = frozenset(
 )
 
 CASES = (
-    # `make test-all` runs all evidence of the processor anyway.
+    # The other tiers run all evidence of the processor anyway.
     Case("cpu", CPU, tests=("tests/platforms/cpu/test_ops.py",), simulated=False),
     Case("toy", TOY),
     Case("npu:a2", NPU, {"SRV_NPU_SIMULATOR": "a2"}),
@@ -114,12 +115,47 @@ def evidence() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (ROOT / "support_matrix" / "evidence").iterdir()}
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.device)
+def inherited() -> dict[str, str]:
+    """The variables of this process, without those of srv and pytest."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTEST_"))}
+
+
+GPU = Case("cuda", frozenset(), {"SRV_GPU_SIMULATOR": "sm90", "TRITON_INTERPRET": "1"})
+LEVEL_OF = {"cpu": "L3", "toy": "L3", "npu:a2": "L3", "cuda": "L1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*CASES[:3], GPU], ids=lambda case: case.device)
+def test_the_suite_passes(case: Case, tmp_path: Path) -> None:
+    """All declared features work; only checks of undeclared features are skipped."""
+    if case is GPU:
+        pytest.importorskip("triton", reason="the kernels of GPUs need Triton: pip install triton")
+    report, level = tmp_path / "report.jsonl", LEVEL_OF[case.device]
+    command = [sys.executable, "-m", "srv", "conformance", "run", "--device", case.platform, "--level", level]
+    paths = [str(ROOT / "plugins" / "gpu_simulator"), os.environ.get("PYTHONPATH", "")]
+    environment = {**inherited(), **case.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [*command, "--report", str(report)], capture_output=True, text=True, timeout=900, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    run, *outcomes = map(json.loads, report.read_text(encoding="utf-8").splitlines())
+    assert (run["level"], run["device"]["platform"]) == (level, case.platform)
+    assert surprises(outcomes, case) == []
+    passed = {each["level"] for each in outcomes if each["status"] == "passed"}
+    assert sorted(passed) == LEVELS[: LEVELS.index(level) + 1]
+
+
+PLATFORM_SH = [
+    pytest.param(case, marks=[pytest.mark.proof(minutes=2), pytest.mark.xdist_group(f"platform.sh {case.device}")])
+    for case in CASES
+]
+
+
+@pytest.fixture(scope="module", params=PLATFORM_SH, ids=lambda case: case.device)
 def ran(request: pytest.FixtureRequest) -> Ran:
     case: Case = request.param
     for name in ("doctor.json", "conformance.jsonl", "evidence.jsonl"):
         (case.out / name).unlink(missing_ok=True)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTEST_"))}
     before = evidence()
     done = subprocess.run(
         [
@@ -134,7 +170,7 @@ def ran(request: pytest.FixtureRequest) -> Ran:
         timeout=1700,
         check=False,
         cwd=ROOT,
-        env={**inherited, "PYTHON": sys.executable, **case.environment},
+        env={**inherited(), "PYTHON": sys.executable, **case.environment},
     )
     return Ran(case, done, before, evidence())
 
