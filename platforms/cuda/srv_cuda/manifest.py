@@ -29,7 +29,7 @@ MANIFEST = Manifest(
     core=">=0.1,<0.2",
     variants=VARIANTS,
     priority=100,
-    summary="NVIDIA GPUs from compute capability 8.0; run on an H100, the others are simulated",
+    summary="NVIDIA GPUs from compute capability 8.0; evidence from simulated ones only",
     facts=FACTS,
     probe=probe,
     create=_create,

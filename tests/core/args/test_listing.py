@@ -327,11 +327,11 @@ def test_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[bad_command_line]" in capsys.readouterr().err
 
 
-def test_the_readme_counts_the_arguments() -> None:
+def test_the_guide_counts_the_arguments() -> None:
     planned = sum(bool(argument.arg.planned) for argument in ARGUMENTS.values())
     expected = (
         f"Of {len(ARGUMENTS) + len(DEPRECATED)} declared server arguments, {len(ARGUMENTS) - planned} are implemented,"
         f" {planned} are planned (setting one is refused) and {len(DEPRECATED)} are deprecated"
     )
-    readme = Path(__file__).resolve().parents[3] / "README.md"
-    assert expected in readme.read_text(encoding="utf-8").replace("\n", " ")
+    guide = Path(__file__).resolve().parents[3] / "docs" / "guides" / "arguments.md"
+    assert expected in guide.read_text(encoding="utf-8").replace("\n", " ")
