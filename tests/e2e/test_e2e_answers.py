@@ -21,7 +21,7 @@ from e2e_support import Server, free_port, gone, greedy, launch, launched, read_
 
 from srv_matrix.pytest_plugin import covers
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSORS = ROOT / "tests" / "packages" / "srv_example_processors"
@@ -317,7 +317,6 @@ def test_a_processor_that_fails_ends_its_own_request_alone(other: Server) -> Non
 
 
 @covers("skip_tokenizer_init=false", "skip_tokenizer_init=true")
-@pytest.mark.slow
 def test_skip_tokenizer_init(plain: Server, common: tuple[str, ...], letters_model: Path, tmp_path: Path) -> None:
     """Without a tokenizer, token ids come and go, and every field with text is refused by its name."""
     folder = tmp_path / "bare"
@@ -379,7 +378,6 @@ def concurrently_encoded(server: Server, texts: list[str]) -> tuple[float, float
     "dynamic_batch_tokenizer_batch_timeout=0.002",
     "dynamic_batch_tokenizer_batch_timeout=0.5",
 )
-@pytest.mark.slow
 def test_dynamic_batch_tokenizer(plain: Server, gathering: Server) -> None:
     """Concurrent requests share calls of at most four texts; a single one waits half a second for others."""
     texts, calls, answers = concurrently_encoded(gathering, ["a b"] * 8)

@@ -24,7 +24,7 @@ from letters_model import ALPHABET, CONFIG, CONTEXT, write_tokenizer
 
 from srv_matrix.pytest_plugin import covers
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 KEY = "a key for tests"
 HELLO = [{"role": "user", "content": "a b"}]
@@ -280,7 +280,7 @@ def test_max_queued_requests(plain: Server, other: Server) -> None:
     ("seconds", "ends"),
     [
         pytest.param("60", "length", marks=covers("graceful_shutdown_seconds=60.0")),
-        pytest.param("30", "length", marks=[covers("graceful_shutdown_seconds=30.0"), pytest.mark.slow]),
+        pytest.param("30", "length", marks=covers("graceful_shutdown_seconds=30.0")),
         pytest.param("0", "abort", marks=covers("graceful_shutdown_seconds=0.0")),
     ],
 )

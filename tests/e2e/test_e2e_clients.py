@@ -33,7 +33,8 @@ CHOICES = ("a b", "x y")
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,
+    pytest.mark.proof(minutes=0.7),
+    pytest.mark.xdist_group("clients"),
     pytest.mark.skipif(
         not (ENVIRONMENT / ".ready").exists(),
         reason="the clients are not in build/clients: run make clients",

@@ -16,6 +16,7 @@ from srv_matrix.pytest_plugin import covers
 CURL = shutil.which("curl")
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.skipif(CURL is None, reason="there is no curl binary here; install curl to run these tests"),
 ]
 

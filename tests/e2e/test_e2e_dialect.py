@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from e2e_support import greedy, launch, served
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 CASES = {
     "rtp-llm": (

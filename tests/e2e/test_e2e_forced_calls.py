@@ -11,7 +11,7 @@ import pytest
 from bytes_model import write_model
 from e2e_support import Server, launched
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TOOLS = [
     {

@@ -18,7 +18,7 @@ from bytes_model import CONTEXT, write_model
 from e2e_support import Server, read_events, served
 from every import every
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SCHEMA = {
     "type": "object",

@@ -10,7 +10,7 @@ import pytest
 from e2e_support import Server, launch
 from hook_plugins_small import example, write_hooks
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_hooks_are_called_in_both_processes(tmp_path: Path, letters_model: Path) -> None:

@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 
 from srv.models.locate import demo_model
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROMPTLY_S = 5.0  # for refusals that need no model; a second or less on an idle machine
 
@@ -199,7 +199,6 @@ def test_a_pool_too_small_for_any_request_is_refused() -> None:
     assert "--max-total-tokens" in text
 
 
-@pytest.mark.slow
 def test_a_vendors_wheel_without_its_driver_does_not_keep_other_platforms_from_serving(tmp_path: Path) -> None:
     """The wheel's autoload hook breaks `import torch`; workers are started with autoload disabled."""
     info = tmp_path / "vendor_torch-1.0.dist-info"
@@ -216,7 +215,6 @@ def test_a_vendors_wheel_without_its_driver_does_not_keep_other_platforms_from_s
         assert len(server.generate(**greedy("The capital of France is", 4))["output_ids"]) == 4
 
 
-@pytest.mark.slow
 def test_an_address_space_that_is_too_small_is_an_error_of_the_operator() -> None:
     """With 1.5 GB, weights can be read and the KV pool cannot be allocated."""
     limited = ["bash", "-c", 'ulimit -v 1500000; exec "$@"', "limited"]

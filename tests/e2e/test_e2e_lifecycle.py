@@ -33,7 +33,7 @@ from e2e_support import (
     wait_until,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ARGUMENTS = ("--device", "cpu", "--max-total-tokens", "16384")
 RESULT_S = 30.0  # for a client to get the result of its request
@@ -188,7 +188,6 @@ def test_sighup_during_the_start_ends_it_in_order(tmp_path: Path) -> None:
             server.kill()
 
 
-@pytest.mark.slow
 def test_a_server_that_ignores_sighup_starts_and_serves_on(tmp_path: Path) -> None:
     server = Server(ARGUMENTS, tmp_path / "log")
     try:
@@ -203,7 +202,6 @@ def test_a_server_that_ignores_sighup_starts_and_serves_on(tmp_path: Path) -> No
             server.kill()
 
 
-@pytest.mark.slow
 def test_sigterm_ends_a_server_whose_chat_template_does_not_end(tmp_path: Path, letters_model: Path) -> None:
     """Each rendering takes the 5 s of processor time that it may; others wait, and together they need a minute."""
     hostile = tmp_path / "hostile.jinja"
@@ -250,7 +248,6 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path: Path, monkeypa
             server.kill()
 
 
-@pytest.mark.slow
 def test_a_busy_engine_ends_if_its_server_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Short: the path of a Unix socket is limited to about 100 bytes.
     own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
@@ -266,7 +263,6 @@ def test_a_busy_engine_ends_if_its_server_is_killed(tmp_path: Path, monkeypatch:
     own.rmdir()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_process_group_lets_running_requests_finish(tmp_path: Path, sent: signal.Signals) -> None:
     """Ctrl-C and service managers reach server and engine alike; the engine must leave the decision to the server."""
@@ -282,7 +278,6 @@ def test_a_signal_to_the_process_group_lets_running_requests_finish(tmp_path: Pa
         assert_nothing_left(server, engine)
 
 
-@pytest.mark.slow
 def test_a_second_signal_aborts_running_requests_and_is_logged(tmp_path: Path) -> None:
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()

@@ -129,7 +129,6 @@ def test_connection_timeout_seconds(plain: Server, guarded: Server) -> None:
             kept.recv(1)
 
 
-@pytest.mark.slow
 def test_a_client_that_does_not_read_gives_its_pages_back(guarded: Server) -> None:
     """Sixteen long outputs, one after another; the first is larger than what the buffers of two sockets hold."""
     before = guarded.metrics()["srv_sequences_aborted_total"]

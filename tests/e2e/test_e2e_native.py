@@ -12,7 +12,7 @@ from e2e_support import BUSY, Server, greedy, read_events, wait_until
 import srv
 from srv_matrix.pytest_plugin import covers
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SERVER_ARGUMENTS = (
     "--max-running-requests", "24", "--chunked-prefill-size", "256", "--page-size", "8", "--max-total-tokens", "16384",

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from srv.planning.expert_location import ExpertCounts, Mixtures, read_location
 from srv_matrix.pytest_plugin import covers
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ADMIN = "an admin key"
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -298,7 +298,6 @@ def test_traces_by_http(common: tuple[str, ...], traces: Collector, tmp_path: Pa
     assert shown == ["decode", "decode", "prefill", "prefill", "queue", "queue", "text_completion letters"]
 
 
-@pytest.mark.slow
 @covers("log_level_http=warning")
 def test_log_level_http_warning(plain: Server, common: tuple[str, ...], tmp_path: Path) -> None:
     with launched(tmp_path / "log", *common, "--log-level-http", "warning") as server:

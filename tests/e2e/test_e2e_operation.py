@@ -24,6 +24,7 @@ from srv_matrix.pytest_plugin import covers
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl, which makes certificates"),
 ]
 
@@ -147,7 +148,6 @@ def test_ssl_certfile(plain: Server, secured: SecuredServer, common: tuple[str, 
 
 
 @covers("ssl_ca_certs")
-@pytest.mark.slow
 def test_ssl_ca_certs(
     secured: SecuredServer, common: tuple[str, ...], certificates: Certificates, tmp_path: Path
 ) -> None:
@@ -167,7 +167,6 @@ def test_ssl_ca_certs(
 
 
 @covers("uds")
-@pytest.mark.slow
 def test_uds(plain: Server, common: tuple[str, ...], tmp_path: Path) -> None:
     """The server listens on the file alone, takes it over from a server that was killed, and removes it at its end."""
     path = tmp_path / "srv.sock"
@@ -254,7 +253,7 @@ def steps(server: Server) -> float:
 
 
 @covers("endpoint:POST /pause_generation", "endpoint:POST /continue_generation", "endpoint:GET /get_load")
-@pytest.mark.parametrize("mode", ["in_place", pytest.param("retract", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_pausing_loses_no_request(plain: Server, mode: str) -> None:
     """Three requests, of which two run, wait while no step is computed, and end with the output that they have without
     a pause."""
@@ -343,7 +342,6 @@ def test_details_of_health(plain: Server) -> None:
     assert plain.get("/model_info").json() == plain.get("/get_model_info").json()
 
 
-@pytest.mark.slow
 def test_a_shutdown_lets_paused_requests_finish(common: tuple[str, ...], tmp_path: Path) -> None:
     answers: list[Any] = []
     with launched(tmp_path / "log", *common) as server:

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 KEY = "a key for tests"
-slow = [
-    pytest.mark.proof,
-]
 
 
 class KeyedServer(Server):
@@ -47,6 +44,7 @@ def server(common: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) ->
             keyed.kill()
 
 
+@pytest.mark.slow
 @covers("ui=true", "ui=false", *(f"endpoint:GET {path}" for path in ("/", "/ui/app.js", "/ui/style.css", "/ui/state")))
 def test_ui(server: Server, common: tuple[str, ...], tmp_path: Path) -> None:
     """The page's files need no key and load nothing from elsewhere; what they show needs one. --no-ui removes it."""
@@ -105,7 +103,7 @@ def ask(browser: Browser, prompt: str, tokens: int) -> None:
 
 
 class TestBrowser:
-    pytestmark = slow
+    pytestmark = pytest.mark.proof
 
     def test_a_conversation(self, browser: Browser, server: Server) -> None:
         """The answer is that of the API, and its tokens are counted."""

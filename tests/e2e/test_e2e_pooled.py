@@ -16,6 +16,8 @@ from torch.nn.functional import normalize
 
 from srv_matrix.pytest_plugin import covers
 
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
 LONG = "a b c d e f g h " * 6
 ARGUMENTS = ("--device", "cpu", "--dtype", "float32", "--max-running-requests", "8")
 TEMPLATE = {"prefix": "[CLS] ", "body": "{instruction} Q {query} D {document}", "suffix": " A", "instruction": "find"}
@@ -71,7 +73,6 @@ def check_limits(server: Server, model: Any) -> None:
     assert server.get("/health_generate").status_code == 200
 
 
-@pytest.mark.slow
 @covers("endpoint:POST /classify", "endpoint:POST /v1/classify", platform="cpu")
 def test_labels_of_texts(tmp_path: Path) -> None:
     names = {0: "bad", 1: "fair", 2: "good"}
@@ -88,7 +89,6 @@ def test_labels_of_texts(tmp_path: Path) -> None:
                 assert each["label"] == names[int(wanted.argmax())]
 
 
-@pytest.mark.slow
 @covers(
     "model:BertModel/safetensors",
     "pooling=cls",
@@ -125,7 +125,6 @@ def test_an_encoder_embeds_with_the_prompts_and_modules_of_its_files(tmp_path: P
             assert item["embedding"] == pytest.approx(reference(states("p : a b")).tolist(), rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.slow
 @covers("score_template", platform="cpu")
 def test_a_generator_is_asked_for_yes_or_no(tmp_path: Path) -> None:
     """As Qwen3-Reranker: the score is the softmax over the logits of both answers after the last token."""

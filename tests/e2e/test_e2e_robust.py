@@ -21,7 +21,7 @@ from e2e_support import (
     stream_ids,
 )
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # In float32 the shape of a batch does not change tokens, so outputs alone and in a batch can be compared.
 SERVER_ARGUMENTS = ("--dtype", "float32", "--max-running-requests", "16", *LIMITS)
@@ -140,7 +140,6 @@ def test_pages_are_freed_when_a_client_disconnects_from_a_batch(server: Server) 
 # ---- a pool that is too small for all of them
 
 
-@pytest.mark.slow
 def test_retracted_requests_lose_no_token(tmp_path_factory: pytest.TempPathFactory) -> None:
     arguments = (
         "--device", "cpu", "--dtype", "float32", "--page-size", "16", "--max-total-tokens", "256",
@@ -209,7 +208,6 @@ async def visit(client: httpx.AsyncClient, one: Visit) -> str:
     raise AssertionError("the stream ended without [DONE]")
 
 
-@pytest.mark.slow
 def test_64_streams_with_random_cancels_leave_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
     log = tmp_path_factory.mktemp("load") / "log"
     with served(log, "--device", "cpu", "--max-total-tokens", "8192", "--chunked-prefill-size", "128") as loaded:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 
 from srv_matrix.pytest_plugin import covers
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 TOOLS = [{"type": "function", "function": {"name": "now"}}]
 MARKED, PLAIN, THOUGHT = 3, 4, 5

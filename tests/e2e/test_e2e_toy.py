@@ -10,6 +10,7 @@ from e2e_support import greedy, served
 ENTRY_POINTS = importlib.metadata.entry_points(group="srv.platforms", name="toy")
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
     pytest.mark.skipif(not ENTRY_POINTS, reason="the plugin is not installed: pip install -e plugins/toy_device"),
 ]
 

@@ -31,6 +31,7 @@ from srv.args.statement import amount_text
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.proof(minutes=1),
+    pytest.mark.xdist_group("example models"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
