@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from models_small import GRANITE, SIZES, expected_logits, randomized, small_mode
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from srv.planning.target import Target, make_target, this_machine
+from srv.platform.registry import find_platforms
 from srv.testing.engine import CheckedEngine
 from srv.types import RequestSpec, SamplingParams
 
@@ -125,6 +128,18 @@ def greedy(
     return output
 
 
+@cache
+def _probed(text: str | None, source: str) -> Target:
+    return this_machine(text, source)
+
+
+def probed_once(text: str | None, source: str) -> Target:
+    """As `this_machine`, with one probe per process; plugins that a test has installed since then are found."""
+    found = _probed(text, source)
+    manifest = find_platforms()[found.manifest.name].loaded
+    return make_target(manifest, found.device, found.reason, found.notes)
+
+
 @contextmanager
 def engine(
     small: Small,
@@ -152,7 +167,7 @@ def engine(
     for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     try:
-        with kind.launch(arguments) as made:
+        with kind.launch(arguments, probed_once) as made:
             torch.set_num_threads(1)  # the platform uses all cores, which is slow for products of a microsecond
             yield made
     finally:

@@ -76,16 +76,16 @@ class LaunchContext(NamedTuple):
         return self.manifest.name
 
 
-def resolve_launch(user: UserInput) -> LaunchContext:
+def resolve_launch(user: UserInput, find_target: FindTarget = this_machine) -> LaunchContext:
     """Resolve for this machine, then download the model. Refusal with everything that conflicts with a launch."""
     try:
-        return _resolve_launch(user)
+        return _resolve_launch(user, find_target)
     finally:
         forget_headers()  # this process is going to serve, and ranks have their own
 
 
-def _resolve_launch(user: UserInput) -> LaunchContext:
-    plan = resolve_plan(user, this_machine, examine_local=False)
+def _resolve_launch(user: UserInput, find_target: FindTarget) -> LaunchContext:
+    plan = resolve_plan(user, find_target, examine_local=False)
     target, model, resolved, check = plan.target, plan.model, plan.resolved, plan.check
     _raise_refusals(check)
     if plan.remote:

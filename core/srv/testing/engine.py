@@ -26,7 +26,8 @@ from srv.executor.spec import EngineSpec, engine_spec
 from srv.io.channel import InProcessChannel
 from srv.io.messages import FlushCache, FromEngine, GetStats, Outputs, Stats, ToEngine
 from srv.planning.budget import Budget
-from srv.planning.resolution import LaunchContext, resolve_launch
+from srv.planning.resolution import FindTarget, LaunchContext, resolve_launch
+from srv.planning.target import this_machine
 from srv.sched.late import LateInputMaker
 from srv.types import FinishReason, RequestSpec, TokenLogprob
 
@@ -61,9 +62,12 @@ class LocalEngine:
         self._stats: Stats | None = None
 
     @classmethod
-    def launch(cls, arguments: Sequence[str]) -> Self:
-        """The engine that `srv launch` would start with these arguments. Raises Refusal if it would refuse them."""
-        return cls(resolve_launch(user_input(arguments)))
+    def launch(cls, arguments: Sequence[str], find_target: FindTarget = this_machine) -> Self:
+        """The engine that `srv launch` would start with these arguments. Raises Refusal if it would refuse them.
+
+        `find_target`: finds the device; tests that start many engines need not probe it each time.
+        """
+        return cls(resolve_launch(user_input(arguments), find_target))
 
     def spec(self) -> EngineSpec:
         """The spec that the engine is built from. Tests override it to build engines that no argument can configure."""

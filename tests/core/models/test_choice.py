@@ -27,7 +27,9 @@ def refusals(folder: Path, impl: str) -> tuple[str, str, str]:
         built(folder, impl=impl)
     error = launched.value
     try:
-        (found,) = make_plan(user_input(["--model-path", str(folder), "--model-impl", impl])).refusals
+        (found,) = make_plan(
+            user_input(["--device", "cpu:avx512", "--model-path", str(folder), "--model-impl", impl])
+        ).refusals
     except Refusal as refusal:
         (found,) = refusal.rejections
     assert (found.code, error.reason in found.reason) == (error.code, True), found

@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     with pytest.raises(ModelError, match=part) as caught:
         built(folder)
     assert caught.value.code == code
-    refusals = make_plan(user_input(["--model-path", str(folder)])).refusals
+    refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
     if code in ("missing_tensors", "dtype_mismatch") or part.startswith("SCB has the shape"):  # headers show it
         assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
@@ -212,7 +212,7 @@ def test_rows_that_are_no_whole_blocks_are_refused_by_a_plan_as_well(tmp_path: P
     part = "the 96 inputs of .*down_proj are not whole blocks of 64"
     with pytest.raises(ModelError, match=f"{part}|a scale per 32 weights"):
         built(tmp_path)
-    refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
+    refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
     assert [re.search(part, each.reason) is not None for each in refusals] == [True], refusals
 
 

@@ -152,7 +152,7 @@ def test_experts_with_static_activations_are_refused_by_name(tmp_path: Path) -> 
     write(tmp_path, "static", arch="qwen2_moe", spoil=_divided_experts("static"))
     error = refused(tmp_path)
     assert (error.code, "0.mlp.experts are int8" in error.reason) == ("unsupported_quantization", True)
-    refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
+    refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
     assert [(each.code, error.reason in each.reason) for each in refusals] == [(error.code, True)], refusals
 
 
@@ -167,7 +167,7 @@ def test_experts_with_biases_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path, "dynamic", arch="qwen2_moe", spoil=add_bias)
     error = refused(tmp_path)
     assert (error.code, f"{name} is int8 and has a bias" in error.reason) == ("unsupported_quantization", True)
-    refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
+    refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
     assert [(each.code, error.reason in each.reason) for each in refusals] == [(error.code, True)], refusals
 
 
@@ -250,7 +250,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     error = refused(folder)
     assert (error.code, part in error.reason) == (code, True), error
     if code not in ("damaged", "unsupported_quantization"):  # which values show
-        refusals = make_plan(user_input(["--model-path", str(folder)])).refusals
+        refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
         assert [(each.code, error.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
 

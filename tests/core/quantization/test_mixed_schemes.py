@@ -85,7 +85,7 @@ def test_each_layer_has_the_scheme_of_its_group(
     assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
     assert {ops["mlp.down_proj"], ops["self_attn.q_proj"]} == set(expected)
     assert set(method.ops) == set(expected) - {"linear"}
-    plan = make_plan(user_input(["--model-path", str(tmp_path)]))
+    plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)]))
     assert plan.refusals == ()
 
 
@@ -174,7 +174,7 @@ def test_a_plan_refuses_the_layers_that_a_launch_refuses(
     with pytest.raises(ModelError, match=part) as caught:
         built(tmp_path)
     assert caught.value.code == "unsupported_quantization"
-    refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
+    refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
     assert [re.search(part, each.reason) is not None for each in refusals] == [True], refusals
 
 
@@ -276,7 +276,7 @@ def test_a_damaged_layer_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=re.escape(name)) as caught:
             built(tmp_path)
         assert caught.value.code == code
-        refusals = make_plan(user_input(["--model-path", str(tmp_path)])).refusals
+        refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
         assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
 
@@ -295,5 +295,5 @@ def test_a_single_scheme_stays_with_its_method(tmp_path: Path) -> None:
 
 def test_a_platform_without_the_ops_of_one_group_refuses(tmp_path: Path) -> None:
     write_mixed(tmp_path, {"mlp": FOUR, "self_attn": FLOATS}, config_of({(MLP,): FOUR, (ATTENTION,): FLOATS}))
-    plan = make_plan(user_input(["--model-path", str(tmp_path), "--device", "npu:a2"]))
+    plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path), "--device", "npu:a2"]))
     assert any("does not support weights quantized with compressed-tensors" in each.reason for each in plan.refusals)

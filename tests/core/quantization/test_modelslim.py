@@ -256,7 +256,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     error = refused(folder)
     assert (error.code, part in error.reason) == (code, True), error
     if code not in ("damaged", "unsupported_quantization"):  # which values show
-        refusals = make_plan(user_input(["--model-path", str(folder)])).refusals
+        refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
         assert [(each.code, error.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
 

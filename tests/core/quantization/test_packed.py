@@ -252,7 +252,7 @@ def test_a_plan_refuses_the_experts_that_a_launch_refuses(
     with pytest.raises(ModelError, match=part) as caught:
         built(folder)
     assert caught.value.code == "unsupported_quantization"
-    refusals = make_plan(user_input(["--model-path", str(folder)])).refusals
+    refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
     assert [re.search(part, each.reason) is not None for each in refusals] == [True], refusals
 
 
@@ -358,7 +358,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
         built(folder)
     assert (caught.value.code, part in str(caught.value)) == (code, True), caught.value
     if code != "damaged" and part != "weight_shape":  # whose values are stored
-        refusals = make_plan(user_input(["--model-path", str(folder)])).refusals
+        refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
         assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
 
 
@@ -410,5 +410,7 @@ def test_forms_that_no_layer_supports_are_refused(changes: dict[str, Any], part:
 def test_a_method_of_an_unquantized_model_is_refused_by_its_argument(tmp_path: Path) -> None:
     small_model("llama").save_pretrained(tmp_path)
     for method in ("awq", "gptq", "compressed-tensors"):
-        refusals = make_plan(user_input(["--model-path", str(tmp_path), "--quantization", method])).refusals
+        refusals = make_plan(
+            user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path), "--quantization", method])
+        ).refusals
         assert [(each.what, each.code) for each in refusals] == [("quantization", "other_method")]
