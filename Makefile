@@ -1,4 +1,4 @@
-# make serve | test | test-all | test-faults | bench | bench-peers | matrix | architectures | evidence | docs | lint
+# make serve | check | test | test-all | test-faults | bench | bench-peers | matrix | architectures | evidence | docs | lint
 # | triton | clients | clean
 # make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" passes arguments to the benchmark.
 # Everything is installed into .venv, in the versions of constraints.txt. torch comes first, so that no dependency pulls
@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env clients serve test test-all test-faults lint triton bench bench-peers matrix architectures evidence evidence-of-gpu docs clean
+.PHONY: env clients serve check test test-all test-faults lint triton bench bench-peers matrix architectures evidence evidence-of-gpu docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -64,6 +64,11 @@ $(CLIENTS)/.ready: tests/clients/constraints.txt | $(READY)
 
 serve: env
 	$(BIN)/python ci/demo.py $(if $(ONESHOT),--oneshot)
+
+# Formatting, lint and types of what has changed since the last commit, or since BASE=REV, and the fast tests that are
+# nearest to it by imports, for SECONDS=40 (tests/helpers/check_change.py). A convenience without promises.
+check: env
+	$(BIN)/python tests/helpers/check_change.py $(if $(BASE),--base $(BASE)) $(if $(SECONDS),--seconds $(SECONDS))
 
 lint: env
 	$(BIN)/ruff check .
