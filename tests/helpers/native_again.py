@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import pytest
 from child_pytest import ROOT, Outcome, run
+from compiling import COMPILING_S
 
 from srv_kernels.cpu.library import load
 
@@ -30,11 +31,11 @@ COVERED = (  # the kernels, and what their tests are made of
 )
 
 
-def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({}), seconds: float = 850) -> Outcome:
+def own_tests(library: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
     """Run the tests on every instruction set that this machine and the library support, until the first failure."""
     arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *(ROOT / each for each in TESTS))
     given = {"SRV_CPU_LIBRARY": str(library), "PYTHONPATH": str(HERE), **environment}
-    return run(*arguments, seconds=seconds, environment=given)
+    return run(*arguments, seconds=COMPILING_S, environment=given)
 
 
 def pytest_sessionstart() -> None:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from compiling import COMPILING_S
 from native_again import COVERED, own_tests
 
 from srv_kernels.cpu import build
@@ -16,7 +17,7 @@ COMPILER = "clang++"
 
 @pytest.mark.slow
 @pytest.mark.when_changed(*COVERED)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(COMPILING_S)
 def test_kernels_compiled_by_clang_pass_their_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(COMPILER) is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{COMPILER} is not there (Debian: clang)")

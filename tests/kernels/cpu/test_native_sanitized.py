@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from compiling import COMPILING_S
 from native_again import COVERED, own_tests
 
 from srv_kernels.cpu import build
@@ -14,7 +15,7 @@ from srv_kernels.cpu import build
 
 @pytest.mark.slow
 @pytest.mark.when_changed(*COVERED)
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(COMPILING_S)
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     try:
         compiler = build.compiler()
@@ -33,5 +34,5 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    outcome = own_tests(library, environment, seconds=1400)
+    outcome = own_tests(library, environment)
     assert outcome.passed, outcome.end
