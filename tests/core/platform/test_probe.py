@@ -156,7 +156,9 @@ def test_bad_probes_do_not_delay_the_others(plugins: Path) -> None:
     write(plugins, "quick", "return ProbeResult(True, device=DEVICE)")
     write(plugins, "dead", "import os; os.abort()")
     found = {name: each for name, each in find_platforms().items() if name in ("slow", "quick", "dead")}
-    results = probe_all(found, timeout_s=4)
+    begin = time.monotonic()
+    assert probe(found["quick"]).available
+    results = probe_all(found, timeout_s=1 + 20 * (time.monotonic() - begin))  # much, however busy the machine is
     assert list(results) == list(found)
     assert results["quick"].available
     assert results["dead"].code == "probe_crashed"
