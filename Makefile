@@ -1,5 +1,5 @@
-# make serve | test | test-all | proof | test-faults | bench | bench-peers | matrix | architectures | evidence | docs
-# | lint | triton | clients | clean
+# make serve | check | lint | test | test-all | proof | test-flaky | test-faults | test-faults-drawn | bench | bench-peers
+# | matrix | architectures | evidence | docs | triton | clients | clean
 # make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" passes arguments to the benchmark.
 # Everything is installed into .venv, in the versions of constraints.txt. torch comes first, so that no dependency pulls
 # in another version.
@@ -26,7 +26,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env clients serve test test-all proof test-faults lint triton bench bench-peers matrix architectures evidence evidence-of-gpu docs clean
+.PHONY: env clients serve check test test-all proof test-flaky test-faults test-faults-drawn lint triton bench bench-peers
+.PHONY: matrix architectures evidence evidence-of-gpu docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -67,6 +68,11 @@ $(CLIENTS)/.ready: tests/clients/constraints.txt | $(READY)
 serve: env
 	$(BIN)/python ci/demo.py $(if $(ONESHOT),--oneshot)
 
+# Formatting, lint and types of what has changed since the last commit, or since BASE=REV, and the fast tests that are
+# nearest to it by imports, for SECONDS=40 (tests/helpers/check_change.py). A convenience without promises.
+check: env
+	$(BIN)/python tests/helpers/check_change.py $(if $(BASE),--base $(BASE)) $(if $(SECONDS),--seconds $(SECONDS))
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -93,6 +99,17 @@ proof: env triton clients
 # FAULTS="--area memory sampling" or FAULTS="--only NAME" selects some; FAULTS=--list lists all.
 test-faults: env
 	$(BIN)/python tests/faults/plant.py $(FAULTS)
+
+# Plants one random fault in each of COUNT random modules and runs tests, the nearest first, until one fails. SEED draws
+# the same again; a run that was interrupted continues with its seed. LIMIT: seconds per fault.
+test-faults-drawn: env triton
+	PYTHONPATH=tests/helpers nice -n 5 $(BIN)/python tests/faults/drawn.py $(if $(SEED),--seed $(SEED)) \
+	    $(if $(COUNT),--count $(COUNT)) $(if $(LIMIT),--limit $(LIMIT))
+
+# Runs TESTS, or all fast tests that wait for something, N=20 times beside a busy loop per core, and lists which failed
+# how often.
+test-flaky: env
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python tests/helpers/repeat_tests.py $(if $(N),-n $(N)) $(TESTS)
 
 bench: env
 	$(BIN)/python tests/bench/spine.py --out docs/benchmarks

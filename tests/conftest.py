@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tiers import LEFT, PROOF, LeftRecorder, Slice, check_tiers
+from tiers import LEFT, LeftRecorder, Slice, check_tiers
 from times import Recorder, Stopwatch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
@@ -30,9 +30,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", f"{PROOF}(minutes): takes long and rarely breaks, about so many minutes on two cores; `make proof`"
-    )
     reports = not hasattr(config, "workerinput")  # a worker of xdist sends them to the process that started it
     if (path := config.getoption("--times")) is not None:
         config.pluginmanager.register(Stopwatch(), "srv-stopwatch")

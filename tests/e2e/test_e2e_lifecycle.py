@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from e2e_support import (
+    HEARING_SIGHUP,
     REQUEST_S,
     SCRIPT,
     START_S,
@@ -159,7 +160,7 @@ def starting(server: Server, *command: str) -> None:
     """Start the server with a command before it, and wait until its engine process exists."""
     with server.log.open("wb") as log:
         server.process = subprocess.Popen(
-            [*command, *srv_command("launch", "--port", str(server.port), *server.arguments)],
+            [*HEARING_SIGHUP, *command, *srv_command("launch", "--port", str(server.port), *server.arguments)],
             stdout=log,
             stderr=log,
             env=clean_environment(),
@@ -167,10 +168,6 @@ def starting(server: Server, *command: str) -> None:
     wait_until(lambda: bool(server.engines()), START_S, "the engine process exists")
 
 
-@pytest.mark.skipif(
-    signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
-    reason="SIGHUP is ignored here, and so by the server: run the tests without nohup",
-)
 def test_sighup_during_the_start_ends_it_in_order(tmp_path: Path) -> None:
     """A terminal that is closed sends it to the group. By default, it would kill the server and leave the rest."""
     server = Server(ARGUMENTS, tmp_path / "log")

@@ -16,7 +16,7 @@ from e2e_support import STOP_S, Server, gone, greedy, launched, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ARGUMENTS = ("--device", "cpu", "--max-total-tokens", "4096", "--max-running-requests", "2", "--tp-size", "3")
-LIMIT_S = 5.0  # within which a lost rank has to end the engine
+LIMIT_S = 60.0  # for the end of an engine that has lost a rank: a hang, not the speed of this machine
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_killed_rank_is_named_and_ends_the_server(tmp_path: Path, temporary: P
         os.kill(found[1], signal.SIGKILL)
         started = time.monotonic()
         assert server.wait() == 1, server.log_text()
-        assert time.monotonic() - started < LIMIT_S + 2  # the server itself also stops
+        assert time.monotonic() - started < LIMIT_S
         assert f"rank 1 (process {found[1]}) ended with signal 9" in server.log_text()
         assert "Traceback" not in server.log_text()
         assert_nothing_left(temporary, processes)

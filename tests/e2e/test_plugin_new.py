@@ -23,20 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from compiling import COMPILING_S
 from e2e_support import Server, greedy
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.proof(minutes=0.7),
     pytest.mark.xdist_group("plugin new"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(COMPILING_S),
 ]
 
 NAME = "acme"
 ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip")
 FROM_SOURCE = ("wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index")
-COMPILING_S = 840  # the native kernels take several minutes beside other tests
 FROM_WHEELS = ("install", "-q", "--no-deps", "--no-index")
 
 
@@ -214,7 +214,6 @@ def test_the_guide_comes_with_the_wheel(installed: Installed) -> None:
     assert installed.srv("plugin", "docs", "conformance") == (ROOT / "docs" / "conformance.md").read_text()
 
 
-@pytest.mark.timeout(1500)
 def test_it_conforms_to_level_3(installed: Installed, tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
     output = installed.srv(

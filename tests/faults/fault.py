@@ -1,4 +1,4 @@
-"""The class of planted faults, and their tables, which are all other modules of this folder except `plant`."""
+"""The class of planted faults, and their tables: all other modules of this folder that are no tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-_NO_TABLES = ("fault", "plant", "test_planted")
+_NO_TABLES = ("fault", "plant", "drawn", "mutations", "test_planted")
 
 
 @dataclass(frozen=True, kw_only=True)

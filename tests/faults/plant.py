@@ -28,8 +28,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,8 @@ SOURCE_ROOTS = ("core", "platforms/*", "plugins/*", "kernels", "support_matrix")
 NATIVE_FOLDER = "kernels/srv_kernels/cpu"
 OBJECTS = ROOT / "build" / "faults-objects"  # of the native library without faults, kept from run to run
 NO_TEST_FAILED, TESTS_FAILED = 0, 1  # exit statuses of pytest
+FAST = "not slow and not proof"  # the marks of the tests of `make test`
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # so that no bytecode can outlive the source that it was made from
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,19 @@ class Copy:
         if done.stdout.split("\n")[:-1] != expected:
             raise RuntimeError(f"the packages are not imported from {self.root}:\n{done.stdout}{done.stderr[-2000:]}")
 
-    def pytest(self, tests: Sequence[str], *options: str, limit_s: float, native: bool = False, **more: str) -> Run:
-        """Run these tests; they must be of one folder (see `Fault.folder`). Of whole files, only the fast ones."""
+    def pytest(
+        self,
+        tests: Sequence[str],
+        *options: str,
+        limit_s: float,
+        marked: str = FAST,
+        native: bool = False,
+        **more: str,
+    ) -> Run:
+        """Run these tests; they must be of one folder (see `Fault.folder`). Of whole files, those `marked` so."""
         arguments = ["-q", "--no-header", "--tb=short", "--hypothesis-seed=0", *options]
         if not all("::" in each for each in tests):
-            arguments += ["-m", "not slow and not proof"]
+            arguments += ["-m", marked]
         if not tests[0].startswith("tests/"):
             arguments.append("--import-mode=prepend")  # tests of a plugin import modules beside them
         environment = {**self._environment, **({"SRV_CPU_LIBRARY": str(self.library)} if native else {}), **more}
@@ -133,20 +144,25 @@ class Copy:
         if not tests:
             return Outcome(fault, "UNPROVEN", f"fails without the fault: {', '.join(fault.tests)}")
         deselected = [f"--deselect={test}" for test in sorted(failing)]
-        path = self.root / fault.file
-        original, times = path.read_bytes(), path.stat()
-        fault.plant(self.root)
-        try:
+        with self.restored(fault.file):
+            fault.plant(self.root)
             if fault.is_native:
                 with tempfile.TemporaryDirectory(dir=self.root.parent) as folder:
                     self.compile_library(Path(shutil.copytree(OBJECTS, Path(folder) / "objects")))
-            # Without new bytecode files, none can outlive the source that it was made from.
             options = ["-x", f"--timeout={HANG_LIMIT_S if fault.hangs else TEST_LIMIT_S}", *deselected]
-            run = self.pytest(tests, *options, limit_s=RUN_LIMIT_S, native=fault.is_native, PYTHONDONTWRITEBYTECODE="1")
+            run = self.pytest(tests, *options, limit_s=RUN_LIMIT_S, native=fault.is_native, **NO_BYTECODE)
+        return judge(fault, run)
+
+    @contextmanager
+    def restored(self, file: str) -> Iterator[Path]:
+        """The path of a file of this copy that may be changed: it is restored at the end."""
+        path = self.root / file
+        original, times = path.read_bytes(), path.stat()
+        try:
+            yield path
         finally:
             path.write_bytes(original)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        return judge(fault, run)
 
     def compile_library(self, objects: Path) -> None:
         """Compile the native library of this copy; sources that are older than their objects are not compiled."""

@@ -41,6 +41,10 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SRV_")} | simulated
 
 
+# A program that ignores SIGHUP, as nohup makes it, passes that on to what it starts. This starts a command with the
+# default, in the same process.
+_HEARING = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+HEARING_SIGHUP = (sys.executable, "-S", "-c", _HEARING)
 MODULE = (sys.executable, "-m", "srv")
 SCRIPT = (str(Path(sys.executable).parent / "srv"),)
 
@@ -109,7 +113,7 @@ class Server:
         """Start, and wait until /health returns 200. Raises RuntimeError with the end of the log if it does not."""
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*self.program, "launch", "--port", str(self.port), *self.arguments],
+                [*HEARING_SIGHUP, *self.program, "launch", "--port", str(self.port), *self.arguments],
                 stdout=log,
                 stderr=log,
                 env={**clean_environment(), **self.environment},

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import pytest
 from child_pytest import ROOT, Outcome, run
+from compiling import COMPILING_S
 
 from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
@@ -27,13 +28,11 @@ TESTS = (
 )
 
 
-def own_tests(
-    library: Path, isas: Sequence[str], environment: Mapping[str, str] = MappingProxyType({}), seconds: float = 850
-) -> Outcome:
+def own_tests(library: Path, isas: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
     """Run the tests until the first failure: those of these instruction sets, and those that are of none."""
     arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *(ROOT / each for each in TESTS))
     variables = {"SRV_CPU_LIBRARY": str(library), CHOSEN: ",".join(isas), "PYTHONPATH": str(HERE)}
-    return run(*arguments, seconds=seconds, environment={**variables, **environment})
+    return run(*arguments, seconds=COMPILING_S, environment={**variables, **environment})
 
 
 def available_isas() -> tuple[str, ...]:

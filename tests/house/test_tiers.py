@@ -41,7 +41,7 @@ def test_fast():
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     files = {
-        "pytest.ini": "[pytest]\nmarkers = slow: broad\npythonpath = tests\n",
+        "pytest.ini": "[pytest]\nmarkers =\n  slow\n  proof\npythonpath = tests\n",
         "tests/test_it.py": TESTS,
         ".gitignore": "build\n__pycache__\n",
         "broken.txt": "",

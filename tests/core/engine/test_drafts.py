@@ -7,12 +7,11 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 from engine_small import Small, SmallModels, engine, make_small, message
+from oracle_drafter import oracle
 
-from srv.testing.engine import CheckedEngine, GenerationResult, LocalEngine
+from srv.testing.engine import GenerationResult, LocalEngine
 from srv.types import RequestSpec
-from srv.worker.runner import Runner
 
 DRAFTS = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
 LONG = 48  # small random models repeat themselves after a while, so that drafts are accepted
@@ -73,29 +72,8 @@ def test_output_is_that_without_drafts(
     assert any(result.cached_tokens for result in hits)
 
 
-class Oracle:
-    """A drafter that knows what follows, and is wrong at every `wrong`-th position."""
-
-    def __init__(self, texts: list[list[int]], wrong: int) -> None:
-        self.texts, self.wrong, self.accepted = texts, wrong, 0
-
-    def propose(self, tokens: torch.Tensor, lengths: torch.Tensor, count: int) -> torch.Tensor:
-        drafts = torch.zeros((len(lengths), count), dtype=torch.int64)
-        for row, (known, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
-            texts = (text for text in self.texts if text[:length] == known[:length])
-            text = next(texts, [])  # a row that is in flight when its request ends goes on
-            for at, token in enumerate([*text[length : length + count], *[0] * count][:count]):
-                drafts[row, at] = token if (length + at) % self.wrong else (token + 1) % 90
-        return drafts
-
-
-def oracle(drafting: CheckedEngine, requests: list[RequestSpec], expected: list[GenerationResult], wrong: int) -> None:
-    """Replace the engine's drafter, so that most drafts are accepted and their number differs from row to row."""
-    texts = [[*request.tokens, *result.tokens] for request, result in zip(requests, expected, strict=True)]
-    runner = drafting.executor.worker.runner
-    assert isinstance(runner, Runner)
-    assert runner._drafting is not None
-    runner._drafting._drafter = Oracle(texts, wrong)
+def tokens_of(results: list[GenerationResult]) -> list[list[int]]:
+    return [result.tokens for result in results]
 
 
 @dataclass(frozen=True)
@@ -131,7 +109,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 def test_accepted_drafts_change_no_output(case: Case, flags: dict[str, object]) -> None:
     with engine(case.small, 16, 64, pool=4096, **DRAFTS, **flags) as drafting:
         for wrong in (3, 7, 100):
-            oracle(drafting, case.requests, case.expected, wrong)
+            oracle(drafting, case.requests, tokens_of(case.expected), wrong)
             assert_same(drafting.generate(case.requests), case.expected)
         before = drafting.stats()
         alone = [request for request in case.requests if request.id == "kind 2"]
@@ -146,7 +124,7 @@ def test_retracted_requests_with_drafts_resume_where_they_were(case: Case) -> No
     expected = [one for one, request in zip(case.expected, case.requests, strict=True) if request.id != "kind 8"]
     flags = {"schedule_conservativeness": 0.01, **DRAFTS}
     with engine(case.small, 16, 64, pool=448, **flags) as drafting:
-        oracle(drafting, requests, expected, 5)
+        oracle(drafting, requests, tokens_of(expected), 5)
         assert_same(drafting.generate(requests), expected)
         assert drafting.stats().retractions > 0
 
@@ -154,7 +132,7 @@ def test_retracted_requests_with_drafts_resume_where_they_were(case: Case) -> No
 def test_two_steps_are_in_flight_in_steady_decode(case: Case) -> None:
     """The next row is planned while the drafts of the previous one are in flight."""
     with engine(case.small, 16, 64, pool=4096, **DRAFTS) as drafting:
-        oracle(drafting, case.requests, case.expected, 4)
+        oracle(drafting, case.requests, tokens_of(case.expected), 4)
         for request in case.requests:
             drafting.send(request)
         drafts_in_flight = 0

@@ -8,6 +8,7 @@ import pytest
 from engine_small import Small, engine, messages, saved_small
 from every import every
 from indexed_small import small
+from oracle_drafter import oracle
 
 from srv.errors import Refusal
 
@@ -69,6 +70,7 @@ def test_several_residual_streams_give_the_tokens_of_transformers(hy: Small) -> 
     with engine(hy, page=4, chunk=9) as running:
         assert max(served(running, hy)) >= 36
     with engine(hy, page=16, chunk=64, **DRAFTS) as running:
+        oracle(running, messages(hy.prompts), hy.tokens, wrong=5)
         served(running, hy)
         assert running.stats().drafts_accepted > 0
 
@@ -76,6 +78,7 @@ def test_several_residual_streams_give_the_tokens_of_transformers(hy: Small) -> 
 @every("overlap", [True, False])
 def test_drafts_and_steps_that_do_not_overlap_give_the_same(glm: Small, overlap: bool) -> None:
     with engine(glm, page=16, chunk=64, overlap=overlap, **DRAFTS) as running:
+        oracle(running, messages(glm.prompts), glm.tokens, wrong=5)
         served(running, glm)
         assert running.stats().drafts_accepted > 0
 

@@ -33,7 +33,7 @@ from srv.testing.engine import CheckedEngine, LocalEngine, user_input
 from srv.types import RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 
-LIMIT_S = 5.0  # within which a lost rank has to end the engine
+LIMIT_S = 60.0  # for the end of an engine that has lost a rank: a hang, not the speed of this machine
 # Eight heads and two KV heads: with four ranks, each KV head is on two of them.
 SIZES: dict[str, Any] = {
     "vocab_size": 100,

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from compiling import COMPILING_S
 from native_again import available_isas, own_tests
 
 from srv_kernels.cpu import build
@@ -18,7 +19,7 @@ COMPILER = "clang++"
 
 
 @pytest.mark.proof(minutes=8)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(COMPILING_S)
 def test_kernels_compiled_by_clang_pass_their_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(COMPILER) is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{COMPILER} is not there (Debian: clang)")

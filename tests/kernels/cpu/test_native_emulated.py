@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from compiling import COMPILING_S
 from every import every
 
 from srv_kernels.cpu import build
@@ -58,7 +59,7 @@ def run(driver: Path, processor: str, *arguments: str) -> subprocess.CompletedPr
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(COMPILING_S)
 @every(
     ("processor", "arguments", "isa"),
     [("cortex-a72", [], "generic"), ("max", [], "neon_bf16"), ("max", ["generic"], "generic")],
@@ -76,7 +77,7 @@ def test_errors_of_aarch64_kernels_are_within_their_bounds(
     assert checked == dict.fromkeys(names, 2)  # in two dtypes each
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(COMPILING_S)
 def test_an_instruction_set_that_the_processor_lacks_is_refused(driver: Path) -> None:
     done = run(driver, "cortex-a72", "neon_bf16")
     assert done.returncode == 1

@@ -11,13 +11,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from compiling import COMPILING_S
 from native_again import available_isas, own_tests
 
 from srv_kernels.cpu import build
 
 
 @pytest.mark.proof(minutes=15)
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(COMPILING_S)
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     try:
         compiler = build.compiler()
@@ -37,5 +38,5 @@ def test_no_sanitizer_complains(tmp_path: Path) -> None:
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
     isas = available_isas()
-    outcome = own_tests(library, (*isas[1:2], isas[-1]), environment, seconds=1400)
+    outcome = own_tests(library, (*isas[1:2], isas[-1]), environment)
     assert outcome.passed, outcome.end

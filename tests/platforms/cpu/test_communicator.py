@@ -14,7 +14,7 @@ from srv_kernels.cpu.library import load
 
 RANKS = 3
 TIMEOUT_S = 1.0
-TOLERANCE_S = 2.0  # by which a machine with other work may exceed it
+TOLERANCE_S = 50.0  # by which a machine with other work may exceed it; less than the limit of a group that is aborted
 
 shares_memory = pytest.mark.skipif(
     load().library is None or not hasattr(os, "memfd_create"),

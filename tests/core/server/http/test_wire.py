@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 
-import httpx
 import openai
 import pytest
 from server_support import MODEL, Serving, eventually, listening
@@ -49,8 +47,9 @@ async def test_a_disconnect_during_a_stream_aborts_its_requests() -> None:
 )
 async def test_a_disconnect_before_the_response_aborts_too(path: str, body: dict[str, object]) -> None:
     async with listening(FakeEngine(hold=True)) as server:
-        with pytest.raises(httpx.ReadTimeout):
-            await server.http.post(path, json=body, timeout=0.3)
+        client = asyncio.create_task(server.http.post(path, json=body))
+        await eventually(lambda: server.engine.running)
+        client.cancel()
         await eventually(lambda: aborted(server) and idle(server))
 
 
@@ -74,10 +73,7 @@ async def test_a_large_declared_body_is_refused_before_it_arrives() -> None:
         port = server.http.base_url.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n" + b"x" * 2000)
-        started = time.perf_counter()
-        status = await asyncio.wait_for(reader.readline(), 10)
-        assert b"413" in status
-        assert time.perf_counter() - started < 5
+        assert b"413" in await asyncio.wait_for(reader.readline(), 50)
         writer.close()
 
 

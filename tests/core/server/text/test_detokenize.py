@@ -193,7 +193,7 @@ def test_cost_per_token_does_not_grow_with_the_output_or_with_repetitive_stop_st
     start = time.perf_counter()
     released = sum(len(target.push([token], final=False).text) for token in tokens)
     assert released == len(tokens) - 4000
-    assert time.perf_counter() - start < 5  # quadratic matching takes minutes
+    assert time.perf_counter() - start < 60  # quadratic matching takes minutes
 
 
 def word_piece() -> Tokenizer:
