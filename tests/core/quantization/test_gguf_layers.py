@@ -97,19 +97,14 @@ def test_platforms_without_a_product_of_a_type_dequantize_it_if_the_user_says_so
         ("dequantize_weights", "slower_path", True)
     ]
     assert make_plan(user_input([*gpu, "--dequantize-weights"])).refusals == ()
-    assert (
-        make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(path), "--device", "cpu:avx512"])).refusals
-        == ()
-    )
+    assert make_plan(user_input(["--model-path", str(path), "--device", "cpu:avx512"])).refusals == ()
 
 
 def test_a_plan_counts_the_blocks_of_codebooks_as_they_are_loaded(tmp_path: Path) -> None:
     """Each matrix has another type; other tensors are float32."""
     ours, model = stored(tmp_path, kind=codebook_kinds())
     assert agree(ours, model)
-    facts = make_plan(
-        user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path / "model.gguf"), "--device", "cpu:avx512"])
-    ).model
+    facts = make_plan(user_input(["--model-path", str(tmp_path / "model.gguf"), "--device", "cpu:avx512"])).model
     assert facts is not None
     assert set(CODEBOOK_TYPES) <= facts.stored_types.keys()
     assert loaded_bytes(facts, 4) == sum(view.numel() * view.itemsize for view in ours.weight_views().values())
