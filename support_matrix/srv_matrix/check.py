@@ -9,7 +9,7 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS, find_argument
 from srv_matrix import architectures
-from srv_matrix.ages import changed_since, older_evidence
+from srv_matrix.ages import age_notes, ages_of
 from srv_matrix.data import to_csv, to_json
 from srv_matrix.diff import compare_table, stale_reasons
 from srv_matrix.evidence import collect_marks, marked_files, prune, unrecorded
@@ -80,7 +80,7 @@ def notes(matrix: Matrix, repository: Repository, marks: Marks | None = None) ->
     if unknown:
         reason = f"it cannot be checked whether {', '.join(unknown)} is in its history (fetch the full history)"
         found.append(f"this clone is shallow: {reason}")
-    found += older_evidence(matrix.evidence, changed_since(matrix.evidence, repository))
+    found += age_notes(matrix.evidence, ages_of(matrix.evidence, repository))
     marks = marks_for(matrix.evidence, repository) if marks is None else marks
     for platform, tests in unrecorded(matrix.evidence, marks).items():
         shown = ", ".join(tests[:_SHOWN_TESTS]) + (", ..." if len(tests) > _SHOWN_TESTS else "")

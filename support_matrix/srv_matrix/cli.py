@@ -13,7 +13,7 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS, DEPRECATED
 from srv_matrix import inventory
-from srv_matrix.ages import changed_since, is_older
+from srv_matrix.ages import Age, age_of, ages_of
 from srv_matrix.check import check, marks_for, notes, prune_evidence, write_outputs
 from srv_matrix.diff import Compared, Outcome, compare_table, counts
 from srv_matrix.evidence import compare, read_file, read_folder, skips, uncommitted
@@ -122,7 +122,7 @@ def run_site(namespace: argparse.Namespace) -> int:
     """Write the static site and print the path of its page."""
     repository = _repository(namespace.root)
     matrix = read_matrix(repository)
-    print(write_site(matrix, namespace.out, changed_since(matrix.evidence, repository)))
+    print(write_site(matrix, namespace.out, ages_of(matrix.evidence, repository)))
     return 0
 
 
@@ -207,19 +207,20 @@ def run_show(namespace: argparse.Namespace) -> int:
     platform, _, variant = namespace.device.partition(":")
     repository = _repository_if_any(namespace.root)
     matrix = read_matrix(repository, (platform,))
-    changed = changed_since(matrix.evidence, repository) if repository is not None else {}
+    ages = ages_of(matrix.evidence, repository) if repository is not None else {}
     variants = matrix.manifests[0].variants
     if variant not in variants:
         raise MatrixError(f"--device {namespace.device}: set a variant of {platform}, one of {', '.join(variants)}")
     cells = [each for each in _cells(matrix, platform, variant) if namespace.status in (None, each.status.value)]
     if namespace.json:
-        shown = [_shown(each) | {"older": is_older(each, changed)} for each in cells]
+        shown = [_shown(each) | {"age": _shown_age(age_of(each, ages))} for each in cells]
         print(json.dumps(shown, indent=2, ensure_ascii=False))
         return 0
     for each in cells:
         reason = f"{each.reason} [{each.reason_code}]" if each.reason_code else ""
-        age = ", older than the code" if is_older(each, changed) else ""
-        print(f"{each.feature:<48}{mark(each)}{age}" + _indented_line(reason, 6))
+        age = age_of(each, ages)
+        ran = "" if age is None else f", ran {age}" + (" (old)" if age.is_old else "")
+        print(f"{each.feature:<48}{mark(each)}{ran}" + _indented_line(reason, 6))
     return 0
 
 
@@ -237,6 +238,10 @@ def _shown(record: Record) -> dict[str, Any]:
         "reason_code": record.reason_code,
         "reason": record.reason,
     }
+
+
+def _shown_age(age: Age | None) -> dict[str, Any] | None:
+    return None if age is None else {**age._asdict(), "old": age.is_old}
 
 
 def run_coverage(namespace: argparse.Namespace) -> int:

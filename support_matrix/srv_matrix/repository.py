@@ -55,10 +55,16 @@ class Repository:
             return True
         return None if self._git("rev-parse", "--is-shallow-repository") == "true" else False
 
-    def changed_since(self, commit: str, folders: Sequence[str]) -> int | None:
-        """How many files of these folders differ between a commit and the working tree; None without that commit."""
-        done = self._run("diff", "--name-only", commit, "--", *folders)
-        return len(done.stdout.splitlines()) if done.returncode == 0 else None
+    def commits_since(self, commit: str, folders: Sequence[str]) -> int | None:
+        """How many commits after `commit` changed files of these folders; None without that commit."""
+        done = self._run("rev-list", "--count", f"{commit}..HEAD", "--", *folders)
+        return int(done.stdout) if done.returncode == 0 else None
+
+    def lines_since(self, commit: str, folders: Sequence[str]) -> int | None:
+        """How many lines of these folders a commit and the working tree do not share; None without that commit."""
+        done = self._run("diff", "--numstat", commit, "--", *folders)
+        counts = (number for line in done.stdout.splitlines() for number in line.split("\t")[:2])
+        return sum(int(each) for each in counts if each != "-") if done.returncode == 0 else None
 
     def changed_files(self) -> tuple[str, ...]:
         """Files that differ from HEAD, including untracked ones."""
