@@ -21,11 +21,11 @@ from srv_matrix.records import CHANGED, Evidence, Key, Level
 from srv_matrix.repository import MatrixError, Repository
 
 OUTCOMES = ("passed", "failed", "skipped")
-VOLATILE = ("commit", "plugin_version", "driver", "device", "date")  # may differ between runs
+VOLATILE = ("commit", "plugin_version", "versions", "simulator", "device", "date")  # may differ between runs
 PLUGIN = "srv_matrix.pytest_plugin"
 MARKED = "srv_matrix.pytest_plugin import covers"  # occurs in every file with marks
-_MAY_BE_EMPTY = ("note", "driver", "reason")
-_TEXT_FIELDS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level"))
+_MAY_BE_EMPTY = ("note", "reason", "simulator")
+_TEXT_FIELDS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level", "versions"))
 _COLLECT_TIMEOUT_S = 300
 
 
@@ -52,12 +52,15 @@ def _checked(raw: Mapping[str, Any]) -> Evidence:
     covers = raw.get("covers")
     if not isinstance(covers, list) or not covers or not all(isinstance(cell, str) for cell in covers):
         raise ValueError("has no list of covered cells")
+    versions = raw.get("versions")
+    if not isinstance(versions, dict) or not all(isinstance(version, str) for version in versions.values()):
+        raise ValueError("has no versions by name")
     if raw.get("level") not in Level.__members__:
         raise ValueError(f"has the level {raw.get('level')!r}; levels are {', '.join(Level.__members__)}")
     if texts["outcome"] not in OUTCOMES:
         raise ValueError(f"has the outcome {texts['outcome']!r}; outcomes are {', '.join(OUTCOMES)}")
     datetime.date.fromisoformat(texts["date"])
-    return Evidence(covers=tuple(covers), level=Level[raw["level"]], **texts)
+    return Evidence(covers=tuple(covers), level=Level[raw["level"]], versions=versions, **texts)
 
 
 def read_file(path: Path) -> tuple[Evidence, ...]:

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from srv.errors import SrvError
-from srv_matrix.records import CHANGED, Evidence, Level
+from srv_matrix.records import CHANGED, Evidence, Level, split_versions
 from srv_matrix.repository import Repository, find_repository
 
 # Generated files, which do not affect any test.
@@ -113,7 +113,7 @@ class _Recorder:
     """Records the evidence of a session. `where`: platform, commit and device. `skips`: whether to record skips."""
 
     path: Path
-    where: Mapping[str, str]
+    where: Mapping[str, Any]
     max_level: Level
     skips: bool
     elsewhere: int = 0  # number of marked tests that ran on another platform
@@ -240,7 +240,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         Path(target).write_text(json.dumps(marks), encoding="utf-8")
 
 
-def _session_facts(repository: Repository, platform: str | None, any_tree: bool) -> tuple[dict[str, str], Level]:
+def _session_facts(repository: Repository, platform: str | None, any_tree: bool) -> tuple[dict[str, Any], Level]:
     """The evidence fields that describe platform, commit and device, and the maximum level; UsageError if invalid."""
     from srv.platform.probe import probe
     from srv.platform.registry import find_platforms
@@ -258,15 +258,17 @@ def _session_facts(repository: Repository, platform: str | None, any_tree: bool)
     result = probe(found[platform])
     if result.device is None or not result.available:
         raise pytest.UsageError(f"--srv-evidence-device {platform} is not available on this machine: {result.reason}")
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(result.device.versions.items()))
+    simulated = found[platform].loaded.simulated or result.device.simulated
+    plugin_version = f"{found[platform].distribution} {found[platform].version}"
+    versions, simulator = split_versions(result.device.versions, plugin_version, simulated=simulated)
     where = {
         "platform": platform,
         "machine": result.device.variant,
         "commit": commit + (CHANGED if changed else ""),
-        "plugin_version": f"{found[platform].distribution} {found[platform].version}",
-        "driver": versions,
+        "plugin_version": plugin_version,
+        "versions": versions,
+        "simulator": simulator,
         "device": result.device.name or result.device.variant,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    simulated = found[platform].loaded.simulated or result.device.simulated
     return where, Level.E3 if simulated else Level.E5

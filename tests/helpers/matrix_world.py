@@ -96,7 +96,7 @@ def evidence(*covers: str, **changes: Any) -> Evidence:
         "outcome": "passed",
         "commit": "c0ffee",
         "plugin_version": "imagined 1.0",
-        "driver": "",
+        "versions": {"torch": "2.13.0"},
         "device": "Imagined One",
         "date": "2026-01-02",
     }
