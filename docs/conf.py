@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-from srv_matrix.ages import changed_since
+from srv_matrix.ages import ages_of
 from srv_matrix.data import to_json
 from srv_matrix.guides import fill
 from srv_matrix.matrix import read_matrix
@@ -39,7 +39,7 @@ def _write_matrix_data(app: Sphinx) -> None:
     cells = (DOCS / "support" / "support.json").read_text(encoding="utf-8")
     if (repository := find_repository(DOCS.resolve())) is not None:
         matrix = read_matrix(repository)
-        cells = to_json(matrix, changed_since(matrix.evidence, repository))
+        cells = to_json(matrix, ages_of(matrix.evidence, repository))
     (folder / "matrix-data.js").write_text(data_script(cells), encoding="utf-8")
 
 

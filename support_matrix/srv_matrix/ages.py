@@ -1,65 +1,101 @@
-"""How old evidence is: the code that a run on a platform covers may have changed since the commit that was tested.
+"""How old evidence is: how many commits and lines of the code that a run covers have changed since the tested commit.
 
-Files are compared by content, with the working tree: a change that was taken back makes nothing older. The committed
-pages have no ages, because every commit would change them; `srv matrix check`, `show` and the site have.
+That code is core, the kernels, and the packages of the platform. Lines are compared with the working tree: a change
+that was taken back makes nothing older. An age is a statement and never a fault, and no committed page has one, because
+every commit would change it; `srv matrix check` and `show`, `srv doctor`, JSON and the site have.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from srv_matrix.records import CHANGED, Evidence, Record
 from srv_matrix.repository import Repository
 
+OLD_LINES = 10_000  # evidence is old once more lines have changed: a tenth of the code that a run covers
 _COMMON = ("core/srv", "kernels/srv_kernels")  # what every platform runs besides its own package
 _IMPORT = re.compile(r"^(?:from|import) srv_(\w+)", re.MULTILINE)
 
-ChangedSince = Mapping[str, Mapping[str, int]]
+
+class Age(NamedTuple):
+    """`commits` that changed the code that a run covers, and `lines` added or removed there since it ran."""
+
+    commits: int
+    lines: int
+
+    @property
+    def is_old(self) -> bool:
+        return self.lines > OLD_LINES
+
+    def __str__(self) -> str:
+        if not self.commits and not self.lines:
+            return "on the present code"
+        return f"{_counted(self.commits, 'commit')} and {_counted(self.lines, 'changed line')} ago"
 
 
-def changed_since(evidence: Iterable[Evidence], repository: Repository) -> ChangedSince:
-    """For each platform and commit of the evidence: how many files of the code that it covers have changed since.
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+Ages: TypeAlias = Mapping[tuple[str, str], Age]  # by platform and commit
+
+
+def ages_of(evidence: Iterable[Evidence], repository: Repository) -> Ages:
+    """The age of each platform and commit of the evidence.
 
     Commits that this clone does not have are left out: the age of their evidence is unknown.
     """
-    found: dict[str, dict[str, int]] = {}
-    pairs = dict.fromkeys((each.platform, each.commit) for each in evidence if not each.commit.endswith(CHANGED))
-    for platform, commit in pairs:
-        files = repository.changed_since(commit, covered_code(platform, repository))
-        if files is not None:
-            found.setdefault(platform, {})[commit] = files
+    by_platform: dict[str, dict[str, None]] = {}
+    for each in evidence:
+        if not each.commit.endswith(CHANGED):
+            by_platform.setdefault(each.platform, {})[each.commit] = None
+    found: dict[tuple[str, str], Age] = {}
+    for platform, commits in by_platform.items():
+        folders = covered_code(platform, repository)
+        for commit in commits:
+            count, lines = repository.commits_since(commit, folders), repository.lines_since(commit, folders)
+            if count is not None and lines is not None:
+                found[platform, commit] = Age(count, lines)
     return found
 
 
 def covered_code(platform: str, repository: Repository) -> tuple[str, ...]:
-    """The folders of the code that a run on a platform covers, relative to the root; with platforms that it imports."""
-    own = repository.root / "platforms" / platform / f"srv_{platform}"
-    imported = {name for file in own.rglob("*.py") for name in _IMPORT.findall(file.read_text(encoding="utf-8"))}
-    others = sorted(f"platforms/{name}" for name in imported - {platform})
-    return (*_COMMON, f"platforms/{platform}", *(each for each in others if (repository.root / each).is_dir()))
+    """The packages that a run on a platform covers, relative to the root; with those of platforms that it imports."""
+    own = f"platforms/{platform}/srv_{platform}"
+    files = (repository.root / own).rglob("*.py")
+    imported = {name for file in files for name in _IMPORT.findall(file.read_text(encoding="utf-8"))}
+    others = sorted(f"platforms/{name}/srv_{name}" for name in imported - {platform})
+    return (*_COMMON, own, *(each for each in others if (repository.root / each).is_dir()))
 
 
-def is_older(record: Record, changed: ChangedSince) -> bool:
-    """Whether all evidence on which the cell's level is based was recorded before its code last changed.
+def age_of(record: Record, ages: Ages) -> Age | None:
+    """The age of the newest evidence on which the cell's level is based; None if nothing ran, or if it is unknown.
 
-    A level that follows from those of values is older if that of one of the weakest is.
+    A level that follows from those of values is as old as the oldest of the weakest.
     """
     if record.values:
-        return any(is_older(each, changed) for each in record.weakest)
-    files = [changed.get(each.platform, {}).get(each.commit, 0) for each in record.ran]
-    return bool(files) and all(files)
+        return max((age for each in record.weakest if (age := age_of(each, ages)) is not None), default=None)
+    found = (ages.get((each.platform, each.commit)) for each in record.ran)
+    return min((age for age in found if age is not None), default=None)
 
 
-def older_evidence(evidence: Iterable[Evidence], changed: ChangedSince) -> list[str]:
-    """A note for each variant and commit with evidence that is older than its code."""
-    counted: dict[tuple[str, str, str], int] = {}
+def age_notes(evidence: Iterable[Evidence], ages: Ages) -> list[str]:
+    """For each variant with evidence: how long ago its lines ran, and how many of them are old."""
+    found: dict[str, list[Age]] = {}
     for each in evidence:
-        if changed.get(each.platform, {}).get(each.commit):
-            key = (each.platform, each.variant, each.commit)
-            counted[key] = counted.get(key, 0) + 1
-    return [
-        f"{lines} lines of evidence on {platform}:{variant} are older than the code: {changed[platform][commit]} files "
-        f"that they cover have changed since {commit[:12]} (record them again)"
-        for (platform, variant, commit), lines in counted.items()
-    ]
+        if (age := ages.get((each.platform, each.commit))) is not None:
+            found.setdefault(f"{each.platform}:{each.variant}", []).append(age)
+    return [_note(place, sorted(its)) for place, its in found.items()]
+
+
+def _note(place: str, ages: list[Age]) -> str:
+    newest, oldest = ages[0], ages[-1]
+    old = sum(age.is_old for age in ages)
+    span = str(newest)
+    if newest != oldest:
+        commits, lines = (f"{one:,} to {other:,}" for one, other in zip(newest, oldest, strict=True))
+        span = f"{commits} commits and {lines} changed lines ago"
+    note = f"{_counted(len(ages), 'line')} of evidence on {place} ran {span}"
+    return note + (f"; {old} of them old (make evidence PLATFORM={place})" if old else "")

@@ -1,9 +1,11 @@
-"""`srv matrix`: generate, check, prune, diff, show, site, coverage. Added through the group `srv.commands`."""
+"""`srv matrix`: generate, check, record, prune, diff, show, site, coverage. Added through the group `srv.commands`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +15,16 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS, DEPRECATED
 from srv_matrix import inventory
-from srv_matrix.ages import changed_since, is_older
-from srv_matrix.check import check, marks_for, notes, prune_evidence, write_outputs
+from srv_matrix.ages import Age, age_of, ages_of
+from srv_matrix.check import check, notes, prune_evidence, write_outputs
 from srv_matrix.diff import Compared, Outcome, compare_table, counts
-from srv_matrix.evidence import compare, read_file, read_folder, skips, uncommitted
+from srv_matrix.evidence import compare, read_file, read_folder, read_marks
 from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, read_matrix, read_plugin_matrix
 from srv_matrix.pages import pages
+from srv_matrix.places import places, selected
 from srv_matrix.published import Table, read_rows, read_tables
+from srv_matrix.record import Recording
 from srv_matrix.records import Record, Status
 from srv_matrix.repository import MatrixError, Repository, find_repository
 from srv_matrix.site import write_site
@@ -36,6 +40,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     for name, summary, handler in (
         ("generate", "write the pages under docs/support", run_generate),
         ("check", "fail if records, evidence, published tables and pages are inconsistent", run_check),
+        ("record", "run the tests again that are evidence, the oldest first", run_record),
         ("prune", "remove evidence that is no longer valid from support_matrix/evidence", run_prune),
         ("diff", "compare our declarations with a vendor's published table", run_diff),
         ("show", "show the arguments on one platform and variant", run_show),
@@ -68,8 +73,13 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
         )
     if name == "check":
         verb.add_argument(
-            "--rerun", type=Path, metavar="FILE", help="also compare this new evidence with the committed evidence"
+            "--rerun", type=Path, metavar="FILE", help="also compare the outcomes of a run of tests with the evidence"
         )
+    if name == "record":
+        verb.add_argument(
+            "--platform", default="", metavar="NAME[:VARIANT]", help="only there (default: all that can run here)"
+        )
+        verb.add_argument("--minutes", type=float, default=30, help="how long to record (default: %(default)g)")
     if name == "site":
         verb.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write it")
     if name == "diff":
@@ -122,7 +132,7 @@ def run_site(namespace: argparse.Namespace) -> int:
     """Write the static site and print the path of its page."""
     repository = _repository(namespace.root)
     matrix = read_matrix(repository)
-    print(write_site(matrix, namespace.out, changed_since(matrix.evidence, repository)))
+    print(write_site(matrix, namespace.out, ages_of(matrix.evidence, repository)))
     return 0
 
 
@@ -131,21 +141,27 @@ def run_check(namespace: argparse.Namespace) -> int:
     repository = _repository(namespace.root)
     fresh = None if namespace.rerun is None else read_file(namespace.rerun)
     with ThreadPoolExecutor(1) as pool:  # pytest collects the marks in a process of its own meanwhile
-        collected = pool.submit(marks_for, read_folder(repository.evidence), repository)
+        collected = pool.submit(read_marks, repository)
         matrix = read_matrix(repository)
         marks = collected.result()
-    faults, remarks = check(matrix, repository, marks), notes(matrix, repository, marks)
+    faults, remarks = check(matrix, repository, marks), notes(matrix, repository)
     if fresh is not None:
-        faults += compare(matrix.evidence, fresh)
-        remarks += skips(matrix.evidence, fresh)
-        if new := uncommitted(matrix.evidence, fresh):
-            shown = ", ".join(new[:4])
-            remarks.append(f"{len(new)} cells have new evidence that is not committed (make evidence): {shown}")
+        contradictions, skips = compare(matrix.evidence, fresh, strict=bool(os.environ.get("CI")))
+        faults += contradictions
+        remarks += skips
     for line in (*faults, *(f"note: {each}" for each in remarks)):
         print(f"- {line}")
     verdict = "the support matrix is consistent" if not faults else f"{len(faults)} faults"
     print(f"{verdict}: {len(matrix.records)} cells, {len(matrix.evidence)} lines of evidence")
     return FAULTY if faults else 0
+
+
+def run_record(namespace: argparse.Namespace) -> int:
+    """Record evidence for a limited time; exit status 2 if a test failed."""
+    end = time.monotonic() + namespace.minutes * 60
+    repository = _repository(namespace.root)
+    chosen = selected(places(repository), namespace.platform)
+    return 0 if Recording(repository, chosen, end).run() else FAULTY
 
 
 def run_prune(namespace: argparse.Namespace) -> int:
@@ -207,19 +223,20 @@ def run_show(namespace: argparse.Namespace) -> int:
     platform, _, variant = namespace.device.partition(":")
     repository = _repository_if_any(namespace.root)
     matrix = read_matrix(repository, (platform,))
-    changed = changed_since(matrix.evidence, repository) if repository is not None else {}
+    ages = ages_of(matrix.evidence, repository) if repository is not None else {}
     variants = matrix.manifests[0].variants
     if variant not in variants:
         raise MatrixError(f"--device {namespace.device}: set a variant of {platform}, one of {', '.join(variants)}")
     cells = [each for each in _cells(matrix, platform, variant) if namespace.status in (None, each.status.value)]
     if namespace.json:
-        shown = [_shown(each) | {"older": is_older(each, changed)} for each in cells]
+        shown = [_shown(each) | {"age": _shown_age(age_of(each, ages))} for each in cells]
         print(json.dumps(shown, indent=2, ensure_ascii=False))
         return 0
     for each in cells:
         reason = f"{each.reason} [{each.reason_code}]" if each.reason_code else ""
-        age = ", older than the code" if is_older(each, changed) else ""
-        print(f"{each.feature:<48}{mark(each)}{age}" + _indented_line(reason, 6))
+        age = age_of(each, ages)
+        ran = "" if age is None else f", ran {age}" + (" (old)" if age.is_old else "")
+        print(f"{each.feature:<48}{mark(each)}{ran}" + _indented_line(reason, 6))
     return 0
 
 
@@ -237,6 +254,10 @@ def _shown(record: Record) -> dict[str, Any]:
         "reason_code": record.reason_code,
         "reason": record.reason,
     }
+
+
+def _shown_age(age: Age | None) -> dict[str, Any] | None:
+    return None if age is None else {**age._asdict(), "old": age.is_old}
 
 
 def run_coverage(namespace: argparse.Namespace) -> int:

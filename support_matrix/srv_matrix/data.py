@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from srv.args.config import ARGUMENTS
-from srv_matrix.ages import ChangedSince, is_older
+from srv_matrix.ages import Ages, age_of
 from srv_matrix.matrix import Matrix
 from srv_matrix.pages import options
 from srv_matrix.records import LEVELS, Evidence, Kind, Record
@@ -21,10 +21,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def to_dict(matrix: Matrix, changed: ChangedSince | None = None) -> dict[str, Any]:
+def to_dict(matrix: Matrix, ages: Ages | None = None) -> dict[str, Any]:
     """Arguments and features with their cells, and the meaning of levels.
 
-    `changed`: for the ages of evidence, `changed_since`, and of cells, `older`; None for data without ages.
+    `ages`: those of evidence, by platform and commit; cells with old evidence are `older`. None for data without ages.
     """
     cells: dict[str, list[Record]] = {}
     for record in matrix.records.values():
@@ -35,25 +35,33 @@ def to_dict(matrix: Matrix, changed: ChangedSince | None = None) -> dict[str, An
         "platforms": {
             each.name: {"variants": list(each.variants), "summary": each.summary} for each in matrix.manifests
         },
-        **({} if changed is None else {"changed_since": changed}),
-        "features": _features(matrix, changed),
-        "arguments": [_argument(name, cells.get(name, ()), changed) for name in ARGUMENTS],
+        **({} if ages is None else {"ages": _ages(ages)}),
+        "features": _features(matrix, ages),
+        "arguments": [_argument(name, cells.get(name, ()), ages) for name in ARGUMENTS],
     }
 
 
-def _features(matrix: Matrix, changed: ChangedSince | None) -> list[dict[str, Any]]:
+def _ages(ages: Ages) -> dict[str, dict[str, dict[str, Any]]]:
+    """By platform, then by commit."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for (platform, commit), age in ages.items():
+        found.setdefault(platform, {})[commit] = {**age._asdict(), "old": age.is_old}
+    return found
+
+
+def _features(matrix: Matrix, ages: Ages | None) -> list[dict[str, Any]]:
     """Features that are not arguments: the kind, name and cells of each."""
     kinds: tuple[Kind, ...] = ("model", "endpoint", "op", "pair")
     return [
-        {"kind": kind, "name": feature.partition(":")[2], "cells": _grouped(records, changed)}
+        {"kind": kind, "name": feature.partition(":")[2], "cells": _grouped(records, ages)}
         for kind in kinds
         for feature, records in matrix.of_kind(kind).items()
     ]
 
 
-def to_json(matrix: Matrix, changed: ChangedSince | None = None) -> str:
+def to_json(matrix: Matrix, ages: Ages | None = None) -> str:
     """`to_dict` with one argument or feature per line, so that a diff shows which ones changed."""
-    content = to_dict(matrix, changed)
+    content = to_dict(matrix, ages)
     features, arguments = _lines(content.pop("features")), _lines(content.pop("arguments"))
     head = json.dumps(content, indent=1, ensure_ascii=False).removesuffix("\n}")
     return f'{head},\n "features": [{features}],\n "arguments": [{arguments}]}}\n'
@@ -98,7 +106,7 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
     return {name: value for name, value in asdict(evidence).items() if value} | {"level": evidence.level.name}
 
 
-def _argument(name: str, records: Iterable[Record], changed: ChangedSince | None) -> dict[str, Any]:
+def _argument(name: str, records: Iterable[Record], ages: Ages | None) -> dict[str, Any]:
     argument = ARGUMENTS[name]
     return {
         "name": name,
@@ -107,27 +115,27 @@ def _argument(name: str, records: Iterable[Record], changed: ChangedSince | None
         "help": argument.arg.help,
         "default": argument.show(argument.default),
         "options": options(argument),
-        "cells": _grouped((record for record in records if record.kind == "arg"), changed),
-        "values": _values(records, changed),
+        "cells": _grouped((record for record in records if record.kind == "arg"), ages),
+        "values": _values(records, ages),
     }
 
 
-def _values(records: Iterable[Record], changed: ChangedSince | None) -> dict[str, list[dict[str, Any]]]:
+def _values(records: Iterable[Record], ages: Ages | None) -> dict[str, list[dict[str, Any]]]:
     by_value: dict[str, list[Record]] = {}
     for record in records:
         if record.kind == "value":
             by_value.setdefault(record.feature.partition("=")[2], []).append(record)
-    return {value: _grouped(found, changed) for value, found in by_value.items()}
+    return {value: _grouped(found, ages) for value, found in by_value.items()}
 
 
-def _grouped(records: Iterable[Record], changed: ChangedSince | None) -> list[dict[str, Any]]:
+def _grouped(records: Iterable[Record], ages: Ages | None) -> list[dict[str, Any]]:
     """Cells with equal fields as one entry, with all their variants ("npu:a3")."""
     found: dict[str, dict[str, Any]] = {}
     for record in records:
         fields = cell(record)
         fields.pop("kind")
         fields.pop("declared_by", None)  # the variant implies it
-        if changed is not None and is_older(record, changed):
+        if ages is not None and (age := age_of(record, ages)) is not None and age.is_old:
             fields["older"] = True
         entry = found.setdefault(json.dumps(fields), {"on": [], **fields})
         entry["on"].append(f"{record.platform}:{record.variant}")

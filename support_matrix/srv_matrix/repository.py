@@ -11,6 +11,8 @@ from srv.errors import SrvError
 
 MARKER = Path("support_matrix") / "published" / "index.toml"
 
+_GENERATED = ("support_matrix/evidence/", "support_matrix/inventory.json", "docs/support/")
+
 
 class MatrixError(SrvError):
     """The support matrix cannot be generated: an input is missing or damaged."""
@@ -42,6 +44,11 @@ class Repository:
     def pages(self) -> Path:
         return self.root / "docs" / "support"
 
+    @property
+    def kept(self) -> Path:
+        """The folder of results that are kept (`srv_matrix.kept`)."""
+        return self.root / "build" / "matrix"
+
     def head(self) -> str:
         """The commit that is checked out."""
         return self._git("rev-parse", "HEAD")
@@ -55,10 +62,20 @@ class Repository:
             return True
         return None if self._git("rev-parse", "--is-shallow-repository") == "true" else False
 
-    def changed_since(self, commit: str, folders: Sequence[str]) -> int | None:
-        """How many files of these folders differ between a commit and the working tree; None without that commit."""
-        done = self._run("diff", "--name-only", commit, "--", *folders)
-        return len(done.stdout.splitlines()) if done.returncode == 0 else None
+    def commits_since(self, commit: str, folders: Sequence[str]) -> int | None:
+        """How many commits after `commit` changed files of these folders; None without that commit."""
+        done = self._run("rev-list", "--count", f"{commit}..HEAD", "--", *folders)
+        return int(done.stdout) if done.returncode == 0 else None
+
+    def lines_since(self, commit: str, folders: Sequence[str]) -> int | None:
+        """How many lines of these folders a commit and the working tree do not share; None without that commit."""
+        done = self._run("diff", "--numstat", commit, "--", *folders)
+        counts = (number for line in done.stdout.splitlines() for number in line.split("\t")[:2])
+        return sum(int(each) for each in counts if each != "-") if done.returncode == 0 else None
+
+    def uncommitted(self) -> tuple[str, ...]:
+        """Files that differ from HEAD, apart from generated ones, which do not affect any test."""
+        return tuple(file for file in self.changed_files() if not file.startswith(_GENERATED))
 
     def changed_files(self) -> tuple[str, ...]:
         """Files that differ from HEAD, including untracked ones."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from srv_matrix.ages import ChangedSince
+from srv_matrix.ages import Ages
 from srv_matrix.data import to_csv, to_json
 from srv_matrix.matrix import Matrix
 
@@ -22,25 +22,25 @@ def data_script(data: str) -> str:
     )  # so that no text can close the script element
 
 
-def page(matrix: Matrix, changed: ChangedSince | None = None) -> str:
-    """The self-contained page, as one HTML text. `changed`: the ages of evidence, if they are known."""
+def page(matrix: Matrix, ages: Ages | None = None) -> str:
+    """The self-contained page, as one HTML text. `ages`: those of evidence, if they are known."""
     parts = files("srv_matrix") / "web"
     html = (parts / "alone.html").read_text(encoding="utf-8")
     for mark, text in (
         ("@STYLE@", (parts / "matrix.css").read_text(encoding="utf-8")),
         ("@BODY@", (parts / "matrix.html").read_text(encoding="utf-8")),
         ("@SCRIPT@", (parts / "matrix.js").read_text(encoding="utf-8")),
-        ("@DATA@", data_script(to_json(matrix, changed))),
+        ("@DATA@", data_script(to_json(matrix, ages))),
     ):
         html = html.replace(mark, text, 1)
     return html
 
 
-def write_site(matrix: Matrix, folder: Path, changed: ChangedSince | None = None) -> Path:
+def write_site(matrix: Matrix, folder: Path, ages: Ages | None = None) -> Path:
     """Write the self-contained page and the files for programs; returns the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (
-        ("index.html", page(matrix, changed)),
+        ("index.html", page(matrix, ages)),
         ("support.json", to_json(matrix)),
         ("support.csv", to_csv(matrix)),
     ):

@@ -17,7 +17,7 @@ from matrix_world import evidence, matrix
 
 from srv.args.config import ARGUMENTS
 from srv.platform.facts import Support
-from srv_matrix.ages import ChangedSince
+from srv_matrix.ages import Age, Ages
 from srv_matrix.data import to_csv, to_json
 from srv_matrix.matrix import Matrix
 from srv_matrix.site import page, write_site
@@ -83,10 +83,10 @@ def test_the_site_is_written(shown: Matrix, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "site").iterdir()) == ["index.html", "support.csv", "support.json"]
 
 
-def ask(shown: Matrix, expression: str, changed: ChangedSince | None = None) -> Any:
+def ask(shown: Matrix, expression: str, ages: Ages | None = None) -> Any:
     """The value of a JavaScript expression over the script's functions `m` and the page's data `d`.
 
-    changed: the ages of evidence, if the page has them.
+    ages: those of evidence, if the page has them.
     """
     script = Path(str(files("srv_matrix") / "web" / "matrix.js"))
     code = (
@@ -96,7 +96,7 @@ def ask(shown: Matrix, expression: str, changed: ChangedSince | None = None) -> 
     )
     assert NODE is not None
     done = subprocess.run(
-        [NODE, "-e", code], input=to_json(shown, changed), capture_output=True, text=True, timeout=60, check=False
+        [NODE, "-e", code], input=to_json(shown, ages), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -171,12 +171,15 @@ def test_each_cell_is_one_glyph_whose_color_says_what_was_run(shown: Matrix) -> 
 
 
 @pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
-def test_evidence_older_than_its_code_says_so(shown: Matrix) -> None:
+def test_old_evidence_is_marked(shown: Matrix) -> None:
     expression = (
-        'd.changed_since && [m.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
+        'd.ages && [m.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
         '.cells["imagined:mk1"]].map(c => [!!c.older, m.evidenceOf(d, c, "imagined:mk1")[0]])[0]'
     )
-    for changed, expected in ((3, True), (0, False)):
-        older, line = ask(shown, expression, {"imagined": {"c0ffee": changed}})
-        assert older is expected
-        assert ("older than the code: 3 files have changed since" in line) is expected
+    for age, text in (
+        (Age(30, 10_001), "old: 30 commits and 10001 changed lines ago"),
+        (Age(0, 0), "0 commits and 0 ch"),
+    ):
+        older, line = ask(shown, expression, {("imagined", "c0ffee"): age})
+        assert older is age.is_old
+        assert text in line

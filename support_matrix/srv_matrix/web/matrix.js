@@ -21,7 +21,7 @@ const LOOKS = [
   ["–", "not_applicable", "refused: it has no meaning on this platform", (cell) => cell.status === "not_applicable"],
   ["?", "unknown", "nothing is declared", () => true],
 ];
-const OLDER = "older than the code: run before it last changed";
+const OLDER = "old: much of the code has changed since it was run";
 const KINDS = {
   arg: "arguments", pair: "pairs", op: "operations", model: "models", endpoint: "endpoints",
 };
@@ -119,9 +119,9 @@ function lookOf(cell) {
   return { glyph, look, meaning };
 }
 
-// Files of the code that a run on this place covers and that have changed since its commit; undefined if unknown.
-function changedSince(data, evidence, place) {
-  return ((data.changed_since || {})[place.split(":")[0]] || {})[evidence.commit];
+// How much of the code that a run on this place covers has changed since its commit; undefined if unknown.
+function ageOf(data, evidence, place) {
+  return ((data.ages || {})[place.split(":")[0]] || {})[evidence.commit];
 }
 
 function factsOf(row, cell) {
@@ -139,11 +139,16 @@ function factsOf(row, cell) {
   ].filter(([, text]) => text);
 }
 
+function versionsOf(evidence) {
+  const named = Object.entries(evidence.versions || {}).map(([name, version]) => `${name} ${version}`);
+  return [named.join(", ") || "versions unknown", evidence.simulator].filter(Boolean).join(" · ");
+}
+
 function evidenceOf(data, cell, place = "") {
   const lines = (cell.evidence || []).map((each) => {
-    const changed = changedSince(data, each, place);
-    return [each.level, each.outcome, each.test, each.device, each.date, each.commit && `commit ${each.commit}`, each.driver,
-      each.note, changed > 0 && `older than the code: ${changed} files have changed since`].filter(Boolean).join(" · ");
+    const age = ageOf(data, each, place);
+    return [each.level, each.outcome, each.test, each.device, each.date, each.commit && `commit ${each.commit}`, versionsOf(each),
+      each.note, age && `${age.old ? "old: " : ""}${age.commits} commits and ${age.lines} changed lines ago`].filter(Boolean).join(" · ");
   });
   if (!lines.length) lines.push(isVerified(cell) ? "Its values were run; see the evidence of each value." : "Nothing has been run for this cell.");
   if (cell.level) lines.push(`${cell.level}: ${data.levels[cell.level] || ""}`);
@@ -183,7 +188,7 @@ function start(data, document, window, pages) {
 
   function showLegend() {
     const entries = LOOKS.map(([glyph, look, meaning]) => [glyph, look, meaning]);
-    if (data.changed_since) entries.push(["✓", "verified older", OLDER]);
+    if (data.ages) entries.push(["✓", "verified older", OLDER]);
     at("legend").replaceChildren(...entries.map(([glyph, look, meaning]) => {
       const item = make("li");
       item.append(make("span", glyph, { class: `glyph ${look}`, "aria-hidden": "true" }), meaning);
