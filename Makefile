@@ -82,7 +82,9 @@ lint: $(READY)
 # Three tiers (tests/helpers/tiers.py), each test in exactly one. Two files run at a time, the folders with the slowest
 # files first so that none of these runs alone at the end. One OpenMP thread per worker: two workers whose waiting threads
 # spin on two cores take more than twice as long. Tests of the native kernels set their own number of threads.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+# EVIDENCE=FILE also writes the outcomes of tests that are evidence, for `srv matrix check --rerun`.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder \
+    $(if $(EVIDENCE),--srv-evidence=$(EVIDENCE) --srv-evidence-device=cpu --srv-evidence-any-tree)
 
 test: env
 	$(PYTEST) -m "not slow and not proof" --dist loadfile --times=$(TIMES)/test.jsonl $(FOLDERS)
