@@ -1,4 +1,4 @@
-# make serve | test | test-all | test-faults | bench | bench-peers | matrix | architectures | evidence | docs | lint
+# make serve | test | test-all | test-faults | bench | bench-peers | matrix | pages | architectures | evidence | docs | lint
 # | triton | clients | clean
 # make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" passes arguments to the benchmark.
 # Everything is installed into .venv, in the versions of constraints.txt. torch comes first, so that no dependency pulls
@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env clients serve test test-all test-faults lint triton bench bench-peers matrix architectures evidence evidence-of-gpu docs clean
+.PHONY: env clients serve test test-all test-faults lint triton bench bench-peers matrix pages architectures evidence evidence-of-gpu docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -105,6 +105,10 @@ bench-peers: env
 
 matrix: $(READY)
 	$(BIN)/srv matrix generate
+
+# Fails if a support page is stale, and prints the command that mends it. Nothing else fails for a stale page.
+pages: $(READY)
+	$(BIN)/srv matrix generate --compare
 
 # Launches a tiny random model of every causal class of transformers and records what becomes of it, in about three minutes
 # on two cores; then `make matrix`. Once per release of transformers, and after changes of the generic path.

@@ -101,6 +101,7 @@ def cell(record: Record) -> dict[str, Any]:
         "default": record.default,
         "glyph": look_of(record).glyph,
         "look": look_of(record).color,
+        "word": record.word if record.status.works else "",
         "evidence": [_evidence(each) for each in record.evidence],
     }
     return {name: value for name, value in fields.items() if value}

@@ -45,9 +45,8 @@ def write_pages(matrix: Matrix, folder: Path) -> tuple[str, ...]:
 def stale_outputs(repository: Repository) -> list[str]:
     """What `write_outputs` would change, with the first lines of each difference. Writes nothing."""
     observed = {repository.inventory.name: inventory.to_json(inventory.observe_in_child())}
-    found = list(differences(observed, repository.inventory.parent))
     generated = pages(read_matrix(repository))
-    found += differences(generated, repository.pages)
+    found = [*differences(observed, repository.inventory.parent), *differences(generated, repository.pages)]
     return [
         *found,
         *(

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from srv_matrix.marks import escape, look_of, shorten
-from srv_matrix.records import LEVEL_3_WORDS, Evidence, Level, Record
+from srv_matrix.records import LEVEL_3_WORDS, SIMULATED, Evidence, Level, Record
 
+_HOW = {Level.E3: SIMULATED, Level.E4: "run on the device", Level.E5: "run on the device, fast"}
 _SHORT_COMMIT = 8
 _REFUSED = re.compile(r"not [^:]*?(?: alone)?: (?=[a-z])")  # the values that a reason is for
 _LONGEST_REASON = 200  # of a footnote; the site and `srv matrix show` have the whole text
@@ -63,7 +64,7 @@ class PageNotes:
 
     def _run(self, evidence: Evidence) -> str:
         variant = f"{evidence.platform}:{evidence.variant}" if self._platforms else evidence.variant
-        how = evidence.note or ("run on the device" if evidence.level >= Level.E4 else "simulated")
+        how = evidence.note or _HOW.get(evidence.level, evidence.level.word)
         versions = f"{evidence.plugin_version}, {evidence.driver}".strip(", ")
         run = Run(variant, how, evidence.commit[:_SHORT_COMMIT], evidence.date, evidence.device, versions)
         return self._runs.setdefault(run, f"e{len(self._runs) + 1}")

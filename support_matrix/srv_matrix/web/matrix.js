@@ -114,7 +114,7 @@ function wordOf(status) {
 
 function cellText(cell) {
   const word = isVerified(cell) ? `✓ ${wordOf(cell.status)}`
-    : cell.status === "supported" && cell.level ? "declared" : wordOf(cell.status);
+    : cell.status === "supported" ? cell.word || "not run" : wordOf(cell.status);
   return [word, cell.level || ""];
 }
 
@@ -337,7 +337,9 @@ function start(data, document, window, pages) {
   }
 
   function showVariant(row, place) {
-    const item = make("li", `${cellText(row.cells[place]).join(" ").trim()}; `);
+    const cell = row.cells[place];
+    const runs = [...new Set((cell.evidence || []).map((each) => `${each.date} at ${each.commit.slice(0, 8)}`))];
+    const item = make("li", [cellText(cell).join(" ").trim(), ...runs].join(" · "));
     item.prepend(make("a", place, { href: writeState({ ...state, cell: `${row.feature}@${place}` }) }));
     return item;
   }
