@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env clients serve test test-all test-faults lint triton bench bench-peers matrix pages architectures evidence evidence-of-gpu docs clean
+.PHONY: env clients serve test test-all test-faults lint triton bench bench-peers matrix pages architectures evidence docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -116,28 +116,10 @@ pages: $(READY)
 architectures: env
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/helpers $(BIN)/python tests/helpers/architectures_swept.py support_matrix/architectures.jsonl $(TYPES)
 
-# Records evidence for this machine's CPU, and for simulated NPUs and GPUs. Commit the code first:
-# support_matrix/evidence/README.md. The interpreter makes each of GPUS slow; for GPUS_COMPILED it records that kernels compile.
-GPUS := cuda:sm90 rocm:gfx942 xpu:bmg
-GPUS_COMPILED := cuda:sm80 cuda:sm86 cuda:sm89 cuda:sm100 cuda:sm120 rocm:gfx950 rocm:gfx1100
-# These tests start requests of 100,000 tokens, which end too late in Triton's interpreter.
-NOT_INTERPRETED := -k 'not context_length and not graceful_shutdown'
-GPU_EVIDENCE := platforms/gpu/tests/test_gpu_evidence.py
-NPU_MODELS := platforms/npu/tests/test_npu_models.py platforms/npu/tests/test_npu_pooled_models.py
+# Records evidence again on this machine's devices and on simulated NPUs and GPUs, the oldest first, until MINUTES are over;
+# the next run goes on. Commit the code first: support_matrix/evidence/README.md. PLATFORM=cpu, npu:a2 or cuda:sm90 selects.
 evidence: env triton
-	$(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence --srv-evidence-device cpu
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m when_changed --full --record-digests -n 2 --dist loadfile tests
-	for card in a2 a3; do SRV_NPU_SIMULATOR=$$card $(BIN)/python -m pytest -m covers --srv-evidence support_matrix/evidence \
-	    --srv-evidence-device npu tests/e2e/test_e2e_openai.py tests/e2e/test_e2e_arguments.py $(NPU_MODELS) || exit 1; done
-	for card in $(GPUS); do $(MAKE) evidence-of-gpu CARD=$$card TESTS="$(GPU_EVIDENCE) tests/e2e/test_e2e_arguments.py $(NOT_INTERPRETED)" \
-	    || exit 1; done
-	for card in $(GPUS_COMPILED); do $(MAKE) evidence-of-gpu CARD=$$card TESTS="$(GPU_EVIDENCE) -k compile" || exit 1; done
-
-# One simulated GPU: make evidence-of-gpu CARD=cuda:sm90 TESTS=FILES
-INTO := support_matrix/evidence
-evidence-of-gpu: env triton
-	SRV_GPU_SIMULATOR=$(lastword $(subst :, ,$(CARD))) TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m covers \
-	    --srv-evidence $(INTO) --srv-evidence-device $(firstword $(subst :, ,$(CARD))) $(TESTS)
+	$(BIN)/srv matrix record --minutes $(or $(MINUTES),30) $(if $(PLATFORM),--platform $(PLATFORM))
 
 docs: matrix
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site

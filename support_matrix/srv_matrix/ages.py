@@ -93,6 +93,9 @@ def age_notes(evidence: Iterable[Evidence], ages: Ages) -> list[str]:
 def _note(place: str, ages: list[Age]) -> str:
     newest, oldest = ages[0], ages[-1]
     old = sum(age.is_old for age in ages)
-    span = f"{newest}" if newest == oldest else f"{newest} to {oldest}"
+    span = str(newest)
+    if newest != oldest:
+        commits, lines = (f"{one:,} to {other:,}" for one, other in zip(newest, oldest, strict=True))
+        span = f"{commits} commits and {lines} changed lines ago"
     note = f"{_counted(len(ages), 'line')} of evidence on {place} ran {span}"
     return note + (f"; {old} of them old (make evidence PLATFORM={place})" if old else "")

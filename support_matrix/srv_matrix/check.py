@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from srv.args.config import ARGUMENTS, find_argument
 from srv_matrix import architectures
 from srv_matrix.ages import age_notes, ages_of
 from srv_matrix.diff import compare_table, stale_reasons
-from srv_matrix.evidence import collect_marks, marked_files, prune, unrecorded
+from srv_matrix.evidence import Marks, marked_files, prune, read_marks
 from srv_matrix.evidence import faults as evidence_faults
 from srv_matrix.matrix import Matrix
 from srv_matrix.records import Evidence, Key, Record, Status
 from srv_matrix.repository import Repository
 
-_SHOWN_TESTS = 4  # in a note
-Marks = Mapping[str, Mapping[str, Any]]
-
 
 def marks_for(evidence: Iterable[Evidence], repository: Repository) -> Marks:
     """The marks of all tests that are evidence or could be; empty if there is no evidence."""
     files = [each.test.partition("::")[0] for each in evidence]
-    return collect_marks(repository, [*files, *marked_files(repository)]) if files else {}
+    return read_marks(repository, [*files, *marked_files(repository)]) if files else {}
 
 
 def check(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
@@ -49,20 +45,15 @@ def _testable_cells(matrix: Matrix) -> list[Key]:
     return [key for key, record in matrix.records.items() if not record.values]
 
 
-def notes(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
-    """Notes on what cannot be checked in this clone or has not been run; these are not faults."""
+def notes(matrix: Matrix, repository: Repository) -> list[str]:
+    """Notes on what cannot be checked in this clone, and on the age of evidence; these are not faults."""
     commits = dict.fromkeys(each.commit for each in matrix.evidence)
     unknown = [commit for commit in commits if repository.is_ancestor(commit) is None]
     found: list[str] = []
     if unknown:
         reason = f"it cannot be checked whether {', '.join(unknown)} is in its history (fetch the full history)"
         found.append(f"this clone is shallow: {reason}")
-    found += age_notes(matrix.evidence, ages_of(matrix.evidence, repository))
-    marks = marks_for(matrix.evidence, repository) if marks is None else marks
-    for platform, tests in unrecorded(matrix.evidence, marks).items():
-        shown = ", ".join(tests[:_SHOWN_TESTS]) + (", ..." if len(tests) > _SHOWN_TESTS else "")
-        found.append(f"{len(tests)} marked tests have no evidence on {platform} (record it there): {shown}")
-    return found
+    return found + age_notes(matrix.evidence, ages_of(matrix.evidence, repository))
 
 
 def _variants(matrix: Matrix) -> list[tuple[str, str]]:

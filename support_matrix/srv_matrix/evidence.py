@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from srv_matrix.kept import code_files, files_below, kept, key_of
 from srv_matrix.records import CHANGED, Evidence, Key, Level
 from srv_matrix.repository import MatrixError, Repository
 
 OUTCOMES = ("passed", "failed", "skipped")
-VOLATILE = ("commit", "plugin_version", "driver", "device", "date")  # may differ between runs
+EXPECTED = "expected to fail"  # begins the reason of such a test
 PLUGIN = "srv_matrix.pytest_plugin"
 MARKED = "srv_matrix.pytest_plugin import covers"  # occurs in every file with marks
-_MAY_BE_EMPTY = ("note", "driver", "reason")
-_TEXT_FIELDS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level"))
+_MAY_BE_EMPTY = ("note", "reason", "simulator")
+_TEXT_FIELDS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level", "versions"))
 _COLLECT_TIMEOUT_S = 300
+Marks = Mapping[str, Mapping[str, Any]]  # of tests, as `srv_matrix.pytest_plugin.marks_of` returns them
 
 
 def to_line(evidence: Evidence) -> str:
@@ -52,12 +55,15 @@ def _checked(raw: Mapping[str, Any]) -> Evidence:
     covers = raw.get("covers")
     if not isinstance(covers, list) or not covers or not all(isinstance(cell, str) for cell in covers):
         raise ValueError("has no list of covered cells")
+    versions = raw.get("versions")
+    if not isinstance(versions, dict) or not all(isinstance(version, str) for version in versions.values()):
+        raise ValueError("has no versions by name")
     if raw.get("level") not in Level.__members__:
         raise ValueError(f"has the level {raw.get('level')!r}; levels are {', '.join(Level.__members__)}")
     if texts["outcome"] not in OUTCOMES:
         raise ValueError(f"has the outcome {texts['outcome']!r}; outcomes are {', '.join(OUTCOMES)}")
     datetime.date.fromisoformat(texts["date"])
-    return Evidence(covers=tuple(covers), level=Level[raw["level"]], **texts)
+    return Evidence(covers=tuple(covers), level=Level[raw["level"]], versions=versions, **texts)
 
 
 def read_file(path: Path) -> tuple[Evidence, ...]:
@@ -96,11 +102,9 @@ def write_file(path: Path, evidence: Iterable[Evidence]) -> None:
     new.replace(path)
 
 
-def merge_file(path: Path, fresh: Sequence[Evidence]) -> None:
-    """Merge the evidence of a run into a file: lines of the same test, platform and machine are replaced."""
-    ran = {_run_of(each) for each in fresh}
-    kept = [each for each in (read_file(path) if path.exists() else ()) if _run_of(each) not in ran]
-    write_file(path, [*kept, *fresh])
+def merged(lines: Iterable[Evidence], fresh: Evidence) -> list[Evidence]:
+    """The lines with one of a new run, which replaces that of the same test, platform and machine."""
+    return [*(each for each in lines if _run_of(each) != _run_of(fresh)), fresh]
 
 
 def _run_of(evidence: Evidence) -> tuple[str, str, str]:
@@ -114,6 +118,16 @@ def marked_files(repository: Repository, folder: str = "tests") -> list[str]:
         for path in sorted((repository.root / folder).rglob("test_*.py"))
         if MARKED in path.read_text(encoding="utf-8")
     ]
+
+
+def read_marks(repository: Repository, files: Iterable[str]) -> Marks:
+    """As `collect_marks`, but collected once for the same tests, code and SRV_ variables."""
+    root, files = repository.root, sorted(set(files))
+    tests = [path for folder in ("tests", "platforms", "plugins") for path in files_below(root / folder)]
+    settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("SRV_")]
+    projects = [path for path in (root / "pyproject.toml",) if path.is_file()]
+    key = key_of([*code_files("pytest_plugin"), *projects, *tests], *files, *settings)
+    return kept(repository.kept, "marks", key, dict[str, dict[str, Any]], lambda: collect_marks(repository, files))
 
 
 def collect_marks(repository: Repository, files: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -140,7 +154,7 @@ def collect_marks(repository: Repository, files: Iterable[str]) -> dict[str, dic
 def faults(
     evidence: Sequence[Evidence],
     cells: Iterable[Key],
-    marks: Mapping[str, Mapping[str, Any]],
+    marks: Marks,
     is_ancestor: Callable[[str], bool | None],
 ) -> list[str]:
     """All faults of the evidence, one sentence each. `marks`: the result of `collect_marks`.
@@ -159,7 +173,7 @@ def faults(
 def prune(
     folder: Path,
     cells: Iterable[Key],
-    marks: Mapping[str, Mapping[str, Any]],
+    marks: Marks,
     is_ancestor: Callable[[str], bool | None],
 ) -> list[str]:
     """Remove every line with a fault from the files of a folder; returns the faults, one sentence each."""
@@ -177,25 +191,7 @@ def prune(
     return reasons
 
 
-def unrecorded(evidence: Iterable[Evidence], marks: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """For each platform with evidence: the marked tests of that platform that have none."""
-    recorded: dict[str, set[str]] = {}
-    for each in evidence:
-        recorded.setdefault(each.platform, set()).add(each.test)
-    return {
-        platform: missing
-        for platform, tests in recorded.items()
-        if (
-            missing := [
-                test for test, mark in marks.items() if mark["platform"] in ("", platform) and test not in tests
-            ]
-        )
-    }
-
-
-def _faults_of(
-    evidence: Evidence, known: set[Key], marks: Mapping[str, Mapping[str, Any]], commits: Mapping[str, bool | None]
-) -> list[str]:
+def _faults_of(evidence: Evidence, known: set[Key], marks: Marks, commits: Mapping[str, bool | None]) -> list[str]:
     found: list[str] = []
     mark = marks.get(evidence.test)
     if mark is None:
@@ -233,61 +229,28 @@ def _mark_faults(evidence: Evidence, mark: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def compare(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
-    """Compare the evidence of a new run with the committed evidence of its platforms; returns one sentence per fault.
+def compare(committed: Iterable[Evidence], fresh: Iterable[Evidence], *, strict: bool) -> tuple[list[str], list[str]]:
+    """Faults and notes about tests that have committed evidence and did not pass in a new run on their platform.
 
-    Every test with committed evidence for a platform, from any machine, must have run again with the same result, apart
-    from the fields in `VOLATILE`. If a test has evidence from several machines, that of the same machine is compared.
-    Skipped tests (see `skips`) and additional cells of the new run (see `uncommitted`) are not faults.
+    A test that fails, or that is expected to fail, is a fault. One that was skipped is a note, unless `strict` and its
+    evidence is from a machine of the same variant. What was not run, and machine and versions, make no difference.
     """
-    if all(each.skipped for each in fresh):
-        return ["the new run has no evidence: no marked test was run"]
-    found: list[str] = []
-    for where, before, now in _rerun_pairs(committed, fresh):
-        if now is None:
-            found.append(f"{where} has committed evidence, but was not run again")
-        elif not now.skipped:
-            found += [f"{where}: {fault}" for fault in _regressions(before, now)]
-    return found
-
-
-def skips(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
-    """Tests with committed evidence that were skipped in the new run, each with the reason."""
-    again = _rerun_pairs(committed, fresh)
-    return [f"{where} was skipped: {now.reason}" for where, _, now in again if now is not None and now.skipped]
-
-
-def _rerun_pairs(
-    committed: Sequence[Evidence], fresh: Sequence[Evidence]
-) -> Iterator[tuple[str, Evidence, Evidence | None]]:
-    """For each machine of the new run: (test and machine, committed line, new line) of its platform's tests."""
-    for platform, machine in dict.fromkeys((each.platform, each.machine) for each in fresh):
-        new = {each.test: each for each in fresh if (each.platform, each.machine) == (platform, machine)}
-        of_platform = [each for each in committed if each.platform == platform]
-        old = {each.test: each for each in sorted(of_platform, key=lambda each: each.machine == machine)}
-        for test in sorted(old):
-            yield f"{test} on {platform}:{machine}", old[test], new.get(test)
-
-
-def _regressions(before: Evidence, now: Evidence) -> list[str]:
-    """Differences by which a test shows less than before."""
-    found = [
-        f"{name} was {_or_empty(old)}, and is now {_or_empty(new)}"
-        for name in ("outcome", "note")
-        if (old := getattr(before, name)) != (new := getattr(now, name))
-    ]
-    if now.level < before.level:
-        found.append(f"level was {before.level.name}, and is now {now.level.name}")
-    gone = [cell for cell in before.covers if cell not in now.covers]
-    return found + [f"it no longer covers {cell}" for cell in gone]
+    machines: dict[tuple[str, str], set[str]] = {}
+    for each in committed:
+        if each.passed:
+            machines.setdefault((each.test, each.platform), set()).add(each.machine)
+    faults_found: list[str] = []
+    notes_found: list[str] = []
+    for now in fresh:
+        proved_on = machines.get((now.test, now.platform))
+        if now.passed or proved_on is None:
+            continue
+        is_fault = not now.skipped or now.reason.startswith(EXPECTED) or (strict and now.machine in proved_on)
+        what = f"was skipped ({now.reason})" if now.skipped else now.outcome
+        where = f"{now.test} on {now.platform}:{now.machine}"
+        (faults_found if is_fault else notes_found).append(f"{where} {what}, but has evidence that it passed")
+    return faults_found, notes_found
 
 
 def _or_empty(text: str) -> str:
     return text or "empty"
-
-
-def uncommitted(committed: Sequence[Evidence], fresh: Sequence[Evidence]) -> list[str]:
-    """Cells that a new run covers and the committed evidence does not, as "cell on platform:variant"."""
-    known = {(cell, each.platform, each.variant) for each in committed if each.passed for cell in each.covers}
-    shown = {(cell, each.platform, each.variant) for each in fresh if each.passed for cell in each.covers}
-    return [f"{cell} on {platform}:{variant}" for cell, platform, variant in sorted(shown - known)]

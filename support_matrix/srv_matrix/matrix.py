@@ -6,28 +6,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
-from srv.args.config import ARGUMENTS
-from srv.args.resolve import resolve
-from srv.args.statement import UserInput
-from srv.errors import Refusal
 from srv.platform.manifest import Manifest
 from srv.platform.registry import find_platforms
 from srv.specs import ModelFacts
 from srv_matrix.architectures import ArchitectureTable, read_table
-from srv_matrix.build import judge_arguments, with_evidence, with_tables_and_evidence
+from srv_matrix.build import tested_numbers, with_evidence, with_tables_and_evidence
 from srv_matrix.evidence import read_folder
-from srv_matrix.features import features, without_device_code
-from srv_matrix.inventory import Inventory, observe_in_child
+from srv_matrix.features import without_device_code
+from srv_matrix.inventory import Inventory, observe_in_child, to_json
 from srv_matrix.inventory import read as read_inventory
+from srv_matrix.judged import Judged, judge
+from srv_matrix.kept import code_files, kept, key_of
 from srv_matrix.published import Table, read_tables
 from srv_matrix.records import Evidence, Key, Kind, Record, by_key
 from srv_matrix.reports import evidence_of, on_known_cells, read_reports, summary_of, with_reported_ops
 from srv_matrix.repository import MatrixError, Repository
-from srv_matrix.sample import sample_models
 
 BUILT_IN = "srv"  # the distribution whose platforms are on the committed pages
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is kept of `Judged`; `defaults` by "platform:variant"."""
+
+    arguments: tuple[Record, ...]
+    features: tuple[Record, ...]
+    defaults: Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -71,44 +76,12 @@ class Matrix:
         return next((table for table in self.tables if table.platform == platform), None)
 
 
-class Judged(NamedTuple):
-    """What follows from rules alone, before evidence: records of `arguments`, and of all other `features`.
-
-    `unbuilt` and `defaults`: as in `Inventory` and `Matrix`.
-    """
-
-    manifests: tuple[Manifest, ...]
-    arguments: tuple[Record, ...]
-    features: tuple[Record, ...]
-    unbuilt: Mapping[str, str]
-    defaults: Mapping[tuple[str, str], Mapping[str, str]]
-
-    def shown(self, tables: Sequence[Table] = (), evidence: Sequence[Evidence] = ()) -> Matrix:
-        """The matrix, with what others publish and with evidence."""
-        others = with_evidence(self.features, evidence)
-        arguments = without_device_code(with_tables_and_evidence(self.arguments, tables, evidence), self.unbuilt)
-        return Matrix(self.manifests, by_key((*arguments, *others)), self.defaults, tuple(tables), tuple(evidence))
-
-
-def judge(
-    manifests: Iterable[Manifest],
-    *,
-    evidence: Sequence[Evidence] = (),
-    models: Sequence[ModelFacts] = (),
-    inventory: Inventory | None = None,
-    methods: bool = True,
-) -> Judged:
-    """Judge every cell of these platforms, with `models` (default: `sample_models`), and of the numbers in evidence.
-
-    `methods`: with quantized models of each architecture, which take about a second per platform.
-    """
-    manifests = tuple(manifests)
-    models = models or sample_models()
-    inventory = inventory or Inventory()
-    defaults = {(each.name, variant): _defaults(each, variant) for each in manifests for variant in each.variants}
-    arguments = judge_arguments(manifests, models, evidence)
-    others = features(manifests, models, inventory, methods=methods)
-    return Judged(manifests, arguments, others, inventory.unbuilt, defaults)
+def matrix_of(judged: Judged, tables: Sequence[Table] = (), evidence: Sequence[Evidence] = ()) -> Matrix:
+    """The matrix of what is judged, with what others publish and with evidence."""
+    others = with_evidence(judged.features, evidence)
+    arguments = without_device_code(with_tables_and_evidence(judged.arguments, tables, evidence), judged.unbuilt)
+    records = by_key((*arguments, *others))
+    return Matrix(judged.manifests, records, judged.defaults, tuple(tables), tuple(evidence))
 
 
 def make_matrix(
@@ -122,7 +95,7 @@ def make_matrix(
 ) -> Matrix:
     """Judge every cell of these platforms, as `judge` does, and add evidence and published tables."""
     judged = judge(manifests, evidence=evidence, models=models, inventory=inventory, methods=methods)
-    return judged.shown(tables, evidence)
+    return matrix_of(judged, tables, evidence)
 
 
 def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) -> Matrix:
@@ -134,10 +107,33 @@ def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) ->
     manifests = [each.loaded for each in chosen if platforms or each.distribution == BUILT_IN]
     if repository is None:
         return make_matrix(manifests)
-    tables = read_tables(repository.published)
-    inventory = read_inventory(repository.inventory)
-    made = make_matrix(manifests, tables=tables, evidence=read_folder(repository.evidence), inventory=inventory)
+    evidence = read_folder(repository.evidence)
+    judged = read_judged(repository, manifests, evidence)
+    made = matrix_of(judged, read_tables(repository.published), evidence)
     return replace(made, architectures=read_table(repository.architectures))
+
+
+def read_judged(repository: Repository, manifests: Sequence[Manifest], evidence: Sequence[Evidence] = ()) -> Judged:
+    """As `judge` with the inventory of a checkout, but judged once for the same code, inventory and numbers.
+
+    The manifests must be those of installed platforms, if of some variants only.
+    """
+    inventory = read_inventory(repository.inventory)
+    numbers = [
+        (each.name, variant, tested_numbers(evidence, each.name, variant))
+        for each in manifests
+        for variant in each.variants
+    ]
+
+    def made() -> _Kept:
+        judged = judge(manifests, evidence=evidence, inventory=inventory)
+        defaults = {":".join(place): values for place, values in judged.defaults.items()}
+        return _Kept(judged.arguments, judged.features, defaults)
+
+    key = key_of(code_files("judged"), repr(numbers), to_json(inventory))
+    found = kept(repository.kept, "judged", key, _Kept, made)
+    defaults = {(place.partition(":")[0], place.partition(":")[2]): each for place, each in found.defaults.items()}
+    return Judged(tuple(manifests), found.arguments, found.features, inventory.unbuilt, defaults)
 
 
 def read_plugin_matrix(platform: str, reports: Sequence[Path]) -> Matrix:
@@ -149,15 +145,6 @@ def read_plugin_matrix(platform: str, reports: Sequence[Path]) -> Matrix:
     read = read_reports(reports, platform)
     inventory = with_reported_ops(observe_in_child(core_only=True), read)
     judged = judge([manifest], inventory=inventory)
-    testable = [key for key, record in judged.shown().records.items() if not record.values]
+    testable = [key for key, record in matrix_of(judged).records.items() if not record.values]
     evidence = on_known_cells((each for report in read for each in evidence_of(report)), testable)
-    return replace(judged.shown(evidence=evidence), runs=tuple(map(summary_of, read)))
-
-
-def _defaults(manifest: Manifest, variant: str) -> Mapping[str, str]:
-    """The value of each argument on a variant if nothing is set and no model is known."""
-    try:
-        resolved = resolve(UserInput(), manifest=manifest, device=manifest.facts.profiles[variant])
-    except Refusal:
-        return {name: argument.show(argument.default) for name, argument in ARGUMENTS.items()}
-    return {name: argument.show(resolved.config.get(name)) for name, argument in ARGUMENTS.items()}
+    return replace(matrix_of(judged, evidence=evidence), runs=tuple(map(summary_of, read)))

@@ -65,7 +65,8 @@ class PageNotes:
     def _run(self, evidence: Evidence) -> str:
         variant = f"{evidence.platform}:{evidence.variant}" if self._platforms else evidence.variant
         how = evidence.note or _HOW.get(evidence.level, evidence.level.word)
-        versions = f"{evidence.plugin_version}, {evidence.driver}".strip(", ")
+        named = [f"{name} {version}" for name, version in evidence.versions.items()]
+        versions = ", ".join(filter(None, [evidence.plugin_version, *named, evidence.simulator]))
         run = Run(variant, how, evidence.commit[:_SHORT_COMMIT], evidence.date, evidence.device, versions)
         return self._runs.setdefault(run, f"e{len(self._runs) + 1}")
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,8 @@ from typing import Any
 import pytest
 
 from srv.errors import SrvError
-from srv_matrix.records import CHANGED, Evidence, Level
+from srv_matrix.records import CHANGED, Evidence, Level, split_versions
 from srv_matrix.repository import Repository, find_repository
-
-# Generated files, which do not affect any test.
-_IGNORED = ("support_matrix/evidence/", "support_matrix/inventory.json", "docs/support/")
-
 
 ANY_MACHINE = "cpu"  # the default of `srv_device`: every machine has it
 
@@ -113,9 +109,10 @@ class _Recorder:
     """Records the evidence of a session. `where`: platform, commit and device. `skips`: whether to record skips."""
 
     path: Path
-    where: Mapping[str, str]
+    where: Mapping[str, Any]
     max_level: Level
     skips: bool
+    lines: Sequence[Evidence]  # of the file
     elsewhere: int = 0  # number of marked tests that ran on another platform
     running: dict[str, Evidence] = field(default_factory=dict)
     found: list[Evidence] = field(default_factory=list)
@@ -138,18 +135,16 @@ class _Recorder:
 
     def _failed(self, test: str) -> None:
         """The test's line from an earlier run, if there is one, becomes one of a failure."""
-        from srv_matrix.evidence import read_file
-
-        earlier = read_file(self.path) if self.path.exists() else []
-        for each in earlier:
+        for each in self.lines:
             if each.test == test:
                 self._add(replace(each, outcome="failed", commit=self.where["commit"], date=self.where["date"]))
 
     def _add(self, evidence: Evidence) -> None:
         """Into the file at once: a run on a device that is lent for minutes may be ended at any time."""
-        from srv_matrix.evidence import merge_file
+        from srv_matrix.evidence import merged, write_file
 
-        merge_file(self.path, [evidence])
+        self.lines = merged(self.lines, evidence)
+        write_file(self.path, self.lines)
         self.found.append(evidence)
 
     def _evidence(self, mark: Mapping[str, Any], report: pytest.TestReport) -> Evidence:
@@ -176,7 +171,9 @@ class _Recorder:
 
 def _skip_reason(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
-        return f"expected to fail: {report.wasxfail}"
+        from srv_matrix.evidence import EXPECTED
+
+        return f"{EXPECTED}: {report.wasxfail}"
     text = report.longrepr
     return (text[2] if isinstance(text, tuple) else str(text)).removeprefix("Skipped: ")
 
@@ -217,18 +214,17 @@ def pytest_configure(config: pytest.Config) -> None:
     path = Path(target).absolute()
     if path.is_dir():
         path /= f"{where['platform']}-{where['machine']}.jsonl"
-    _check_existing_evidence(path)
+    lines = _existing_evidence(path)
     committed = path.parent.resolve() == repository.evidence.resolve()
-    config.pluginmanager.register(_Recorder(path, where, max_level, skips=not committed), "srv-evidence-recorder")
+    config.pluginmanager.register(_Recorder(path, where, max_level, not committed, lines), "srv-evidence-recorder")
 
 
-def _check_existing_evidence(path: Path) -> None:
-    """The existing lines of the file are kept, so they must be valid before any test runs."""
+def _existing_evidence(path: Path) -> Sequence[Evidence]:
+    """The existing lines of the file, which are kept; UsageError before any test runs if they are not valid."""
     from srv_matrix.evidence import read_file
 
     try:
-        if path.exists():
-            read_file(path)
+        return read_file(path) if path.exists() else ()
     except SrvError as error:
         raise pytest.UsageError(f"--srv-evidence: {error}") from error
 
@@ -240,7 +236,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         Path(target).write_text(json.dumps(marks), encoding="utf-8")
 
 
-def _session_facts(repository: Repository, platform: str | None, any_tree: bool) -> tuple[dict[str, str], Level]:
+def _session_facts(repository: Repository, platform: str | None, any_tree: bool) -> tuple[dict[str, Any], Level]:
     """The evidence fields that describe platform, commit and device, and the maximum level; UsageError if invalid."""
     from srv.platform.probe import probe
     from srv.platform.registry import find_platforms
@@ -249,7 +245,7 @@ def _session_facts(repository: Repository, platform: str | None, any_tree: bool)
     if platform is None or platform not in found:
         raise pytest.UsageError(f"--srv-evidence-device is {platform}; platforms are {', '.join(found)}")
     try:
-        changed = [file for file in repository.changed_files() if not file.startswith(_IGNORED)]
+        changed = repository.uncommitted()
         commit = repository.head()
     except SrvError as error:
         raise pytest.UsageError(f"--srv-evidence: {error}") from error
@@ -258,15 +254,17 @@ def _session_facts(repository: Repository, platform: str | None, any_tree: bool)
     result = probe(found[platform])
     if result.device is None or not result.available:
         raise pytest.UsageError(f"--srv-evidence-device {platform} is not available on this machine: {result.reason}")
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(result.device.versions.items()))
+    simulated = found[platform].loaded.simulated or result.device.simulated
+    plugin_version = f"{found[platform].distribution} {found[platform].version}"
+    versions, simulator = split_versions(result.device.versions, plugin_version, simulated=simulated)
     where = {
         "platform": platform,
         "machine": result.device.variant,
         "commit": commit + (CHANGED if changed else ""),
-        "plugin_version": f"{found[platform].distribution} {found[platform].version}",
-        "driver": versions,
+        "plugin_version": plugin_version,
+        "versions": versions,
+        "simulator": simulator,
         "device": result.device.name or result.device.variant,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    simulated = found[platform].loaded.simulated or result.device.simulated
     return where, Level.E3 if simulated else Level.E5

@@ -7,7 +7,7 @@ of the strongest evidence. A cell is never shown as verified unless it was run.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,6 +89,8 @@ LEVELS = {
 class Evidence:
     """One test that was run. `covers`: the features of its cells ("schedule_policy=lpm"). `commit`: the tested one.
 
+    `versions`: of torch, the vendor's packages and whatever else the probe reports, by name; empty if unknown.
+    `simulator`: the distribution that imitated the device, with its version; empty on a real one.
     `variant` is the variant that it is evidence for, `machine` the one that the probe found: they differ if the test
     forced the code path of an older variant on a newer machine. `note`: a limitation, such as "forced path".
     `outcome`: "passed", "failed", or in a run for comparison "skipped", with the `reason`.
@@ -102,12 +104,13 @@ class Evidence:
     outcome: str
     commit: str
     plugin_version: str
-    driver: str
+    versions: Mapping[str, str]
     device: str
     date: str
     machine: str
     note: str = ""
     reason: str = ""
+    simulator: str = ""
 
     @property
     def passed(self) -> bool:
@@ -206,6 +209,17 @@ class Record:
     @property
     def failed(self) -> tuple[Evidence, ...]:
         return tuple(each for each in self.evidence if each.outcome == "failed")
+
+
+def split_versions(versions: Mapping[str, str], plugin: str, *, simulated: bool) -> tuple[dict[str, str], str]:
+    """The `versions` and `simulator` of evidence, from the versions that a probe reports.
+
+    A simulator is a distribution `NAME-simulator`, by convention, or else the platform's own, `plugin`.
+    """
+    simulators = [name for name in versions if name.endswith("-simulator")]
+    others = {name: version for name, version in sorted(versions.items()) if name not in simulators}
+    named = ", ".join(f"{name} {versions[name]}" for name in simulators)
+    return others, (named or plugin) if simulated else ""
 
 
 def roll_up(values: Sequence[Record]) -> Level | None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from srv.testing.conformance.model import Outcome, Report, read_report
 from srv_matrix.inventory import Inventory
-from srv_matrix.records import Evidence, Key, Level
+from srv_matrix.records import Evidence, Key, Level, split_versions
 from srv_matrix.repository import MatrixError
 
 # What a check shows if it passes: it compares the output with a reference, or sees the feature's effect.
@@ -60,20 +60,25 @@ def _read(path: Path, platform: str) -> Report:
 
 def evidence_of(report: Report) -> Iterator[Evidence]:
     """One line per check that ran and shows a cell. A run on a simulated device has the level E3, another one E4."""
-    device, versions = report.device, [f"{name} {version}" for name, version in report.versions.items()]
+    device = report.device
+    plugin = [f"{name} {version}" for name, version in report.versions.items() if name != "torch"]  # srv, then its own
+    torch = {name: version for name, version in report.versions.items() if name == "torch"}
+    simulated = bool(device.get("simulated"))
+    versions, simulator = split_versions(torch | device.get("versions", {}), plugin[-1], simulated=simulated)
     shown = Evidence(
         covers=(),
         platform=device["platform"],
         variant=device["variant"],
-        level=Level.E3 if device.get("simulated") else Level.E4,
+        level=Level.E3 if simulated else Level.E4,
         test="",
         outcome="passed",
         commit="",
-        plugin_version=", ".join(versions),
-        driver="",
+        plugin_version=", ".join(plugin),
+        versions=versions,
         device=device.get("name", ""),
         date=report.date[:10],
         machine=device["variant"],
+        simulator=simulator,
     )
     for outcome in report.outcomes:
         if outcome.status in _RAN and (cells := _cells(outcome)):

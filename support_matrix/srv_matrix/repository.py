@@ -11,6 +11,8 @@ from srv.errors import SrvError
 
 MARKER = Path("support_matrix") / "published" / "index.toml"
 
+_GENERATED = ("support_matrix/evidence/", "support_matrix/inventory.json", "docs/support/")
+
 
 class MatrixError(SrvError):
     """The support matrix cannot be generated: an input is missing or damaged."""
@@ -42,6 +44,11 @@ class Repository:
     def pages(self) -> Path:
         return self.root / "docs" / "support"
 
+    @property
+    def kept(self) -> Path:
+        """The folder of results that are kept (`srv_matrix.kept`)."""
+        return self.root / "build" / "matrix"
+
     def head(self) -> str:
         """The commit that is checked out."""
         return self._git("rev-parse", "HEAD")
@@ -65,6 +72,10 @@ class Repository:
         done = self._run("diff", "--numstat", commit, "--", *folders)
         counts = (number for line in done.stdout.splitlines() for number in line.split("\t")[:2])
         return sum(int(each) for each in counts if each != "-") if done.returncode == 0 else None
+
+    def uncommitted(self) -> tuple[str, ...]:
+        """Files that differ from HEAD, apart from generated ones, which do not affect any test."""
+        return tuple(file for file in self.changed_files() if not file.startswith(_GENERATED))
 
     def changed_files(self) -> tuple[str, ...]:
         """Files that differ from HEAD, including untracked ones."""

@@ -388,7 +388,9 @@ def test_cells_on_a_phone_have_labels_and_are_large_enough(browser: Browser) -> 
     browser.open(fragment(text="--page-size"))
     browser.wait("document.querySelectorAll('#matrix tbody th').length === 1")
     assert [text.splitlines()[0] for text in browser.texts("#matrix td button")][:2] == ["cpu:avx2", "cpu:avx512"]
-    heights = browser.run("return [...document.querySelectorAll('#matrix tbody button')].map((each) => each.offsetHeight)")
+    heights = browser.run(
+        "return [...document.querySelectorAll('#matrix tbody button')].map((each) => each.offsetHeight)"
+    )
     assert min(heights) >= 44
     browser.click('[data-cell="page_size@npu:a3"]')
     assert browser.run("return document.getElementById('detail').getBoundingClientRect().width") <= PHONE[0]

@@ -12,7 +12,8 @@ from srv.platform.facts import BackendSpec, DeviceFacts, PlatformFacts, Requires
 from srv.platform.manifest import Manifest
 from srv_matrix.build import judge_arguments, tested_numbers
 from srv_matrix.inventory import Inventory
-from srv_matrix.matrix import Judged, Matrix, judge
+from srv_matrix.judged import Judged, judge
+from srv_matrix.matrix import Matrix, matrix_of
 from srv_matrix.published import Reason, Row, Table
 from srv_matrix.records import Evidence, Level
 from srv_matrix.sample import sample_models
@@ -72,7 +73,7 @@ def matrix(
         else:
             arguments = judge_arguments(manifests, sample_models(), evidence)
             _JUDGED[key] = Judged(manifests, arguments, (), {}, {})
-    return _JUDGED[key].shown(tables, evidence)
+    return matrix_of(_JUDGED[key], tables, evidence)
 
 
 _JUDGED: dict[str, Judged] = {}
@@ -96,7 +97,7 @@ def evidence(*covers: str, **changes: Any) -> Evidence:
         "outcome": "passed",
         "commit": "c0ffee",
         "plugin_version": "imagined 1.0",
-        "driver": "",
+        "versions": {"torch": "2.13.0"},
         "device": "Imagined One",
         "date": "2026-01-02",
     }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matrix_world import evidence, git, matrix
 
-from srv_matrix import ages
+from srv_matrix import ages, doctor
 from srv_matrix.ages import Age, age_notes, age_of, ages_of, covered_code
+from srv_matrix.evidence import write_file
 from srv_matrix.repository import Repository
 
 OWN, OTHER = "platforms/imagined/srv_imagined/facts.py", "platforms/other/srv_other/facts.py"
@@ -65,6 +67,26 @@ def test_a_cell_is_as_old_as_its_newest_evidence_and_an_argument_as_the_oldest_o
     cell = matrix(evidence=twice).cell("schedule_policy=lpm", "imagined", "mk1")
     assert cell is not None
     assert (age_of(cell, found), age_of(cell, {})) == (new, None)
+
+
+def test_the_doctor_says_how_old_the_evidence_of_a_device_is(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "find_repository", lambda start: repository)
+
+    def said() -> list[str]:
+        return [each.detail for each in doctor.findings("imagined", "mk1")]
+
+    assert said() == ["nothing in the support matrix was run on imagined:mk1"]
+    line = evidence("host", commit=repository.head())
+    write_file(repository.evidence / "one.jsonl", [line, evidence("host", variant="mk2", test="of another")])
+    (repository.root / OWN).write_text("two")
+    assert said() == ["1 line of evidence on imagined:mk1 ran 0 commits and 2 changed lines ago"]
+    write_file(repository.evidence / "one.jsonl", [replace(line, commit="beef")])
+    assert said() == ["1 lines on imagined:mk1, of commits that this clone does not have"]
+    assert doctor.findings("foreign", "mk1") == []
+    monkeypatch.setattr(doctor, "find_repository", lambda start: None)
+    assert said() == []
 
 
 def test_a_package_that_several_platforms_share_is_covered(repository: Repository) -> None:

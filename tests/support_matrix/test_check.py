@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,18 @@ from srv.platform.facts import Support
 from srv_matrix import check, cli
 from srv_matrix.diff import Outcome, compare_table, counts, stale_reasons
 from srv_matrix.evidence import (
-    VOLATILE,
     compare,
     faults,
     from_line,
-    merge_file,
+    merged,
     prune,
     read_file,
-    skips,
     to_line,
-    uncommitted,
-    unrecorded,
     write_file,
 )
 from srv_matrix.matrix import Matrix
 from srv_matrix.published import Reason
-from srv_matrix.records import Evidence, Level, Status
+from srv_matrix.records import Level, Status
 from srv_matrix.repository import MatrixError, Repository
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,110 +276,35 @@ def test_lines_of_tests_that_were_not_run_are_kept(tmp_path: Path) -> None:
     """A test has one line per machine, which is replaced even if its variant changes."""
     path = tmp_path / "folder" / "x.jsonl"
     old = [evidence("host", test="a"), evidence("host", test="b"), evidence("host", test="b", variant="mk2")]
-    write_file(path, old)
-    merge_file(path, [failed := replace(old[1], outcome="failed"), new := evidence("port=1", test="c")])
-    assert read_file(path) == (old[0], failed, new, old[2])
-    merge_file(path, [forced := replace(old[0], variant="mk0")])
+    lines = merged(merged(old, failed := replace(old[1], outcome="failed")), new := evidence("port=1", test="c"))
+    write_file(path, merged(lines, forced := replace(old[0], variant="mk0")))
     assert read_file(path) == (forced, failed, new, old[2])
     assert [each.name for each in path.parent.iterdir()] == ["x.jsonl"]
 
 
-def test_marked_tests_without_evidence_by_platform() -> None:
-    marks = {
-        "a": MARK,
-        "b": MARK,
-        "anywhere": {**MARK, "platform": ""},
-        "elsewhere": {**MARK, "platform": "cuda"},
-    }
-    assert unrecorded([], marks) == {}
-    assert unrecorded([evidence("host", test="a")], marks) == {"imagined": ["b", "anywhere"]}
-    assert unrecorded([evidence("host", test=test) for test in ("a", "b", "anywhere")], marks) == {}
-
-
-def test_marked_tests_without_evidence_are_a_note(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q")
-    notes = check.notes(matrix(evidence=[evidence("host", test="a")]), Repository(tmp_path), {"a": MARK, "b": MARK})
-    assert notes == ["1 marked tests have no evidence on imagined (record it there): b"]
-
-
-def test_new_run_is_compared_with_committed_evidence() -> None:
-    once = [
-        evidence("port=1", "port=2", test="a"),
-        evidence("host", test="b"),
-        evidence("host", test="c", level=Level.E3),
-        evidence("port=1", test="e", variant="mk2"),
-        evidence("port=1", test="a", variant="mk2", note="not this one"),
+def test_a_run_may_not_contradict_evidence() -> None:
+    """Of tests in the run alone: any that fails or is expected to, and one that is skipped where nothing may be."""
+    committed = [evidence("host", test=test) for test in ("a", "b", "c", "d", "e", "gone")]
+    skipped = {"outcome": "skipped", "reason": "low ports are not allowed"}
+    run = [
+        evidence("host", test="a"),
+        evidence("host", test="b", outcome="failed", variant="mk2"),
+        evidence("host", test="c", outcome="skipped", reason="expected to fail: known", variant="mk2"),
+        evidence("host", test="d", **skipped),
+        evidence("host", test="e", variant="mk2", **skipped),
+        evidence("host", test="new", outcome="failed"),
+        evidence("host", test="gone", outcome="failed", platform="toy"),
     ]
-    again = [
-        evidence("port=1", test="a", outcome="failed"),
-        evidence("host", test="c", level=Level.E2, note="forced path"),
-        evidence("api_key", test="d"),
+    but = "but has evidence that it passed"
+    refused = [
+        f"b on imagined:mk2 failed, {but}",
+        f"c on imagined:mk2 was skipped (expected to fail: known), {but}",
     ]
-    assert compare(once[:3], once[:3]) == []
-    assert compare(once, again) == [
-        "a on imagined:mk1: outcome was passed, and is now failed",
-        "a on imagined:mk1: it no longer covers port=2",
-        "b on imagined:mk1 has committed evidence, but was not run again",
-        "c on imagined:mk1: note was empty, and is now forced path",
-        "c on imagined:mk1: level was E3, and is now E2",
-        "e on imagined:mk1 has committed evidence, but was not run again",
-    ]
-    assert uncommitted(once, again) == ["api_key on imagined:mk1"]
-
-
-def test_new_run_without_evidence_is_a_fault() -> None:
-    none = ["the new run has no evidence: no marked test was run"]
-    assert compare([evidence("host")], []) == none
-    assert compare([evidence("host")], [evidence("host", outcome="skipped", reason="no port")]) == none
-
-
-FORCED = evidence("host", test="forced", machine="mk2", note="forced path")
-HERE = (evidence("host", test="a", variant="mk2"), evidence("port=1", test="b", variant="mk2"), FORCED)
-
-
-def test_forced_path_belongs_to_the_machine_that_ran_it() -> None:
-    """Lines for mk1 that were recorded on mk2 belong to the run on mk2, not to a run on mk1."""
-    missing = [f"{test} on imagined:mk2 has committed evidence, but was not run again" for test in "ab"]
-    assert compare(HERE, HERE) == []
-    assert compare(HERE, [FORCED]) == missing
-    real = [replace(each, variant="mk1", machine="mk1") for each in HERE]
-    assert compare(HERE, real) == []
-    assert compare(HERE, [replace(real[0], outcome="failed"), *real[1:]]) == [
-        "a on imagined:mk1: outcome was passed, and is now failed"
-    ]
-    assert compare(HERE, real[2:]) == [fault.replace("mk2", "mk1") for fault in missing]
-
-
-def test_skipped_test_is_a_note_with_its_reason() -> None:
-    skipped = replace(HERE[1], outcome="skipped", reason="low ports are not allowed")
-    again = [HERE[0], skipped, FORCED]
-    assert compare(HERE, again) == []
-    assert skips(HERE, again) == ["b on imagined:mk2 was skipped: low ports are not allowed"]
-    assert skips(HERE, HERE) == []
-    assert uncommitted([], [skipped]) == []
-
-
-def test_run_on_another_variant_must_pass_the_same_tests() -> None:
-    """The machine of a new run need not be of the variant of the committed evidence."""
-    once = [evidence("host", test="a"), evidence("port=1", test="b")]
-    here = [evidence("host", test="a", variant="mk2"), evidence("port=1", test="b", variant="mk2", outcome="failed")]
-    assert compare(once, here) == ["b on imagined:mk2: outcome was passed, and is now failed"]
-    assert compare(once, here[:1]) == ["b on imagined:mk2 has committed evidence, but was not run again"]
-
-
-@every("field", [field.name for field in fields(Evidence)])
-def test_each_field_is_compared_or_may_differ(field: str) -> None:
-    """Runs on other machines, days and commits: only the results of tests are compared."""
-    other = {
-        "covers": ("host",), "platform": "toy", "variant": "mk3", "level": Level.E2, "test": "b",
-        "outcome": "failed", "note": "forced path", "machine": "mk3", "reason": "why",
-    }  # fmt: skip
-    once = [evidence("port=1", test="a")]
-    again = [replace(once[0], **{field: other.get(field, "another")})]  # type: ignore[arg-type]
-    # Evidence from another machine is compared, that of another platform is not; `faults` checks the other fields.
-    elsewhere = field in ("platform", "variant", "machine", "reason")
-    assert (compare(once, again) == []) == (field in VOLATILE or elsewhere)
-    assert (field in VOLATILE) == (field not in other)
+    here = f"d on imagined:mk1 was skipped (low ports are not allowed), {but}"
+    there = here.replace("d on imagined:mk1", "e on imagined:mk2")
+    assert compare(committed, run, strict=False) == (refused, [here, there])
+    assert compare(committed, run, strict=True) == ([*refused, here], [there])
+    assert compare(committed, [], strict=True) == ([], [])
 
 
 DIFFS = [

@@ -7,10 +7,8 @@ most E3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from every import every
@@ -19,9 +17,8 @@ from srv.args.config import ARGUMENTS
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
 from srv_cpu.ops import OPS
-from srv_matrix.evidence import collect_marks, faults, from_line, marked_files, to_line
-from srv_matrix.inventory import read as read_inventory
-from srv_matrix.matrix import Matrix, make_matrix
+from srv_matrix.evidence import Marks, faults, from_line, marked_files, read_marks, to_line
+from srv_matrix.matrix import Matrix, matrix_of, read_judged
 from srv_matrix.records import STARTS, Evidence, Level
 from srv_matrix.repository import Repository
 from srv_matrix.weight_methods import method_of
@@ -31,12 +28,11 @@ GPUS = {"cuda": "sm90"}  # platform -> the GPU that is simulated
 SIMULATED = {**GPUS, "npu": "a2"}
 # Their effect is tested on simulated GPUs in a child process that records no evidence, so pages say "declared".
 UNRECORDED = {"triton_attention_num_kv_splits", "triton_attention_split_tile_size"}
-Marks = Mapping[str, Mapping[str, Any]]
 
 
 def _marks(folder: str) -> Marks:
     """All marks of a folder of this checkout, as pytest collects them."""
-    return collect_marks(Repository(ROOT), marked_files(Repository(ROOT), folder))
+    return read_marks(Repository(ROOT), marked_files(Repository(ROOT), folder))
 
 
 def _on(platform: str, marks: Marks) -> Marks:
@@ -54,12 +50,12 @@ def _shown(marks: Marks, platform: str, max_level: Level, variant: str = "") -> 
     passed = [
         Evidence(tuple(mark["covers"]), platform, mark["variant"] or variant,
                  min(Level[mark["level"]], max_level), test, "passed",
-                 "c", "p", "", "d", "2026-01-01", variant, mark["note"])
+                 "c", "p", {}, "d", "2026-01-01", variant, mark["note"])
         for test, mark in marks.items()
     ]  # fmt: skip
     assert [from_line(to_line(each)) for each in passed] == passed
     manifest = replace(found.loaded, variants=tuple(dict.fromkeys(each.variant for each in passed)))  # not the others
-    return make_matrix([manifest], evidence=passed, inventory=read_inventory(Repository(ROOT).inventory))
+    return matrix_of(read_judged(Repository(ROOT), [manifest], passed), evidence=passed)
 
 
 @pytest.fixture(scope="module")

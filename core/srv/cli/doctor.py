@@ -11,7 +11,7 @@ import argparse
 import json
 import os
 import platform as host
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -33,11 +33,14 @@ from srv.platform.doctor import DEFAULT_TIMEOUT_S, examine
 from srv.platform.finding import Finding
 from srv.platform.hook_plugins import hook_plugins
 from srv.platform.host import versions
+from srv.platform.installed import entries
 from srv.platform.manifest import ProbeResult
 from srv.platform.probe import probe_all
 from srv.platform.registry import InstalledPlatform, find_all_backends, find_platforms
 
 FORMAT = 1  # version of the JSON; increased by incompatible changes
+GROUP = "srv.doctor"
+"""Entry points: functions from a platform's name and a device's variant to findings about that device."""
 _CONCURRENCY = 3  # child processes that import torch at the same time
 
 
@@ -177,7 +180,18 @@ def _examine(installed: InstalledPlatform, probed: ProbeResult, user: UserInput,
         {} if resolved is None else {name: resolved.resolved.config.get(name) for name in installed.loaded.options}
     )
     findings += examine(installed, probed.device, options, timeout_s)
+    findings += tuple(_contributed(installed.name, probed.device.variant))
     return ExaminedPlatform(installed, probed, findings, resolved, refusals)
+
+
+def _contributed(platform: str, variant: str) -> Iterator[Finding]:
+    """What other distributions know of a device. One that fails is a warning and does not affect the others."""
+    for each in entries(GROUP):
+        try:
+            yield from each.load()(platform, variant)
+        except Exception as error:  # noqa: BLE001 - a distribution may raise anything; only its own finding is missing
+            remedy = f"Update or uninstall {each.distribution}, or report this to its maintainer."
+            yield Finding(each.name, "warning", f"{each.value} raised {type(error).__name__}: {error}", remedy)
 
 
 def _unused(installed: InstalledPlatform) -> tuple[Finding, ...]:

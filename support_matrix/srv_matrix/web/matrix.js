@@ -180,10 +180,15 @@ function factsOf(row, cell) {
   ].filter(([, text]) => text);
 }
 
+function versionsOf(evidence) {
+  const named = Object.entries(evidence.versions || {}).map(([name, version]) => `${name} ${version}`);
+  return [named.join(", ") || "versions unknown", evidence.simulator].filter(Boolean).join(" · ");
+}
+
 function evidenceOf(data, cell, place = "") {
   const lines = (cell.evidence || []).map((each) => {
     const age = ageOf(data, each, place);
-    return [each.level, each.outcome, each.test, each.device, each.date, each.commit && `commit ${each.commit}`, each.driver,
+    return [each.level, each.outcome, each.test, each.device, each.date, each.commit && `commit ${each.commit}`, versionsOf(each),
       each.note, ageText(age)].filter(Boolean).join(" · ");
   });
   if (!lines.length) lines.push(isVerified(cell) ? "Its values were run; see the evidence of each value." : "Nothing has been run for this cell.");

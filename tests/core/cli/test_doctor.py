@@ -123,6 +123,9 @@ def finding(findings: list[dict[str, str]], name: str, status: str) -> dict[str,
 
 def test_a_working_platform_is_examined_from_manifest_to_computation(tmp_path: Path) -> None:
     write_platform(tmp_path, "mine")
+    known = "from srv.platform.finding import Finding\n\n\ndef known(platform, variant):\n"
+    known += '    yield Finding("known", "ok", f"{platform}:{variant} was here")\n    raise OSError("no more")\n'
+    write_distribution(tmp_path, "almanac", "[srv.doctor]\nalmanac = almanac:known\n", known)
     answer = diagnosis(tmp_path, "--device", "mine")
     assert (answer["format"], answer["choice"]["platform"]) == (1, "mine")
     assert answer.keys() == {"format", "can_start", "versions", "environment", "choice", "platforms"}
@@ -142,7 +145,10 @@ def test_a_working_platform_is_examined_from_manifest_to_computation(tmp_path: P
     assert (mine["platform"], mine["distribution"], mine["version"]) == ("mine", "srv-mine", "3.2.1")
     assert (mine["available"], mine["usable"], mine["contract"]) == (True, True, "2.0")
     assert mine["device"]["versions"] == {"driver": "1.0"}
-    assert [each["name"] for each in mine["findings"]] == ["start", "memory", "computation", "fan", "firmware"]
+    names = [each["name"] for each in mine["findings"]]
+    assert names == ["start", "memory", "computation", "fan", "firmware", "known", "almanac"]
+    assert finding(mine["findings"], "known", "ok")["detail"] == "mine:one was here"
+    assert finding(mine["findings"], "almanac", "warning")["detail"] == "almanac:known raised OSError: no more"
     assert finding(mine["findings"], "memory", "ok")["detail"] == "3.0 of 4.0 GiB free"
     assert finding(mine["findings"], "firmware", "warning")["remedy"] == "Flash 1.1."
 
