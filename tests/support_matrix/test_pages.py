@@ -21,7 +21,7 @@ from srv_matrix.marks import LEGEND, look_of, mark
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.page_notes import PageNotes
 from srv_matrix.pages import pages
-from srv_matrix.records import COMPILED, STARTS, Level, Record, Status
+from srv_matrix.records import COMPILED, STARTS, Evidence, Level, Record, Status
 from srv_matrix.repository import Repository
 from srv_matrix.weight_formats import weight_formats
 
@@ -161,7 +161,7 @@ def test_snapshot_of_a_page() -> None:
         "\n"
         "| | Variant | How | Commit | Date | Device | Versions |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
-        "| e1 | mk2 | run on the device | c0ffee | 2026-01-02 | Imagined One | imagined 1.0 |\n"
+        "| e1 | mk2 | run on the device | c0ffee | 2026-01-02 | Imagined One | imagined 1.0, torch 2.13.0 |\n"
         "\n"
         "[^1]: `no_backend_fits`: no attention backend of platform imagined can use it: wide requires page_size 32.\n"
         f"[^2]: `planned`: {PLANNED.arg.planned}.\n"
@@ -169,23 +169,26 @@ def test_snapshot_of_a_page() -> None:
     )
 
 
+def policies(**changes: str) -> list[Evidence]:
+    """Evidence for all values that work of one argument."""
+    return [evidence("schedule_policy=fcfs", "schedule_policy=lpm", **changes)]
+
+
 def test_variants_that_agree_in_every_row_are_one_column(small: Matrix) -> None:
     assert "| MK1, MK2 Supported\n" in argument_page(small, small.manifests[0])
-    apart = matrix(evidence=[evidence("port=30000")])
+    apart = matrix(evidence=policies())
     assert "| MK1 Supported | MK2 Supported\n" in argument_page(apart, apart.manifests[0])
 
 
 def test_a_forced_path_is_shown_as_run_with_a_note_and_counted_apart() -> None:
     """The note is omitted once the same cell was run on a device of that variant."""
-    forced = evidence("port=30000", machine="mk2", note="forced path")
-    shown = matrix(evidence=[forced])
-    cell = shown.cell("port=30000", "imagined", "mk1")
-    assert cell is not None
-    assert mark(cell) == "✅ yes (E4, forced path)"
+    forced = policies(machine="mk2", note="forced path")
+    shown = matrix(evidence=forced)
+    assert mark(shown.cell("schedule_policy=lpm", "imagined", "mk1")) == "✅ yes (E4, forced path)"
     page = argument_page(shown, shown.manifests[0])
     assert ", 0 were run on the device, 1 on a newer device with its code path forced, 0 were simulated" in page
     assert "| e1 | mk1 | forced path | c0ffee |" in page
-    real = matrix(evidence=[forced, evidence("port=30000", test="tests/test_it.py::test_other", commit="beef")])
+    real = matrix(evidence=[*forced, *policies(test="tests/test_it.py::test_other", commit="beef")])
     page = argument_page(real, real.manifests[0])
     assert ", 1 were run on the device, 0 were simulated" in page
     assert "| e1 | mk1 | run on the device | beef |" in page
