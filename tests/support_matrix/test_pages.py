@@ -17,7 +17,7 @@ from srv.platform.facts import Support
 from srv_matrix import outputs
 from srv_matrix.argument_page import argument_page
 from srv_matrix.inventory import Inventory, to_json
-from srv_matrix.marks import LEGEND, look_of, mark
+from srv_matrix.marks import LEGEND, headline, look_of, mark
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.page_notes import PageNotes
 from srv_matrix.pages import pages
@@ -136,6 +136,7 @@ def test_snapshot_of_a_page() -> None:
     key = " · ".join(f"{sign.look.glyph} {sign.short}" for sign in LEGEND)
     page = argument_page(shown, shown.manifests[0])
     body = page[page.index("The sections and") :]
+    size = headline(ARGUMENTS["page_size"].arg.help, 56)
     flags = "<br>".join(f"`{flag}`" for flag in PLANNED.flags)
     assert body == (
         "The sections and their order are those of the published page (What the vendor says). "
@@ -147,13 +148,13 @@ def test_snapshot_of_a_page() -> None:
         "\n"
         "Argument | Description | Defaults | Options | MK1 Supported | MK2 Supported\n"
         "--- | --- | --- | --- | :-: | :-:\n"
-        "`--page-size`[^1] | Tokens per page of the KV pool | `32` | Type: int, at least 1 | ◐ | ◐✓ e1\n"
+        f"`--page-size`[^1] | {size} | `32` | Type: int, at least 1 | ◐ | ◐✓ e1\n"
         "\n"
         "## Two\n"
         "\n"
         "Argument | Description | Defaults | Options | MK1 Supported | MK2 Supported\n"
         "--- | --- | --- | --- | :-: | :-:\n"
-        f"{flags} | {body.partition(flags + ' | ')[2].partition(' | ')[0]} | `{PLANNED.show(PLANNED.default)}` | - | "
+        f"{flags} | {headline(PLANNED.arg.help, 32)} | `{PLANNED.show(PLANNED.default)}` | - | "
         "…[^2] | ✕[^3]\n"
         "`--warp-factor` | - | - | - | not in srv | not in srv\n"
         "\n"
@@ -255,7 +256,7 @@ def test_stale_missing_and_extraneous_pages_are_found_and_mended(
     assert capsys.readouterr().out == "the pages are up to date\n"
 
     page = repository.pages / "imagined.md"
-    stale = page.read_text().replace("Tokens per page", "Tokens on a page", 1)
+    stale = page.read_text().replace("`--page-size`", "`--page-size`<br>`--pages`", 1)
     page.write_text(stale)
     (repository.pages / "index.md").unlink()
     (repository.pages / "other.md").write_text("x")
