@@ -14,7 +14,7 @@ from srv_matrix.records import LEVEL_3_WORDS, SIMULATED, Evidence, Level, Record
 
 _HOW = {Level.E3: SIMULATED, Level.E4: "run on the device", Level.E5: "run on the device, fast"}
 _SHORT_COMMIT = 8
-_REFUSED = re.compile(r"not [^:]*?(?: alone)?: (?=[a-z])")  # the values that a reason is for
+_REFUSED = re.compile(r"not (?!yet: )[^:]*: (?=[a-z])")  # the values that a reason is for
 _LONGEST_REASON = 200  # of a footnote; the site and `srv matrix show` have the whole text
 
 
@@ -60,7 +60,8 @@ class PageNotes:
                 yield f"| {name} | " + " | ".join(escape(text) for text in run) + " |"
             yield ""
         for (code, reason), label in self._labels.items():
-            yield f"{label}: " + (f"`{code}`: " if code else "") + escape(reason).removesuffix(".") + "."
+            end = "" if reason.endswith((".", "…")) else "."
+            yield f"{label}: " + (f"`{code}`: " if code else "") + escape(reason) + end
 
     def _run(self, evidence: Evidence) -> str:
         variant = f"{evidence.platform}:{evidence.variant}" if self._platforms else evidence.variant
