@@ -40,17 +40,11 @@ class _Section(NamedTuple):
 
 def argument_pages(matrix: Matrix, manifest: Manifest) -> dict[str, str]:
     """The page of a platform by file name; a second one for what the published table does not have."""
-    table = matrix.table_of(manifest.name)
-    if table is None:
-        return {f"{manifest.name}.md": argument_page(matrix, manifest)}
-    published = {f"{manifest.name}.md": argument_page(matrix, manifest)}
-    title = f"Arguments on {manifest.name} that are not on the published page"
-    further = list(_groups(apart_from=table))
-    return (
-        published | {f"{manifest.name}-further.md": _page(matrix, manifest, title, further, ())}
-        if further
-        else published
-    )
+    made = {f"{manifest.name}.md": argument_page(matrix, manifest)}
+    if further := _further(matrix, manifest):
+        title = f"Arguments on {manifest.name} that are not on the published page"
+        made[f"{manifest.name}-further.md"] = _page(matrix, manifest, title, further, ())
+    return made
 
 
 def argument_page(matrix: Matrix, manifest: Manifest) -> str:
@@ -58,13 +52,19 @@ def argument_page(matrix: Matrix, manifest: Manifest) -> str:
     table = matrix.table_of(manifest.name)
     about = [manifest.summary + ".", "", *_counts(matrix, manifest), ""]
     if table is not None:
+        further = f" [Another page]({manifest.name}-further.md) has the other arguments of srv."
         about += [
-            f"The sections and their order are those of the published page ({table.title}). "
-            f"[Another page]({manifest.name}-further.md) has the other arguments of srv.",
+            f"The sections and their order are those of the published page ({table.title})."
+            + (further if _further(matrix, manifest) else ""),
             "",
         ]
     sections = list(_groups() if table is None else _published_sections(table))
     return _page(matrix, manifest, f"Arguments on {manifest.name}", sections, about)
+
+
+def _further(matrix: Matrix, manifest: Manifest) -> list[_Section]:
+    table = matrix.table_of(manifest.name)
+    return [] if table is None else list(_groups(apart_from=table))
 
 
 def _page(matrix: Matrix, manifest: Manifest, title: str, sections: Sequence[_Section], about: Sequence[str]) -> str:
