@@ -151,7 +151,7 @@ EXPLAINED = {
     ),
     "enable-deepep-moe": (
         "enable_deepep_moe (experts)\n"
-        "  Former switch for --moe-a2a-backend deepep.\n"
+        f"  {DEPRECATED['enable_deepep_moe'].arg.help}\n"
         "\n"
         "  flag         --enable-deepep-moe\n"
         "  environment  SRV_ENABLE_DEEPEP_MOE\n"
