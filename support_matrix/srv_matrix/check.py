@@ -8,26 +8,20 @@ from srv.args.config import ARGUMENTS, find_argument
 from srv_matrix import architectures
 from srv_matrix.ages import age_notes, ages_of
 from srv_matrix.diff import compare_table, stale_reasons
-from srv_matrix.evidence import Marks, marked_files, prune, read_marks
+from srv_matrix.evidence import Marks, prune, read_marks
 from srv_matrix.evidence import faults as evidence_faults
 from srv_matrix.matrix import Matrix
-from srv_matrix.records import Evidence, Key, Record, Status
+from srv_matrix.records import Key, Record, Status
 from srv_matrix.repository import Repository
 
 
-def marks_for(evidence: Iterable[Evidence], repository: Repository) -> Marks:
-    """The marks of all tests that are evidence or could be; empty if there is no evidence."""
-    files = [each.test.partition("::")[0] for each in evidence]
-    return read_marks(repository, [*files, *marked_files(repository)]) if files else {}
-
-
 def check(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
-    """All faults of a checkout. `marks`: the result of `marks_for`, if it is already known."""
+    """All faults of a checkout. `marks`: those of its tests, if they are already known."""
     found = [*record_faults(matrix.records.values(), _variants(matrix)), *declaration_faults(matrix)]
     found += [fault for table in matrix.tables for fault in table_faults(matrix, table.name)]
     found += architectures.table_faults(matrix.architectures, repository)
     if matrix.evidence:
-        marks = marks_for(matrix.evidence, repository) if marks is None else marks
+        marks = read_marks(repository) if marks is None else marks
         found += evidence_faults(matrix.evidence, _testable_cells(matrix), marks, repository.is_ancestor)
     return found
 
@@ -36,7 +30,7 @@ def prune_evidence(matrix: Matrix, repository: Repository) -> list[str]:
     """Remove evidence that is no longer valid from the checkout; returns the reasons, one sentence each."""
     if not matrix.evidence:
         return []
-    marks = marks_for(matrix.evidence, repository)
+    marks = read_marks(repository)
     return prune(repository.evidence, _testable_cells(matrix), marks, repository.is_ancestor)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from srv.args.config import ARGUMENTS, DEPRECATED
 from srv_matrix.ages import Age, age_of, ages_of
-from srv_matrix.check import check, marks_for, notes, prune_evidence
+from srv_matrix.check import check, notes, prune_evidence
 from srv_matrix.diff import Compared, Outcome, compare_table, counts
-from srv_matrix.evidence import compare, read_file, read_folder
+from srv_matrix.evidence import compare, read_file, read_folder, read_marks
 from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, read_matrix, read_plugin_matrix
 from srv_matrix.outputs import REMEDY, stale_outputs, write_outputs
@@ -155,7 +155,7 @@ def run_check(namespace: argparse.Namespace) -> int:
     repository = _repository(namespace.root)
     fresh = None if namespace.rerun is None else read_file(namespace.rerun)
     with ThreadPoolExecutor(1) as pool:  # pytest collects the marks in a process of its own meanwhile
-        collected = pool.submit(marks_for, read_folder(repository.evidence), repository)
+        collected = pool.submit(read_marks, repository)
         matrix = read_matrix(repository)
         marks = collected.result()
     faults, remarks = check(matrix, repository, marks), notes(matrix, repository)

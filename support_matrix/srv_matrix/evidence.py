@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ OUTCOMES = ("passed", "failed", "skipped")
 EXPECTED = "expected to fail"  # begins the reason of such a test
 PLUGIN = "srv_matrix.pytest_plugin"
 MARKED = "srv_matrix.pytest_plugin import covers"  # occurs in every file with marks
+FOLDERS = ("tests", "platforms", "plugins")  # with test files
 _MAY_BE_EMPTY = ("note", "reason", "simulator")
 _TEXT_FIELDS = tuple(field.name for field in fields(Evidence) if field.name not in ("covers", "level", "versions"))
 _COLLECT_TIMEOUT_S = 300
@@ -111,23 +113,25 @@ def _run_of(evidence: Evidence) -> tuple[str, str, str]:
     return evidence.test, evidence.platform, evidence.machine
 
 
-def marked_files(repository: Repository, folder: str = "tests") -> list[str]:
-    """The test files of a folder that use `covers`, relative to the root."""
+def marked_files(repository: Repository) -> list[str]:
+    """The test files that use `covers`, relative to the root."""
     return [
         path.relative_to(repository.root).as_posix()
+        for folder in FOLDERS
         for path in sorted((repository.root / folder).rglob("test_*.py"))
         if MARKED in path.read_text(encoding="utf-8")
     ]
 
 
-def read_marks(repository: Repository, files: Iterable[str]) -> Marks:
-    """As `collect_marks`, but collected once for the same tests, code and SRV_ variables."""
-    root, files = repository.root, sorted(set(files))
-    tests = [path for folder in ("tests", "platforms", "plugins") for path in files_below(root / folder)]
+def read_marks(repository: Repository) -> Marks:
+    """The marks of all tests, collected once for the same tests, code and SRV_ variables."""
+    root = repository.root
+    tests = [path for folder in FOLDERS for path in files_below(root / folder)]
     settings = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("SRV_")]
     projects = [path for path in (root / "pyproject.toml",) if path.is_file()]
-    key = key_of([*code_files("pytest_plugin"), *projects, *tests], *files, *settings)
-    return kept(repository.kept, "marks", key, dict[str, dict[str, Any]], lambda: collect_marks(repository, files))
+    key = key_of([*code_files("pytest_plugin"), *projects, *tests], *settings)
+    make = partial(collect_marks, repository, marked_files(repository))
+    return kept(repository.kept, "marks", key, dict[str, dict[str, Any]], make)
 
 
 def collect_marks(repository: Repository, files: Iterable[str]) -> dict[str, dict[str, Any]]:

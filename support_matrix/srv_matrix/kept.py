@@ -44,7 +44,8 @@ def kept(folder: Path, kind: str, key: str, form: type[T], make: Callable[[], T]
     except OSError:
         return make()
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks: both compute
+            fcntl.flock(lock, fcntl.LOCK_EX)
         if (found := _read(path, form)) is not None:  # another process has computed it meanwhile
             return found
         made = make()

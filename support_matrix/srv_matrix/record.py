@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from srv_matrix.ages import Age, Ages, ages_of
-from srv_matrix.evidence import Marks, marked_files, read_folder, read_marks
+from srv_matrix.evidence import Marks, read_folder, read_marks
 from srv_matrix.places import Place
 from srv_matrix.records import Evidence
 from srv_matrix.repository import MatrixError, Repository
 
-_FOLDERS = ("tests", "platforms")  # with marked tests
 _END_S = 60  # for the fixtures of a run that is ended
 _ALL_RAN = (0, 1)  # exit statuses of pytest: all passed, some failed
 
@@ -92,8 +91,7 @@ class Recording:
 
     def _due(self, tried: _Tried) -> list[Slice]:
         evidence = read_folder(self.repository.evidence)
-        files = [file for folder in _FOLDERS for file in marked_files(self.repository, folder)]
-        marks, ages = read_marks(self.repository, files), ages_of(evidence, self.repository)
+        marks, ages = read_marks(self.repository), ages_of(evidence, self.repository)
         slices = [each for place in self.places for each in due(place, marks, evidence, ages, tried.of(place))]
         return sorted(slices, key=lambda each: each.rank)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pkgutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matrix_world import evidence, git, matrix
 
+from srv.cli.doctor import GROUP
 from srv_matrix import ages, doctor
 from srv_matrix.ages import Age, age_notes, age_of, ages_of, covered_code
 from srv_matrix.evidence import write_file
 from srv_matrix.repository import Repository
 
+ROOT = Path(__file__).resolve().parents[2]
 OWN, OTHER = "platforms/imagined/srv_imagined/facts.py", "platforms/other/srv_other/facts.py"
 
 
@@ -73,6 +77,9 @@ def test_the_doctor_says_how_old_the_evidence_of_a_device_is(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "find_repository", lambda start: repository)
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert pkgutil.resolve_name(project["entry-points"][GROUP]["matrix"]) is doctor.findings
 
     def said() -> list[str]:
         return [each.detail for each in doctor.findings("imagined", "mk1")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,7 @@ def test_evidence_of_a_simulated_device_is_e3_at_most(checkout: Repository, tmp_
     assert path.exists(), done.stderr
     found = {name: (each.platform, each.level) for name, each in ran(path).items()}
     assert found == {"test_seven": ("toy", Level.E3), "test_eight": ("toy", Level.E2)}
+    assert {each.simulator for each in ran(path).values()} == {f"srv-toy-device {version('srv-toy-device')}"}
     assert "; 5 marked tests run on another platform" in done.stdout
 
 

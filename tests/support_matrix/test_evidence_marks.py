@@ -17,7 +17,7 @@ from srv.args.config import ARGUMENTS
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
 from srv_cpu.ops import OPS
-from srv_matrix.evidence import Marks, faults, from_line, marked_files, read_marks, to_line
+from srv_matrix.evidence import Marks, faults, from_line, read_marks, to_line
 from srv_matrix.matrix import Matrix, matrix_of, read_judged
 from srv_matrix.records import STARTS, Evidence, Level
 from srv_matrix.repository import Repository
@@ -32,7 +32,7 @@ UNRECORDED = {"triton_attention_num_kv_splits", "triton_attention_split_tile_siz
 
 def _marks(folder: str) -> Marks:
     """All marks of a folder of this checkout, as pytest collects them."""
-    return read_marks(Repository(ROOT), marked_files(Repository(ROOT), folder))
+    return {test: mark for test, mark in read_marks(Repository(ROOT)).items() if test.startswith(f"{folder}/")}
 
 
 def _on(platform: str, marks: Marks) -> Marks:

@@ -34,7 +34,7 @@ from srv_matrix.judge import BACKEND_IGNORES, TOO_FEW_DEVICES, verdict
 from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.pairs import pairs
-from srv_matrix.records import Level, Record, Status, by_key, lower
+from srv_matrix.records import Level, Record, Status, by_key, lower, split_versions
 from srv_matrix.repository import MatrixError
 from srv_matrix.sample import sample_models
 from srv_matrix.sweep import values_of
@@ -97,6 +97,14 @@ def test_missing_capability_is_a_fact_of_the_platform() -> None:
     refused = less.cell("disable_overlap_schedule=false", "imagined", "mk1")
     assert refused is not None
     assert (refused.status, refused.reason_code) == (Status.UNSUPPORTED, "capability_missing")
+
+
+def test_the_simulator_of_a_device_is_not_among_its_versions() -> None:
+    found = {"torch": "2.13.0", "srv-npu-simulator": "0.1.0", "flashinfer-python": "0.6"}
+    others = {"flashinfer-python": "0.6", "torch": "2.13.0"}
+    assert split_versions(found, "srv 0.1.0", simulated=True) == (others, "srv-npu-simulator 0.1.0")
+    assert split_versions(others, "srv-toy-device 0.1.0", simulated=True) == (others, "srv-toy-device 0.1.0")
+    assert split_versions(others, "srv 0.1.0", simulated=False) == (others, "")
 
 
 def test_nothing_is_verified_without_evidence(undeclared: Matrix) -> None:
