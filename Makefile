@@ -1,5 +1,5 @@
 # make serve | check | lint | test | test-all | proof | test-flaky | test-faults | test-faults-drawn | bench | bench-peers
-# | matrix | architectures | evidence | docs | triton | clients | clean
+# | matrix | pages | architectures | evidence | docs | triton | clients | clean
 # make serve ONESHOT=1 stops after one answer; make bench-peers RACE="--rounds 1" passes arguments to the benchmark.
 # Everything is installed into .venv, in the versions of constraints.txt. torch comes first, so that no dependency pulls
 # in another version.
@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
 .PHONY: env clients serve check test test-all proof test-flaky test-faults test-faults-drawn lint triton bench bench-peers
-.PHONY: matrix architectures evidence docs clean
+.PHONY: matrix pages architectures evidence docs clean
 
 env: $(READY) $(NATIVE)
 
@@ -124,6 +124,10 @@ bench-peers: env
 
 matrix: $(READY)
 	$(BIN)/srv matrix generate
+
+# Fails if a support page is stale, and prints the command that mends it. Nothing else fails for a stale page.
+pages: $(READY)
+	$(BIN)/srv matrix generate --compare
 
 # Launches a tiny random model of every causal class of transformers and records what becomes of it, in about three minutes
 # on two cores; then `make matrix`. Once per release of transformers, and after changes of the generic path.

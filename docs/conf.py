@@ -7,11 +7,10 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 from srv_matrix.ages import ages_of
-from srv_matrix.data import to_json
 from srv_matrix.guides import fill
 from srv_matrix.matrix import read_matrix
 from srv_matrix.repository import find_repository
-from srv_matrix.site import data_script
+from srv_matrix.site import data_files, data_script
 
 DOCS = Path(__file__).parent
 WEB = "../support_matrix/srv_matrix/web"
@@ -33,14 +32,18 @@ html_use_index = False
 
 
 def _write_matrix_data(app: Sphinx) -> None:
-    """The cells, with ages if there is a history, as a script: a page opened from a disk may not fetch a file."""
-    folder = Path(app.outdir) / "_static"
-    folder.mkdir(parents=True, exist_ok=True)
-    cells = (DOCS / "support" / "support.json").read_text(encoding="utf-8")
-    if (repository := find_repository(DOCS.resolve())) is not None:
-        matrix = read_matrix(repository)
-        cells = to_json(matrix, ages_of(matrix.evidence, repository))
-    (folder / "matrix-data.js").write_text(data_script(cells), encoding="utf-8")
+    """The cells with their ages, for programs, and as a script: a page opened from a disk may not fetch a file."""
+    repository = find_repository(DOCS.resolve())
+    if repository is None:
+        raise FileNotFoundError(f"{DOCS} is not in a checkout of srv, from which the matrix is made")
+    matrix = read_matrix(repository)
+    made = data_files(matrix, ages_of(matrix.evidence, repository))
+    files = {f"support/{name}": text for name, text in made.items()}
+    files["_static/matrix-data.js"] = data_script(made["support.json"])
+    for name, text in files.items():
+        path = Path(app.outdir) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def _fill_guide(app: Sphinx, name: str, source: list[str]) -> None:

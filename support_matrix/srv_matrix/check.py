@@ -1,42 +1,18 @@
-"""Check that the matrix, its inputs and its pages are consistent. Every fault is a sentence."""
+"""Check that the matrix and its inputs are consistent. Every fault is a sentence."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 from srv.args.config import ARGUMENTS, find_argument
 from srv_matrix import architectures
 from srv_matrix.ages import age_notes, ages_of
-from srv_matrix.data import to_csv, to_json
 from srv_matrix.diff import compare_table, stale_reasons
 from srv_matrix.evidence import Marks, prune, read_marks
 from srv_matrix.evidence import faults as evidence_faults
 from srv_matrix.matrix import Matrix
-from srv_matrix.pages import pages
 from srv_matrix.records import Key, Record, Status
 from srv_matrix.repository import Repository
-
-_SHOWN_LINES = 6  # of the diff of a stale page
-
-
-def outputs(matrix: Matrix) -> dict[str, str]:
-    """The text of every file under `docs/support`, by name."""
-    return {**pages(matrix), "support.json": to_json(matrix), "support.csv": to_csv(matrix)}
-
-
-def write_outputs(matrix: Matrix, folder: Path) -> tuple[str, ...]:
-    """Write all files and remove files that are no longer generated; returns the names of those that changed."""
-    generated = outputs(matrix)
-    folder.mkdir(parents=True, exist_ok=True)
-    changed = [name for name, text in generated.items() if _read(folder / name) != text]
-    for name in changed:
-        (folder / name).write_text(generated[name], encoding="utf-8")
-    for name in _extraneous(generated, folder):
-        (folder / name).unlink()
-        changed.append(name)
-    return tuple(changed)
 
 
 def check(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
@@ -47,7 +23,7 @@ def check(matrix: Matrix, repository: Repository, marks: Marks | None = None) ->
     if matrix.evidence:
         marks = read_marks(repository) if marks is None else marks
         found += evidence_faults(matrix.evidence, _testable_cells(matrix), marks, repository.is_ancestor)
-    return [*found, *page_faults(outputs(matrix), repository.pages)]
+    return found
 
 
 def prune_evidence(matrix: Matrix, repository: Repository) -> list[str]:
@@ -124,26 +100,3 @@ def table_faults(matrix: Matrix, name: str) -> Iterator[str]:
         if not each.explained:
             yield f"{name}: {each.flag} is {each.outcome.value} without an explanation ({each.detail})"
     yield from stale_reasons(table, compared)
-
-
-def page_faults(generated: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """Pages that are missing, stale, or not generated."""
-    for name, text in generated.items():
-        present = _read(folder / name)
-        if present is None:
-            yield f"{folder.name}/{name} is missing: run `make matrix`"
-        elif present != text:
-            diff = difflib.unified_diff(
-                present.splitlines(), text.splitlines(), "committed", "generated", lineterm="", n=0
-            )
-            lines = [line[:160] for line in list(diff)[2 : 2 + _SHOWN_LINES]]
-            yield f"{folder.name}/{name} is stale: run `make matrix`\n    " + "\n    ".join(lines)
-    yield from (f"{folder.name}/{name} is not a page of the matrix" for name in _extraneous(generated, folder))
-
-
-def _extraneous(generated: Mapping[str, str], folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*") if path.is_file() and path.name not in generated)
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None

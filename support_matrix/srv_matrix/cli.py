@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from srv.args.config import ARGUMENTS, DEPRECATED
-from srv_matrix import inventory
 from srv_matrix.ages import Age, age_of, ages_of
-from srv_matrix.check import check, notes, prune_evidence, write_outputs
+from srv_matrix.check import check, notes, prune_evidence
 from srv_matrix.diff import Compared, Outcome, compare_table, counts
 from srv_matrix.evidence import compare, read_file, read_folder, read_marks
 from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, read_matrix, read_plugin_matrix
+from srv_matrix.outputs import REMEDY, stale_outputs, write_outputs
 from srv_matrix.pages import pages
 from srv_matrix.places import places, selected
 from srv_matrix.published import Table, read_rows, read_tables
@@ -39,12 +39,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary, handler in (
         ("generate", "write the pages under docs/support", run_generate),
-        ("check", "fail if records, evidence, published tables and pages are inconsistent", run_check),
+        ("check", "fail if records, evidence and published tables are inconsistent", run_check),
         ("record", "run the tests again that are evidence, the oldest first", run_record),
         ("prune", "remove evidence that is no longer valid from support_matrix/evidence", run_prune),
         ("diff", "compare our declarations with a vendor's published table", run_diff),
         ("show", "show the arguments on one platform and variant", run_show),
-        ("site", "write the filterable page", run_site),
+        ("site", "write the filterable page, and the cells as JSON and CSV", run_site),
         ("coverage", "show counts by status and platform", run_coverage),
     ):
         verb = verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
@@ -57,6 +57,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
     if name == "generate":
+        verb.add_argument(
+            "--compare", action="store_true", help="write nothing, and fail if a page or the inventory is stale"
+        )
         verb.add_argument(
             "--plugin", metavar="NAME", help="an installed plugin: write its own pages, outside a checkout"
         )
@@ -106,10 +109,21 @@ def run_generate(namespace: argparse.Namespace) -> int:
     if namespace.evidence or namespace.out:
         raise MatrixError("--evidence and --out belong to the pages of a plugin. Set --plugin NAME, or leave them out")
     repository = _repository(namespace.root)
-    repository.inventory.write_text(inventory.to_json(inventory.observe_in_child()), encoding="utf-8")
-    changed = write_outputs(read_matrix(repository), repository.pages)
+    if namespace.compare:
+        return _compare(repository)
+    changed = write_outputs(repository)
     print(f"{len(changed)} files changed" + "".join(f"\n  {name}" for name in sorted(changed)))
     return 0
+
+
+def _compare(repository: Repository) -> int:
+    """Print what is stale, and the command that mends it."""
+    stale = stale_outputs(repository)
+    print(
+        "".join(f"- {each}\n" for each in stale)
+        + (f"To mend this, run:\n{REMEDY}" if stale else "the pages are up to date")
+    )
+    return FAULTY if stale else 0
 
 
 def _generate_for_plugin(namespace: argparse.Namespace) -> int:

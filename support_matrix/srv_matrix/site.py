@@ -39,10 +39,11 @@ def page(matrix: Matrix, ages: Ages | None = None) -> str:
 def write_site(matrix: Matrix, folder: Path, ages: Ages | None = None) -> Path:
     """Write the self-contained page and the files for programs; returns the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (
-        ("index.html", page(matrix, ages)),
-        ("support.json", to_json(matrix)),
-        ("support.csv", to_csv(matrix)),
-    ):
+    for name, text in {"index.html": page(matrix, ages), **data_files(matrix, ages)}.items():
         (folder / name).write_text(text, encoding="utf-8")
     return folder / "index.html"
+
+
+def data_files(matrix: Matrix, ages: Ages | None = None) -> dict[str, str]:
+    """The cells for programs, by file name."""
+    return {"support.json": to_json(matrix, ages), "support.csv": to_csv(matrix)}

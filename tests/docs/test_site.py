@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import os
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -94,25 +94,20 @@ def test_nothing_is_loaded_from_other_sites(site: Path, pages: dict[Path, Page])
         assert "url(http" not in path.read_text(encoding="utf-8"), path.name
 
 
-def test_matrix_page_has_the_committed_cells(site: Path, pages: dict[Path, Page]) -> None:
+def test_the_matrix_page_and_its_files_have_the_same_cells(site: Path, pages: dict[Path, Page]) -> None:
+    """The files for programs are made with the site, and linked."""
     page = pages[site / "matrix.html"]
     assert len(page.anchors) == len(set(page.anchors))
+    assert {"support/support.json", "support/support.csv"} <= set(page.links)
     script = (site / "_static" / "matrix-data.js").read_text(encoding="utf-8")
-    data = script.removeprefix("const SUPPORT = ").rstrip().removesuffix(";")
-    shown = json.loads(data)
-    shown.pop("ages")  # ages depend on the history, so the committed file does not have them
-    committed = json.loads((DOCS / "support" / "support.json").read_text(encoding="utf-8"))
-    for support in (shown, committed):
-        for entry in (*support["arguments"], *support["features"]):
-            entry["cells"] = _cells_by_variant(entry["cells"])
-            entry["values"] = {value: _cells_by_variant(cells) for value, cells in entry.get("values", {}).items()}
-    assert shown == committed
-
-
-def _cells_by_variant(cells: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The cells without their ages, which divide variants that are one group in the committed file."""
-    left_out = ("on", "older")
-    return {on: {key: cell[key] for key in cell if key not in left_out} for cell in cells for on in cell["on"]}
+    data = json.loads(script.removeprefix("const SUPPORT = ").rstrip().removesuffix(";"))
+    assert data == json.loads((site / "support" / "support.json").read_text(encoding="utf-8"))
+    assert data["ages"]
+    entries = [*data["arguments"], *data["features"]]
+    groups = [cells for entry in entries for cells in (entry["cells"], *entry.get("values", {}).values())]
+    with (site / "support" / "support.csv").open(encoding="utf-8", newline="") as file:
+        lines = {(each["feature"], f"{each['platform']}:{each['variant']}") for each in csv.DictReader(file)}
+    assert sum(len(cell["on"]) for cells in groups for cell in cells) == len(lines)
 
 
 def test_a_broken_link_stops_the_build(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The docs site in headless Chromium: filters, cells by mouse and keyboard, links, phones, colors, empty console.
 
-The expected contents are computed from support.json, not with the page's script.
+The expected contents are computed from the site's support.json, not with the page's script.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from srv_matrix.site import data_script, write_site
 if TYPE_CHECKING:
     from site_browser import Browser
 
-pytestmark = pytest.mark.proof
-DATA: dict[str, Any] = json.loads((DOCS / "support" / "support.json").read_text(encoding="utf-8"))
-ENTRIES = [*DATA["arguments"], *DATA.get("features", [])]
+pytestmark = [pytest.mark.proof(minutes=0.1), pytest.mark.xdist_group("site")]
+DATA: dict[str, Any] = {}  # support.json, once the site is built
 CELL = "model_impl@npu:a2"
 PHONE = (390, 844)
 DESKTOP = (1440, 900)
+LAPTOP = (1280, 800)
 FURTHER = {
     "others": [
         {
@@ -61,6 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("docs") / "site"
     done = build_docs(DOCS, out)
     assert done.returncode == 0, done.stderr
+    DATA.update(json.loads((out / "support" / "support.json").read_text(encoding="utf-8")))
     small = matrix(evidence=[evidence("schedule_policy=lpm")])
     page = write_site(small, out / "alone")
     data = to_json(small)
@@ -90,10 +91,14 @@ def browser(window: Browser) -> Iterator[Browser]:
     assert window.console() == []
 
 
+def entries() -> list[dict[str, Any]]:
+    return [*DATA["arguments"], *DATA["features"]]
+
+
 def rows(**wanted: str) -> list[str]:
     """The titles of rows with a matching cell, by support.json."""
     found = []
-    for entry in ENTRIES:
+    for entry in entries():
         cells = [(place.split(":"), cell) for cell in entry["cells"] for place in cell["on"]]
         if entry.get("kind", "arg") == wanted.get("kind", entry.get("kind", "arg")) and any(
             platform == wanted.get("platform", platform)
@@ -137,9 +142,10 @@ def test_each_filter_finds_its_rows(browser: Browser, wanted: dict[str, str]) ->
     assert shown(browser) == expected
     assert expected
     assert browser.find("#count").text.startswith(f"{len(expected)} rows")
-    heads = [text.split() for text in browser.texts("#matrix thead th")][1:]
-    assert {platform for platform, _ in heads} == {wanted.get("platform", name) for name in DATA["platforms"]}
-    assert {variant for _, variant in heads} <= {wanted.get("variant", variant) for _, variant in heads}
+    platforms = [text.removeprefix("▾ ") for text in browser.texts("#matrix thead th.platform")]
+    assert set(platforms) == {wanted.get("platform", name) for name in DATA["platforms"]}
+    variants = browser.texts("#matrix thead th.variant")
+    assert set(variants) <= {wanted.get("variant", variant) for variant in variants}
 
 
 def test_free_text_finds_names_and_reasons_and_clear_removes_it(browser: Browser) -> None:
@@ -149,7 +155,7 @@ def test_free_text_finds_names_and_reasons_and_clear_removes_it(browser: Browser
     browser.find("#text").send_keys(" nowhere")
     assert browser.find("#count").text == "Nothing matches these filters. Clear removes them."
     browser.click('#filters [type="reset"]')
-    assert len(shown(browser)) == len(ENTRIES)
+    assert len(shown(browser)) == len(entries())
     assert browser.path == "matrix.html"
     browser.find("#text").send_keys("models of the transformers library are published")
     assert "--model-impl" in shown(browser)
@@ -187,6 +193,8 @@ def test_the_keyboard_reaches_opens_and_leaves_cells(browser: Browser) -> None:
     browser.press("/")
     assert browser.focused() == "text"
     browser.find('#filters [type="reset"]').send_keys(browser.keys.TAB)
+    assert browser.focused() == "npu"
+    browser.press(browser.keys.TAB)
     assert browser.focused() == "page_size@npu:a2"
     browser.press(browser.keys.ARROW_RIGHT)
     assert browser.focused() == "page_size@npu:a3"
@@ -203,7 +211,7 @@ def test_the_keyboard_reaches_opens_and_leaves_cells(browser: Browser) -> None:
 
 def test_arrow_keys_move_through_the_table_and_scroll_to_the_cell(browser: Browser) -> None:
     browser.open("matrix.html")
-    browser.run("document.querySelector('#matrix button').focus()")
+    browser.run("document.querySelector('#matrix tbody button').focus()")
     browser.press(browser.keys.END, *[browser.keys.ARROW_DOWN] * 30)
     last = [f"{name}:{each}" for name, platform in DATA["platforms"].items() for each in platform["variants"]][-1]
     assert browser.focused() == f"{DATA['arguments'][30]['name']}@{last}"
@@ -212,6 +220,43 @@ def test_arrow_keys_move_through_the_table_and_scroll_to_the_cell(browser: Brows
         "const box = document.getElementById('scroll').getBoundingClientRect();"
         "return cell.top >= box.top && cell.bottom <= box.bottom && cell.left >= box.left && cell.right <= box.right"
     )
+
+
+def test_all_columns_are_visible_at_1280_pixels(browser: Browser) -> None:
+    browser.emulate(LAPTOP)
+    browser.open("matrix.html")
+    total = sum(len(platform["variants"]) for platform in DATA["platforms"].values())
+    browser.wait(f"document.querySelectorAll('#matrix thead th.variant').length === {total}")
+    for box in ("document.getElementById('scroll')", "document.documentElement"):
+        assert browser.run(f"return {box}.scrollWidth <= {box}.clientWidth"), box
+
+
+def test_a_platform_folds_into_one_column_that_opens_its_cells(browser: Browser) -> None:
+    browser.open(fragment(text="--page-size"))
+    browser.click('[data-fold="cuda"]')
+    assert browser.path == fragment(text="--page-size", folded="cuda")
+    assert browser.focused() == "cuda"
+    names = browser.texts("#matrix thead th.variant")
+    assert ("sm90" in names, "all" in names, "a3" in names) == (False, True, True)
+    browser.click('[data-cell="page_size@cuda"]')
+    assert browser.find("#detail-title").text == "page_size on cuda"
+    assert len(browser.texts("#detail-evidence li")) == len(DATA["platforms"]["cuda"]["variants"])
+    browser.click("#detail-evidence li a")
+    assert browser.find("#detail-title").text == "page_size on cuda:sm80"
+    browser.press(browser.keys.ESCAPE)
+    browser.wait("!document.getElementById('detail').open")
+    browser.run("document.querySelector('[data-fold=\"cuda\"]').focus()")
+    browser.press(browser.keys.ENTER)
+    assert "sm90" in browser.texts("#matrix thead th.variant")
+
+
+def test_when_evidence_was_recorded_is_listed(browser: Browser) -> None:
+    browser.open("matrix.html")
+    browser.click("#runs-box summary")
+    lines = browser.texts("#runs li")
+    places = {each for entry in entries() for cell in entry["cells"] if cell.get("evidence") for each in cell["on"]}
+    assert places <= {line.partition(" · ")[0] for line in lines}
+    assert all("commits and" in line and "changed lines ago" in line for line in lines)
 
 
 def test_url_restores_the_whole_view(browser: Browser) -> None:
@@ -336,7 +381,9 @@ def test_cells_on_a_phone_have_labels_and_are_large_enough(browser: Browser) -> 
     browser.open(fragment(text="--page-size"))
     browser.wait("document.querySelectorAll('#matrix tbody th').length === 1")
     assert [text.splitlines()[0] for text in browser.texts("#matrix td button")][:2] == ["cpu:avx2", "cpu:avx512"]
-    heights = browser.run("return [...document.querySelectorAll('#matrix button')].map((each) => each.offsetHeight)")
+    heights = browser.run(
+        "return [...document.querySelectorAll('#matrix tbody button')].map((each) => each.offsetHeight)"
+    )
     assert min(heights) >= 44
     browser.click('[data-cell="page_size@npu:a3"]')
     assert browser.run("return document.getElementById('detail').getBoundingClientRect().width") <= PHONE[0]

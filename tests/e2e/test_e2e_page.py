@@ -102,9 +102,9 @@ def ask(browser: Browser, prompt: str, tokens: int) -> None:
     browser.press(browser.keys.ENTER)
 
 
+@pytest.mark.proof(minutes=0.2)
+@pytest.mark.xdist_group("page")
 class TestBrowser:
-    pytestmark = pytest.mark.proof
-
     def test_a_conversation(self, browser: Browser, server: Server) -> None:
         """The answer is that of the API, and its tokens are counted."""
         browser.click("#clear")

@@ -109,8 +109,9 @@ class Browser:
         self.driver.switch_to.active_element.send_keys(*keys)
 
     def focused(self) -> str:
-        """The focused cell, or else the id of the focused element."""
-        return str(self.run("const at = document.activeElement; return at.dataset.cell || at.id || at.tagName"))
+        """The focused cell, or the platform that the focused button folds, or else the id of the focused element."""
+        script = "const at = document.activeElement; return at.dataset.cell || at.dataset.fold || at.id || at.tagName"
+        return str(self.run(script))
 
     def wait(self, script: str) -> None:
         """Wait until a JavaScript expression is true."""

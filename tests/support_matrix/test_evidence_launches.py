@@ -1,7 +1,7 @@
 """The support page compared with servers: values that work on this CPU can be started and served with, and are reported
 by the server; all others are refused with their code before weights are read.
 
-The page is read as the committed CSV; the expected behaviour of a server follows from its command line. A value is
+The page is read as CSV; the expected behaviour of a server follows from its command line. A value is
 verified by a start only if the client sees what it changes (`evidence_world.SEEN`). Of all others, a start shows that
 they are accepted and reported, and do not change the output: their evidence has the level E3 and the note "starts".
 """
@@ -21,6 +21,7 @@ import psutil
 import pytest
 import yaml
 from argument_effects import OF_OWN_SERVERS
+from committed_matrix import committed_matrix
 from e2e_support import Server, free_port, launch
 from every import every
 from evidence_world import (
@@ -52,11 +53,10 @@ from srv.cli.main import main
 from srv.platform.op_choice import NAMED_BY
 from srv.platform.probe import probe
 from srv.platform.registry import find_platforms
+from srv_matrix.data import to_csv
 from srv_matrix.pytest_plugin import covers
 from srv_matrix.records import STARTS, Level
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "support" / "support.csv"
 WORKS = ("supported", "limited", "experimental")
 REFUSED = 2
 PLANNED = "planned"
@@ -316,8 +316,8 @@ def test_the_least_patience(tiny: Tiny, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def cpu_page() -> list[dict[str, str]]:
     """The page's cells of arguments and values on every variant of the CPU."""
-    with PAGE.open(encoding="utf-8", newline="") as file:
-        return [cell for cell in csv.DictReader(file) if cell["platform"] == "cpu" and cell["kind"] in ("arg", "value")]
+    cells = csv.DictReader(to_csv(committed_matrix()).splitlines())
+    return [cell for cell in cells if cell["platform"] == "cpu" and cell["kind"] in ("arg", "value")]
 
 
 @pytest.fixture(scope="module")

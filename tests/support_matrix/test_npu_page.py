@@ -1,6 +1,6 @@
 """The support page of NPUs, compared line by line with the published table whose layout it has.
 
-Both are read as text: the page's Markdown and the table's CSV. The code that generates the page is not used.
+Both are read as text: the page's Markdown, as it would be generated now, and the table's CSV.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from committed_matrix import committed_matrix
+
+from srv.args.config import ARGUMENTS
+from srv_matrix.argument_page import argument_page
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "support" / "npu.md"
 PUBLISHED = ROOT / "support_matrix" / "published"
 COLUMNS = ["Argument", "Description", "Defaults", "Options", "A2 Supported", "A3 Supported"]
 VARIANTS = ("a2", "a3")
-# The marks of cells: a word, for planned arguments the platform's declaration, and the level.
-MARK = re.compile(
-    r"(?:✅ (?:yes|partly|experimental) \(E[45]\)"
-    r"|(?:(?:partly|experimental), )?(?:published|declared|contract-tested|simulated) \(E[0-3]\)"
-    r"|planned \(platform: (?:yes|partly|experimental|not declared), E[0-5]\)"
-    r"|(?:no|not applicable|unknown) \(E[0-5]\))"
-)
+# A sign, the run that it is based on, and the footnote of its reason.
+MARK = re.compile(r"([✓◎○]|[◐△][✓◎]?|[…✕–?])(?: (e\d+))?(\[\^\d+\])?")
+FOOTNOTE = re.compile(r"\[\^\d+\]")
 
 Row = dict[str, str]
 
@@ -35,25 +34,29 @@ def published() -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def sections() -> dict[str, list[Row]]:
-    """The rows of each section with a published counterpart, by column."""
+def page() -> str:
+    shown = committed_matrix()
+    return argument_page(shown, next(each for each in shown.manifests if each.name == "npu"))
+
+
+@pytest.fixture(scope="module")
+def sections(page: str) -> dict[str, list[Row]]:
+    """The rows of each section, by column."""
     found: dict[str, list[Row]] = {}
     section = ""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("# ") and found:
-            break  # arguments that are not on the published page follow
+    for line in page.partition("\n## Evidence")[0].splitlines():
         if line.startswith("## "):
             section = line.removeprefix("## ")
             found[section] = []
-        elif line.startswith("| `"):
-            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        elif line.startswith("`--"):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
             found[section].append(dict(zip(COLUMNS, cells, strict=True)))
     return found
 
 
 def works(mark: str) -> bool:
     """Whether the platform declares support, even if core does not implement the argument."""
-    return not re.match(r"no |not applicable |unknown |planned \(platform: not declared", mark)
+    return mark[0] not in "✕–?"
 
 
 def test_sections_and_rows_are_the_published_ones_in_their_order(
@@ -67,7 +70,7 @@ def test_sections_and_rows_are_the_published_ones_in_their_order(
     assert list(shown.items()) == list(expected.items())
 
 
-def test_every_line_has_its_columns_and_a_level_for_each_mark(sections: dict[str, list[Row]]) -> None:
+def test_every_line_has_its_columns_and_a_sign_for_each_variant(sections: dict[str, list[Row]]) -> None:
     rows = [row for group in sections.values() for row in group]
     assert len(rows) == 255
     for row in rows:
@@ -103,21 +106,24 @@ def test_nothing_is_verified_that_was_not_run_on_the_device(sections: dict[str, 
     }
     for row in (row for group in sections.values() for row in group):
         for variant in VARIANTS:
-            assert "✅" not in row[f"{variant.upper()} Supported"] or variant in ran, row
+            found = MARK.fullmatch(row[f"{variant.upper()} Supported"])
+            assert found is not None
+            sign, run = found.group(1), found.group(2)
+            assert (run is not None) == ("✓" in sign or "◎" in sign), row
+            assert run is None or variant in ran, row
 
 
-def test_planned_and_unsupported_have_reasons_with_different_codes(sections: dict[str, list[Row]]) -> None:
-    """Every flag whose mark is below a declaration is listed under "Reasons", with the right kind of code."""
-    text = PAGE.read_text(encoding="utf-8")
-    codes_by_flag: dict[str, set[str]] = {}
-    for line in text.splitlines():
-        if line.startswith("- `--"):
-            flags, code = line.partition(": ")[0], re.search(r"`\[(\w+)\]`$", line)
-            for flag in re.findall(r"`(--[\w-]+)`", flags):
-                codes_by_flag.setdefault(flag, set()).add(code.group(1) if code else "")
+def test_planned_and_unsupported_have_reasons_with_different_codes(
+    page: str, sections: dict[str, list[Row]], published: list[Row]
+) -> None:
+    """Every row below a declaration has a footnote of the right kind; what core implements nowhere is listed."""
+    codes = dict(re.findall(r"^(\[\^\d+\]): `(\w+)`: ", page, re.MULTILINE))
+    planned = {argument.flag for argument in ARGUMENTS.values() if argument.arg.planned}
     for row in (row for group in sections.values() for row in group):
-        codes = {code for flag in re.findall(r"`(--[\w-]+)`", row["Argument"]) for code in codes_by_flag.get(flag, ())}
-        marks = [row[f"{variant.upper()} Supported"] for variant in VARIANTS]
-        assert ("planned" in codes) >= any(mark.startswith("planned") for mark in marks), row
-        refused = any(re.match(r"no |not applicable ", mark) for mark in marks)
-        assert not refused or codes - {"planned", ""}, row
+        for variant in VARIANTS:
+            text = row[f"{variant.upper()} Supported"]
+            found = {codes.get(label, "") for label in FOOTNOTE.findall(row["Argument"] + text)}
+            if text.startswith("…"):
+                assert found == {"planned"} or planned & set(re.findall(r"--[\w-]+", row["Argument"])), row
+            elif text[0] in "✕–":
+                assert found - {"planned", ""}, row

@@ -25,7 +25,8 @@ from srv.platform.manifest import EngineContext
 from srv.platform.placeholder import PlatformPlaceholder
 from srv.platform.registry import find_platforms
 from srv_cuda.attention_specs import RULES
-from srv_matrix.feature_page import feature_page
+from srv_kernels.contracts import CONTRACTS
+from srv_matrix.feature_pages import feature_pages
 from srv_matrix.features import OTHERS
 from srv_matrix.inventory import Inventory, Op, observe, without_code
 from srv_matrix.inventory import read as read_inventory
@@ -34,11 +35,10 @@ from srv_matrix.marks import mark
 from srv_matrix.matrix import Matrix, make_matrix
 from srv_matrix.pairs import pairs
 from srv_matrix.records import Level, Record, Status, by_key, lower, split_versions
-from srv_matrix.repository import MatrixError, Repository
+from srv_matrix.repository import MatrixError
 from srv_matrix.sample import sample_models
 from srv_matrix.sweep import values_of
 from srv_matrix.variant_context import make_variant_context
-from srv_matrix.weight_formats import weight_formats
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANNED = next(name for name, argument in ARGUMENTS.items() if argument.arg.planned and argument.kind.base is bool)
@@ -370,17 +370,23 @@ def test_each_reason_of_refused_values_is_listed() -> None:
     assert third.endswith("(capability fp8_kv)")
 
 
-def test_page_of_features_has_a_row_for_each() -> None:
+def test_pages_of_features_have_a_row_for_each() -> None:
     shown = matrix(inventory=INVENTORY, evidence=[evidence("endpoint:POST /generate")])
-    page = feature_page(shown)
-    assert "| `POST /generate` | mk1: ✅ yes (E4)<br>mk2: not run (none) |" in page
-    assert "| `--attention-backend` with `--page-size` | partly, declared (E1) |" in page
-    kinds = ("model", "endpoint", "op", "pair")
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    assert len(rows) == sum(len(shown.of_kind(kind)) for kind in kinds) + len(list(weight_formats(shown))) - 2
+    made = feature_pages(shown)
+    assert "`POST /generate` | ✓ e1 | ○\n" in made["endpoints.md"]
+    pairs = made["pairs.md"]
+    assert "Pair | imagined: mk1, mk2\n" in pairs
+    assert re.search(r"^`--attention-backend` with `--page-size`\[\^\d+\] \| ◐$", pairs, re.MULTILINE)
+    for kind in ("endpoint", "pair"):
+        rows = [line for line in made[f"{kind}s.md"].splitlines() if line.startswith("`")]
+        assert len(rows) == len(shown.of_kind(kind))
+    for kind in ("model", "op"):  # formats and dtypes that agree are one row
+        names = {feature.partition(":")[2].rpartition("/")[0] for feature in shown.of_kind(kind)}
+        rows = [line.split("`")[1] for line in made[f"{kind}s.md"].splitlines() if line.startswith("`")]
+        assert set(rows) == names
 
 
-def test_models_and_variants_refused_for_the_same_reason_are_on_one_line() -> None:
+def test_models_and_variants_refused_for_the_same_reason_share_a_footnote() -> None:
     """Which names its reasons leave out; those of other models and variants remain."""
     refused = [
         Record(
@@ -396,18 +402,21 @@ def test_models_and_variants_refused_for_the_same_reason_are_on_one_line() -> No
         for model in ("OneModel", "TwoModel")
         for variant in ("mk1", "mk2")
     ]
-    page = feature_page(replace(matrix(), records=by_key(refused)))
-    reasons = [line for line in page.splitlines() if line.startswith("- ")]
-    assert reasons == [
-        "- `OneModel/safetensors`, `TwoModel/safetensors`: wide: the model has no windows as OtherModel; "
-        "tall: its kernels are for mk10. `[no_backend_fits]`"
+    page = feature_pages(replace(matrix(), records=by_key(refused)))["models.md"]
+    assert [line for line in page.splitlines() if line.startswith(("`", "[^"))] == [
+        "`OneModel` safetensors[^1] | ✕",
+        "`TwoModel` safetensors[^1] | ✕",
+        "[^1]: `no_backend_fits`: wide: the model has no windows as OtherModel; tall: its kernels are for mk10.",
     ]
 
 
-def test_committed_inventory_is_up_to_date() -> None:
-    """Compared with the inventory of this process, which imports torch and the server."""
-    committed = read_inventory(Repository(ROOT).inventory)
-    assert committed == observe(), "run `make matrix`"
+def test_the_inventory_lists_the_ops_and_endpoints_of_this_process() -> None:
+    """Whether the committed one is up to date is a step of CI (`make pages`)."""
+    found, core = observe(), observe(core_only=True)
+    assert {"POST /v1/chat/completions", "POST /generate"} <= set(found.endpoints)
+    assert {op.name for op in found.ops} == set(found.implemented["cpu:avx2"]) == set(CONTRACTS)
+    assert set(found.implemented["cpu:avx2"]["rms_norm"]) == {"float32", "bfloat16", "float16"}
+    assert (core.endpoints, core.ops, core.implemented) == (found.endpoints, found.ops, {})
 
 
 def test_only_a_platform_without_code_is_unbuilt() -> None:

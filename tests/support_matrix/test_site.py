@@ -157,7 +157,7 @@ def test_each_cell_is_one_glyph_whose_color_says_what_was_run(shown: Matrix) -> 
     found = ask(
         shown,
         'm.rowsOf(d, {values: "1"}).filter(r => r.cells["imagined:mk1"])'
-        '.map(r => [r.feature, m.lookOf(r.cells["imagined:mk1"])])',
+        '.map(r => [r.feature, m.lookOf(d, r.cells["imagined:mk1"])])',
     )
     looks = {feature: (look["glyph"], look["look"]) for feature, look in found}
     expected = {
@@ -183,3 +183,13 @@ def test_old_evidence_is_marked(shown: Matrix) -> None:
         older, line = ask(shown, expression, {("imagined", "c0ffee"): age})
         assert older is age.is_old
         assert text in line
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
+def test_a_folded_platform_shows_each_sign_once_in_the_color_of_the_weakest(shown: Matrix) -> None:
+    row = 'm.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
+    found = ask(shown, f'm.summaryOf(d, {row}, ["imagined:mk1", "imagined:mk2"], m.readState(""))')
+    assert (found["glyph"], found["look"], found["older"]) == ("✓ ○", "supported", False)
+    assert found["text"] == "mk1: ✓ yes E4, mk2: declared E1"
+    assert ask(shown, 'm.groupsOf(d, m.readState("#folded=imagined")).map(g => g.folded)') == [True]
+    assert ask(shown, '["", "a", "a,b"].map(f => m.toggled(f, "a"))') == ["a", "", "b"]

@@ -17,14 +17,14 @@ from srv.specs import ModelFacts
 from srv_matrix import features, weight_methods
 from srv_matrix.build import with_evidence
 from srv_matrix.checkpoint_forms import METHODS
-from srv_matrix.feature_page import feature_page
+from srv_matrix.feature_pages import features_of
 from srv_matrix.inventory import Inventory
 from srv_matrix.judge import model_verdict
 from srv_matrix.matrix import Matrix
+from srv_matrix.quantized_page import quantized_page
 from srv_matrix.records import Record, Status, by_key
 from srv_matrix.sample import sample_models
 from srv_matrix.weight_methods import QuantizedModel, quantized_models
-from srv_matrix.weight_methods_page import weight_methods_page
 
 # Of every kind that methods distinguish: rows in order, fused, or as inputs; experts, with biases, and very many.
 SOME = ("LlamaForCausalLM", "GlmForCausalLM", "GPT2LMHeadModel", "GptOssForCausalLM", "Qwen3NextForCausalLM")
@@ -104,16 +104,21 @@ def test_an_architecture_that_is_refused_unquantized_is_refused_in_every_method(
         assert "model:Gemma2ForCausalLM/safetensors" in record.reason
 
 
-def test_the_page_has_a_row_of_each_architecture_and_a_column_of_each_method() -> None:
-    """With the variants of a cell where they differ."""
+def test_the_page_has_a_table_for_variants_that_agree_and_a_row_for_architectures_that_agree() -> None:
     loaded, feature = find_platforms()["npu"].loaded, "model:LlamaForCausalLM/modelslim"
-    found = by_key(records("npu", SOME[:1]).values())
+    found = by_key(records("npu", SOME[:2]).values())
     ran = evidence(feature, platform="npu", variant="a2")
     shown = Matrix((loaded,), by_key(with_evidence(tuple(found.values()), [ran])), {})
-    lines = weight_methods_page(shown).splitlines()
-    assert "| | " + " | ".join(METHODS) + " |" in lines
-    row = next(line for line in lines if line.startswith("| `LlamaForCausalLM` |"))
-    assert row.count("|") == len(METHODS) + 2
-    assert row.endswith("| a2: ✅ yes (E4)<br>a3: declared (E1) |")
-    assert any("fp8 of `LlamaForCausalLM`" in line and "capability fp8_weights" in line for line in lines)
-    assert "modelslim" not in feature_page(shown)
+    page = quantized_page(shown)
+    tables = {part.partition("\n")[0]: part.splitlines() for part in page.split("\n## ")[1:]}
+    assert list(tables) == ["npu: a2", "npu: a3", "Evidence"]
+    for lines in (tables["npu: a2"], tables["npu: a3"]):
+        assert " | ".join(["Architecture", *METHODS]) in lines
+    row = next(line for line in tables["npu: a2"] if line.startswith("`LlamaForCausalLM`"))
+    assert row.count(" | ") == len(METHODS)
+    assert row.endswith(" | ✓ e1")
+    assert "capability fp8_weights" in page
+    alike = quantized_page(Matrix((loaded,), found, {}))
+    assert "\n## npu: a2, a3\n" in alike
+    assert any(line.startswith("`LlamaForCausalLM`, `") for line in alike.splitlines())
+    assert features_of(shown, "model") == {}

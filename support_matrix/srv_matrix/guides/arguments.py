@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from srv.args.config import ARGUMENTS, DEPRECATED
 from srv.args.spec import Argument
+from srv_matrix.argument_page import options
 from srv_matrix.marks import escape, text_of
-from srv_matrix.pages import options
 
 
 def arguments() -> str:

@@ -7,25 +7,11 @@ const WORDS = {
   supported: "yes", limited: "partly", experimental: "experimental", unknown: "unknown",
   planned: "planned", unsupported: "no", not_applicable: "not applicable",
 };
-const WORKS = ["supported", "limited", "experimental"];
-// What a cell looks like: glyph, class of its color, and what it means in the legend. The first that applies counts.
-const LOOKS = [
-  ["✓", "verified", "accepted, and run on the device (E4, E5)", (cell) => cell.status === "supported" && isVerified(cell)],
-  ["◐", "verified", "accepted in part, and run on the device (E4, E5)", (cell) => isVerified(cell)],
-  ["◎", "supported", "accepted, and run on a simulated device or compiled (E3)", (cell) => cell.status === "supported" && cell.level === "E3"],
-  ["○", "supported", "accepted, but not run", (cell) => cell.status === "supported"],
-  ["◐", "limited", "accepted in part, but not run on the device", (cell) => cell.status === "limited"],
-  ["△", "experimental", "accepted, but may change or break", (cell) => cell.status === "experimental"],
-  ["…", "planned", "planned: a launch refuses it", (cell) => cell.status === "planned"],
-  ["✕", "unsupported", "refused: the platform does not support it", (cell) => cell.status === "unsupported"],
-  ["–", "not_applicable", "refused: it has no meaning on this platform", (cell) => cell.status === "not_applicable"],
-  ["?", "unknown", "nothing is declared", () => true],
-];
 const OLDER = "old: much of the code has changed since it was run";
 const KINDS = {
   arg: "arguments", pair: "pairs", op: "operations", model: "models", endpoint: "endpoints",
 };
-const FIELDS = ["text", "platform", "variant", "status", "level", "kind", "values", "words", "cell"];
+const FIELDS = ["text", "platform", "variant", "status", "level", "kind", "folded", "values", "words", "cell"];
 
 function readState(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
@@ -42,6 +28,23 @@ function placesOf(data, state) {
     .filter(([name]) => !state.platform || name === state.platform)
     .flatMap(([name, platform]) => platform.variants.map((variant) => `${name}:${variant}`))
     .filter((place) => !state.variant || place.split(":")[1] === state.variant);
+}
+
+// The platforms with their places; `folded`: shown as one column.
+function groupsOf(data, state) {
+  const folded = (state.folded || "").split(",");
+  const groups = new Map();
+  for (const place of placesOf(data, state)) {
+    const platform = place.split(":")[0];
+    if (!groups.has(platform)) groups.set(platform, { platform, places: [], folded: folded.includes(platform) });
+    groups.get(platform).places.push(place);
+  }
+  return [...groups.values()];
+}
+
+function toggled(folded, platform) {
+  const names = (folded || "").split(",").filter(Boolean);
+  return (names.includes(platform) ? names.filter((name) => name !== platform) : [...names, platform]).join(",");
 }
 
 // All lists of entries with cells are shown, whatever their name; arguments come first.
@@ -84,13 +87,14 @@ function byPlace(cells) {
 }
 
 function isVerified(cell) {
-  return WORKS.includes(cell.status) && (cell.level === "E4" || cell.level === "E5");
+  return cell.look === "verified";
 }
 
 function cellMatches(cell, state) {
   if (!cell) return false;
   if (state.status && cell.status !== state.status) return false;
   if (state.level === "verified") return isVerified(cell);
+  if (state.level === "older") return Boolean(cell.older);
   if (state.level === "none") return !cell.level;
   return !state.level || cell.level === state.level;
 }
@@ -110,13 +114,50 @@ function wordOf(status) {
 
 function cellText(cell) {
   const word = isVerified(cell) ? `✓ ${wordOf(cell.status)}`
-    : cell.status === "supported" && cell.level ? "declared" : wordOf(cell.status);
+    : cell.status === "supported" ? cell.word || "not run" : wordOf(cell.status);
   return [word, cell.level || ""];
 }
 
-function lookOf(cell) {
-  const [glyph, look, meaning] = LOOKS.find(([, , , applies]) => applies(cell));
-  return { glyph, look, meaning };
+// `meaning`: of each sign of the glyph, by the legend.
+function lookOf(data, cell) {
+  const { glyph = "?", look = "unknown" } = cell;
+  return { glyph, look, meaning: [...glyph].map((sign) => ((data.legend || {})[sign] || {}).meaning).filter(Boolean).join("; ") };
+}
+
+// What a folded platform shows: each glyph of its variants once, in the color of the weakest.
+function summaryOf(data, row, places, state) {
+  const cells = places.map((place) => row.cells[place]).filter(Boolean);
+  const looks = cells.filter((cell) => cellMatches(cell, state)).map((cell) => lookOf(data, cell));
+  const order = Object.values(data.legend || {}).map((sign) => sign.look);
+  const weakest = looks.reduce((one, other) => (order.indexOf(other.look) > order.indexOf(one.look) ? other : one), looks[0]);
+  return {
+    empty: !cells.length,
+    glyph: [...new Set((looks.length ? looks : cells.map((cell) => lookOf(data, cell))).map((look) => look.glyph))].join(" "),
+    look: weakest ? weakest.look : "aside",
+    older: cells.some((cell) => cell.older),
+    text: places.map((place) => `${place.split(":")[1]}: ${row.cells[place] ? cellText(row.cells[place]).join(" ").trim() : "no cell"}`).join(", "),
+  };
+}
+
+// When evidence was recorded: a line for each variant and commit, the newest first.
+function runsOf(data) {
+  const runs = new Map();
+  for (const row of rowsOf(data, { values: "1" })) {
+    for (const [place, cell] of Object.entries(row.cells)) {
+      for (const each of cell.evidence || []) {
+        const key = `${place} ${each.commit} ${each.device}`;
+        if (!runs.has(key)) runs.set(key, { place, ...each, age: ageOf(data, each, place), cells: 0 });
+        runs.get(key).cells += 1;
+      }
+    }
+  }
+  return [...runs.values()].sort((one, other) => one.place.localeCompare(other.place) || other.date.localeCompare(one.date))
+    .map((run) => [run.place, run.date, run.commit && `commit ${run.commit.slice(0, 8)}`, run.device, `${run.cells} cells`, ageText(run.age)]
+      .filter(Boolean).join(" · "));
+}
+
+function ageText(age) {
+  return age && `${age.old ? "old: " : ""}${age.commits} commits and ${age.lines} changed lines ago`;
 }
 
 // How much of the code that a run on this place covers has changed since its commit; undefined if unknown.
@@ -129,7 +170,7 @@ function factsOf(row, cell) {
     ["Flags", row.entry.flags.join(", ")],
     ["Description", row.entry.help],
     ["Options", row.entry.options],
-    ["Status", wordOf(cell.status)],
+    ["Status", cell.status && wordOf(cell.status)],
     ["Declared by the platform", cell.declared && wordOf(cell.declared)],
     ["Implemented in core", cell.core && wordOf(cell.core)],
     ["Reason", cell.reason],
@@ -148,7 +189,7 @@ function evidenceOf(data, cell, place = "") {
   const lines = (cell.evidence || []).map((each) => {
     const age = ageOf(data, each, place);
     return [each.level, each.outcome, each.test, each.device, each.date, each.commit && `commit ${each.commit}`, versionsOf(each),
-      each.note, age && `${age.old ? "old: " : ""}${age.commits} commits and ${age.lines} changed lines ago`].filter(Boolean).join(" · ");
+      each.note, ageText(age)].filter(Boolean).join(" · ");
   });
   if (!lines.length) lines.push(isVerified(cell) ? "Its values were run; see the evidence of each value." : "Nothing has been run for this cell.");
   if (cell.level) lines.push(`${cell.level}: ${data.levels[cell.level] || ""}`);
@@ -179,6 +220,7 @@ function start(data, document, window, pages) {
     fill("variant", [["", "all"], ...chosen.flatMap((each) => each.variants).map((name) => [name, name])]);
     fill("status", [["", "any"], ...Object.entries(WORDS)]);
     fill("level", [["", "any"], ["verified", "run on the device (E4, E5)"],
+      ...(data.ages ? [["older", "run, but old"]] : []),
       ...Object.entries(data.levels).map(([name, meaning]) => [name, `${name}: ${meaning}`]), ["none", "none"]]);
     fill("kind", [["", "all"], ...kindsOf(data)]);
     if (at("text").value !== state.text) at("text").value = state.text;
@@ -187,7 +229,7 @@ function start(data, document, window, pages) {
   }
 
   function showLegend() {
-    const entries = LOOKS.map(([glyph, look, meaning]) => [glyph, look, meaning]);
+    const entries = Object.entries(data.legend || {}).map(([glyph, { look, meaning }]) => [glyph, look, meaning]);
     if (data.ages) entries.push(["✓", "verified older", OLDER]);
     at("legend").replaceChildren(...entries.map(([glyph, look, meaning]) => {
       const item = make("li");
@@ -196,35 +238,51 @@ function start(data, document, window, pages) {
     }));
   }
 
+  function showRuns() {
+    const lines = runsOf(data);
+    at("runs-box").hidden = !lines.length;
+    at("runs").replaceChildren(...lines.map((line) => make("li", line)));
+  }
+
   function showTable() {
     const places = placesOf(data, state);
+    const groups = groupsOf(data, state);
     const rows = rowsOf(data, state).filter((row) => rowMatches(row, places, state));
-    const head = make("tr", "", { role: "row" });
-    head.append(make("th", "Feature", { scope: "col", role: "columnheader" }), ...places.map(showPlace));
-    at("matrix").tHead.replaceChildren(head);
-    at("matrix").tBodies[0].replaceChildren(...rows.map((row) => showRow(row, places)));
+    const [head, names] = [make("tr", "", { role: "row" }), make("tr", "", { role: "row" })];
+    head.append(make("th", "Feature", { scope: "col", role: "columnheader", rowspan: "2" }), ...groups.map(showPlatform));
+    names.append(...groups.flatMap((group) => (group.folded ? [showName("all", group)] : group.places.map((place) => showName(place.split(":")[1], group)))));
+    const focused = document.activeElement && document.activeElement.dataset.fold;
+    at("matrix").tHead.replaceChildren(head, names);
+    at("matrix").tBodies[0].replaceChildren(...rows.map((row) => showRow(row, groups)));
+    if (focused) at("matrix").tHead.querySelector(`[data-fold="${CSS.escape(focused)}"]`)?.focus();
     at("count").textContent = rows.length ? `${rows.length} rows on ${places.length} variants`
       : "Nothing matches these filters. Clear removes them.";
     at("scroll").hidden = !rows.length;
     at("scroll").scrollTop = 0;
-    const first = at("matrix").querySelector("button");
+    const first = at("matrix").tBodies[0].querySelector("button");
     if (first) first.tabIndex = 0;
   }
 
-  function showPlace(place) {
-    const [platform, variant] = place.split(":");
-    const title = make("th", "", { scope: "col", role: "columnheader" });
-    title.append(make("small", platform), variant);
+  function showPlatform(group) {
+    const title = make("th", "", { scope: "colgroup", role: "columnheader", colspan: group.folded ? 1 : group.places.length, class: "platform" });
+    const text = `${group.folded ? "Unfold" : "Fold"} ${group.platform}`;
+    title.append(make("button", `${group.folded ? "▸" : "▾"} ${group.platform}`, {
+      type: "button", "data-fold": group.platform, "aria-expanded": String(!group.folded), title: text,
+    }));
     return title;
   }
 
-  function showRow(row, places) {
+  function showName(name, group) {
+    return make("th", name, { scope: "col", role: "columnheader", class: "variant", "data-platform": group.platform });
+  }
+
+  function showRow(row, groups) {
     const line = make("tr", "", { role: "row", class: row.value === undefined ? "" : "value" });
     const name = row.entry.flags[0] || row.entry.name;
     const title = make("th", row.value === undefined ? name : `${name} = ${row.value}`, { scope: "row", role: "rowheader" });
     const description = row.entry.help || (row.entry.kind === "arg" ? "" : row.entry.kind);
     if (row.value === undefined && description) title.append(make("small", description));
-    line.append(title, ...places.map((place) => showCell(row, place)));
+    line.append(title, ...groups.flatMap((group) => (group.folded ? [showSummary(row, group)] : group.places.map((place) => showCell(row, place)))));
     return line;
   }
 
@@ -233,7 +291,7 @@ function start(data, document, window, pages) {
     const cell = row.cells[place];
     if (!cell) return box;
     const [word, level] = cellText(cell);
-    const { glyph, look, meaning } = lookOf(cell);
+    const { glyph, look, meaning } = lookOf(data, cell);
     const text = [`${row.feature} on ${place}: ${word} ${level}`.trim(), cell.older && OLDER].filter(Boolean).join("; ");
     const button = make("button", "", {
       type: "button", class: (cellMatches(cell, state) ? look : "aside") + (cell.older ? " older" : ""), tabindex: "-1",
@@ -245,13 +303,28 @@ function start(data, document, window, pages) {
     return box;
   }
 
+  function showSummary(row, group) {
+    const box = make("td", "", { role: "gridcell" });
+    const { empty, glyph, look, older, text } = summaryOf(data, row, group.places, state);
+    if (empty) return box;
+    const label = `${row.feature} on ${group.platform}: ${text}`;
+    const button = make("button", "", {
+      type: "button", class: look + (older ? " older" : ""), tabindex: "-1", "data-cell": `${row.feature}@${group.platform}`,
+      "aria-label": label, title: label,
+    });
+    button.append(make("span", group.platform, { class: "place" }), make("span", glyph, { class: "glyph", "aria-hidden": "true" }));
+    box.append(button);
+    return box;
+  }
+
   function showDetail() {
     const dialog = at("detail");
     const cut = state.cell.lastIndexOf("@");
     const [feature, place] = [state.cell.slice(0, cut), state.cell.slice(cut + 1)];
     const row = state.cell && rowsOf(data, { values: "1" }).find((each) => each.feature === feature);
     const cell = row && row.cells[place];
-    if (!cell) {
+    const variants = row && data.platforms[place] ? placesOf(data, { platform: place }).filter((each) => row.cells[each]) : [];
+    if (!cell && !variants.length) {
       if (dialog.open) dialog.close();
       return;
     }
@@ -261,10 +334,19 @@ function start(data, document, window, pages) {
     const links = [make("a", "Link to this cell", { href: writeState({ cell: state.cell }) })];
     if (pages) links.push(make("a", `All arguments on ${platform}`, { href: `${pages}${platform}.html` }));
     at("detail-title").textContent = `${feature} on ${place}`;
-    at("detail-facts").replaceChildren(...factsOf(row, cell).flatMap(([term, text]) => [make("dt", term), make("dd", text)]));
-    at("detail-evidence").replaceChildren(...evidenceOf(data, cell, place).map((line) => make("li", line)));
+    at("detail-facts").replaceChildren(...factsOf(row, cell || {}).flatMap(([term, text]) => [make("dt", term), make("dd", text)]));
+    at("detail-evidence").replaceChildren(...(cell ? evidenceOf(data, cell, place).map((line) => make("li", line))
+      : variants.map((each) => showVariant(row, each))));
     at("detail-links").replaceChildren(...links);
     if (!dialog.open) dialog.showModal();
+  }
+
+  function showVariant(row, place) {
+    const cell = row.cells[place];
+    const runs = [...new Set((cell.evidence || []).map((each) => `${each.date} at ${each.commit.slice(0, 8)}`))];
+    const item = make("li", [cellText(cell).join(" ").trim(), ...runs].join(" · "));
+    item.prepend(make("a", place, { href: writeState({ ...state, cell: `${row.feature}@${place}` }) }));
+    return item;
   }
 
   function show() {
@@ -299,11 +381,12 @@ function start(data, document, window, pages) {
     if (row === undefined) return;
     event.preventDefault();
     const next = (at("matrix").rows[line.rowIndex + row] || line).cells[from.cellIndex + column];
-    const button = next && next.querySelector("button");
+    const button = next && next.querySelector("button[data-cell]");
     if (button) button.focus();
   }
 
   function remember(event) {
+    if (!event.target.dataset.cell) return;
     for (const each of at("matrix").querySelectorAll('button[tabindex="0"]')) each.tabIndex = -1;
     event.target.tabIndex = 0;
   }
@@ -320,8 +403,9 @@ function start(data, document, window, pages) {
   });
   at("text").addEventListener("input", () => go({ text: at("text").value }, "replaceState"));
   at("matrix").addEventListener("click", (event) => {
-    const button = event.target.closest("button[data-cell]");
-    if (button) go({ cell: button.dataset.cell });
+    const button = event.target.closest("button");
+    if (button && button.dataset.cell) go({ cell: button.dataset.cell });
+    if (button && button.dataset.fold) go({ folded: toggled(state.folded, button.dataset.fold) });
   });
   at("matrix").addEventListener("keydown", move);
   at("matrix").addEventListener("focusin", remember);
@@ -336,6 +420,7 @@ function start(data, document, window, pages) {
   window.addEventListener("hashchange", follow);
   window.addEventListener("popstate", follow);
   showLegend();
+  showRuns();
   show();
 }
 
@@ -343,6 +428,6 @@ if (typeof document !== "undefined") start(SUPPORT, document, window, document.c
 if (typeof module !== "undefined") {
   module.exports = {
     readState, writeState, placesOf, entriesOf, kindsOf, rowsOf, cellMatches, rowMatches, cellText, evidenceOf, isVerified,
-    lookOf,
+    lookOf, groupsOf, toggled, summaryOf, runsOf,
   };
 }

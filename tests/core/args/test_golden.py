@@ -1,8 +1,8 @@
 """Snapshot of refusals and explanations as the command line prints them (`args_golden.txt`).
 
 Each block of the file is a command and its output; MODEL stands for a folder with a model's configuration and the
-configuration file below. After an intended change, run `python tests/core/args/test_golden.py`, which rewrites the
-file, and review the diff.
+configuration file below, DESCRIPTION for that of an argument, whose words may change. After an intended change, run
+`python tests/core/args/test_golden.py`, which rewrites the file, and review the diff.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pytest
 from args_world import CONFIG
 from every import every
 
+from srv.args.config import ARGUMENTS
 from srv.cli.main import main
 
 GOLDEN = Path(__file__).with_name("args_golden.txt")
@@ -36,6 +37,7 @@ tp_size: 4
 disable_radix_cache: 2026-01-01
 """
 CODE = re.compile(r"\[([a-z_]+)\]$", re.MULTILINE)
+DESCRIPTIONS = {argument.arg.help for argument in ARGUMENTS.values()}
 # Codes of `srv.args` and `srv.cli` that no command line can cause: of planned features, or of faulty plugins.
 UNREACHABLE = {
     "not_installed",  # needs an installation without the library
@@ -63,7 +65,11 @@ def output_of(command: str, folder: Path) -> str:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), mock.patch.dict(os.environ, variables):
         status = main(words[len(variables) + 1 :])
     assert status == (0 if "srv: " not in out.getvalue() else 2)
-    return out.getvalue().replace(str(folder), "MODEL").rstrip("\n")
+    return without_descriptions(out.getvalue().replace(str(folder), "MODEL").rstrip("\n"))
+
+
+def without_descriptions(text: str) -> str:
+    return "\n".join("  DESCRIPTION" if line.strip() in DESCRIPTIONS else line for line in text.split("\n"))
 
 
 def make(folder: Path) -> Path:

@@ -76,7 +76,7 @@ def test_list_on_a_platform_marks_unsupported_arguments(capsys: pytest.CaptureFi
     answer = listed(capsys, "--platform", "poor:mk1", "--status", "unsupported")
     assert {entry["name"] for entry in answer["arguments"]} == {"page_size", "schedule_conservativeness"}
     text = output(capsys, "list", "--platform", "poor:mk1", "--group", "memory")
-    assert "page of the KV pool. [unsupported]\n" in text
+    assert f"{ARGUMENTS['page_size'].arg.help} [unsupported]\n" in text
     assert " arguments on poor:mk1: " in text
 
 
@@ -126,8 +126,7 @@ def test_list_with_an_unknown_filter_is_refused(words: list[str], capsys: pytest
 EXPLAINED = {
     "schedule-policy": (
         "schedule_policy (schedule)\n"
-        "  Order of waiting requests that hold equally many slots (whoever holds fewer goes first): first come first "
-        "served, longest prefix match, random, depth-first through the prefix cache, or longest output first.\n"
+        f"  {ARGUMENTS['schedule_policy'].arg.help}\n"
         "\n"
         "  flag                 --schedule-policy {fcfs,lpm}\n"
         "  environment          SRV_SCHEDULE_POLICY\n"
@@ -140,7 +139,7 @@ EXPLAINED = {
     ),
     "cuda-graph-max-bs": (
         "graph_max_batch_size (graphs)\n"
-        "  Largest batch size for which a graph is captured; chosen by device memory if not set.\n"
+        f"  {ARGUMENTS['graph_max_batch_size'].arg.help}\n"
         "\n"
         "  flag         --graph-max-batch-size, --cuda-graph-max-bs REQUESTS\n"
         "  environment  SRV_GRAPH_MAX_BATCH_SIZE\n"
@@ -152,7 +151,7 @@ EXPLAINED = {
     ),
     "enable-deepep-moe": (
         "enable_deepep_moe (experts)\n"
-        "  Former switch for --moe-a2a-backend deepep.\n"
+        f"  {DEPRECATED['enable_deepep_moe'].arg.help}\n"
         "\n"
         "  flag         --enable-deepep-moe\n"
         "  environment  SRV_ENABLE_DEEPEP_MOE\n"

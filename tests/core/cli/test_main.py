@@ -76,7 +76,7 @@ def test_explain_prints_the_whole_declaration(capsys: pytest.CaptureFixture[str]
     assert main(["args", "explain", "page-size"]) == 0
     assert capsys.readouterr().out == (
         "page_size (memory)\n"
-        "  Tokens per page of the KV pool.\n"
+        f"  {ARGUMENTS['page_size'].arg.help}\n"
         "\n"
         "  flag         --page-size TOKENS\n"
         "  environment  SRV_PAGE_SIZE\n"
