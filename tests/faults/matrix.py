@@ -3,7 +3,7 @@
 from fault import Fault
 
 _RECORDS = "tests/support_matrix/test_records.py"
-_CHECK = "tests/support_matrix/test_check.py"
+_PAGES = "tests/support_matrix/test_pages.py"
 
 FAULTS = (
     Fault(
@@ -12,7 +12,7 @@ FAULTS = (
         text="return self >= Level.E4",
         planted="return self >= Level.E3",
         effect="Cells that ran only on a simulated device are shown as verified.",
-        tests=(f"{_CHECK}::test_what_ran_on_a_simulated_device_is_shown_as_such",),
+        tests=(f"{_PAGES}::test_only_what_was_run_on_the_device_is_green",),
     ),
     Fault(
         name="failed-test-lifts-a-cell",
@@ -36,6 +36,6 @@ FAULTS = (
         text="return self.machine != self.variant",
         planted="return False",
         effect="A test that ran on a newer card is shown as run on the older one.",
-        tests=(f"{_CHECK}::test_a_forced_path_is_green_with_a_note_and_was_not_run_on_the_device",),
+        tests=(f"{_PAGES}::test_a_forced_path_is_shown_as_run_with_a_note_and_counted_apart",),
     ),
 )
