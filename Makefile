@@ -23,6 +23,8 @@ LONGEST := tests/platforms tests/core tests/kernels tests/e2e
 FOLDERS := $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Builds of the native kernels (in the tree, in wheels, in copies of the tree) share object files.
+export NATIVE_OBJECTS := $(CURDIR)/build/native-objects
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 

@@ -43,7 +43,7 @@ RUN_LIMIT_S = 150  # per fault; after that the run is killed
 BASELINE_LIMIT_S = 1200
 SOURCE_ROOTS = ("core", "platforms/*", "plugins/*", "kernels", "support_matrix")
 NATIVE_FOLDER = "kernels/srv_kernels/cpu"
-OBJECTS = ROOT / "build" / "faults-objects"  # of the native library without faults, kept from run to run
+OBJECTS = ROOT / "build" / "native-objects"  # of the native library; those of `make env`
 NO_TEST_FAILED, TESTS_FAILED = 0, 1  # exit statuses of pytest
 FAST = "not slow and not proof"  # the marks of the tests of `make test`
 NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # so that no bytecode can outlive the source that it was made from
@@ -147,8 +147,7 @@ class Copy:
         with self.restored(fault.file):
             fault.plant(self.root)
             if fault.is_native:
-                with tempfile.TemporaryDirectory(dir=self.root.parent) as folder:
-                    self.compile_library(Path(shutil.copytree(OBJECTS, Path(folder) / "objects")))
+                self.compile_library()
             options = ["-x", f"--timeout={HANG_LIMIT_S if fault.hangs else TEST_LIMIT_S}", *deselected]
             run = self.pytest(tests, *options, limit_s=RUN_LIMIT_S, native=fault.is_native, **NO_BYTECODE)
         return judge(fault, run)
@@ -164,9 +163,9 @@ class Copy:
             path.write_bytes(original)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
-    def compile_library(self, objects: Path) -> None:
-        """Compile the native library of this copy; sources that are older than their objects are not compiled."""
-        _build_module(self.root).build(self.library, objects=objects)
+    def compile_library(self) -> None:
+        """Compile the native library of this copy; objects of sources without a fault are those of other builds."""
+        _build_module(self.root).build(self.library, objects=OBJECTS)
 
 
 def judge(fault: Fault, run: Run) -> Outcome:
@@ -220,7 +219,7 @@ def failing_unplanted(copy: Copy, faults: Sequence[Fault], jobs: int) -> set[str
         groups.setdefault((fault.is_native, fault.folder), []).append(fault)
     for (native, folder), members in groups.items():
         if native:
-            copy.compile_library(OBJECTS)
+            copy.compile_library()
         tests = list(dict.fromkeys(test for fault in members for test in fault.tests))
         parallel = ["-n", str(jobs)] if folder == "tests" else []
         run = copy.pytest(tests, *parallel, f"--timeout={5 * TEST_LIMIT_S}", limit_s=BASELINE_LIMIT_S, native=native)

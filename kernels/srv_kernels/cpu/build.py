@@ -5,11 +5,15 @@
 Needs only a C++20 compiler (`CXX`, otherwise g++ or clang++), not torch or Python's headers. Each kernel file is
 compiled once per instruction set; the library selects one when it is loaded. Imports only the standard library, since
 nothing else is installed during a build.
+
+NATIVE_OBJECTS: a folder that keeps object files by the content of all that they are made of, so that builds in
+several places (a checkout, a wheel, a copy of the tree with one edit) share them. Several processes may use it at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import shlex
@@ -19,10 +23,12 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
 LIBRARY = SOURCES / "libsrv_cpu.so"
+KEPT_OBJECTS = "NATIVE_OBJECTS"
 PER_ISA = (
     *("pointwise", "linear", "int8_linear", "gguf_linear", "expert_rows", "attention"),
     *("latent_attention", "latent_prefill", "sampling", "table"),
@@ -78,23 +84,19 @@ def isas(machine: str = MACHINE) -> dict[str, tuple[str, ...]]:
 def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHINE, objects: Path | None = None) -> Path:
     """Compile and link everything into `library`, replacing it atomically. Raises CannotBuild.
 
-    machine: the target, "x86_64" or "aarch64"; for any other, only the generic kernels are built. objects: a folder for
-    the object files of one compiler and one machine, so that only changed sources are compiled again.
+    machine: the target, "x86_64" or "aarch64"; for any other, only the generic kernels are built. objects: the folder of
+    kept object files, otherwise that of NATIVE_OBJECTS; without either, none are kept.
     """
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
+    kept = objects or (Path(found) if (found := os.environ.get(KEPT_OBJECTS)) else None)
     with tempfile.TemporaryDirectory() as folder:
-        work = objects or Path(folder)
+        work = kept or Path(folder)
         work.mkdir(parents=True, exist_ok=True)
-        parts = _objects(machine)
-        compiling = [
-            [*command, *flags, "-c", f"{SOURCES / source}.cpp", "-o", str(work / name)]
-            for name, (source, flags) in parts.items()
-            if not _is_current(work / name, source)
-        ]
+        compiled = [_Object(work, command, flags, source) for source, flags in _objects(machine)]
         with ThreadPoolExecutor(_jobs()) as pool:
-            list(pool.map(_run, compiling))
+            list(pool.map(_Object.compile, compiled))
         linked = Path(folder) / library.name
-        _run([*command, "-shared", "-pthread", *(str(work / name) for name in parts), "-o", str(linked)])
+        _run([*command, "-shared", "-pthread", *(str(each.path) for each in compiled), "-o", str(linked)])
         library.parent.mkdir(parents=True, exist_ok=True)
         temporary = library.with_name(f".{library.name}.{os.getpid()}")
         shutil.copyfile(linked, temporary)
@@ -102,22 +104,44 @@ def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHIN
     return library
 
 
-def _is_current(compiled: Path, source: str) -> bool:
-    """Whether an object file is newer than its source, all headers, and this file, which defines the flags."""
-    sources = (SOURCES / f"{source}.cpp", *SOURCES.glob("*.h"), Path(__file__))
-    return compiled.exists() and compiled.stat().st_mtime_ns > max(file.stat().st_mtime_ns for file in sources)
+class _Object:
+    """An object file. Its name has a digest of the compiler, its version, its flags, the source and all headers."""
+
+    def __init__(self, folder: Path, command: list[str], flags: tuple[str, ...], source: str) -> None:
+        self._command = [*command, *flags, "-c", str(SOURCES / f"{source}.cpp")]
+        parts = [_version(tuple(command[:1])), *command, *flags]
+        files = (SOURCES / f"{source}.cpp", *sorted(SOURCES.glob("*.h")))
+        content = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        digest = hashlib.sha256("\0".join([*parts, *content]).encode()).hexdigest()
+        self.path = folder / f"{source}-{digest[:24]}.o"
+
+    def compile(self) -> None:
+        if self.path.exists():
+            return
+        temporary = self.path.with_suffix(f".{os.getpid()}")
+        _run([*self._command, "-o", str(temporary)])
+        temporary.replace(self.path)
 
 
-def _objects(machine: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The object files in link order, with the source and the extra flags of each.
+@cache
+def _version(command: tuple[str, ...]) -> str:
+    """What the compiler says of its version; empty if it cannot be run, which compiling reports."""
+    try:
+        return subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
+
+
+def _objects(machine: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The source and the extra flags of each object file, in link order.
 
     The smallest instruction set comes first. Inline functions outside `srv::SRV_ISA` (members of std::vector,
     `from_half`, ...) may be emitted in several objects, and the linker keeps the first copy. If that used a larger
     instruction set, generic kernels would execute illegal instructions on processors without it.
     """
-    found: dict[str, tuple[str, tuple[str, ...]]] = {f"{source}.o": (source, ()) for source in ONCE}
+    found: list[tuple[str, tuple[str, ...]]] = [(source, ()) for source in ONCE]
     for isa, flags in sorted(isas(machine).items(), key=lambda isa: len(isa[1])):
-        found |= {f"{source}-{isa}.o": (source, (*flags, f"-DSRV_ISA={isa}")) for source in PER_ISA}
+        found += [(source, (*flags, f"-DSRV_ISA={isa}")) for source in PER_ISA]
     return found
 
 

@@ -61,14 +61,17 @@ def test_objects_of_the_smallest_instruction_set_are_linked_first(
     monkeypatch.setattr(build, "_run", record)
     build.build(tmp_path / "x.so", machine=machine)
     *compiled, linked = commands
-    flags = {command[-1]: {word for word in command if word.startswith("-m")} for command in compiled}
+    flags = {
+        str(Path(command[-1]).with_suffix(".o")): {word for word in command if word.startswith("-m")}
+        for command in compiled
+    }
     order = [word for word in linked if word in flags]
     assert len(order) == len(compiled) == len(build.ONCE) + len(build.PER_ISA) * len(build.isas(machine))
     assert flags[order[0]] == set()
     assert all(flags[before] <= flags[after] for before, after in itertools.pairwise(order))
 
 
-def test_kept_objects_are_compiled_again_only_after_an_edit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kept_objects_are_shared_by_what_they_are_made_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sources, objects, compiled = tmp_path / "native", tmp_path / "objects", set[str]()
     shutil.copytree(build.SOURCES, sources, ignore=shutil.ignore_patterns("*.so"))
 
@@ -76,20 +79,30 @@ def test_kept_objects_are_compiled_again_only_after_an_edit(monkeypatch: pytest.
         compiled.add(Path(command[-1]).name)
         Path(command[-1]).touch()
 
-    def compiled_after(edited: str | None) -> set[str]:
+    def built(edited: str | None = None, **options: bool) -> set[str]:
+        """The sources that a build compiles, after an edit of a file."""
         compiled.clear()
         if edited is not None:
-            (sources / edited).touch()
-        build.build(tmp_path / "x.so", machine="generic", objects=objects)
-        return {name.split("-")[0].removesuffix(".o") for name in compiled - {"x.so"}}
+            (sources / edited).write_text((sources / edited).read_text() + "\n")
+        build.build(tmp_path / "x.so", machine="generic", **options)
+        return {name.split("-")[0] for name in compiled - {"x.so"}}
 
     monkeypatch.setattr(build, "_run", record)
     monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setenv(build.KEPT_OBJECTS, str(objects))
     everything = {*build.ONCE, *build.PER_ISA}
-    assert compiled_after(None) == everything
-    assert compiled_after(None) == set()
-    assert compiled_after("linear.cpp") == {"linear"}
-    assert compiled_after("kernels.h") == everything
+    assert built() == everything
+    assert built() == set()
+    assert built("linear.cpp") == {"linear"}
+    assert built("kernels.h") == everything
+    assert built(sanitize=True) == everything
+    monkeypatch.setattr(build, "_version", lambda command: "another one")
+    assert built() == everything
+    shutil.copytree(sources, tmp_path / "copy")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "copy")
+    assert built() == set()
+    monkeypatch.delenv(build.KEPT_OBJECTS)
+    assert built() == everything
 
 
 def test_intel_processors_use_the_kernels_that_widen_bfloat16() -> None:
