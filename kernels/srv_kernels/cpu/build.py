@@ -84,8 +84,8 @@ def isas(machine: str = MACHINE) -> dict[str, tuple[str, ...]]:
 def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHINE, objects: Path | None = None) -> Path:
     """Compile and link everything into `library`, replacing it atomically. Raises CannotBuild.
 
-    machine: the target, "x86_64" or "aarch64"; for any other, only the generic kernels are built. objects: the folder of
-    kept object files, otherwise that of NATIVE_OBJECTS; without either, none are kept.
+    machine: the target, "x86_64" or "aarch64"; for any other, only the generic kernels are built. objects: the folder
+    of kept object files, otherwise that of NATIVE_OBJECTS; without either, none are kept.
     """
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
     kept = objects or (Path(found) if (found := os.environ.get(KEPT_OBJECTS)) else None)
