@@ -11,6 +11,8 @@ from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
 
 ISAS = tuple(build.isas())
+FAST = {"avx2", load().isa}  # the oldest with vectors, and the one that users of this machine get; the others are slow
+ISA_PARAMS = [isa if isa in FAST else pytest.param(isa, marks=pytest.mark.slow) for isa in ISAS]
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from native_isas import ISAS, chosen
+from native_isas import ISA_PARAMS, chosen
 
 from srv_kernels.cpu.library import load
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=ISA_PARAMS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Select the kernels of one instruction set; afterwards the default ones, on one thread."""
     with chosen(request.param) as isa:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from native_isas import ISAS, chosen
+from native_isas import ISA_PARAMS, chosen
 
 from srv.platform.interface import Platform
 from srv.platform.manifest import EngineContext
@@ -21,7 +21,7 @@ def platform() -> Platform:
     return found.loaded.create(EngineContext(device, 0))
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=ISA_PARAMS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Select the native kernels of one instruction set; afterwards the default ones."""
     with chosen(request.param) as isa:
