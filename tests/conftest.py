@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tiers import LEFT, LeftRecorder, Slice, check_tiers
+from tiers import COLLECTED, PASSED, Progress, Slice, check_tiers
 from times import Recorder, Stopwatch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("srv-tiers", "tiers of tests, and how long they take")
     group.addoption("--times", metavar="FILE", help="write how long each test takes to FILE, as lines of JSON")
     group.addoption("--slice", metavar="N/COUNT", help="run a part of the proof; commit/COUNT takes N from HEAD's hash")
-    group.addoption("--left", metavar="FILE", help="run the tests of the proof that are left in FILE")
+    group.addoption("--passed", metavar="FILE", help="run only tests that have not passed yet, by FILE, and update it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,9 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Stopwatch(), "srv-stopwatch")
         if reports:
             config.pluginmanager.register(Recorder(Path(path)), "srv-times")
-    if reports and (path := config.getoption("--left")) is not None:
-        recorder = LeftRecorder(Path(path), config.rootpath)
-        config.pluginmanager.register(recorder, LEFT)
+    if reports and (path := config.getoption("--passed")) is not None:
+        config.pluginmanager.register(Progress(Path(path), config.rootpath), PASSED)
 
 
 @pytest.hookimpl(trylast=True)  # after deselection
@@ -46,19 +45,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = {item.nodeid for item in items}
     if (text := config.getoption("--slice")) is not None:
         kept &= Slice.parse(text, config.rootpath).select(items)
-    if (left := _left(config)) is not None:
-        kept &= set(left)
+    kept -= _passed(config, kept)
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
         items[:] = [item for item in items if item.nodeid in kept]
 
 
-def _left(config: pytest.Config) -> list[str] | None:
-    """The tests of the proof that were left when this run started; None if there is no such list."""
+def _passed(config: pytest.Config, collected: set[str]) -> set[str]:
+    """The tests that had passed when this run started."""
     if hasattr(config, "workerinput"):
-        return config.workerinput.get(LEFT)
-    recorder = config.pluginmanager.get_plugin(LEFT)
-    return recorder.selected if recorder is not None else None
+        config.workeroutput[COLLECTED] = sorted(collected)
+        return set(config.workerinput.get(PASSED, ()))
+    progress = config.pluginmanager.get_plugin(PASSED)
+    if progress is None:
+        return set()
+    progress.collected(collected)
+    return set(progress.passed_before)
 
 
 @pytest.fixture

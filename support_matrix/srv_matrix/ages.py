@@ -16,7 +16,7 @@ from srv_matrix.repository import Repository
 
 OLD_LINES = 10_000  # evidence is old once more lines have changed: a tenth of the code that a run covers
 _COMMON = ("core/srv", "kernels/srv_kernels")  # what every platform runs besides its own package
-_IMPORT = re.compile(r"^(?:from|import) srv_(\w+)", re.MULTILINE)
+_IMPORT = re.compile(r"^\s*(?:from|import) srv_(\w+)", re.MULTILINE)
 
 
 class Age(NamedTuple):
@@ -73,10 +73,12 @@ def covered_code(platform: str, repository: Repository) -> tuple[str, ...]:
 def age_of(record: Record, ages: Ages) -> Age | None:
     """The age of the newest evidence on which the cell's level is based; None if nothing ran, or if it is unknown.
 
-    A level that follows from those of values is as old as the oldest of the weakest.
+    A level that follows from those of values is as old as the oldest of the weakest, and unknown if one of these is.
     """
     if record.values:
-        return max((age for each in record.weakest if (age := age_of(each, ages)) is not None), default=None)
+        of_values = [age_of(each, ages) for each in record.weakest]
+        known = [age for age in of_values if age is not None]
+        return max(known) if known and len(known) == len(of_values) else None
     found = (ages.get((each.platform, each.commit)) for each in record.ran)
     return min((age for age in found if age is not None), default=None)
 

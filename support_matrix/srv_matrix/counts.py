@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from srv_matrix.page_notes import newest_run
 from srv_matrix.records import Level, Record
 
 
@@ -40,6 +39,5 @@ def _class_of(record: Record) -> str:
     if not record.status.works:
         return "refused"
     if record.verified:
-        ran = newest_run(record)
-        return "forced" if ran is not None and ran.forced else "run"
+        return "forced" if record.forced else "run"
     return "simulated" if record.level is Level.E3 else "accepted"

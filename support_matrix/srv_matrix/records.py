@@ -203,7 +203,9 @@ class Record:
 
     @property
     def forced(self) -> bool:
-        """Whether all of that evidence is of a forced code path."""
+        """Whether all of that evidence is of a forced code path; of an argument, that of one of its weakest values."""
+        if self.values:
+            return any(each.forced for each in self.weakest)
         return bool(self.ran) and all(each.forced for each in self.ran)
 
     @property

@@ -133,8 +133,9 @@ class Hunt:
             if run.status in (NO_TEST_FAILED, NO_TESTS):
                 return None
             test = run.failed[0] if run.failed else files[0]  # without a failed test, pytest itself has not started
-            alone = self._run(drawn.module, commented(original, drawn.mutation.line), [test], tier, LONG_LIMIT_S)
-            if alone.status in (NO_TEST_FAILED, NO_TESTS):
+            alone = self._run(drawn.module, drawn.mutation.source, [test], tier, LONG_LIMIT_S)
+            without = self._run(drawn.module, commented(original, drawn.mutation.line), [test], tier, LONG_LIMIT_S)
+            if alone.status not in (NO_TEST_FAILED, NO_TESTS) and without.status in (NO_TEST_FAILED, NO_TESTS):
                 return test
             file = test.partition("::")[0]
             if test == file or test in self._failing:  # a file cannot be deselected

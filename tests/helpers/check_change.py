@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nearest_tests import ImportGraph, Nearest, waves
+from tiers import FAST
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -29,7 +30,7 @@ PYTEST = (
     "-r",
     "fE",
     "-m",
-    "not slow and not proof",
+    FAST,
     "-p",
     "time_budget",
 )

@@ -7,7 +7,7 @@ is not used (the tests would skip).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,7 +19,7 @@ from srv_kernels.cpu import build
 from srv_kernels.cpu.library import load
 
 HERE = Path(__file__).parent
-CHOSEN = "NATIVE_TEST_ISAS"  # the variable with the instruction sets of a child, separated by commas
+CHOSEN = "NATIVE_TEST_ISAS"  # the variable with the number of instruction sets of a child
 
 PARTS = ("kernels", "shapes", "graph", "experts", "shared_reduce")
 TESTS = (
@@ -28,22 +28,15 @@ TESTS = (
 )
 
 
-def own_tests(library: Path, isas: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
-    """Run the tests until the first failure: those of these instruction sets, and those that are of none."""
+def own_tests(library: Path, isas: int, environment: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+    """Run the tests until the first failure.
+
+    isas: how many of the instruction sets that this processor and the library have: 1 is the largest, 2 the smallest
+    vectors as well. Tests that are of no instruction set run in any case.
+    """
     arguments = ("-p", __name__, "-x", "-k", "not fork and not TestLibrary", *(ROOT / each for each in TESTS))
-    variables = {"SRV_CPU_LIBRARY": str(library), CHOSEN: ",".join(isas), "PYTHONPATH": str(HERE)}
+    variables = {"SRV_CPU_LIBRARY": str(library), CHOSEN: str(isas), "PYTHONPATH": str(HERE)}
     return run(*arguments, seconds=COMPILING_S, environment={**variables, **environment})
-
-
-def available_isas() -> tuple[str, ...]:
-    """The instruction sets that this processor and the library of this checkout have, the smallest first."""
-    library = load().library
-    if library is None:
-        return ()
-    best = load().isa
-    found = tuple(isa for isa in build.isas() if library.srv_choose_isa(isa.encode()))
-    library.srv_choose_isa(best.encode())
-    return found
 
 
 def pytest_sessionstart() -> None:
@@ -56,10 +49,17 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = os.environ[CHOSEN].split(",")
+    loaded = load()
+    assert loaded.library is not None
+    best = loaded.isa
+    found = [isa for isa in build.isas() if loaded.library.srv_choose_isa(isa.encode())]
+    loaded.library.srv_choose_isa(best.encode())
+    chosen = found[-1:] if os.environ[CHOSEN] == "1" else [*found[1:2], found[-1]]
     others = [item for item in items if _isa(item) not in (None, *chosen)]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
+    if not any(map(_isa, items)):
+        raise pytest.UsageError(f"no test would run with {' or '.join(chosen)}")
 
 
 def _isa(item: pytest.Item) -> str | None:

@@ -21,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tiers
+
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 WAITS = {"sleep", "wait", "wait_for", "join", "communicate", "kill", "send_signal", "Popen", "Thread", "timeout"}
-FAST = ("-m", "not slow and not proof")
-FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+FAST = ("-m", tiers.FAST)
+FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 ENDED = (0, 1)  # exit statuses of pytest: all passed, or some failed
 SHOWN = 8000  # characters of the first failure's output
 

@@ -7,22 +7,25 @@ A slice is a tenth of the proof, or another fraction of it: `--slice 3/10`, or `
 number from the hash of HEAD. Slices take about equally long: `@pytest.mark.proof(minutes=4)` says how long a test takes
 on two cores. Tests of one `xdist_group`, which share an expensive fixture, are in the same slice.
 
-`--left=FILE` makes the proof resumable: FILE has the tests that have not passed yet, and the next run takes only those.
+`--passed=FILE` makes the proof resumable: FILE has the tests that have passed, and the next run takes all others.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LEFT = "srv_left"  # the key under which workers of xdist get the tests that are left
 PROOF, SLOW = "proof", "slow"
+FAST = f"not {SLOW} and not {PROOF}"  # the expression of marks of `make test`
+# The keys under which workers of xdist get the tests that have passed, and say which ones they have collected.
+PASSED, COLLECTED = "srv_passed", "srv_collected"
 MINUTES = 0.2  # of a test of the proof that does not say how long it takes
 
 
@@ -98,74 +101,64 @@ def tree(root: Path) -> str:
     return head(root)[:12] + (" with changes" if changed.strip() else "")
 
 
-@dataclass
-class Left:
-    """The tests of the proof that have not passed yet, and on which trees the others did."""
+class Progress:
+    """Which tests of the proof have passed, and on which tree; in a file, so that the next run takes the others.
 
-    left: list[str]
-    passed_on: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> Left | None:
-        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-
-    def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-
-
-class LeftRecorder:
-    """Takes each test that passed out of the file, in the one process that sees all reports.
-
-    A test that was skipped is left: it proved nothing. Workers of xdist get the tests that were left at the start.
+    It works in the one process that sees all reports; workers of xdist get what had passed at the start. A test that
+    was skipped is left: it proved nothing.
     """
 
     def __init__(self, path: Path, root: Path) -> None:
         self._path, self._tree = path, tree(root)
-        self._failed: set[str] = set()
-        self._passed: set[str] = set()
-        found = Left.read(path)
-        self.selected = found.left if found is not None else None
+        self.passed: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.passed_before = sorted(self.passed)
+        self._collected: set[str] = set()
+        self._not_passed: set[str] = set()
+        self._called: set[str] = set()
 
-    def _start(self, collected: Iterable[str]) -> None:
-        if not self._path.exists():
-            Left(sorted(collected)).write(self._path)
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if session.items:  # none in a process whose workers collect
-            self._start(item.nodeid for item in session.items)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        self._start(ids)
+    def collected(self, tests: Iterable[str]) -> None:
+        """All tests of the proof, or of the slice, whether they have passed or not."""
+        self._collected.update(tests)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[LEFT] = self.selected
+        node.workerinput[PASSED] = self.passed_before
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.collected(getattr(node, "workeroutput", {}).get(COLLECTED, ()))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.outcome != "passed":
-            self._failed.add(report.nodeid)
+            self._not_passed.add(report.nodeid)
         elif report.when == "call":
-            self._passed.add(report.nodeid)
-        if report.when == "teardown" and report.nodeid in self._passed - self._failed:
-            self._take_out(report.nodeid)
+            self._called.add(report.nodeid)
+        if report.when == "teardown" and report.nodeid in self._called - self._not_passed:
+            self.passed[report.nodeid] = self._tree
+            self._write()
 
-    def _take_out(self, test: str) -> None:
-        left = Left.read(self._path)
-        if left is not None and test in left.left:
-            left.left.remove(test)
-            left.passed_on[self._tree] = left.passed_on.get(self._tree, 0) + 1
-            left.write(self._path)
+    def _write(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(json.dumps(self.passed, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        temporary.replace(self._path)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Nothing to run is a success if everything has passed before."""
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self._collected and not self.left():
+            session.exitstatus = pytest.ExitCode.OK
+
+    def left(self) -> list[str]:
+        return sorted(self._collected - self.passed.keys())
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        left = Left.read(self._path)
-        if left is None:
-            return
-        trees = ", ".join(f"{count} on {name}" for name, count in left.passed_on.items())
+        trees = Counter(self.passed[test] for test in self._collected & self.passed.keys())
+        where = ", ".join(f"{count} on {name}" for name, count in trees.items()) or "none"
         terminalreporter.section("the proof")
-        terminalreporter.write_line(f"{len(left.left)} tests are left in {self._path}; passed: {trees or 'none'}")
-        if not left.left:
-            terminalreporter.write_line(f"Nothing is left. Remove {self._path} to start again.")
+        terminalreporter.write_line(f"{len(self.left())} of {len(self._collected)} tests are left; passed: {where}")
+        for test in self.left():
+            terminalreporter.write_line(f"left: {test}")
+        if not self.left() and set(trees) == {self._tree}:
+            terminalreporter.write_line(f"All of them have passed on {self._tree}.")
+        elif not self.left():
+            terminalreporter.write_line(f"Not all on this tree: remove {self._path} to run all of them on it.")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from every import every
-from tiers import Left, Slice, check_tiers, slices
+from tiers import Slice, check_tiers, slices
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
@@ -58,12 +58,12 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(checkout: Path, *arguments: str) -> str:
+def run(checkout: Path, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments]
     done = subprocess.run(
         command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
     )
-    return done.stdout
+    return done.returncode, done.stdout
 
 
 def test_slices_take_equally_long_and_have_each_unit_once() -> None:
@@ -118,17 +118,22 @@ def test_a_test_in_two_tiers_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_proof_goes_on_with_what_is_left(checkout: Path) -> None:
-    path = checkout / "build" / "left.json"
-    proof = ("-m", "proof", "-n", "2", f"--left={path}")
+    path = checkout / "build" / "proof.json"
+    proof = ("-m", "proof", "-n", "2", f"--passed={path}")
     (checkout / "broken.txt").write_text("yes")
-    assert "1 failed, 6 passed" in run(checkout, *proof)
-    left = Left.read(path)
-    assert left is not None
-    assert left.left == ["tests/test_it.py::test_long[2]"]
-    assert list(left.passed_on.values()) == [6]
-    assert next(iter(left.passed_on)).endswith(" with changes")
+    status, output = run(checkout, *proof)
+    assert (status, "1 failed, 6 passed" in output) == (1, True), output
+    assert "1 of 7 tests are left" in output
+    assert "left: tests/test_it.py::test_long[2]" in output
+    assert {tree.split(" ", 1)[1] for tree in json.loads(path.read_text()).values()} == {"with changes"}
     (checkout / "broken.txt").write_text("")
-    again = run(checkout, *proof)
-    assert "1 passed" in again
-    assert "Nothing is left" in again
-    assert json.loads(path.read_text())["left"] == []
+    status, output = run(checkout, *proof)
+    assert (status, "1 passed" in output) == (0, True), output
+    assert "0 of 7 tests are left" in output
+    assert "Not all on this tree" in output
+    status, output = run(checkout, *proof)
+    assert (status, "0 of 7 tests are left" in output) == (0, True), output
+    # A test that is new is left, however many others have passed.
+    (checkout / "tests" / "test_new.py").write_text("import pytest\n\n@pytest.mark.proof\ndef test_new():\n    pass\n")
+    status, output = run(checkout, *proof)
+    assert (status, "1 passed" in output) == (0, True), output

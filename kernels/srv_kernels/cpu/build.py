@@ -109,7 +109,7 @@ class _Object:
 
     def __init__(self, folder: Path, command: list[str], flags: tuple[str, ...], source: str) -> None:
         self._command = [*command, *flags, "-c", str(SOURCES / f"{source}.cpp")]
-        parts = [_version(tuple(command[:1])), *command, *flags]
+        parts = [_version(tuple(compiler())), *command, *flags]
         files = (SOURCES / f"{source}.cpp", *sorted(SOURCES.glob("*.h")))
         content = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
         digest = hashlib.sha256("\0".join([*parts, *content]).encode()).hexdigest()

@@ -705,7 +705,7 @@ class TestLibrary:
 
     def test_tests_of_another_library_fail_if_it_does_not_load(self, tmp_path: Path) -> None:
         (tmp_path / "text.so").write_text("no library")
-        outcome = own_tests(tmp_path / "text.so", ["avx2"])
+        outcome = own_tests(tmp_path / "text.so", isas=1)
         assert not outcome.passed
         assert "these tests would skip" in outcome.end
         assert "text.so does not load" in outcome.end
