@@ -21,7 +21,9 @@ from srv.server.text.tokenizer import load_text_processor
 from srv.testing.engine import GenerationResult, LocalEngine
 from srv.types import FinishReason, RequestSpec, SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
+# The proof compares all others, in one process, so that it can count how many needed the excuse.
+PROOF = [pytest.mark.proof(minutes=1), pytest.mark.xdist_group("equality")]
 
 OUTPUT = 64
 BATCH = 16
@@ -133,7 +135,15 @@ class Run:
     result: GenerationResult
 
 
-@pytest.fixture(scope="module", params=[Setup(c, o) for c in (1, 16, 512) for o in (True, False)], ids=str)
+SETUPS = [Setup(c, o) for c in (1, 16, 512) for o in (True, False)]
+USUAL = Setup(16, True)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(each, marks=pytest.mark.slow if each == USUAL else PROOF) for each in SETUPS],
+    ids=str,
+)
 def setup(request: pytest.FixtureRequest) -> Setup:
     assert isinstance(request.param, Setup)
     return request.param
@@ -178,6 +188,8 @@ def test_in_a_batch(engine: LocalEngine, expected: list[Expected], tally: Tally)
     assert differences(engine.ready.page_size, expected, runs, tally) == []
 
 
+@pytest.mark.proof(minutes=1)
+@pytest.mark.xdist_group("equality")
 def test_at_most_one_prompt_in_a_hundred_needed_the_excuse(tally: Tally) -> None:
     """Over all configurations above."""
     if not tally.compared:

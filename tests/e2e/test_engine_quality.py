@@ -29,7 +29,7 @@ from srv.testing.engine import CheckedEngine
 from srv.types import RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 TEXT = Path(__file__).resolve().parents[1] / "bench" / "peers" / "perplexity.txt"
 WINDOW = 512
@@ -100,6 +100,7 @@ def exact(windows: list[list[int]]) -> Scores:
     return found
 
 
+@pytest.mark.proof(minutes=1)
 @covers("dequantize_weights=false", "dequantize_weights=true", "kv_cache_dtype=int8", platform="cpu")
 def test_numbers_of_8_bits_lose_no_more_than_half_a_percent(
     exact: Scores, windows: list[list[int]], record_property: Record
@@ -109,6 +110,7 @@ def test_numbers_of_8_bits_lose_no_more_than_half_a_percent(
         assert_near(name, exact, read(windows, *flags), record_property)
 
 
+@pytest.mark.slow
 @covers("calculate_kv_scales=true", platform="cpu")
 def test_calculated_scales_of_keys_and_values_lose_no_more_than_none(
     exact: Scores, windows: list[list[int]], record_property: Record
@@ -139,6 +141,7 @@ def gaps(windows: Sequence[list[int]], *flags: str) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_bfloat16_has_no_ties_where_float32_has_none(windows: list[list[int]], record_property: Record) -> None:
     """Logits that were rounded to bfloat16 tie at 48 of these positions, so that the lowest token id wins."""
     few = windows[:2]
@@ -173,6 +176,7 @@ def plain(folder: Path, exact: Scores, windows: list[list[int]]) -> Scores:
     return found
 
 
+@pytest.mark.proof(minutes=1)
 def test_every_type_of_blocks_loses_no_more_than_half_a_percent(
     folder: Path, windows: list[list[int]], tmp_path: Path, record_property: Record
 ) -> None:
@@ -187,6 +191,7 @@ def test_every_type_of_blocks_loses_no_more_than_half_a_percent(
     assert_near("mixed GGUF types", exact, read(windows, model=file), record_property)
 
 
+@pytest.mark.proof(minutes=1)
 @covers("torchao_config=int8wo", platform="cpu")
 def test_weights_of_8_bits_lose_no_more_than_half_a_percent(
     folder: Path, plain: Scores, windows: list[list[int]], record_property: Record
@@ -196,6 +201,7 @@ def test_weights_of_8_bits_lose_no_more_than_half_a_percent(
     assert_near("int8wo", plain, served, record_property)
 
 
+@pytest.mark.slow
 @covers("quantization=w8a8_int8", platform="cpu")
 def test_weights_and_activations_of_8_bits_lose_what_their_steps_cost(
     folder: Path, plain: Scores, windows: list[list[int]], tmp_path: Path, record_property: Record

@@ -338,6 +338,7 @@ DIFFS = [
 ]
 
 
+@pytest.mark.slow
 @every(("outcome", "theirs", "ours"), DIFFS)
 def test_rows_are_classified(outcome: str, theirs: object, ours: tuple[Any, ...]) -> None:
     """A row agrees only if a launch does what the page says: what core refuses as planned has classes of its own."""

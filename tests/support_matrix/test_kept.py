@@ -33,6 +33,7 @@ print(json.dumps([str(path) for path in read if path.is_file() and path.is_relat
 """
 
 
+@pytest.mark.slow
 def test_every_file_that_judging_reads_is_part_of_the_key() -> None:
     """Of the checkout; what is installed is part of it by its version."""
     done = subprocess.run(

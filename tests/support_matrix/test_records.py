@@ -193,6 +193,7 @@ INVENTORY = Inventory(
 )
 
 
+@pytest.mark.slow
 def test_op_needs_an_implementation_and_its_dtype() -> None:
     shown = matrix(inventory=INVENTORY)
     assert cell(shown, "op:rms_norm/float32").status is Status.SUPPORTED
@@ -276,6 +277,7 @@ def reasons_of_pairs(platform: str, variant: str) -> dict[frozenset[str], str]:
 NAMES = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
+@pytest.mark.slow
 @every("name", NAMES)
 @every(
     ("variant", "other", "requirement"),

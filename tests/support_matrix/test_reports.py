@@ -37,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_vendor_has_pages_without_this_repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "generate", "--plugin", "toy", "--evidence", "report.jsonl", "--out", "pages"]) == 0
     assert "4 of which a check has run, 1 failed" in capsys.readouterr().out

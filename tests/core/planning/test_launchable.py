@@ -71,6 +71,7 @@ def test_answers_of_transformers() -> None:
     assert unknown.unchecked[-1] == ("whether the class of ImaginedForCausalLM in transformers fits: there is no torch")
 
 
+@pytest.mark.slow
 def test_the_other_process_refuses_a_class_that_transformers_does_not_have() -> None:
     answer = examine(model(architecture="ImaginedForCausalLM", config={"model_type": "imagined"}))
     assert answer.refused is not None
