@@ -120,8 +120,12 @@ def inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTEST_"))}
 
 
-# With more checks, other backends would be exercised.
-GPU = Case("cuda", frozenset({"backends.exercised"}), {"SRV_GPU_SIMULATOR": "sm90", "TRITON_INTERPRET": "1"})
+# Higher levels exercise other backends; there is one GPU, and so no second rank.
+GPU = Case(
+    "cuda",
+    frozenset({"backends.exercised", "platform.communicator"}),
+    {"SRV_GPU_SIMULATOR": "sm90", "TRITON_INTERPRET": "1"},
+)
 LEVEL_OF = {"cpu": "L3", "toy": "L3", "npu:a2": "L3", "cuda": "L1"}
 
 
