@@ -52,6 +52,7 @@ def test_objects_of_the_smallest_instruction_set_are_linked_first(
     machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The linker keeps the first of several copies of an inline function, which every processor must be able to run."""
+    monkeypatch.delenv(build.KEPT_OBJECTS, raising=False)
     commands: list[list[str]] = []
 
     def record(command: list[str]) -> None:
