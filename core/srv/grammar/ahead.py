@@ -1,18 +1,20 @@
 """What a grammar allows next, and which tokens it forces before the model has sampled any.
 
 Where a mask allows a single token, that token is known, and so is the mask after it. `next_masks` follows such tokens,
-so that they need no step each (`srv.sched.late`). No text is split into tokens here: a token counts as forced only if
-no other one is allowed, so that an output is the same as if each of its tokens had been sampled.
+so that they need no step each (`srv.sched.late`), as far as the budget of a step goes (`srv.grammar.budget`). No text
+is split into tokens here: a token counts as forced only if no other one is allowed, so that an output is the same as if
+each of its tokens had been sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from srv.grammar.backend import GrammarBackend, Masks, Matcher, mask_of
+from srv.grammar.budget import AheadBudget, MaskTime, fill_needed
 
 MOST_FORCED = 32  # tokens that are followed at a time; what is forced after them, in the next step
 
@@ -20,15 +22,23 @@ MOST_FORCED = 32  # tokens that are followed at a time; what is forced after the
 class Progress:
     """How far one output is in its grammar. `ahead`: the forced tokens that `matcher` has got and the output has not.
 
-    `jumps`: whether forced tokens are looked for.
+    `jumps`: whether forced tokens are looked for. `grammar`: the same object for outputs of one grammar (None: there
+    are no others). `stuck`: no token is allowed next.
     """
 
-    __slots__ = ("_mask", "ahead", "jumps", "matcher")
+    __slots__ = ("_mask", "ahead", "grammar", "jumps", "matcher", "stuck", "time")
 
-    def __init__(self, matcher: Matcher, *, jumps: bool) -> None:
+    def __init__(self, matcher: Matcher, *, jumps: bool, grammar: object = None) -> None:
         self.matcher, self.jumps = matcher, jumps
+        self.grammar = self if grammar is None else grammar
+        self.stuck, self.time = False, MaskTime()
         self.ahead: list[int] = []
         self._mask: npt.NDArray[np.int32] | None = None  # after `ahead`, if it is known
+
+    @property
+    def failure(self) -> str:
+        """Why the output cannot go on; "" if it can."""
+        return self.matcher.failure or self.time.excess or ("no token is allowed next" if self.stuck else "")
 
     def accept(self, tokens: Sequence[int]) -> bool:
         """The output has these tokens more. False if the grammar does not allow one of them."""
@@ -58,8 +68,11 @@ class Progress:
         return False
 
 
-def next_masks(backend: GrammarBackend, outputs: Sequence[Progress], end_tokens: Container[int]) -> Masks:
-    """The mask of the next token of each output, [outputs, words]. Follows what is forced, but not an end token."""
+def next_masks(backend: GrammarBackend, outputs: Sequence[Progress], end_tokens: Sequence[int]) -> Masks:
+    """The mask of the next token of each output, [outputs, words]. Follows what is forced, but not an end token.
+
+    Of an output that cannot go on, which `Progress.failure` says, it allows end tokens.
+    """
     masks = np.empty((len(outputs), backend.words), dtype=np.int32)
     missing = []
     for index, output in enumerate(outputs):
@@ -70,24 +83,35 @@ def next_masks(backend: GrammarBackend, outputs: Sequence[Progress], end_tokens:
             masks[index] = known
     if missing:
         made = masks if len(missing) == len(outputs) else np.empty((len(missing), backend.words), dtype=np.int32)
-        backend.fill([outputs[index].matcher for index in missing], made)
+        needed = [outputs[index] for index in missing]
+        fill_needed(backend, needed, made)
+        _mark_stuck(needed, made, end_tokens)
         if made is not masks:
             masks[missing] = made
-        _look_ahead(backend, [outputs[index] for index in missing], made, end_tokens)
+        _look_ahead(backend, needed, made, end_tokens)
     return masks
 
 
-def _look_ahead(backend: GrammarBackend, outputs: Sequence[Progress], masks: Masks, end_tokens: Container[int]) -> None:
+def _mark_stuck(outputs: Sequence[Progress], masks: Masks, end_tokens: Sequence[int]) -> None:
+    """Allow end tokens where no token may follow."""
+    for row in np.flatnonzero(~masks.any(axis=1)).tolist():
+        outputs[row].stuck = True
+        masks[row] = mask_of(end_tokens, masks.shape[1])
+
+
+def _look_ahead(backend: GrammarBackend, outputs: Sequence[Progress], masks: Masks, end_tokens: Sequence[int]) -> None:
     """Follow what is forced in all outputs, whose next masks are given: masks are still made for many at a time."""
+    budget = AheadBudget()
     while outputs:
         going = []
         for output, token, mask in zip(outputs, only_tokens(masks), masks, strict=True):
-            forced = None if token in end_tokens or output.matcher.failure else token
-            if output.jumps and output.look_ahead(forced, mask):
+            forced = None if token in end_tokens or output.failure else token
+            if output.jumps and output.look_ahead(forced, mask) and not output.time.timed:
                 going.append(output)
-        outputs, masks = going, np.empty((len(going), backend.words), dtype=np.int32)
-        if outputs:
-            backend.fill([output.matcher for output in outputs], masks)
+        masks = np.empty((len(going), backend.words), dtype=np.int32)
+        made = budget.fill(backend, going, masks)
+        outputs, masks = going[:made], masks[:made]
+        _mark_stuck(outputs, masks, end_tokens)
 
 
 def only_tokens(masks: Masks) -> list[int | None]:

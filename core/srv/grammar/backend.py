@@ -5,15 +5,19 @@ Masks have one bit per token id, the lowest first, 1 if the token may be sampled
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from srv.errors import GrammarError
+from srv.errors import EmptyGrammar, GrammarError
+from srv.grammar.expanded import expand
+from srv.grammar.formats import write_formats
+from srv.grammar.merged import write_exclusive
+from srv.grammar.schema_keywords import check_counts, check_shapes, drop_annotation_formats
 from srv.grammar.source import GrammarSource
+from srv.grammar.written import load
 from srv.types import Vocabulary
 
 MAX_ERROR_LENGTH = 500
@@ -26,6 +30,12 @@ class JsonSpacing(NamedTuple):
 
     pattern: str | None = None
     none: bool = False
+
+    def pattern_of(self, source: GrammarSource, default: str) -> str:
+        """That of a source, which goes first; "" for none. `default`: of the backend."""
+        if source.whitespace_pattern is not None:
+            return source.whitespace_pattern
+        return "" if self.none else default if self.pattern is None else self.pattern
 
 
 class GrammarContext(NamedTuple):
@@ -67,7 +77,7 @@ class GrammarBackend(Protocol):
         ...
 
     def compile(self, text: str) -> Callable[[], Any]:
-        """A function that makes a `Matcher` in its first state. Raises GrammarError, also if it allows no text."""
+        """A function that makes a `Matcher` in its first state. Raises GrammarError, such as EmptyGrammar."""
         ...
 
     def fill(self, matchers: Sequence[Any], masks: Masks) -> None:
@@ -92,10 +102,13 @@ def mask_of(tokens: Sequence[int], words: int) -> npt.NDArray[np.int32]:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def parsed_schema(text: str) -> dict[str, Any]:
-    """A JSON schema from its text; {} for true. Raises GrammarError."""
+def parsed_schema(text: str, formats: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """A JSON schema from its text; {} for true. Raises GrammarError, also if it is no schema.
+
+    formats: that the library enforces, of those that describe only (`ANNOTATION_FORMATS`); the others are left out.
+    """
     try:
-        schema = json.loads(text)
+        schema = load(text)
     except ValueError as error:
         raise GrammarError(f"it is not JSON: {error}") from None
     except RecursionError:
@@ -103,8 +116,19 @@ def parsed_schema(text: str) -> dict[str, Any]:
     if not isinstance(schema, dict | bool):
         raise GrammarError("it is not an object")
     if schema is False:
-        raise GrammarError("it allows no text")
-    return {} if schema is True else schema
+        raise EmptyGrammar
+    return {} if schema is True else prepared_schema(schema, formats)
+
+
+def prepared_schema(schema: dict[str, Any], formats: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The schema in a form of which libraries enforce more; as in `parsed_schema`. It is changed in place."""
+    check_shapes(schema)
+    check_counts(schema)
+    drop_annotation_formats(schema, formats)
+    write_formats(schema)
+    expand(schema)
+    write_exclusive(schema)
+    return schema
 
 
 def error_clause(error: str) -> str:

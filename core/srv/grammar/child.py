@@ -1,22 +1,38 @@
 """The process that checks grammars: `python -m srv.grammar.child`.
 
 A Setup, then one `GrammarSource` after another, each answered by a Reply, in MessagePack. It does all that an engine
-does with a grammar up to the first mask, so that an engine never sees a grammar that exceeds the limits or crashes its
-library. The child ends when its standard input ends.
+does with a grammar up to the first masks, so that an engine never sees a grammar that crashes its library or exceeds
+the limits at once. The child ends when its standard input ends.
 """
 
 from __future__ import annotations
 
+import functools
+import random
 import sys
+from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from srv.errors import GrammarError
-from srv.grammar.backend import GrammarBackend, GrammarContext, JsonSpacing
+from srv.grammar.ahead import Progress, next_masks
+from srv.grammar.backend import GrammarBackend, GrammarContext, JsonSpacing, Matcher, error_clause
 from srv.grammar.registry import make
+from srv.grammar.relaxed import relaxed
 from srv.grammar.source import GrammarSource
-from srv.io.bounded_child import ignore_signals, limit_memory, limit_time, read_frame, write_frame
+from srv.io.bounded_child import (
+    channels,
+    ignore_signals,
+    limit_memory,
+    limit_time,
+    read_frame,
+    with_small_stack,
+    write_frame,
+)
 from srv.types import Vocabulary
+
+TRIED_TOKENS = 32
 
 
 class Setup(msgspec.Struct):
@@ -34,15 +50,16 @@ class Setup(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """The translated grammar, or why there is none."""
+    """The translated grammar and what it does not enforce, or why there is none."""
 
     text: str | None = None
     refused: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 def main() -> int:
     ignore_signals()
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    source, sink = channels()
     if not (content := read_frame(source)):
         return 0
     setup = msgspec.msgpack.decode(content, type=Setup)
@@ -50,22 +67,50 @@ def main() -> int:
     spacing = JsonSpacing(setup.whitespace_pattern, setup.no_whitespace)
     limit_memory(setup.memory_bytes)
     write_frame(sink, msgspec.msgpack.encode(Reply("")))
-    while content := read_frame(source):
-        limit_time(setup.processor_seconds)
-        write_frame(sink, msgspec.msgpack.encode(_check(backend, spacing, content)))
-        limit_time(0)
-    return 0
+
+    def work() -> None:
+        while content := read_frame(source):
+            limit_time(setup.processor_seconds)
+            write_frame(sink, msgspec.msgpack.encode(_check(backend, spacing, setup.end_tokens, content)))
+            limit_time(0)
+
+    return with_small_stack(work)
 
 
-def _check(backend: GrammarBackend, spacing: JsonSpacing, content: bytes) -> Reply:
+def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[int], content: bytes) -> Reply:
     try:
-        text = backend.translate(msgspec.msgpack.decode(content, type=GrammarSource), spacing)
-        backend.compile(text)
+        asked = msgspec.msgpack.decode(content, type=GrammarSource)
+        compiled = functools.lru_cache(maxsize=1)(lambda each: _compiled(backend, each, spacing))
+        source, left_out = relaxed(asked, compiled)
+        text, new = compiled(source)
+        try_out(backend, new, end_tokens)
     except GrammarError as error:
         return Reply(refused=str(error))
     except MemoryError:
         return Reply(refused="it needs too much memory")
-    return Reply(text)
+    return Reply(text, left_out=tuple(dict.fromkeys((*asked.left_out, *left_out))))
+
+
+def _compiled(
+    backend: GrammarBackend, source: GrammarSource, spacing: JsonSpacing
+) -> tuple[str, Callable[[], Matcher]]:
+    text = backend.translate(source, spacing)
+    return text, backend.compile(text)
+
+
+def try_out(backend: GrammarBackend, new: Callable[[], Matcher], end_tokens: Sequence[int]) -> None:
+    """Follow the grammar for some tokens at random, always the same ones. Raises GrammarError if it cannot go on."""
+    choice = random.Random(0)
+    output = Progress(new(), jumps=False)
+    for count in range(TRIED_TOKENS):
+        masks = next_masks(backend, [output], end_tokens)
+        if output.failure:
+            raise GrammarError(f"it cannot go on after {count} tokens: {error_clause(output.failure)}")
+        allowed = np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little"))
+        going_on = np.setdiff1d(allowed, end_tokens)
+        if not len(going_on):
+            return
+        output.accept([int(choice.choice(going_on))])
 
 
 if __name__ == "__main__":

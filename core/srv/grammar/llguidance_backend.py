@@ -6,6 +6,7 @@ docs/json_schema.md of llguidance 1.9 (MIT).
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -15,18 +16,26 @@ from typing import Any, cast
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-from srv.errors import GrammarError
+from srv.errors import EmptyGrammar, GrammarError
 from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, error_clause, mask_of, parsed_schema, token_bytes
+from srv.grammar.exact_numbers import exact_grammar
+from srv.grammar.inline_json import with_schemas, within_lark
+from srv.grammar.lark import lark_text
 from srv.grammar.source import GrammarSource
-from srv.grammar.structural import LarkWriter, lark_text
+from srv.grammar.structural import LarkWriter
 
-# White space is bounded, because models repeat it without an end.
-DEFAULT_SPACING = r"[ \t\r\n]{1,64}"
+# Of a forced text, this many bytes and twice the longest token are split into tokens.
+FORCED_BYTES = 64
+
+# At most one blank at a place: models repeat white space where they may, until the output has no room for its end.
+DEFAULT_SPACING = " "
 
 _QUOTED_LINE = re.compile(r"\n *\d+ \| ")
 
-# Fuel is about 14,000 units per millisecond, and a lexer state about 2 kB.
+# Fuel is about 14,000 units per millisecond, and a lexer state about 2 kB. Items take 4 microseconds each if many of
+# them are one row's, and schemas need some hundreds.
 _LIMITS: dict[str, Any] = {
+    "step_max_items": 20_000,
     "step_lexer_fuel": 200_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 500_000,
@@ -47,15 +56,26 @@ class _Tokens:
         self.bos_token_id = None
         special = frozenset(self.special_token_ids)
         self._ids = {data: token for token, data in enumerate(self.tokens) if data and token not in special}
-        self._longest = max(map(len, self._ids), default=1)
+        self._longest: dict[int, int] = {}  # token of those that begin with a byte
+        for data in self._ids:
+            self._longest[data[0]] = max(self._longest.get(data[0], 0), len(data))
+        # The library cuts off the end that a longer token could cover, and a mask needs the first token of the rest.
+        self.most_bytes = 2 * max(self._longest.values(), default=1) + FORCED_BYTES
+        self._split = functools.lru_cache(maxsize=1024)(self._split_now)  # each mask asks for the same text again
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens of a text that the grammar forces: the longest one at each place, which need not be the model's."""
-        data = text.encode() if isinstance(text, str) else text
+        """Tokens of a text that the grammar forces: the longest one at each place, which need not be the model's.
+
+        A text may be as long as the grammar's limits allow, and this runs for each mask: only its begin is split.
+        """
+        data = text[: self.most_bytes].encode() if isinstance(text, str) else text
+        return self._split(data[: self.most_bytes])
+
+    def _split_now(self, data: bytes) -> list[int]:
         found: list[int] = []
         begin = 0
         while begin < len(data):
-            for end in range(min(len(data), begin + self._longest), begin, -1):
+            for end in range(min(len(data), begin + self._longest.get(data[begin], 0)), begin, -1):
                 if (token := self._ids.get(data[begin:end])) is not None:
                     found.append(token)
                     begin = end
@@ -79,7 +99,8 @@ class LlguidanceMatcher:
         taken = self.native.try_consume_tokens(list(tokens))
         if taken == len(tokens):
             return True
-        self._refused = self.native.get_error() or f"the grammar does not allow token {tokens[taken]} there"
+        error = self.native.get_error()
+        self._refused = _clause(error) if error else f"the grammar does not allow token {tokens[taken]} there"
         return False
 
     @property
@@ -89,7 +110,7 @@ class LlguidanceMatcher:
     @property
     def failure(self) -> str:
         if not self._refused and self.native.is_error():
-            self._refused = self.native.get_error()
+            self._refused = _clause(self.native.get_error())
         return self._refused
 
 
@@ -131,9 +152,10 @@ class LlguidanceBackend:
                 options = " | ".join(map(lark_text, json.loads(source.text)))
                 return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {options}\n")
             case "grammar":
-                return llguidance.LLMatcher.grammar_from_lark(_lark(source.text))
+                return llguidance.LLMatcher.grammar_from_lark(_lark(source.text, _json_options(source, spacing)))
             case "structural_tag":
-                writer = LarkWriter(self._special, _json_options(source, spacing), _lark)
+                settings = _json_options(source, spacing)
+                writer = LarkWriter(self._special, settings, functools.partial(_lark, options=settings))
                 return llguidance.LLMatcher.grammar_from_lark(writer.grammar(source.text))
 
     def compile(self, text: str) -> Callable[[], LlguidanceMatcher]:
@@ -141,7 +163,7 @@ class LlguidanceBackend:
         if not first.is_error():
             first.compute_bitmask()  # it finds out whether any text is allowed, and fills caches that copies share
         if first.is_error():
-            raise GrammarError(_clause(first.get_error()))
+            raise _refusal(_clause(first.get_error()))
         return lambda: LlguidanceMatcher(first.deep_copy())
 
     def fill(self, matchers: Sequence[LlguidanceMatcher], masks: Masks) -> None:
@@ -162,26 +184,33 @@ def make_backend(context: GrammarContext) -> LlguidanceBackend:
 
 
 def _json_options(source: GrammarSource, spacing: JsonSpacing) -> dict[str, Any]:
-    if source.whitespace_pattern is None and spacing.none:
-        return {"whitespace_flexible": False}
-    pattern = source.whitespace_pattern or spacing.pattern or DEFAULT_SPACING
-    return {"whitespace_flexible": True, "whitespace_pattern": pattern}
+    pattern = spacing.pattern_of(source, DEFAULT_SPACING)
+    return {"whitespace_flexible": True, "whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}
 
 
-def _json_grammar(text: str, options: dict[str, Any]) -> str:
+def _json_schema(text: str) -> dict[str, Any]:
     schema = parsed_schema(text)
     if "x-guidance" in schema:
         raise GrammarError('it has the key "x-guidance", which is not a keyword of JSON Schema')
+    return schema
+
+
+def _json_grammar(text: str, options: dict[str, Any]) -> str:
+    schema = _json_schema(text)
+    if (grammar := exact_grammar(schema, options)) is not None:
+        return llguidance.LLMatcher.grammar_from_lark(grammar)
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(text if schema else "{}", overrides=cast(Any, options))
+        return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, options))
     except ValueError as error:
         raise GrammarError(_clause(str(error))) from None
 
 
-def _lark(text: str) -> str:
-    """A Lark grammar, or EBNF with a rule `root` translated to it."""
+def _lark(text: str, options: dict[str, Any]) -> str:
+    """A Lark grammar, or EBNF with a rule `root` translated to it. `options`: of the JSON schemas in it."""
     try:
-        return str(any_to_lark(text))
+        return str(any_to_lark(with_schemas(text, lambda each: within_lark(_json_schema(each), options))))
+    except GrammarError:
+        raise
     except RecursionError:
         raise
     except Exception as error:  # noqa: BLE001 - the converter raises bare exceptions
@@ -197,5 +226,10 @@ def _unanchored(pattern: str) -> str:
 
 def _clause(error: str) -> str:
     """The library's message on one line, without the lines that it quotes of a grammar that `translate` wrote."""
-    clause = error_clause(_QUOTED_LINE.split(error.replace("<non-verbose/>", ""), maxsplit=1)[0])
-    return "it allows no text" if clause.startswith("NoExtension") else clause
+    return error_clause(_QUOTED_LINE.split(error.replace("<non-verbose/>", ""), maxsplit=1)[0])
+
+
+def _refusal(clause: str) -> GrammarError:
+    if clause.startswith("NoExtension"):
+        return EmptyGrammar()
+    return EmptyGrammar(clause) if "Unsatisfiable" in clause else GrammarError(clause)

@@ -14,14 +14,18 @@ from collections.abc import Callable, Sequence
 import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
 
-from srv.errors import GrammarError
+from srv.errors import EmptyGrammar, GrammarError
+from srv.grammar.anchors import whole
 from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, error_clause, mask_of, parsed_schema, token_bytes
 from srv.grammar.schema_keywords import EnforcedKeywords, check_enforced
 from srv.grammar.source import GrammarSource
+from srv.json_schema import below
 
-# White space is bounded, because models repeat it without an end, and short, because automata grow with it.
-DEFAULT_SPACING = r"[ \n]{0,8}"
-_INNER_ANCHOR = re.compile(r"(?<!\\)(?<!\[)[\^$]")
+# At most one blank at a place: models repeat white space where they may, until the output has no room for its end.
+DEFAULT_SPACING = "[ ]?"
+_CHARACTERS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[.\"]", re.DOTALL)
+_SETS = 'dDwWsS\\"nrtfv'  # escapes of more than one character, or of one that JSON escapes
+_IN_STRING = r"[^\"\\\x00-\x1f]"
 _STRINGS = ("minLength", "maxLength")
 _ENFORCED = EnforcedKeywords(
     keywords=frozenset(
@@ -96,7 +100,7 @@ class OutlinesBackend:
             case "json_schema":
                 return _json_pattern(source, spacing)
             case "regex":
-                return source.text
+                return whole(source.text)
             case "choice":
                 return "|".join(map(re.escape, json.loads(source.text)))
         raise GrammarError("outlines has regular languages only, without grammars and structural tags; use llguidance")
@@ -108,7 +112,7 @@ class OutlinesBackend:
         except ValueError as error:
             raise GrammarError(error_clause(str(error))) from None
         if dead:
-            raise GrammarError("it allows no text")
+            raise EmptyGrammar
         return lambda: OutlinesMatcher(copy.copy(first), self._end_tokens)
 
     def fill(self, matchers: Sequence[OutlinesMatcher], masks: Masks) -> None:
@@ -127,12 +131,11 @@ def make_backend(context: GrammarContext) -> OutlinesBackend:
 
 
 def _json_pattern(source: GrammarSource, spacing: JsonSpacing) -> str:
-    schema = parsed_schema(source.text)
     try:
+        schema = parsed_schema(source.text, _ENFORCED.formats)
         check_enforced(schema, _ENFORCED, "outlines")
-        _check_patterns(schema)
-        pattern = source.whitespace_pattern or spacing.pattern or DEFAULT_SPACING
-        found: str = build_regex_from_schema(json.dumps(schema), "" if _none(source, spacing) else pattern)
+        _rewrite_patterns(schema)
+        found: str = build_regex_from_schema(json.dumps(schema), spacing.pattern_of(source, DEFAULT_SPACING))
     except (ValueError, OSError) as error:
         raise GrammarError(error_clause(str(error))) from None
     except RecursionError:
@@ -140,21 +143,21 @@ def _json_pattern(source: GrammarSource, spacing: JsonSpacing) -> str:
     return found
 
 
-def _check_patterns(schema: object) -> None:
-    """A pattern becomes a part of one regular expression, so that it may have anchors at its ends alone."""
+def _rewrite_patterns(schema: object) -> None:
+    """Patterns match a whole JSON string in the library, and characters that end one or that it cannot have."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
-            pattern = node.get("pattern")
-            if isinstance(pattern, str) and _INNER_ANCHOR.search(pattern.removeprefix("^").removesuffix("$")):
-                raise GrammarError(f"outlines takes no anchors within a pattern ({pattern[:40]!r}); use llguidance")
-            if isinstance(pattern, str) and "|" in pattern and pattern != f"^({pattern[2:-2]})$":
-                raise GrammarError(f"outlines takes alternatives only as ^(...)$, not {pattern[:40]!r}; use llguidance")
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node
+            if "pattern" in node:
+                pattern = _CHARACTERS.sub(_in_string, whole(node["pattern"], ".*"))
+                node["pattern"] = f"^({pattern})$"  # of the anchors, the library knows these
+            waiting += [part for part, _ in below(node, "")]
 
 
-def _none(source: GrammarSource, spacing: JsonSpacing) -> bool:
-    return source.whitespace_pattern is None and spacing.none
+def _in_string(found: re.Match[str]) -> str:
+    """Of these characters, those that stand for themselves in a JSON string."""
+    part = found.group()
+    if part == ".":
+        return _IN_STRING
+    return f"[{part}&&{_IN_STRING}]" if part[0] in '["' or part[1] in _SETS else part

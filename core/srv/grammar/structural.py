@@ -10,19 +10,17 @@ Text with a special token in it becomes a reference to that token, because a mod
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from srv.errors import GrammarError
+from srv.grammar.backend import prepared_schema
+from srv.grammar.inline_json import within_lark
+from srv.grammar.lark import lark_pattern, lark_text
+from srv.grammar.written import load
 
 _ANY = r"/(.|\n)*/"
-
-
-def lark_text(text: str) -> str:
-    """A string as a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 class LarkWriter:
@@ -37,17 +35,16 @@ class LarkWriter:
     def grammar(self, text: str) -> str:
         """The grammar of a structural tag in JSON. Raises GrammarError."""
         try:
-            tag = json.loads(text)
+            tag = load(text)
         except ValueError as error:
             raise GrammarError(f"it is not JSON: {error}") from None
         if not isinstance(tag, dict) or tag.get("type") != "structural_tag":
             raise GrammarError('it is not an object with "type": "structural_tag"')
         if "format" in tag:
-            _only(tag, ("type", "format"), "the structural tag")
+            only(tag, ("type", "format"), "the structural tag")
             start = self._format(tag["format"])
         else:
-            _only(tag, ("type", "structures", "triggers", "at_least_one"), "the structural tag")
-            start = self._format(_from_structures(tag))
+            start = self._format(from_structures(tag))
         return "\n".join([f"start: {start}", *self._rules, f"TEXT: {_ANY}", ""])
 
     def _format(self, node: object) -> str:
@@ -56,7 +53,7 @@ class LarkWriter:
         kind = node["type"]
         writers: dict[str, tuple[Callable[[Mapping[str, Any]], str], tuple[str, ...]]] = {
             "const_string": (lambda each: self._literal(_text(each, "value")), ("value",)),
-            "json_schema": (lambda each: self._json(each.get("json_schema")), ("json_schema",)),
+            "json_schema": (lambda each: self._json(each.get("json_schema")), ("json_schema", "strict")),
             "grammar": (lambda each: self._nested(self._to_lark(_text(each, "grammar"))), ("grammar",)),
             "regex": (lambda each: self._regex(_text(each, "pattern")), ("pattern",)),
             "sequence": (lambda each: " ".join(map(self._format, _list(each, "elements"))), ("elements",)),
@@ -69,7 +66,7 @@ class LarkWriter:
         if kind not in writers:
             raise GrammarError(f"the format {kind[:40]!r} is not one of {', '.join(writers)}")
         write, fields = writers[kind]
-        _only(node, ("type", *fields), f"the format {kind}")
+        only(node, ("type", *fields), f"the format {kind}")
         return write(node)
 
     def _tag(self, node: Mapping[str, Any]) -> str:
@@ -140,11 +137,11 @@ class LarkWriter:
             schema = {} if schema else {"not": {}}
         if not isinstance(schema, dict) or "x-guidance" in schema:
             raise GrammarError("a schema is an object")
-        return self._rule(f"%json {json.dumps({**schema, 'x-guidance': self._options})}")
+        schema = prepared_schema(schema)
+        return self._rule(within_lark(schema, self._options))
 
     def _regex(self, pattern: str) -> str:
-        slashes_escaped = re.sub(r"(\\.)|/", lambda found: found.group(1) or r"\/", pattern, flags=re.DOTALL)
-        return self._rule(f"/{slashes_escaped}/")
+        return self._rule(lark_pattern(pattern))
 
     def _nested(self, grammar: str) -> str:
         return self._rule(f"%lark {{\n{grammar}\n}}")
@@ -155,13 +152,14 @@ class LarkWriter:
         return name
 
 
-def _from_structures(tag: Mapping[str, Any]) -> dict[str, Any]:
-    """The older form as a format."""
+def from_structures(tag: Mapping[str, Any]) -> dict[str, Any]:
+    """The older form as a format. Raises GrammarError."""
+    only(tag, ("type", "structures", "triggers", "at_least_one"), "the structural tag")
     tags = []
     for each in _list(tag, "structures"):
         if not isinstance(each, dict):
             _wrong("structures", "an array of objects")
-        _only(each, ("begin", "schema", "end"), "a structure")
+        only(each, ("begin", "schema", "end"), "a structure")
         content = {"type": "json_schema", "json_schema": each.get("schema", {})}
         tags.append({"type": "tag", "begin": each.get("begin"), "content": content, "end": each.get("end")})
     options = {"at_least_one": bool(tag.get("at_least_one"))}
@@ -186,7 +184,8 @@ def _wrong(field: str, expected: str) -> NoReturn:
     raise GrammarError(f'"{field}" is not {expected}')
 
 
-def _only(node: Mapping[str, Any], fields: tuple[str, ...], what: str) -> None:
+def only(node: Mapping[str, Any], fields: tuple[str, ...], what: str) -> None:
+    """Raises GrammarError for a field that is none of these. `what`: has the fields."""
     unknown = [name for name in node if name not in fields]
     if unknown:
         raise GrammarError(f"{what} has the field {unknown[0][:40]!r}; it may have {', '.join(fields)}")

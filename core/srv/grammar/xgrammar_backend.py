@@ -7,18 +7,41 @@ XGrammar 0.2 (Apache 2.0), arXiv:2411.15100.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import xgrammar
 
-from srv.errors import GrammarError
-from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, error_clause, mask_of, parsed_schema, token_bytes
+from srv.errors import EmptyGrammar, GrammarError
+from srv.grammar.anchors import whole
+from srv.grammar.backend import (
+    GrammarContext,
+    JsonSpacing,
+    Masks,
+    error_clause,
+    mask_of,
+    parsed_schema,
+    prepared_schema,
+    token_bytes,
+)
+from srv.grammar.inline_json import has_schemas
 from srv.grammar.schema_keywords import EnforcedKeywords, check_enforced
 from srv.grammar.source import GrammarSource
+from srv.grammar.structural import from_structures, only
+from srv.grammar.written import load
+from srv.json_schema import below
 
-MAX_SPACES = 64  # in a row, because models repeat them without an end
+MAX_SPACES = 1  # in a row: models repeat them where they may, until the output has no room for its end
+DEFAULT_SPACING = r"[ \n\r\t]?"  # what the library writes for it
+_WIDE_COMMA = '((", " basic_'  # of values of any type, whatever the separators
 _STRINGS = ("minLength", "maxLength")
+# In patterns of schemas, more repetitions allow control characters, and an optional group may lose its first part.
+_BLOCK = 100
+_PLAIN_NAME = re.compile(r"[ !#-\[\]-~]*")
+_ESCAPED = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_COUNTS = re.compile(r"(\d+)(?=,?\d*\})")
+_OPTIONAL_GROUP = re.compile(rf"({_ESCAPED.pattern})|\)\?", re.DOTALL)
 _ENFORCED = EnforcedKeywords(
     keywords=frozenset(
         {
@@ -35,6 +58,7 @@ _ENFORCED = EnforcedKeywords(
         }
     ),
     alone=frozenset({"$ref", "anyOf"}),
+    float_text=lambda number: f"{number:.17g}",
     exclusive=(
         *((left, right) for left in ("pattern", "format") for right in _STRINGS),
         ("pattern", "format"),
@@ -92,22 +116,21 @@ class XgrammarBackend:
             raise GrammarError("it is nested too deeply") from None
 
     def _translate(self, source: GrammarSource, spacing: JsonSpacing) -> dict[str, Any]:
+        if source.kind in ("grammar", "structural_tag") and has_schemas(source.text):
+            raise GrammarError("xgrammar enforces too little of a schema behind %json; use llguidance")
         match source.kind:
             case "json_schema":
-                schema = parsed_schema(source.text)
-                if source.whitespace_pattern is not None or spacing.pattern is not None:
-                    raise GrammarError("xgrammar takes no pattern for white space; use the backend llguidance")
-                check_enforced(schema, _ENFORCED, "xgrammar")
-                return {"kind": "json", "text": json.dumps(schema), "spaces": not spacing.none}
+                schema = parsed_schema(source.text, _ENFORCED.formats)
+                return {"kind": "ebnf", "text": _json_grammar(schema, _has_spaces(source, spacing))}
             case "regex":
-                return {"kind": "regex", "text": source.text}
+                return {"kind": "regex", "text": whole(source.text)}
             case "choice":
                 return {"kind": "ebnf", "text": "root ::= " + " | ".join(map(json.dumps, json.loads(source.text)))}
             case "grammar":
                 return {"kind": "ebnf" if "::=" in source.text else "lark", "text": source.text}
             case "structural_tag":
-                _check_tag(source.text)
-                return {"kind": "tag", "text": source.text}
+                tag = _written_tag(source.text, lambda: _has_spaces(source, spacing))
+                return {"kind": "tag", "text": json.dumps(tag)}
 
     def compile(self, text: str) -> Callable[[], XgrammarMatcher]:
         try:
@@ -120,19 +143,11 @@ class XgrammarBackend:
         except Exception as error:  # noqa: BLE001 - the library raises RuntimeError for every mistake in a grammar
             raise GrammarError(error_clause(_without_place(str(error)))) from None
         if dead:
-            raise GrammarError("it allows no text")
+            raise EmptyGrammar
         return lambda: XgrammarMatcher(xgrammar.GrammarMatcher(compiled))
 
-    def _compiled(self, kind: str, text: str, spaces: bool = True) -> xgrammar.CompiledGrammar:
+    def _compiled(self, kind: str, text: str) -> xgrammar.CompiledGrammar:
         match kind:
-            case "json":
-                return self._compiler.compile_json_schema(
-                    text,
-                    any_whitespace=spaces,
-                    separators=None if spaces else (",", ":"),
-                    strict_mode=False,
-                    max_whitespace_cnt=MAX_SPACES,
-                )
             case "regex":
                 return self._compiler.compile_regex(text)
             case "ebnf":
@@ -158,22 +173,105 @@ def make_backend(context: GrammarContext) -> XgrammarBackend:
     return XgrammarBackend(context)
 
 
-def _check_tag(text: str) -> None:
-    """Refuse schemas inside a structural tag of which something would be passed over."""
-    try:
-        waiting: list[Any] = [json.loads(text)]
-    except ValueError as error:
-        raise GrammarError(f"it is not JSON: {error}") from None
+def _enforced(schema: Any) -> Any:
+    """The schema, changed in place. Raises GrammarError if something of it would be passed over."""
+    check_enforced(schema, _ENFORCED, "xgrammar")
+    waiting = [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
-            for name, value in node.items():
-                if name in ("json_schema", "schema"):
-                    check_enforced(value, _ENFORCED, "xgrammar")
-                else:
-                    waiting.append(value)
-        elif isinstance(node, list):
+            names = [name for name in node.get("properties", ()) if not _PLAIN_NAME.fullmatch(name)]
+            if names and node.get("additionalProperties", True) is not False:  # others could have the same name
+                raise GrammarError(f"xgrammar takes the name {names[0][:40]!r} in closed objects only; use llguidance")
+            if any(name in node for name in _STRINGS):  # they would allow control characters, which are no JSON
+                node["pattern"] = _lengths(int(node.pop("minLength", 0)), node.pop("maxLength", None))
+            elif "pattern" in node:
+                node["pattern"] = _pattern(node["pattern"])
+            if "patternProperties" in node:
+                node["patternProperties"] = {_pattern(name): part for name, part in node["patternProperties"].items()}
+            waiting += [part for part, _ in below(node, "")]
+    return schema
+
+
+def _lengths(least: int, most: float | None) -> str:
+    """A pattern of the texts with these lengths."""
+    blocks, rest = divmod(least, _BLOCK)
+    parts = [f"(.{{{_BLOCK}}}){{{blocks}}}" if blocks else "", f".{{{rest}}}" if rest else ""]
+    if most is None:
+        return f"^{''.join(parts)}.*$"
+    if most < least:
+        raise EmptyGrammar("minLength is above maxLength")
+    blocks, rest = divmod(int(most) - least, _BLOCK)
+    parts += [f"(.{{{_BLOCK}}}){{0,{blocks - 1}}}.{{0,{_BLOCK}}}" if blocks else "", f".{{0,{rest}}}" if rest else ""]
+    return f"^{''.join(parts)}$"
+
+
+def _pattern(pattern: str) -> str:
+    """A pattern in a form that the library reads as it is meant. Raises GrammarError for one that has none."""
+    if any(int(count) > _BLOCK for count in _COUNTS.findall(_ESCAPED.sub("", pattern))):
+        raise GrammarError(f"xgrammar takes no repetition beyond {_BLOCK} in a pattern; use the backend llguidance")
+    return f"^{_OPTIONAL_GROUP.sub(lambda found: found[1] or '){0,1}', whole(pattern, '.*'))}$"
+
+
+def _has_spaces(source: GrammarSource, spacing: JsonSpacing) -> bool:
+    """Whether there is white space between the tokens of JSON."""
+    pattern = spacing.pattern_of(source, DEFAULT_SPACING)
+    if pattern not in ("", DEFAULT_SPACING):
+        raise GrammarError("xgrammar takes no pattern for white space; use the backend llguidance")
+    return bool(pattern)
+
+
+def _json_grammar(schema: dict[str, Any], spaces: bool) -> str:
+    """A prepared schema as a grammar in EBNF. Raises GrammarError if something of it would be passed over."""
+    text = json.dumps(_enforced(schema))
+    separators = None if spaces else (",", ":")
+    try:
+        grammar = xgrammar.Grammar.from_json_schema(
+            text, any_whitespace=spaces, separators=separators, strict_mode=False, max_whitespace_cnt=MAX_SPACES
+        )
+    except RuntimeError as error:
+        raise GrammarError(error_clause(_without_place(str(error)))) from None
+    return str(grammar) if spaces else str(grammar).replace(_WIDE_COMMA, '(("," basic_')
+
+
+def _written_tag(text: str, spaces: Callable[[], bool]) -> Any:
+    """A structural tag with grammars in place of its schemas: the library's own would have other white space, and would
+    take objects as closed. Refuses schemas of which something would be passed over."""
+    try:
+        tag = load(text)
+    except ValueError as error:
+        raise GrammarError(f"it is not JSON: {error}") from None
+    if isinstance(tag, dict) and "structures" in tag:
+        tag = {"type": "structural_tag", "format": from_structures(tag)}
+    waiting = [tag]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, list):
             waiting += node
+        elif isinstance(node, dict):
+            match node.get("type"):
+                case "json_schema":
+                    grammar = _schema_in_tag(node, spaces())
+                    node.clear()
+                    node.update(type="grammar", grammar=grammar)
+                case kind if "json_schema" in node:
+                    raise GrammarError(f"xgrammar enforces schemas in the format json_schema only, not in {kind!r}")
+                case "regex" if isinstance(node.get("pattern"), str):
+                    node["pattern"] = whole(node["pattern"])
+                case _:
+                    waiting += node.values()
+    return tag
+
+
+def _schema_in_tag(node: dict[str, Any], spaces: bool) -> str:
+    only(node, ("type", "json_schema", "strict"), "the format json_schema")
+    schema = node.get("json_schema")
+    if schema is False:
+        raise EmptyGrammar
+    schema = {} if schema is True else schema
+    if not isinstance(schema, dict):
+        raise GrammarError("a schema is an object")
+    return _json_grammar(prepared_schema(schema, _ENFORCED.formats), spaces)
 
 
 def _without_place(message: str) -> str:

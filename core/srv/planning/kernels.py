@@ -36,7 +36,7 @@ from srv.planning.kernel_steps import step_kernels
 from srv.planning.layer_sizes import described_ops
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
-from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend
+from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend, with_added
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.facts import WRITE_KV, OpCall
 from srv.platform.layers import layer_names
@@ -226,7 +226,7 @@ class _Planner:
         invariant = self._config.schedule.enable_deterministic_inference
         experts = self._resolved.backends.get(MOE_SLOT)
         if experts is not None:
-            specs = of_backend(specs, experts.spec.name)
+            specs = of_backend(with_added(specs, [experts.spec]), experts.spec.name)
         table = OpTable(platform, specs, self._target.device, dtype, invariant, named_implementations(self._config))
         for kernel in op_kernels(table, ops, _layer_op(model, method)):
             if kernel.name is None:

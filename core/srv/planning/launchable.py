@@ -18,11 +18,13 @@ from srv.args.config import ARGUMENTS
 from srv.args.statement import Layer, Resolved
 from srv.errors import ModelError, Refusal, Rejection, as_sentence
 from srv.models.choice import LayerChoice, choose_layers
+from srv.models.config.tensor_notes import is_uncompared, tensor_notes
 from srv.models.examined import Examined, examine
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.kernels import KernelPlan, plan_kernels
 from srv.planning.kv_scales import configured_scales, has_scales, missing_scales, unused_scheme
 from srv.planning.offload import host_layers, moves_weights
+from srv.planning.reply_formats import unusable_reply_formats
 from srv.planning.states import missing_native_layers
 from srv.planning.target import Target
 from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
@@ -30,6 +32,7 @@ from srv.platform.placeholder import CODE, DescribedBackend
 from srv.specs import ModelFacts
 
 _FILES = "the tokenizer, the chat template, and whether the weights have the names and shapes that the layers expect"
+_HEAD = "whether its stored output layer is a copy of the embedding: if not, it is loaded as well and takes its size"
 
 
 class LaunchCheck(NamedTuple):
@@ -58,7 +61,8 @@ def check_launch(
     `examined`: asks transformers for a model without native layers; None leaves that to the engine, which asks at once.
     `files`: where the headers of the files of a model lie that is not on this machine; its weights are not there.
     """
-    refusals = _without_device_code(target, resolved)
+    here = None if model is None or files is not None else Path(model.path)
+    refusals = (*_without_device_code(target, resolved), *unusable_reply_formats(resolved, here))
     if model is None:
         kernels = plan_kernels(target, None, resolved, None)
         return LaunchCheck(refusals, ("everything that depends on the model",), kernels=kernels)
@@ -83,7 +87,9 @@ def check_launch(
         return LaunchCheck(refusals, (), has_pools=not moves_weights(resolved.config), kernels=kernels)
     refusals += kernels.rejections
     unchecked = [_FILES]
-    notes: tuple[str, ...] = ()
+    notes = tensor_notes(model, Path(stored.path))
+    if files is not None and is_uncompared(model, files):
+        unchecked.append(_HEAD)
     path = resolved.config.weights.quantization_param_path
     # A file that does not exist is refused together with those of other arguments.
     has_values = files is None if path is None else path.expanduser().exists()
@@ -92,7 +98,7 @@ def check_launch(
         unchecked.append("the scales of keys and values, which follow the headers in its files")
     try:
         if has_values:
-            notes = missing_scales(resolved.config, model, configured_scales(resolved.config, model))
+            notes += missing_scales(resolved.config, model, configured_scales(resolved.config, model))
     except ModelError as error:
         refusals += (_of_scales(resolved, error),)
     if resolved.provenance["kv_cache_dtype"].layer is not Layer.USER:
@@ -103,6 +109,15 @@ def check_launch(
         if answer.unknown:
             unchecked.append(f"whether the class of {model.architecture} in transformers fits: {answer.unknown}")
     return LaunchCheck(refusals, tuple(unchecked), kernels=kernels, notes=notes)
+
+
+def check_model(model: ModelFacts, resolved: Resolved) -> tuple[Rejection, ...]:
+    """Why a model with these arguments cannot be served on any platform."""
+    try:
+        _chosen_layers(model, resolved)
+    except ModelError as error:
+        return (_of_model(resolved, error),)
+    return ()
 
 
 def _not_moved(model: ModelFacts, resolved: Resolved) -> Rejection | None:

@@ -258,7 +258,7 @@ def find_the_model(user: UserInput, needed: bool = True) -> Iterator[FoundModel 
         yield _find_local(user, needed, options)
         return
     with hub.read_headers(on, listing) as files:
-        facts = read_facts(files if on.file is not None else located(files), options)
+        facts = read_facts(files if on.file is not None else located(files), options._replace(headers_only=True))
         # Messages name the model as the user did: its headers exist only for now.
         yield FoundModel(replace(facts, path=on.name), Path(facts.path), remote=True)
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from srv.args.backend_groups import unserved_states, why_not_native
 from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.errors import Rejection
-from srv.models.architectures.registry import native_or_reason
 from srv.specs import ModelFacts, Recurrent, StateTensor
 
 CONVOLUTION = "conv"  # the state that keeps inputs, in the dtype of the model
@@ -47,21 +47,10 @@ def missing_native_layers(config: Config, model: ModelFacts) -> Rejection | None
 
     Only native layers read states from slots, and compressed vectors from pages.
     """
-    recurrent = next((group for group in model.cache_groups if isinstance(group, Recurrent)), None)
-    if recurrent is None and not model.latents:
-        return None
-    why = _why_not_native(config, model)
-    if why is None:
-        return None
-    return _latent_attention(config, why) if recurrent is None else _recurrent_states(recurrent, why)
-
-
-def _why_not_native(config: Config, model: ModelFacts) -> str | None:
-    """Why no native layers compute a model; None if they do."""
-    if config.model.model_impl == "transformers":
-        return "model_impl is transformers"
-    native = native_or_reason(model.architecture, model.config)
-    return native if isinstance(native, str) else None
+    if (refused := unserved_states(model, config.model.model_impl)) is not None:
+        return refused
+    why = why_not_native(model, config.model.model_impl) if model.latents else None
+    return None if why is None else _latent_attention(config, why)
 
 
 def _latent_attention(config: Config, why: str) -> Rejection:
@@ -73,18 +62,6 @@ def _latent_attention(config: Config, why: str) -> Rejection:
         "memory budget",
         f"its layers have latent attention, whose compressed vectors only native layers cache ({why})",
         "Leave --model-impl at auto." if chosen else "Choose a model whose configuration native layers compute.",
-    )
-
-
-def _recurrent_states(spec: Recurrent, why: str) -> Rejection:
-    return Rejection(
-        "recurrent_states",
-        "model",
-        None,
-        "memory budget",
-        f"{len(spec.layers)} of its layers keep recurrent states ({', '.join(each.name for each in spec.states)}), and "
-        f"no native layers compute them here ({why}): the classes of transformers keep such states themselves",
-        "Choose a model with native layers and leave --model-impl at auto, or one whose layers all use attention.",
     )
 
 

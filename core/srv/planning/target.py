@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from srv.args.statement import amount_text
 from srv.errors import PlatformUnavailable
 from srv.platform.choose import choose, device_for_plan, parse_device
 from srv.platform.facts import BackendSpec, DeviceFacts
@@ -24,6 +25,12 @@ class Target(NamedTuple):
     def backends(self, family: str) -> tuple[BackendSpec, ...]:
         """All backends of a family."""
         return (*self.manifest.facts.backends.get(family, ()), *self.extra.get(family, ()))
+
+
+def device_text(platform: str, device: DeviceFacts) -> str:
+    """A device in one line: platform and variant, count, memory, and the vendor's name."""
+    memory = amount_text(device.memory_bytes, "bytes")
+    return f"{platform}:{device.variant}, {device.count} x {memory}{', ' + device.name if device.name else ''}"
 
 
 def make_target(manifest: Manifest, device: DeviceFacts, reason: str, notes: tuple[str, ...] = ()) -> Target:

@@ -65,6 +65,9 @@ def allowed_next(matcher: Any) -> set[int]:
         (schema({"$ref": "#/$defs/t", "$defs": {"t": {"enum": ["a", 1]}}}), "1", "2"),
         (schema({"type": "string", "pattern": "^a+$"}), '"aaa"', '"b'),
         (schema({"type": "string", "format": "date"}), '"2026-11-26"', '"2026-13'),
+        (schema({"type": "string", "format": "password"}), '"a b"', "1"),
+        (schema({"anyOf": [{"type": "string", "format": "uri-reference"}, {"const": 1}]}), '"a b"', "2"),
+        (tag({"type": "json_schema", "json_schema": {"items": {"type": "string", "format": "byte"}}}), '["a b"]', "[1"),
         (of("regex", r"^[a-z]+@x\.com$"), "ab@x.com", "ab@xy"),
         (of("regex", r"a/b\$"), "a/b$", "a/c"),
         (of("regex", r"(a+)+b"), "aaab", "c"),
@@ -127,8 +130,19 @@ def test_a_complete_text_is_accepted_and_a_wrong_one_is_not(source: GrammarSourc
 @every(
     ("source", "part"),
     [
-        (schema({"type": "strin"}), "Invalid type"),
-        (schema({"not": {"type": "string"}}), "Unimplemented keys"),
+        (schema({"type": "objekt"}), "'type' is the name of a type, not 'objekt'"),
+        (schema({"properties": {"a": {"type": ["string", "strin"]}}}), "at /properties/a"),
+        (schema({"properties": ["a"]}), "'properties' is an object of schemas"),
+        (
+            schema({"items": [{"minLength": -1}]}),
+            "'minLength' is a whole number that is not negative, not '-1' at /items/0",
+        ),
+        (schema({"anyOf": []}), "'anyOf' is an array of schemas that is not empty"),
+        (schema({"required": "a"}), "'required' is an array of texts"),
+        (schema({"type": "integer", "minimum": "1"}), "'minimum' is a number, not '1'"),
+        (schema({"properties": {"a": "string"}}), "a schema is an object or a boolean, not 'string' at /properties/a"),
+        (tag({"type": "json_schema", "json_schema": {"type": "objekt"}}), "the name of a type"),
+        (schema({"not": {"pattern": "a"}}), "Unimplemented keys"),
         (schema({"type": "string", "format": "nope"}), "Unknown format"),
         (schema(False), "allows no text"),
         (schema("{"), "not JSON"),
@@ -167,12 +181,18 @@ def test_large_and_ambiguous_grammars_compile_within_the_limits() -> None:
 
 
 def test_white_space_is_that_of_the_request_else_of_the_server() -> None:
-    """By default it is bounded, because models repeat it without an end."""
-    assert state(schema(OBJECT), '{"x":' + " \n" * 32 + "1}")[0]
-    assert not state(schema(OBJECT), '{"x":' + " " * 65)[0]
+    """By default it is one blank, because models repeat it without an end."""
+    for compact in ('{"x":1}', '{"x": 1}'):
+        assert state(schema(OBJECT), compact) == (True, True)
+    for wide in ('{"x":  ', '{"x":\n', "{\n", '{"x":\t'):
+        assert not state(schema(OBJECT), wide)[0]
+    indented = json.dumps({"x": 1}, indent=4)
+    assert state(schema(OBJECT, whitespace_pattern=r" |\n {0,32}"), indented) == (True, True)
     assert not state(schema(OBJECT), '{"x": ', JsonSpacing(none=True))[0]
     assert state(schema(OBJECT), '{"x":_1}', JsonSpacing("_")) == (True, True)
     assert state(schema(OBJECT, whitespace_pattern="-"), '{"x":-1}', JsonSpacing("_")) == (True, True)
+    assert state(schema(OBJECT, whitespace_pattern=""), '{"x":1}', JsonSpacing("_")) == (True, True)
+    assert not state(schema(OBJECT, whitespace_pattern=""), '{"x": ')[0]
     assert not state(schema(OBJECT, whitespace_pattern="-"), '{"x":_1}', JsonSpacing("_"))[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,19 @@ def backend(name: str) -> GrammarBackend:
     return _BACKENDS.get(name) or _BACKENDS.setdefault(name, make(name, CONTEXT))
 
 
+DEFINITIONS = {"a": {"$anchor": "anchor", "enum": ["x"]}, "b": {"type": "null"}}
+
+
 def of(kind: Kind, text: str) -> GrammarSource:
     return GrammarSource(kind=kind, text=text, param="test")
 
 
 def schema(value: Any, **options: Any) -> GrammarSource:
     return from_json_schema(value, param="test", **options)
+
+
+def in_tag(format_: dict[str, Any]) -> GrammarSource:
+    return from_structural_tag({"type": "structural_tag", "format": format_}, param="test")
 
 
 def matcher_of(name: str, source: GrammarSource, spacing: JsonSpacing = JsonSpacing()) -> Any:  # noqa: B008 - immutable
@@ -62,8 +70,13 @@ def allowed_next(name: str, matcher: Any) -> set[int]:
         (schema({"type": "string", "pattern": "^a+$"}), '"aaa"', '"b'),
         (schema({"type": "string", "pattern": "^(a|bc)$"}), '"bc"', '"b"'),
         (schema({"type": "string", "format": "date"}), '"2026-11-26"', '"2026-13'),
+        (schema({"type": "string", "format": "password"}), '"a b"', "1"),
         (schema({"anyOf": [{"type": "integer"}, {"type": "null"}]}), "null", "true"),
+        (schema({"oneOf": [{"type": "integer"}, {"type": "null"}], "discriminator": {}}), "null", "true"),
+        (schema({"type": "string", "format": "date"}), '"2024-02-29"', '"2023-02-29"'),
+        (schema({"type": "string", "format": "ipv4"}), '"10.0.0.9"', '"10.0.0.09"'),
         (schema({"$ref": "#/$defs/t", "$defs": {"t": {"enum": ["a", 1]}}}), "1", "2"),
+        (of("regex", "^a$|^b"), "b", "c"),
         (of("regex", r"[a-z]+@x\.com"), "ab@x.com", "ab@xy"),
         (of("regex", r"(a+)+b"), "aaab", "c"),
         (from_choice(["yes", 'a|b"\n', "y"], param="test"), 'a|b"\n', "n"),
@@ -90,6 +103,13 @@ def test_a_complete_text_is_accepted_and_a_wrong_one_is_not(
         (from_structural_tag(TAG, param="test"), "abc", "abd"),
         (schema({"type": "object", "minProperties": 1}), '{"any": [1]}', "{}"),
         (schema(True), "[1, null]", "x"),
+        # What the library by itself reads differently: lengths, and optional groups in patterns.
+        (schema({"type": "string", "maxLength": 5}), '"a b"', '"a\x05"'),
+        (schema({"type": "string", "minLength": 2, "maxLength": 250}), f'"{"é" * 250}"', f'"{"é" * 251}'),
+        (schema({"type": "string", "minLength": 120}), f'"{"a" * 130}"', f'"{"a" * 119}"'),
+        (schema({"type": "string", "pattern": "^a(b+c+)?z$"}), '"abbcz"', '"acz"'),
+        (schema({"type": "object", "patternProperties": {"^a(b+c+)?z$": {}}}), '{"az":1}', "["),
+        (schema({"type": "string", "format": "date-time"}), '"2024-01-01T00:00:00Z"', '"2024-01-01T00:00:001'),
     ],
 )
 def test_xgrammar_has_grammars_and_tags_too(source: GrammarSource, complete: str, wrong: str) -> None:
@@ -103,7 +123,10 @@ def test_xgrammar_has_grammars_and_tags_too(source: GrammarSource, complete: str
     [
         *((name, schema({"type": "array", "uniqueItems": True}), "keyword 'uniqueItems'") for name in NAMES),
         *((name, schema({"type": "number", "multipleOf": 2}), "keyword 'multipleOf'") for name in NAMES),
-        *((name, schema({"type": "array", "items": {"oneOf": []}}), "keyword 'oneOf' at /items") for name in NAMES),
+        *(
+            (name, schema({"type": "array", "items": {"oneOf": [{}, {}]}}), "keyword 'oneOf' at /items")
+            for name in NAMES
+        ),
         *((name, schema({"type": "string", "format": "nope"}), "format 'nope'") for name in NAMES),
         *((name, schema({"type": "string", "pattern": "a", "minLength": 2}), "together with") for name in NAMES),
         *((name, schema({"anyOf": [{}], "properties": {}}), "beside other keywords") for name in NAMES),
@@ -113,10 +136,37 @@ def test_xgrammar_has_grammars_and_tags_too(source: GrammarSource, complete: str
         *((name, schema({"enum": ["abcdef"], "minItems": 3}), "without the type array") for name in NAMES),
         *((name, schema({"type": "string", "const": "abc", "maxLength": 2}), "beside 'maxLength'") for name in NAMES),
         *((name, schema({"maxLength": 2}), "without the type string") for name in NAMES),
+        ("xgrammar", schema({"type": "string", "pattern": "^[^x]{1,200}$"}), "no repetition beyond 100"),
+        *((name, schema({"type": "object", "minProperties": 2}), "'minProperties' cannot") for name in NAMES),
+        ("xgrammar", schema({"type": "object", "properties": {"é": {"type": "null"}}}), "in closed objects only"),
         ("xgrammar", schema({"minimum": 5}), "without the type integer or number"),
         ("xgrammar", schema({"type": "object", "properties": {}, "patternProperties": {}}), "together with"),
-        ("outlines", schema({"type": "string", "pattern": "^a|b$"}), "alternatives"),
-        ("outlines", schema({"type": "string", "pattern": "a$b"}), "anchors within"),
+        *((name, schema({"type": "string", "pattern": "a$b"}), "anchors within") for name in NAMES),
+        *((name, schema({"type": "string", "pattern": "(^|x)b"}), "anchors within") for name in NAMES),
+        *((name, of("regex", "a^b"), "anchors within") for name in NAMES),
+        ("xgrammar", in_tag({"type": "regex", "pattern": "a^b"}), "anchors within"),
+        ("xgrammar", in_tag({"type": "json_schema", "json_schema": False}), "allows no text"),
+        ("xgrammar", in_tag({"type": "json_schema", "json_schema": []}), "a schema is an object"),
+        ("xgrammar", in_tag({"type": "json_schema", "json_schema": {}, "any_order": True}), "the field 'any_order'"),
+        ("xgrammar", in_tag({"type": "qwen_xml_parameter", "json_schema": {}}), "not in 'qwen_xml_parameter'"),
+        *(
+            (name, schema({"$ref": reference, "$defs": DEFINITIONS, "default": {"oneOf": [{}]}}), f"{reference!r}")
+            for name in NAMES
+            for reference in (
+                "#anchor",
+                "https://example.com/a",
+                "other.json#/a",
+                "a",
+                "",
+                "#/$defs/absent",
+                "#/default",
+            )
+        ),
+        *((name, schema({"anyOf": [{"$ref": "#b"}]}), "the reference '#b' at /anyOf/0") for name in NAMES),
+        *(
+            (name, schema({"anyOf": [{"$id": "b", "type": "null"}]}), "'$id' below the root at /anyOf/0")
+            for name in NAMES
+        ),
         *((name, schema(False), "allows no text") for name in NAMES),
         *((name, schema("{"), "not JSON") for name in NAMES),
         *((name, schema('{"items":' * 10_000 + "{}" + "}" * 10_000), "deep") for name in NAMES),
@@ -125,14 +175,7 @@ def test_xgrammar_has_grammars_and_tags_too(source: GrammarSource, complete: str
         ("xgrammar", of("grammar", 'root ::= "a" missing'), "missing"),
         ("xgrammar", schema(OBJECT, whitespace_pattern=" "), "no pattern for white space"),
         ("xgrammar", of("structural_tag", "{}"), ""),
-        (
-            "xgrammar",
-            of(
-                "structural_tag",
-                json.dumps({"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {"not": {}}}}),
-            ),
-            "keyword 'not'",
-        ),
+        ("xgrammar", in_tag({"type": "json_schema", "json_schema": {"not": {}}}), "keyword 'not'"),
         ("outlines", schema({"type": "number", "minimum": 3}), "keyword 'minimum'"),
         ("outlines", of("grammar", 'root ::= "a"'), "regular languages only"),
         ("outlines", of("structural_tag", json.dumps(TAG)), "regular languages only"),
@@ -148,8 +191,8 @@ def test_what_would_be_passed_over_is_refused(name: str, source: GrammarSource, 
 @every("name", NAMES)
 def test_white_space_is_bounded_and_can_be_disabled(name: str) -> None:
     one = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
-    assert matcher_of(name, schema(one)).accept(list(b'{"x":    1}'))
-    assert not matcher_of(name, schema(one)).accept(list(b'{"x":' + b" " * 65))
+    assert matcher_of(name, schema(one)).accept(list(b'{"x": 1}'))
+    assert not matcher_of(name, schema(one)).accept(list(b'{"x":  '))
     assert not matcher_of(name, schema(one), JsonSpacing(none=True)).accept(list(b'{"x": '))
     assert matcher_of(name, schema(one), JsonSpacing(none=True)).accept(list(b'{"x":1}'))
 
@@ -170,3 +213,86 @@ def test_end_tokens_are_allowed_where_the_output_may_end_and_only_there(name: st
     assert matcher.accept([ord("p")])
     assert allowed_next(name, matcher) == {ord("s"), END, OTHER_END}
     assert not matcher_of(name, of("regex", "hello|helps?")).accept([HEL, END])
+
+
+CALL = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {}}, "required": ["x"]}
+ONE_FORM = in_tag({"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": CALL}, "end": ">"})
+OTHER_FORM = from_structural_tag(
+    {
+        "type": "structural_tag",
+        "structures": [{"begin": "<", "schema": CALL, "end": ">"}],
+        "triggers": ["<"],
+        "at_least_one": True,
+    },
+    param="test",
+)
+
+
+@every("source", [ONE_FORM, OTHER_FORM])
+@every("name", ["llguidance", "xgrammar"])
+@every(
+    ("text", "default", "none"),
+    [
+        ('<{"x": 1}>', True, False),
+        ('<{"x":1,"y":[1, {"b": "c"}]}>', True, False),
+        ('<{"x":1,"y":[1,{"b":"c","d":1}]}>', True, True),
+        ('<{"x":1,"z":2}>', True, True),
+        ('<{"x":   1}>', False, False),
+        ('<{"x":1.5}>', False, False),
+    ],
+)
+def test_schemas_in_structural_tags_have_the_white_space_of_others(
+    name: str, source: GrammarSource, text: str, default: bool, none: bool
+) -> None:
+    for spacing, allowed in ((JsonSpacing(), default), (JsonSpacing(none=True), none), (JsonSpacing(""), none)):
+        matcher = matcher_of(name, source, spacing)
+        assert (matcher.accept(list(text.encode())) and matcher.accepting) is allowed
+
+
+def test_a_pattern_of_white_space_is_enforced_in_structural_tags_or_refused() -> None:
+    lines = JsonSpacing(r" |\n {0,32}")
+    assert matcher_of("llguidance", ONE_FORM, lines).accept(list(b'<{\n    "x": 1\n}>'))
+    with pytest.raises(GrammarError, match="no pattern for white space"):
+        matcher_of("xgrammar", ONE_FORM, lines)
+    assert matcher_of("xgrammar", in_tag({"type": "const_string", "value": "abc"}), lines)  # it has no schema
+
+
+TEXTS = ("", "a", "b", "aa", "ab", "ba", "xab", "bc", "a$b", "^a", "abc")
+
+
+@every(
+    "pattern",
+    [
+        "a",
+        "^a",
+        "a$",
+        "^a$",
+        "^a|b$",
+        "^(a|b)$",
+        "^a$|^b$",
+        "^(?:a|b)",
+        r"a\$",
+        "[$^]",
+        "",
+        "^",
+        "$",
+        "^^a$$",
+        "a|b|^$",
+    ],
+)
+@every("name", ["llguidance", *NAMES])
+def test_a_pattern_is_found_anywhere_but_for_its_anchors(name: str, pattern: str) -> None:
+    new = backend(name).compile(backend(name).translate(schema({"type": "string", "pattern": pattern}), JsonSpacing()))
+    for text in TEXTS:
+        matcher = new()
+        found = matcher.accept(list(json.dumps(text).encode())) and matcher.accepting
+        assert found == (re.search(pattern, text) is not None), (name, pattern, text)
+
+
+def test_patterns_of_outlines_allow_no_character_that_json_escapes() -> None:
+    new = backend("outlines").compile(
+        backend("outlines").translate(schema({"type": "string", "pattern": r"^.[^x]\S[!-~]$"}), JsonSpacing())
+    )
+    assert new().accept(list(b'"abcd"'))
+    for wrong in (b'""', b'"a"', b'"ab"', b'"abc"', b'"\\', b'"a\n'):
+        assert not new().accept(list(wrong))

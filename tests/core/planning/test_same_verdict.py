@@ -23,7 +23,7 @@ from published_models import write_models
 from srv.args.command_line import read_translation
 from srv.args.dialects import translate
 from srv.args.statement import UserInput
-from srv.cli.translate import bad_values, launch_refusals
+from srv.cli.translate import bad_values, launch_verdict
 from srv.dist.group import RankGroup
 from srv.errors import Refusal, startup_failure
 from srv.executor.spec import EngineSpec, engine_spec
@@ -176,7 +176,7 @@ def translated_codes(models: Path, device: str, model: str, line: str) -> set[st
         words += ["--model-path", str(models / model)]
     words += [] if engine == "rtp-llm" else ["--load-format", "dummy"]
     translation = translate(engine, words, lambda text: find(device).device.memory_bytes)
-    found = (*translation.rejections, *bad_values(translation), *launch_refusals(translation, device))
+    found = (*translation.rejections, *bad_values(translation), *launch_verdict(translation, device).refusals)
     return {each.code for each in found} - ({"format_not_there"} if engine == "rtp-llm" else set())
 
 
@@ -280,6 +280,7 @@ def compare(models: Path, lines: Sequence[tuple[str, str, str, str | None]]) -> 
     return wrong
 
 
+@pytest.mark.slow
 def test_plan_translate_and_launch_have_one_verdict(models: Path) -> None:
     assert len(LINES) >= 60
     assert {name for name, found in find_platforms().items() if found.distribution == "srv"} - {"xpu"} <= {

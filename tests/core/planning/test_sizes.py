@@ -71,7 +71,7 @@ def test_a_model_without_attention_has_sizes(tmp_path: Path, capsys: pytest.Capt
     assert isinstance(states, Recurrent)
     assert states.bytes_per_slot() == expected.request_bytes
     assert main(["plan", "--device", "cpu", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
-    assert "is recurrent, which no attention backend" in capsys.readouterr().err
+    assert "of its layers keep recurrent states" in capsys.readouterr().err
 
 
 def test_a_quantized_configuration_counts_as_its_checkpoint_stores_it(tmp_path: Path) -> None:

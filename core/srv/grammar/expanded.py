@@ -1,0 +1,476 @@
+"""Keywords of JSON schemas that grammar libraries lack, written with keywords that they have, where that is exact.
+
+    not: {type, const or enum}                     the types and values that are left
+    uniqueItems of few values                      all arrays of them
+    contains, minContains, maxContains             one alternative per place, in arrays of few elements
+    dependentRequired, dependentSchemas, if        one alternative per case
+
+What has no such form stays in the schema, and the backend refuses it. Must not know any library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain, combinations, pairwise, permutations
+from math import inf, perm
+from re import escape
+from typing import Any
+
+from srv.grammar.schema_keywords import referred
+from srv.json_schema import ANNOTATIONS, TYPES, below
+
+Node = dict[str, Any]
+
+MAX_ARRAYS = 400  # without repetition: of 5 values there are 326, and 101 of up to two of 10
+MAX_LISTED = 64  # integers between two bounds
+MAX_PLACES = 6  # elements of an array that has to contain some
+MAX_TRIGGERS = 4  # properties on which others depend: 16 cases
+MAX_SIZE = 100_000  # characters of the cases of one schema
+MAX_TEXTS, MAX_TEXT = 64, 128  # texts that are excluded, and characters of one
+_CONTAINS = ("contains", "minContains", "maxContains")
+_MOVING = ("dependentRequired", "dependentSchemas", "if")
+
+
+def expand(schema: object) -> None:
+    """Rewrite a valid schema in place."""
+    nodes = nodes_of(schema)
+    moves = not any(_inward(node.get("$ref", "#")) for node in nodes)
+    for node in reversed(nodes):  # what is inside comes first
+        for name in ("then", "else"):
+            if "if" not in node:
+                node.pop(name, None)
+        if "not" in node:
+            _expand_not(node)
+        for name in ("minContains", "maxContains"):
+            if "contains" not in node:
+                node.pop(name, None)
+        if "uniqueItems" in node:
+            _expand_unique(node, schema)
+        if moves and "contains" in node and "uniqueItems" not in node:
+            _expand_contains(node)
+        if moves and any(name in node for name in _MOVING):
+            _expand_cases(node)
+
+
+def nodes_of(schema: object) -> list[Node]:
+    """The schemas in a schema, the outer ones first."""
+    found: list[Node] = []
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            found.append(node)
+            waiting += [part for part, _ in below(node, "")]
+    return found
+
+
+def _inward(reference: str) -> bool:
+    """Whether a reference goes through a place that moves if a schema becomes alternatives."""
+    parts = reference.split("/")
+    return reference != "#" and not (len(parts) == 3 and parts[1] in ("$defs", "definitions"))
+
+
+def _keywords(node: Mapping[str, Any]) -> set[str]:
+    return set(node) - ANNOTATIONS
+
+
+def types_of(node: Mapping[str, Any]) -> list[str]:
+    stated = node.get("type", list(TYPES))
+    return list(stated) if isinstance(stated, list) else [stated]
+
+
+def listed(node: Mapping[str, Any]) -> list[Any] | None:
+    return [node["const"]] if "const" in node else node.get("enum")
+
+
+def _values(node: object) -> list[Any] | None:
+    """All values of a schema that lists them, each once; None for any other."""
+    if not isinstance(node, dict) or not _keywords(node) <= {"const", "enum", "type"}:
+        return None
+    values = listed(node)
+    if values is None:
+        simple: Mapping[str, list[Any]] = {"boolean": [True, False], "null": [None]}
+        types = types_of(node)
+        return [value for name in types for value in simple[name]] if set(types) <= set(simple) else None
+    found: dict[str, Any] = {}
+    for value in values:
+        if has_type(value, types_of(node)):
+            found.setdefault(same_key(value), value)
+    return list(found.values())
+
+
+def same_key(value: object) -> str:
+    """The same text for values that JSON Schema holds equal, such as 1 and 1.0."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, list):
+            return [plain(each) for each in part]
+        if isinstance(part, dict):
+            return {name: plain(each) for name, each in part.items()}
+        return int(part) if isinstance(part, float) and part.is_integer() else part
+
+    return json.dumps(plain(value), sort_keys=True)
+
+
+def has_type(value: object, types: Sequence[str]) -> bool:
+    match value:
+        case None:
+            return "null" in types
+        case bool():
+            return "boolean" in types
+        case int() | float():
+            return "number" in types or ("integer" in types and value == int(value))
+        case str():
+            return "string" in types
+        case list():
+            return "array" in types
+    return "object" in types
+
+
+def _expand_not(node: Node) -> None:
+    excluded = node["not"]
+    if excluded is False:
+        del node["not"]
+    if not isinstance(excluded, dict):
+        return
+    keywords = _keywords(excluded)
+    if keywords == {"type"}:
+        _exclude_types(node, types_of(excluded))
+    elif keywords and keywords <= {"const", "enum", "type"} and (values := _values(excluded)) is not None:
+        _exclude(node, values)
+
+
+def _exclude_types(node: Node, excluded: Sequence[str]) -> None:
+    values, types = listed(node), types_of(node)
+    if values is not None:
+        left = [value for value in values if not has_type(value, excluded)]
+        if left:
+            _replace(node, ("not", "const", "enum"), enum=left)
+        return
+    if "integer" in excluded and "number" in types and "number" not in excluded:
+        return  # numbers that are no integers have no name
+    gone = {*excluded, *(("integer",) if "number" in excluded or "number" in types else ())}
+    if kept := [name for name in types if name not in gone]:
+        _replace(node, ("not",), type=kept if len(kept) > 1 else kept[0])
+
+
+def _exclude(node: Node, excluded: list[Any]) -> None:
+    """Leave values out of a schema that lists its own, or of integers or texts."""
+    keys = set(map(same_key, excluded))
+    values = _values({name: value for name, value in node.items() if name != "not"})
+    if values is not None:
+        if left := [value for value in values if same_key(value) not in keys]:
+            _replace(node, ("not", "const"), enum=left)
+    elif node.get("type") == "integer" and "enum" not in node and "const" not in node:
+        _exclude_integers(node, sorted({int(each) for each in excluded if has_type(each, ("integer",))}))
+    elif node.get("type") == "string" and not _keywords(node) & {"enum", "const", "pattern", "format"}:
+        texts = [each for each in excluded if isinstance(each, str)]
+        if len(texts) <= MAX_TEXTS and all(len(each) <= MAX_TEXT for each in texts):
+            _replace(node, ("not",), **({"pattern": f"^{other_texts(texts)}$"} if texts else {}))
+
+
+def _exclude_integers(node: Node, excluded: list[int]) -> None:
+    if len(excluded) > MAX_TEXTS or "anyOf" in node:
+        return
+    if not excluded:
+        del node["not"]
+        return
+    low, high = _whole_bounds(node)
+    borders: list[int | None] = [None, *excluded, None]
+    ranges: list[Node] = []
+    for before, after in pairwise(borders):
+        lows = [each for each in (low, None if before is None else before + 1) if each is not None]
+        highs = [each for each in (high, None if after is None else after - 1) if each is not None]
+        if not (lows and highs and max(lows) > min(highs)):
+            bounds = ({"minimum": max(lows)} if lows else {}) | ({"maximum": min(highs)} if highs else {})
+            ranges.append({"type": "integer", **bounds})
+    rest = {name: node[name] for name in _keywords(node) - {"not", "type", *BOUNDS}}
+    if ranges:
+        _replace(node, tuple(_keywords(node)), anyOf=[{**rest, **each} for each in ranges])
+
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def _whole_bounds(node: Node) -> tuple[int | None, int | None]:
+    """The smallest and the largest integer of a schema."""
+    lows = [-(-node["minimum"] // 1)] if "minimum" in node else []
+    lows += [node["exclusiveMinimum"] // 1 + 1] if "exclusiveMinimum" in node else []
+    highs = [node["maximum"] // 1] if "maximum" in node else []
+    highs += [-(-node["exclusiveMaximum"] // 1) - 1] if "exclusiveMaximum" in node else []
+    return (int(max(lows)) if lows else None, int(min(highs)) if highs else None)
+
+
+def other_texts(texts: Sequence[str]) -> str:
+    """A regular expression of all texts but these."""
+    firsts = sorted({text[0] for text in texts if text})
+    parts = [escape(first) + other_texts([text[1:] for text in texts if text[:1] == first]) for first in firsts]
+    # In a set, escapes of single characters mean the same everywhere.
+    parts.append(f"[^{''.join(map(_in_set, firsts))}](.|\\n)*" if firsts else "(.|\\n)+")
+    return f"({'|'.join(parts)}){'' if '' in texts else '?'}"
+
+
+def _in_set(character: str) -> str:
+    return f"\\{character}" if character in "\\]^-[&~" else character
+
+
+def _expand_unique(node: Node, schema: object) -> None:
+    most = node.get("maxItems")
+    if node["uniqueItems"] is False or (most is not None and most <= 1):
+        del node["uniqueItems"]
+        return
+    values = _finite(node.get("items"), schema)
+    known = _keywords(node) <= {"type", "items", "uniqueItems", "minItems", "maxItems", *_CONTAINS}
+    if values is None or not known or node.get("type") != "array":
+        return
+    sizes = range(int(node.get("minItems", 0)), min(len(values), int(len(values) if most is None else most)) + 1)
+    if sum(perm(len(values), size) for size in sizes) > MAX_ARRAYS:
+        return
+    arrays = [list(each) for size in sizes for each in permutations(values, size)]
+    if "contains" in node:
+        contained = values if _is_any(node["contains"]) else _finite(node["contains"], schema)
+        if contained is None:
+            return
+        keys, (least, most) = set(map(same_key, contained)), _counts(node)
+        arrays = [array for array in arrays if least <= sum(same_key(value) in keys for value in array) <= most]
+    if arrays:
+        _replace(node, ("type", "items", "uniqueItems", "minItems", "maxItems", *_CONTAINS), enum=arrays)
+
+
+def _finite(node: object, schema: object, depth: int = 0) -> list[Any] | None:
+    """As `_values`, also of integers between bounds, of alternatives, and of a reference."""
+    if not isinstance(node, dict) or depth > MAX_LISTED:
+        return None
+    keywords = _keywords(node)
+    if keywords == {"$ref"}:
+        return _finite(referred(schema, node["$ref"]), schema, depth + 1)
+    if keywords == {"anyOf"}:
+        several = [_finite(each, schema, depth + 1) for each in node["anyOf"]]
+        every = [value for values in several for value in values or []]
+        return None if None in several else list({same_key(value): value for value in every}.values())
+    if node.get("type") == "integer" and keywords <= {"type", *BOUNDS}:
+        low, high = _whole_bounds(node)
+        return list(range(low, high + 1)) if low is not None and high is not None and high - low < MAX_LISTED else None
+    return _values(node)
+
+
+def _is_any(node: object) -> bool:
+    return node is True or (isinstance(node, dict) and not _keywords(node))
+
+
+def _counts(node: Node) -> tuple[int, float]:
+    """How many elements of an array at least and at most follow `contains`."""
+    return int(node.get("minContains", 1)), node.get("maxContains", inf)
+
+
+def _expand_contains(node: Node) -> None:
+    """Say with `prefixItems` which elements follow `contains`."""
+    items, contained, (least, most) = node.get("items", {}), node["contains"], _counts(node)
+    if least == 0 and most == inf:
+        _replace(node, _CONTAINS)
+        return
+    known = _keywords(node) <= {"type", "items", "minItems", "maxItems", *_CONTAINS}
+    if not known or node.get("type") != "array" or not (isinstance(items, dict) or items is True):
+        return
+    shortest, longest = int(node.get("minItems", 0)), node.get("maxItems", inf)
+    if _is_any(contained) or contained == items:  # each element does
+        longest = min(longest, most)
+        _replace(node, _CONTAINS, minItems=max(shortest, least), **({"maxItems": longest} if longest < inf else {}))
+        return
+    other = _other(items, contained) if most < inf else None
+    if most == 0 and least == 0 and other is not None:
+        _replace(node, _CONTAINS, items=other)
+    if most == 0 or longest > MAX_PLACES or (most < inf and other is None):
+        return
+    sizes = range(shortest, int(longest) + 1)
+    cases = _with_some(items, _both_values(items, contained), other, sizes, (least, most))
+    if cases and len(json.dumps(cases)) <= MAX_SIZE:
+        alternatives = cases[0] if len(cases) == 1 else {"anyOf": cases}
+        _replace(node, tuple(_keywords(node)), **alternatives)
+
+
+def _other(items: object, contained: object) -> Node | None:
+    """The elements that do not follow `contains`; None if no schema says so."""
+    rest = {**(items if isinstance(items, dict) else {}), "not": contained}
+    if isinstance(items, dict) and "not" in items:
+        return None
+    _expand_not(rest)
+    return None if "not" in rest else rest
+
+
+def _both_values(items: object, contained: Any) -> Any:
+    """The elements that follow both schemas."""
+    if _is_any(items) or not isinstance(items, dict):
+        return contained
+    wanted, stated = _values(contained), _values(items)
+    if wanted is not None and stated is not None:
+        keys = set(map(same_key, stated))
+        return {"enum": [value for value in wanted if same_key(value) in keys]}
+    if wanted is not None and _keywords(items) == {"type"}:
+        return {"enum": [value for value in wanted if has_type(value, types_of(items))]}
+    return {"allOf": [items, contained]}
+
+
+def _with_some(items: object, some: object, other: Node | None, sizes: range, counts: tuple[int, float]) -> list[Node]:
+    """The arrays in which as many elements as `counts` are like `some`, which ones, and the rest like `other`.
+
+    Without `other`, those behind the last of the fewest are like `items`.
+    """
+    least, most = counts
+    if isinstance(some, dict) and some.get("enum") == []:
+        return []
+    if other is None:
+        rest = items if isinstance(items, dict) else {}
+        return [
+            {
+                "type": "array",
+                "prefixItems": [some if place in places else rest for place in range(places[-1] + 1)],
+                "items": rest,
+                "minItems": max(sizes.start, places[-1] + 1),
+                "maxItems": sizes.stop - 1,
+            }
+            for places in combinations(range(sizes.stop - 1), least)
+        ]
+    return [
+        {
+            "type": "array",
+            **({"prefixItems": [some if place in places else other for place in range(size)]} if size else {}),
+            "minItems": size,
+            "maxItems": size,
+        }
+        for size in sizes
+        for count in range(least, int(min(most, size)) + 1)
+        for places in combinations(range(size), count)
+    ]
+
+
+def _expand_cases(node: Node) -> None:
+    """Make alternatives of an object whose properties depend on one another."""
+    if node.get("type") != "object":
+        return
+    base = {name: node[name] for name in node if name not in ANNOTATIONS and name not in (*_MOVING, "then", "else")}
+    cases, dependent = _conditional(base, node), _dependent(node)
+    if cases is None or dependent is None:
+        return
+    cases = [case for each in cases for case in _depending(each, dependent)]
+    if not cases or len(cases) * len(json.dumps(node)) > MAX_SIZE:
+        return
+    if len(cases) == 1:
+        _replace(node, tuple(_keywords(node)), **cases[0])
+    else:
+        _replace(node, tuple(_keywords(node)), anyOf=cases)
+
+
+def _dependent(node: Node) -> dict[str, list[Any]] | None:
+    """What holds if a property is there, by its name; None for too many."""
+    found: dict[str, list[Any]] = {}
+    for name, names in node.get("dependentRequired", {}).items():
+        found.setdefault(name, []).append({"required": names})
+    for name, schema in node.get("dependentSchemas", {}).items():
+        found.setdefault(name, []).append(schema)
+    return found if len(found) <= MAX_TRIGGERS else None
+
+
+def _depending(base: Node, dependent: Mapping[str, list[Any]]) -> list[Node]:
+    cases: list[Node] = []
+    for present in chain.from_iterable(combinations(dependent, size) for size in range(len(dependent) + 1)):
+        case = _with_required(base, present)
+        for schema in chain.from_iterable(dependent[name] for name in present):
+            case = _both(case, schema)
+        absent = [name for name in dependent if name not in present]
+        if not any(name in _required(case) for name in absent):
+            for name in absent:
+                case = _without_property(case, name)
+            cases.append(case)
+    return cases
+
+
+def _conditional(base: Node, node: Node) -> list[Node] | None:
+    """The cases of `if` where it says which values one property has; None if it says something else."""
+    asked, then, other = node.get("if", True), node.get("then", True), node.get("else", True)
+    if isinstance(asked, bool):
+        return [_both(base, then if asked else other)]
+    properties = asked.get("properties", {})
+    if not _keywords(asked) <= {"properties", "required", "type"} or asked.get("type", "object") != "object":
+        return None
+    name = next(iter(properties), None)
+    required = asked.get("required", [])
+    if len(properties) != 1 or not set(required) <= {name} or not isinstance(base.get("properties"), dict):
+        return None
+    sides = _sides(base["properties"].get(name), properties[name])
+    if name is None or sides is None:
+        return None
+    cases = [
+        _both(_with_property(base, name, side), schema)
+        for side, schema in zip(sides, (then, other), strict=True)
+        if side is not None
+    ]
+    if name not in _required(base):
+        cases.append(_both(_without_property(base, name), other if required else then))
+    return cases
+
+
+def _sides(stated: object, asked: object) -> tuple[Node | None, Node | None] | None:
+    """The schema of a property with the values that are asked for, and with all others; None where it has no such."""
+    wanted = _values(asked)
+    if wanted is None or not isinstance(stated, dict):
+        return None
+    keys = set(map(same_key, wanted))
+    values = _values(stated)
+    if values is not None:
+        yes = [value for value in values if same_key(value) in keys]
+        no = [value for value in values if same_key(value) not in keys]
+        return ({"enum": yes} if yes else None), ({"enum": no} if no else None)
+    if _keywords(stated) != {"type"}:
+        return None
+    yes = [value for value in wanted if has_type(value, types_of(stated))]
+    rest: Node = {**stated, "not": {"enum": wanted}}
+    _expand_not(rest)
+    return None if "not" in rest else (({"enum": yes} if yes else None), rest)
+
+
+def _both(node: Node, schema: Any) -> Node:
+    if schema is True or schema == {}:
+        return node
+    simple = isinstance(schema, dict) and _keywords(schema) <= {"required", "type"}
+    if simple and schema.get("type", "object") == "object":
+        return _with_required(node, schema.get("required", ()))
+    return {"allOf": [*node["allOf"], schema] if set(node) == {"allOf"} else [node, schema]}
+
+
+def _first(node: Node) -> Node:
+    """The schema that states the properties."""
+    return node["allOf"][0] if set(node) == {"allOf"} else node
+
+
+def _changed(node: Node, **changes: Any) -> Node:
+    if set(node) == {"allOf"}:
+        return {"allOf": [{**_first(node), **changes}, *node["allOf"][1:]]}
+    return {**node, **changes}
+
+
+def _required(node: Node) -> list[str]:
+    return list(_first(node).get("required", []))
+
+
+def _with_required(node: Node, names: Sequence[str]) -> Node:
+    return _changed(node, required=list(dict.fromkeys([*_required(node), *names]))) if names else node
+
+
+def _with_property(node: Node, name: str, schema: Node) -> Node:
+    changed = _changed(node, properties={**_first(node).get("properties", {}), name: schema})
+    return _with_required(changed, (name,))
+
+
+def _without_property(node: Node, name: str) -> Node:
+    first = _first(node)
+    properties = {each: value for each, value in first.get("properties", {}).items() if each != name}
+    closed = first.get("additionalProperties", True) is False and "patternProperties" not in first
+    return _changed(node, properties=properties if closed else {**properties, name: False})
+
+
+def _replace(node: Node, gone: Sequence[str], **new: Any) -> None:
+    for name in gone:
+        node.pop(name, None)
+    node.update(new)
