@@ -22,6 +22,7 @@ from srv.engine.grammars import Grammars
 from srv.engine.inert import InertFeatures
 from srv.engine.loop import EngineLoop
 from srv.engine.step_log import StepLog
+from srv.engine.thinking import ThinkingBudgets
 from srv.executor.in_process import InProcessExecutor
 from srv.executor.multi_process import MultiProcessExecutor
 from srv.executor.protocol import Allocation, Executor, RankMemory
@@ -33,6 +34,7 @@ from srv.io.phases import Phase, Phases
 from srv.models.formats.deletion import delete_weights
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
+from srv.planning.grammars import grammar_choice
 from srv.planning.ledger import EXACT, line_text
 from srv.planning.steps import draft_count, rows_to_capture, step_depth
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
@@ -87,7 +89,7 @@ def build(
     so far."""
     config = Config.from_json(spec.config)
     grammars = _grammars(spec, config) if late is None else None
-    late = late or grammars
+    late = late or (None if grammars is None else ThinkingBudgets(grammars, spec.model.vocab_size, grammars.bytes_of))
     spec = msgspec.structs.replace(spec, late_inputs=late is not None)
     executor = make_executor(spec)
     try:
@@ -99,10 +101,8 @@ def build(
 
 def _grammars(spec: EngineSpec, config: Config) -> Grammars | None:
     """None if requests cannot have grammars."""
-    name, model = config.platform.grammar_backend or OFF, spec.model
-    if name == OFF or not model.end_tokens or config.model.is_embedding:
-        return None
-    return Grammars(name, model.vocab_size, model.end_tokens)
+    backend, model = grammar_choice(config, spec.model).backend, spec.model
+    return None if backend == OFF else Grammars(backend, model.vocab_size, model.end_tokens)
 
 
 def _in_process(spec: EngineSpec) -> Executor:
@@ -191,7 +191,8 @@ def _ready(
 ) -> Ready:
     explanations = [*budget.breakdown, *_rank_lines(ranks, allocated), *allocated[0].captured]
     for quantity, explanation in explanations:
-        logger.info("%s: %s", quantity, explanation)
+        logger.debug("%s: %s", quantity, explanation)
+    logger.info("%s", _memory_line(ranks, allocated, budget))
     _log_ledgers(allocated, phases)
     return Ready(
         device=ranks[0].device,
@@ -209,15 +210,23 @@ def _ready(
     )
 
 
+def _memory_line(ranks: Sequence[RankMemory], allocated: Sequence[Allocation], budget: Budget) -> str:
+    """What the memory of all ranks is used for, in one line."""
+    weights = amount_text(sum(rank.weight_bytes for rank in ranks), "bytes")
+    pool = amount_text(sum(own.pool_bytes for own in allocated), "bytes")
+    most = f"a request may have {budget.max_request_tokens} tokens, prompt and output"
+    return f"memory: {weights} of weights and a KV pool of {pool}; {most}"
+
+
 def _log_ledgers(allocated: Sequence[Allocation], phases: dict[str, list[Phase]]) -> None:
-    """Both ledgers; lines that are off and phases that were slow are warnings."""
+    """Both ledgers; lines that are off and phases that were slow are warnings, all others are for debugging."""
     for number, each in enumerate(allocated):
         for line in each.memory:
-            level = logging.WARNING if line.off and line.name in EXACT else logging.INFO
+            level = logging.WARNING if line.off and line.name in EXACT else logging.DEBUG
             logger.log(level, "memory of rank %d, %s: %s", number, line.name, line_text(line))
     for process, done in phases.items():
         for phase in done:
-            logger.log(logging.WARNING if phase.cause else logging.INFO, "start of %s, %s", process, phase)
+            logger.log(logging.WARNING if phase.cause else logging.DEBUG, "start of %s, %s", process, phase)
 
 
 def _rank_lines(ranks: Sequence[RankMemory], allocated: Sequence[Allocation]) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from srv.errors import GrammarError
 from srv.grammar.ahead import Progress, next_masks
-from srv.grammar.backend import GrammarBackend, GrammarContext, token_bytes
+from srv.grammar.backend import GrammarBackend, GrammarContext, error_clause, token_bytes
 from srv.grammar.registry import make
 from srv.io.messages import Output
 from srv.sched.late import LateInputs, LateRow
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 MAX_CACHED = 128  # compiled grammars of requests that have ended
 MAX_CACHED_BYTES = 16 * 2**20  # of their texts, which their sizes follow
 _THREADS = 2
+_FAILED = "grammar_failed"
 
 NewMatcher = Callable[[], Any]
 
@@ -37,7 +38,7 @@ NewMatcher = Callable[[], Any]
 class _State:
     """One output. `progress` is None until the grammar begins."""
 
-    __slots__ = ("begins_after", "consumed", "failed", "jumps", "progress", "tail")
+    __slots__ = ("begins_after", "consumed", "jumps", "progress", "tail")
 
     def __init__(self, request: RequestSpec, grammar: Grammar) -> None:
         self.begins_after = grammar.begins_after.encode()
@@ -45,7 +46,12 @@ class _State:
         self.progress: Progress | None = None
         self.consumed = 0  # tokens of the output that it contains
         self.tail = b""  # the end of the text before the grammar
-        self.failed = False
+
+
+def _failed(row: LateRow, output: Progress) -> str:
+    reason = error_clause(output.failure)
+    logger.warning("request %s: its grammar cannot go on (%s); it ends with an error", row.request.id, reason)
+    return f"the grammar cannot go on after {len(row.output)} tokens of the output: {reason}; use a smaller grammar"
 
 
 def may_jump(request: RequestSpec) -> bool:
@@ -140,6 +146,11 @@ class Grammars:
             raise GrammarError("the vocabulary is missing")
         return self._backend.result().compile(text)
 
+    def bytes_of(self, token: int) -> bytes:
+        """Those of a token id; none without a vocabulary."""
+        known = [] if self._bytes is None else self._bytes.result()
+        return known[token] if token < len(known) else b""
+
     # ---- late inputs
 
     def concerns(self, request: RequestSpec) -> bool:
@@ -147,16 +158,17 @@ class Grammars:
 
     def make(self, rows: Sequence[LateRow]) -> LateInputs:
         """One mask per row whose grammar has begun. See `srv.sched.late.LateInputMaker`."""
-        found = [(row.slot, self._advance(row)) for row in rows]
-        begun = [(slot, output) for slot, output in found if output is not None]
+        found = [(row, self._advance(row)) for row in rows]
+        begun = [(row, output) for row, output in found if output is not None]
         if not begun:
             return LateInputs()
         assert self._backend is not None
         backend = self._backend.result()
         masks = next_masks(backend, [output for _, output in begun], self._end_tokens)
         return LateInputs(
-            tuple([(slot, mask.tobytes()) for (slot, _), mask in zip(begun, masks, strict=True)]),
-            tuple([(slot, tuple(output.ahead)) for slot, output in begun if len(output.ahead) > 1]),
+            tuple([(row.slot, mask.tobytes()) for (row, _), mask in zip(begun, masks, strict=True)]),
+            tuple([(row.slot, tuple(output.ahead)) for row, output in begun if len(output.ahead) > 1]),
+            tuple([(row.request.id, _FAILED, _failed(row, output)) for row, output in begun if output.failure]),
         )
 
     def _advance(self, row: LateRow) -> Progress | None:
@@ -172,20 +184,18 @@ class Grammars:
             rest = self._begin(state, new)
             if rest is None:
                 return None
-            state.progress, new = Progress(compiled.result()(), jumps=state.jumps), rest
-        if new and not state.progress.accept(new) and not state.failed:
-            state.failed = True
-            reason = state.progress.matcher.failure
-            logger.warning("request %s: its grammar cannot go on (%s); the output ends", row.request.id, reason)
+            new_matcher = compiled.result()
+            state.progress, new = Progress(new_matcher(), jumps=state.jumps, grammar=new_matcher), rest
+        if new:
+            state.progress.accept(new)
         return state.progress
 
     def _begin(self, state: _State, new: Sequence[int]) -> list[int] | None:
         """The tokens of the grammar, if it has begun: those after the token with the end of `begins_after`."""
         if not state.begins_after:
             return list(new)
-        known = [] if self._bytes is None else self._bytes.result()
         for index, token in enumerate(new):
-            state.tail += known[token] if token < len(known) else b""
+            state.tail += self.bytes_of(token)
             if state.begins_after in state.tail:
                 return list(new[index + 1 :])
             state.tail = state.tail[-len(state.begins_after) :]

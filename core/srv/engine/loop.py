@@ -24,6 +24,7 @@ from srv.engine.grammars import Grammars
 from srv.engine.inert import InertFeatures
 from srv.engine.pause import PauseSwitch
 from srv.engine.step_log import StepLog
+from srv.engine.thinking import budget_of
 from srv.errors import EngineDead
 from srv.executor.protocol import Executor, StepFuture
 from srv.hooks import Step
@@ -161,9 +162,10 @@ class EngineLoop:
         late = self._late.make(rows) if self._late is not None and rows else LateInputs()
         if late.forced:
             self._scheduler.jump(plan, late)
-            late = late._replace(forced=())  # ranks have no use for it
-        self._executor.sample(plan.step, late)
+        self._executor.sample(plan.step, LateInputs(late.masks))  # ranks have no use for the rest
         self._waiting = None
+        for request, code, message in late.failed:
+            self._send(self._scheduler.fail_request(request, code, message))
 
     def _apply(self) -> None:
         plan, future = self._in_flight.popleft()
@@ -226,6 +228,12 @@ class EngineLoop:
     def _add(self, spec: RequestSpec) -> None:
         if self._drain_until is not None:
             error = ("shutting_down", "the server is shutting down; send the request to another one")
+            self._send([Output(spec.id, [], finish=FinishReason.ERROR, error=error)])
+        elif self._late is None and (spec.grammar is not None or budget_of(spec) is not None):
+            error = (
+                "no_grammars",
+                "this engine has no grammars, so that nothing could force what the output must have",
+            )
             self._send([Output(spec.id, [], finish=FinishReason.ERROR, error=error)])
         elif self._grammars is None or self._grammars.admit(spec):
             self._schedule(spec)

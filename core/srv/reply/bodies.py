@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from srv.reply.json_text import JsonScanner, parsed, read_string, skip_value
-from srv.reply.output import Output
+from srv.reply.output import MAX_NAME, Output
 from srv.reply.reader import MarkerSet, Reader, Wait
 from srv.reply.rows import HeaderBody, JsonBody
 
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     declared: bool = False
 
     def may_call(self, name: str) -> bool:
-        return bool(name) and (not self.declared or name in self.output.schemas)
+        return 0 < len(name) <= MAX_NAME and (not self.declared or name in self.output.schemas)
 
 
 def stream_object(place: Place) -> Wait[bool]:
@@ -72,25 +72,36 @@ def put_call(output: Output, name: str, arguments: str, call_id: str | None = No
 
 
 def json_body(body: JsonBody, place: Place) -> Wait[bool]:
+    """Objects that are no calls are text behind the calls, if others in their list are calls."""
     reader, output = place.reader, place.output
-    first = output.calls
+    first, others = output.calls, list[str]()
     yield from reader.skip_space()
     listed = bool((yield from reader.accept(["["])))
-    begin = reader.at
     while True:
-        before = output.calls
+        begin, before = reader.at, output.calls
         yield from reader.skip_space()
         if not (yield from _object(body, place)):
-            if output.calls == before:
+            if output.calls > before:
+                break
+            reader.at = begin
+            yield from reader.skip_space()
+            other = (yield from skip_value(reader)) if listed else None
+            if other is None:
                 reader.at = begin
-            return output.calls > first
-        yield from reader.skip_space()
-        if listed and (yield from reader.accept(["]"])):
-            return True
-        reader.drop()
+                break
+            others.append(other)
+        if listed and (yield from reader.accept_behind_space(["]"])):
+            break
+        if output.calls > first:
+            reader.drop()
         begin = reader.at
+        yield from reader.skip_space()
         if not (yield from reader.accept([","] if listed else body.separators)) and (yield from reader.peek()) != "{":
-            return True
+            reader.at = begin
+            break
+    if output.calls > first:
+        output.text("\n".join(others))
+    return output.calls > first
 
 
 def _object(body: JsonBody, place: Place) -> Wait[bool]:
@@ -98,6 +109,8 @@ def _object(body: JsonBody, place: Place) -> Wait[bool]:
     reader, output = place.reader, place.output
     if not (yield from reader.accept(["{"])):
         return False
+    if body.keyed:
+        return (yield from _keyed_object(place))
     name = call_id = arguments = None
     while True:
         yield from reader.skip_space()
@@ -131,6 +144,25 @@ def _object(body: JsonBody, place: Place) -> Wait[bool]:
         return False
     put_call(output, name, arguments or "{}", call_id)
     return True
+
+
+def _keyed_object(place: Place) -> Wait[bool]:
+    """The inside of an object whose one member is the name, with the arguments as its value."""
+    reader, output = place.reader, place.output
+    yield from reader.skip_space()
+    name = yield from _key(reader)
+    if name is None or not place.may_call(name):
+        return False
+    if (yield from reader.peek()) == "{":
+        output.start(name)
+        is_valid = yield from stream_object(place)
+        output.end()
+        return is_valid and (yield from _end_of_object(reader))
+    arguments = _as_object((yield from skip_value(reader)))
+    if arguments is None:
+        return False
+    put_call(output, name, arguments)
+    return (yield from _end_of_object(reader))
 
 
 def _key(reader: Reader) -> Wait[str | None]:
@@ -172,14 +204,14 @@ def _end_of_object(reader: Reader) -> Wait[bool]:
 
 def header_body(body: HeaderBody, place: Place) -> Wait[bool]:
     reader, output = place.reader, place.output
-    ends = MarkerSet((*body.separator, *place.stops.markers))
+    ends = MarkerSet((*body.separator, *body.stays, *place.stops.markers))
     header = yield from reader.until(ends, MAX_HEADER)
     if header is None:
         return False
     match = re.fullmatch(body.header, header.strip())
     if match is None or not place.may_call(match["name"]):
         return False
-    if not (yield from reader.accept(body.separator)):
+    if not (yield from reader.accept(body.separator)) and not (yield from reader.starts(body.stays)):
         return False
     yield from reader.skip_space()
     name, call_id = match["name"], match.groupdict().get("id")
@@ -191,6 +223,5 @@ def header_body(body: HeaderBody, place: Place) -> Wait[bool]:
         output.start(name, call_id)
         yield from stream_object(place)
         output.end()
-    yield from reader.skip_space()
-    yield from reader.accept(body.suffix)
+    yield from reader.accept_behind_space(body.suffix)
     return True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from srv.reply.bodies import MAX_HEADER
-from srv.reply.output import Output
+from srv.reply.output import MAX_NAME, Output
 from srv.reply.reader import MarkerSet, Reader, Wait
 from srv.reply.rows import ChannelFormat
 
@@ -57,7 +57,7 @@ def _message(
     row: ChannelFormat, header: _Header, reader: Reader, output: Output, ends: MarkerSet, with_tools: bool
 ) -> Wait[None]:
     name = header.recipient.removeprefix(row.functions)
-    if with_tools and name and (header.recipient != name or name in output.schemas):
+    if with_tools and 0 < len(name) <= MAX_NAME and (header.recipient != name or name in output.schemas):
         output.start(name)
         arguments = _Arguments(output)
         yield from _content(reader, ends, arguments.put)

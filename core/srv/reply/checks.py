@@ -27,8 +27,9 @@ def _faults(row: ToolFormat | ReasoningFormat) -> Iterator[tuple[str, str]]:
 def _reasoning_faults(row: ReasoningFormat) -> Iterator[tuple[str, str]]:
     if not _marks(row.marks) or not row.marks.end:
         yield "marks", _not(row.marks, "Marks with begin and end, which are tuples of texts")
-    if not _texts(row.ends_before, True):
-        yield "ends_before", _not(row.ends_before, "a tuple of texts")
+    for name in ("ends_before", "around"):
+        if not _texts(getattr(row, name), True):
+            yield name, _not(getattr(row, name), "a tuple of texts")
 
 
 def _tool_faults(row: ToolFormat) -> Iterator[tuple[str, str]]:
@@ -38,8 +39,9 @@ def _tool_faults(row: ToolFormat) -> Iterator[tuple[str, str]]:
             yield name, _not(marks, "Marks whose begin and end are tuples of texts")
     if row.section is None and row.call is None and not row.unmarked and not row.bare:
         yield "call", "is missing, and so is section: nothing says where a call begins"
-    if not _texts(row.bare, True):
-        yield "bare", _not(row.bare, "a tuple of texts")
+    for name in ("bare", "ambiguous"):
+        if not _texts(getattr(row, name), True):
+            yield name, _not(getattr(row, name), "a tuple of texts")
     if not isinstance(row.bodies, tuple) or not row.bodies:
         yield "bodies", _not(row.bodies, "a tuple of bodies")
         return

@@ -50,9 +50,10 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The call is complete. Each CallStart has a CallEnd, also in a reply that was cut."""
+    """The call is over. Each CallStart has a CallEnd, also in a reply that was cut; `cut`: within its arguments."""
 
     index: int
+    cut: bool = False
 
 
 ReplyEvent = Text | Reasoning | CallStart | CallArguments | CallEnd

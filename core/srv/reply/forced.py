@@ -9,15 +9,23 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from srv.errors import RequestError
-from srv.reply.rows import ChannelFormat, ToolFormat
+from srv.reply.forced_arguments import arguments_of
+from srv.reply.rows import ChannelFormat, PythonBody, TaggedBody, ToolFormat
 from srv.reply.tools import Choice, Tool, ToolUse
 
 
 class Constraint(NamedTuple):
-    """`tag`: a structural tag. `param`: the field of the request that asks for it."""
+    """`tag`: a structural tag. `param`: the field of the request that asks for it. `left_out`: keywords of schemas that
+    are not strict and that it does not have."""
 
     tag: dict[str, Any]
     param: str
+    left_out: tuple[str, ...] = ()
+
+
+class _Call(NamedTuple):
+    tag: dict[str, Any]
+    left_out: tuple[str, ...] = ()
 
 
 def constraint_of(row: ToolFormat | ChannelFormat, use: ToolUse, calls_before: int) -> Constraint | None:
@@ -29,32 +37,55 @@ def constraint_of(row: ToolFormat | ChannelFormat, use: ToolUse, calls_before: i
     if not use.active or (use.choice is Choice.AUTO and strict is None):
         return None
     param = "tool_choice" if strict is None or use.choice is not Choice.AUTO else f"{strict.where}.strict"
-    begin, end = row.frame
-    if not begin or (use.choice is Choice.AUTO and not row.trigger):
+    if not row.frame[0] or (use.choice is Choice.AUTO and not row.trigger):
         raise RequestError(
             f"{param} is refused: calls in the format {row.name} cannot be constrained by a grammar; send"
             ' tool_choice = "auto" and tools that are not strict',
             code="not_implemented",
             param=param,
         )
-    if use.choice is Choice.AUTO:
-        tags = [_tag(tool, begin, end, calls_before, tool.strict) for tool in use.tools]
-        free = {"type": "triggered_tags", "triggers": [row.trigger], "tags": tags}
-        return Constraint(_structural({**free, "stop_after_first": not use.parallel}), param)
+    auto = use.choice is Choice.AUTO
     tools = [tool for tool in use.tools if use.named in (None, tool.name)]
-    tags = [_tag(tool, begin, end, calls_before, True) for tool in tools]
-    one = use.choice is Choice.NAMED or not use.parallel or row.one_call
-    form = {"type": "tags_with_separator", "tags": tags, "separator": "", "at_least_one": True}
-    return Constraint(_structural({**form, "stop_after_first": one}), param)
+    calls = [_call(row, tool, calls_before, tool.strict or not auto) for tool in tools]
+    form: dict[str, Any] = {"tags": [call.tag for call in calls]}
+    if auto:
+        form |= {"type": "triggered_tags", "triggers": [row.trigger], "stop_after_first": not use.parallel}
+    else:
+        one = use.choice is Choice.NAMED or not use.parallel or row.one_call
+        form |= {"type": "tags_with_separator", "separator": "", "at_least_one": True, "stop_after_first": one}
+    left_out = dict.fromkeys(keyword for call in calls for keyword in call.left_out)
+    return Constraint({"type": "structural_tag", "format": form}, param, tuple(left_out))
 
 
-def _structural(form: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "structural_tag", "format": form}
-
-
-def _tag(tool: Tool, begin: str, end: str, index: int, follows_schema: bool) -> dict[str, Any]:
+def _call(row: ToolFormat | ChannelFormat, tool: Tool, index: int, follows_schema: bool) -> _Call:
     """One call. `index`: the position in the conversation that its id has, if the model writes ids."""
+    begin, end = row.frame
+    begin = begin.replace("{name}", tool.name).replace("{index}", str(index))
+    bodies = row.bodies if isinstance(row, ToolFormat) else ()
+    body = next((body for body in bodies if isinstance(body, TaggedBody | PythonBody)), None)
+    if body is None:
+        return _Call({"type": "tag", "begin": begin, "content": _json(tool, follows_schema), "end": end})
+    if not follows_schema:
+        return _Call({"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end})
+    arguments = arguments_of(body, tool)
+    if tool.strict and arguments.left_out:
+        param = f"{tool.where}.{tool.schema_field}"
+        raise RequestError(
+            f"{param} is refused: {arguments.left_out[0]!r} cannot be enforced in calls of the format {row.name}, and"
+            " the tool is strict; leave it out, or send the tool without strict",
+            code="not_implemented",
+            param=param,
+        )
+    if not arguments.elements:
+        return _Call(
+            {"type": "tag", "begin": begin, "content": {"type": "const_string", "value": end}, "end": ""},
+            arguments.left_out,
+        )
+    content = {"type": "sequence", "elements": arguments.elements}
+    return _Call({"type": "tag", "begin": begin, "content": content, "end": end}, arguments.left_out)
+
+
+def _json(tool: Tool, follows_schema: bool) -> dict[str, Any]:
     schema = dict(tool.parameters or {}) if follows_schema else {}
-    content = {"type": "json_schema", "json_schema": {**schema, "type": "object"}}
-    filled = begin.replace("{name}", tool.name).replace("{index}", str(index))
-    return {"type": "tag", "begin": filled, "content": content, "end": end}
+    content: dict[str, Any] = {"type": "json_schema", "json_schema": {**schema, "type": "object"}}
+    return content if tool.strict else {**content, "strict": False}  # what no grammar can enforce is left out

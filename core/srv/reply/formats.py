@@ -17,7 +17,8 @@ from srv.reply.parser import ParserOptions, ReplyParser
 from srv.reply.reasoning_rows import CHANNEL_ROWS, REASONING_ROWS
 from srv.reply.rows import ChannelFormat, ReasoningFormat, ToolFormat
 from srv.reply.tool_rows import TOOL_ROWS
-from srv.reply.tools import Choice, ToolUse
+from srv.reply.tool_schemas import fault_of_schema
+from srv.reply.tools import ToolUse
 
 TOOL_GROUP, REASONING_GROUP = "srv.tool_formats", "srv.reasoning_formats"
 _PAGE = "docs/reply-formats.md"
@@ -74,6 +75,7 @@ class ReplyFormat:
     def check(self, use: ToolUse) -> None:
         """Raises RequestError for tools that this server cannot let the model call as asked."""
         _check_names(use)
+        _check_schemas(use)
         if not use.active:
             return
         if self.tools is None and self.channels is None:
@@ -108,7 +110,7 @@ def _check_names(use: ToolUse) -> None:
                 code="invalid_value",
                 param=f"{tool.where}.name",
             )
-    if not names and use.choice in (Choice.REQUIRED, Choice.NAMED):
+    if not names and use.forced:
         raise RequestError(
             f"tool_choice = {use.choice} is refused: the request has no tools; send tools too",
             code="invalid_value",
@@ -120,6 +122,17 @@ def _check_names(use: ToolUse) -> None:
             code="invalid_value",
             param="tool_choice",
         )
+
+
+def _check_schemas(use: ToolUse) -> None:
+    for tool in use.tools:
+        if fault := fault_of_schema(tool.parameters or {}):
+            param = f"{tool.where}.{tool.schema_field}"
+            raise RequestError(
+                f"{param}{fault.place} is refused: it {fault.problem}; correct the schema",
+                code="invalid_value",
+                param=param,
+            )
 
 
 TEXT_ONLY = ReplyFormat()
@@ -138,6 +151,16 @@ REASONING_SYNONYMS = synonyms((*REASONING_ROWS, *CHANNEL_ROWS))
 
 def find_channels(name: str) -> ChannelFormat | None:
     return next((row for row in CHANNEL_ROWS if name in (row.name, *row.aliases)), None)
+
+
+def find_tool_format(name: str) -> ToolFormat | None:
+    """As `_find`, among the formats of tool calls."""
+    return _find(name, TOOL_ROWS, TOOL_EXTENSIONS)
+
+
+def find_reasoning_format(name: str) -> ReasoningFormat | None:
+    """As `_find`, among the formats of reasoning."""
+    return _find(name, REASONING_ROWS, REASONING_EXTENSIONS)
 
 
 def _find(name: str, rows: tuple[Row, ...], extensions: Extensions[Row]) -> Row | None:

@@ -76,28 +76,33 @@ def python_body(body: PythonBody, place: Place) -> Wait[bool]:
     yield from reader.skip_space()
     if body.brackets and not (yield from reader.accept([body.brackets[0]])):
         return False
-    begin = reader.at
+    others: list[str] = []  # calls with something else than literals
     while True:
+        begin = reader.at
         yield from reader.skip_space()
         start = reader.at
         name = yield from _name(reader)
         reader.at += len(name)
         if not place.may_call(name) or (yield from reader.peek()) != "(":
+            reader.at = begin
             break
         if not (yield from BracketScanner(('"', "'"), True).scan(reader)):
+            reader.at = begin
             break
-        arguments = _python_arguments(name, reader.text[start : reader.at])
-        if arguments is None:
+        text = reader.text[start : reader.at]
+        if (arguments := _python_arguments(name, text)) is None:
+            others.append(text)
+        else:
+            put_call(output, name, arguments)
+        if output.calls > first:
+            reader.drop()
+        if body.brackets and (yield from reader.accept_behind_space([body.brackets[1]])):
             break
-        put_call(output, name, arguments)
-        reader.drop()
         begin = reader.at
-        yield from reader.skip_space()
-        if body.brackets and (yield from reader.accept([body.brackets[1]])):
-            return True
-        if not (yield from reader.accept([","])) and body.brackets:
+        if not (yield from reader.accept_behind_space([","])) and body.brackets:
             break
-    reader.at = begin
+    if output.calls > first:
+        output.text("\n".join(others))
     return output.calls > first
 
 

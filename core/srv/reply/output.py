@@ -9,19 +9,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.reply.events import CallArguments, CallEnd, CallStart, Reasoning, ReplyEvent, Text
+from srv.reply.json_text import parsed
 from srv.reply.reader import SPACE
 from srv.reply.tools import ToolUse
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
+MAX_NAME = 256  # characters of the name or id of a call, as requests take them back
 NO_SCHEMA: Mapping[str, Any] = {}
 
 
 class Output:
-    """White space next to a marker is dropped; a reply without markers keeps all of its own.
+    """White space next to a marker is dropped, unless there is text before and after: that stays in lines of its own. A
+    reply without markers keeps all of its own.
 
     `use`: the tools of the request. `ids`: as in `ToolFormat`. `calls_before`: the number of calls in the conversation.
     `stream_reasoning`: reasoning is one event, at its end, if this is False. `separate`: reasoning is text otherwise.
-    `spans`: where the reasoning was in the text of the reply; `span_begin`: where reasoning that goes on began.
+    `cut`: a limit has ended the reply. `spans`: where the reasoning was in the text of the reply; `span_begin`: where
+    reasoning that goes on began.
     """
 
     def __init__(self, use: ToolUse, ids: str, calls_before: int, *, stream_reasoning: bool, separate: bool) -> None:
@@ -30,9 +34,11 @@ class Output:
         self._limit = None if use.parallel else 1
         self._stream_reasoning, self.separate = stream_reasoning, separate
         self._events: list[ReplyEvent] = []
-        self._space = self._thought = ""
-        self._trims_start = self._thinks = False
+        self._space = self._thought = self._gap = self._leading = ""
+        self._trims_start = self._thinks = self._said = False
+        self._fragments: list[str] = []  # of the arguments of the open call
         self.calls = 0
+        self.cut = False
         self.spans: list[tuple[int, int]] = []
         self.span_begin: int | None = None
 
@@ -51,22 +57,44 @@ class Output:
 
     def text(self, text: str) -> None:
         if self._trims_start:
-            text = text.lstrip(SPACE)
+            kept = text.lstrip(SPACE)
+            self._leading += text[: len(text) - len(kept)]
+            text = kept
         if not text:
             return
+        if self._trims_start:
+            self._widen_gap(self._leading)
+            self._space = self._gap if self._said else ""
         self._trims_start = False
         text = self._space + text
         kept = text.rstrip(SPACE)
         self._space = text[len(kept) :]
         if kept:
+            self._said, self._gap = True, ""
             self._add(Text(kept))
+
+    @property
+    def is_between_words(self) -> bool:
+        """Whether white space precedes what comes next, or a marker, or nothing."""
+        return bool(self._space) or self._trims_start or not self._said
+
+    def _leave_text(self) -> None:
+        """Something else than text begins. The widest white space around it stays if text was before and follows."""
+        self._widen_gap(self._space)
+        self._widen_gap(self._leading)
+        self._space = ""
+
+    def _widen_gap(self, space: str) -> None:
+        self._gap = max(self._gap, space, key=len)
+        self._leading = ""
 
     def reasoning(self, text: str) -> None:
         if not self._thinks:
             text = text.lstrip(SPACE)
             if not text:
                 return
-            self._thinks, self._space = True, ""
+            self._leave_text()
+            self._thinks = True
         text = self._space + text
         kept = text.rstrip(SPACE)
         self._space = text[len(kept) :]
@@ -82,17 +110,21 @@ class Output:
         self._thinks, self._trims_start = False, True
 
     def start(self, name: str, call_id: str | None = None) -> None:
-        self._space = ""
+        self._leave_text()
+        self._fragments = []
         if self._limit is None or self.calls < self._limit:
-            self._add(CallStart(self.calls, call_id or self._new_id(name), name))
+            own = call_id if call_id and len(call_id) <= MAX_NAME else self._new_id(name)
+            self._add(CallStart(self.calls, own, name))
 
     def arguments(self, fragment: str) -> None:
+        self._fragments.append(fragment)
         if fragment and (self._limit is None or self.calls < self._limit):
             self._add(CallArguments(self.calls, fragment))
 
     def end(self) -> None:
         if self._limit is None or self.calls < self._limit:
-            self._add(CallEnd(self.calls))
+            is_cut = self.cut and not isinstance(parsed("".join(self._fragments)), dict)
+            self._add(CallEnd(self.calls, is_cut))
         self.calls += 1
         self._trims_start = True
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from srv.reply.bodies import Place, header_body, json_body
 from srv.reply.channels import read_channels
-from srv.reply.events import ReplyEvent
+from srv.reply.events import ReplyEvent, Text
 from srv.reply.literals import bare_body, python_body
 from srv.reply.output import Output
 from srv.reply.reader import MarkerSet, Reader, Wait
@@ -72,6 +72,7 @@ class ReplyParser:
         calls_before: int = 0,
     ) -> None:
         active = options.use.active
+        self._forced = active and options.use.forced
         self._tools = tools if active and channels is None else None
         self._reasoning = reasoning if channels is None else None
         self._output = Output(
@@ -94,11 +95,16 @@ class ReplyParser:
         return self._output.take()
 
     def finish(self, cut: bool = False) -> list[ReplyEvent]:
-        """The last events. `cut`: a limit ended the reply, so that what is open in it stays open."""
+        """The last events. `cut`: a limit ended the reply, so that what is open in it stays open.
+
+        The rest of a forced call that was cut before its arguments is no text: the grammar, not the model, wrote it.
+        """
         self._reader.close(cut)
+        self._output.cut = cut
         next(self._machine, None)
         self._output.finish()
-        return self._output.take()
+        events = self._output.take()
+        return [event for event in events if not isinstance(event, Text)] if cut and self._forced else events
 
     def thought(self) -> list[tuple[int, int]]:
         """Which characters of the text so far are reasoning: positions of begin and end, markers included."""
@@ -112,14 +118,10 @@ class ReplyParser:
 
     def _run(self) -> Wait[None]:
         row, reader = self._reasoning, self._reader
-        if self._thinks:
-            yield from self._think("")
-        elif row is not None:
-            yield from reader.skip_space()
-            if begin := (yield from reader.accept(row.marks.begin)):
+        if row is not None:  # a model may write the begin marker although the prompt ends with it
+            begin = yield from reader.accept_behind_space(row.marks.begin)
+            if begin or self._thinks:
                 yield from self._think(begin)
-            else:
-                reader.at = 0
         if self._tools is not None and self._tools.unmarked:
             yield from self._calls(_NO_MARKS, _NO_MARKS, declared=True)
         while not reader.ended:
@@ -156,7 +158,8 @@ class ReplyParser:
         tools = self._tools or _NO_TOOLS
         section, call = tools.section or _NO_MARKS, tools.call or _NO_MARKS
         openings = (*section.begin, *call.begin, *tools.bare)
-        leftover = (*section.end, *call.end) if output.calls else ()
+        around = row.around if row is not None and output.separate else ()
+        leftover = (*(() if not output.calls else (*section.end, *call.end)), *around)
         markers = MarkerSet((*openings, *begins, *leftover))
         while True:
             found = markers.find(reader.text, reader.at, reader.closed)
@@ -170,9 +173,15 @@ class ReplyParser:
         if found.marker in begins:
             reader.at = len(found.marker)
             yield from self._think(found.marker)
-        elif found.marker not in openings:
+            return
+        if found.marker not in openings:
             reader.at = len(found.marker)
-        elif not (yield from self._calls(section, call, declared=False)):
+            return
+        is_bare = found.marker in tools.bare
+        # Then nothing but the place and the name says that it is a call.
+        declared = (is_bare and tools.unmarked) or found.marker in tools.ambiguous
+        is_call = not declared or output.is_between_words
+        if not (is_call and (yield from self._calls(section, _NO_MARKS if is_bare else call, declared=declared))):
             output.text(found.marker)
             reader.at = len(found.marker)
 
@@ -184,23 +193,19 @@ class ReplyParser:
         in_section = bool((yield from reader.accept(section.begin)))
         while True:
             begin = reader.at
-            yield from reader.skip_space()
-            if call.begin and not (yield from reader.accept(call.begin)):
-                reader.at = begin
+            if call.begin and not (yield from reader.accept_behind_space(call.begin)):
                 break
             if not (yield from self._body(place)):
                 reader.at = begin
                 break
-            yield from reader.skip_space()
-            yield from reader.accept(call.end)
+            yield from reader.accept_behind_space(call.end)
             reader.drop()
             if not in_section and not call.begin:
                 break
         if output.calls == before:
             reader.at = start
             return False
-        yield from reader.skip_space()
-        yield from reader.accept(section.end)
+        yield from reader.accept_behind_space(section.end)
         reader.drop()
         return True
 

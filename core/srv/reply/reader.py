@@ -129,6 +129,14 @@ class Reader:
         self.at += len(found)
         return found
 
+    def accept_behind_space(self, markers: Iterable[str]) -> Wait[str]:
+        """As `accept`, with white space before the marker. The position stays if there is none."""
+        begin = self.at
+        yield from self.skip_space()
+        found = yield from self.accept(markers)
+        self.at = self.at if found else begin
+        return found
+
     def until(self, markers: MarkerSet, limit: int) -> Wait[str | None]:
         """The text before the next marker, which stays unread. None if it is longer than `limit`, or no marker comes;
         the position does not change then."""

@@ -41,6 +41,44 @@ REASONING_ROWS: tuple[ReasoningFormat, ...] = (
         ends_before=("<minimax:tool_call>",),
         templates=(("<think>", "<minimax:tool_call>"),),
     ),
+    ReasoningFormat(
+        "minimax-m3",
+        ("minimax_m3",),
+        Marks(("<mm:think>",), ("</mm:think>",)),
+        ends_before=("]<]minimax[>[<tool_call>",),
+        around=("</mm:think>",),  # before replies without reasoning
+        templates=(("<mm:think>",),),
+    ),
+    ReasoningFormat(
+        "kimi_k3",
+        (),
+        Marks(("<|open|>think<|sep|>",), ("<|close|>think<|sep|>", "<|open|>response<|sep|>")),
+        ends_before=("<|open|>tools<|sep|>",),
+        around=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        templates=(("<|open|>", "<|close|>", "<|sep|>"),),
+    ),
+    ReasoningFormat(
+        "hunyuan",
+        ("hy_v3",),
+        Marks(("<think>", "<think:opensource>"), ("</think>", "</think:opensource>")),
+        ends_before=("<tool_calls>", "<tool_calls:opensource>"),
+        templates=(("<think", "<tool_calls", "<tool_sep"),),
+    ),
+    ReasoningFormat(
+        "apertus",
+        ("apertus2509",),
+        Marks(("<|inner_prefix|>",), ("<|inner_suffix|>",)),
+        ends_before=("<|tools_prefix|>",),
+        anywhere=True,
+        around=("<|inner_suffix|>",),  # behind calls within the reasoning
+        templates=(("<|inner_prefix|>",),),
+    ),
+    ReasoningFormat(
+        "plamo3",
+        (),
+        Marks(("<|plamo:begin_think:plamo|>",), ("<|plamo:end_think:plamo|>",)),
+        templates=(("<|plamo:begin_think",),),
+    ),
     ReasoningFormat("seed_oss", (), Marks(("<seed:think>",), ("</seed:think>",)), templates=(("<seed:think>",),)),
     ReasoningFormat(
         "mistral",
@@ -63,6 +101,9 @@ REASONING_ROWS: tuple[ReasoningFormat, ...] = (
         (
             "deepseek-v3",
             "deepseek_v3",
+            "deepseek-v4",
+            "deepseek_v4",
+            "minimax_m1",
             "mimo",
             "holo2",
             "nemotron_3",

@@ -26,24 +26,28 @@ class Marks(NamedTuple):
 class JsonBody(NamedTuple):
     """`{"name": N, "arguments": {..}}`, or a list of such objects.
 
-    The names of the members are given in all spellings. `separators` stand between objects outside a list.
+    The names of the members are given in all spellings. `separators` stand between objects outside a list. keyed: an
+    object is `{N: {..}}` instead.
     """
 
     names: Markers = ("name",)
     arguments: Markers = ("arguments", "parameters")
     separators: Markers = ()
+    keyed: bool = False
 
 
 class HeaderBody(NamedTuple):
     """`HEADER separator {..}`: the name stands before the arguments, which are JSON.
 
     header: a regular expression for the text before the separator, with the group `name`, and possibly `id` for the
-    call's own id. suffix: what follows the arguments.
+    call's own id. suffix: what follows the arguments. stays: what may follow the header instead of a separator, and
+    belongs to the arguments.
     """
 
     separator: Markers
     header: str = r"(?P<name>[^\s<>{}\[\]]+)"
     suffix: Markers = ()
+    stays: Markers = ()
 
 
 class TaggedBody(NamedTuple):
@@ -53,7 +57,10 @@ class TaggedBody(NamedTuple):
 
     name: the second is several forms, of which those in `stays` are only looked at. raw, json: what the second tag of
     the key begins with if the value is a string or JSON, for formats that say so. cut: what ends a value whose `end` is
-    missing. newline: whether one newline at each end of a value belongs to the tags.
+    missing. newline: whether one newline at each end of a value belongs to the tags. attributes: what ends a name or a
+    key behind which its tag has attributes. nested: a value that is an object or an array consists of such arguments in
+    turn, those of an array with the key `item`; `end` has the key as {key}. gap: white space that a model writes before
+    the tags of arguments and values.
     """
 
     name: tuple[str, Markers]
@@ -66,6 +73,9 @@ class TaggedBody(NamedTuple):
     json: str = ""
     cut: Markers = ()
     newline: bool = True
+    attributes: str = ""
+    nested: bool = False
+    gap: str = ""
 
 
 class PythonBody(NamedTuple):
@@ -93,12 +103,14 @@ class ToolFormat(NamedTuple):
     `name`: as `--tool-call-parser` takes it; `aliases`: names of the same format in other servers.
     `bodies`: the ways to write a call. The first that fits the text after the markers is used.
     `unmarked`: a reply may begin with a call without any marker, of a tool that the request declares.
-    `bare`: how a body begins whose markers a model may leave out.
+    `bare`: how a body begins whose markers a model may leave out; in an `unmarked` format, behind white space.
+    `ambiguous`: markers that text has as well, so that only a tool that the request declares is called behind them.
     `ids`: of calls: "call" (`call_` and 24 hexadecimal digits), "short" (9 letters and digits), or a format string of
     `name` and `index`, the position of the call in the conversation.
     `templates`: the format of a model whose chat template contains all strings of one of these.
-    `frame`: the text before and after the arguments of a call of the tool {name}, for calls that a grammar forces; a
-    format whose arguments are no JSON has none. `trigger`: the beginning of that text which nothing but a call has.
+    `frame`: the text before and after the arguments of a call of the tool {name}, for calls that a grammar forces; the
+    arguments are those of the first `TaggedBody` or `PythonBody`, or JSON. A format with other arguments has none.
+    `trigger`: the beginning of that text which nothing but a call has.
     `one_call`: a grammar forces one call, because `frame` ends all calls.
     """
 
@@ -109,6 +121,7 @@ class ToolFormat(NamedTuple):
     bodies: tuple[Body, ...] = (JsonBody(),)
     unmarked: bool = False
     bare: Markers = ()
+    ambiguous: Markers = ()
     ids: str = "call"
     templates: tuple[tuple[str, ...], ...] = ()
     frame: tuple[str, str] = ("", "")
@@ -135,6 +148,7 @@ class ReasoningFormat(NamedTuple):
     `begin`, `end`: the markers. A prompt that ends with a begin marker starts the reply inside, one that ends with an
     end marker starts it behind; otherwise the reply starts inside if `always`, unless the client began the answer.
     `ends_before`: markers of tool calls that also end it. `anywhere`: it may begin later than at the start.
+    `around`: markers around the answer, which are no text.
     `name`, `aliases` and `templates`: as in `ToolFormat`.
     """
 
@@ -144,11 +158,12 @@ class ReasoningFormat(NamedTuple):
     always: bool = False
     ends_before: Markers = ()
     anywhere: bool = False
+    around: Markers = ()
     templates: tuple[tuple[str, ...], ...] = ()
 
     @property
     def markers(self) -> Markers:
-        return (*self.marks.begin, *self.marks.end)
+        return (*self.marks.begin, *self.marks.end, *self.around)
 
     def starts_inside(self, prompt: str, continued: bool = False) -> bool:
         """Whether the reply to this prompt starts with reasoning. `continued`: the prompt ends with a begun answer."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from srv.reply.bodies import MAX_HEADER, Place
 from srv.reply.json_text import json_of
+from srv.reply.nested import nested_json
 from srv.reply.reader import MarkerSet, Wait
 from srv.reply.rows import TaggedBody
 from srv.reply.typed_values import as_json, property_types
@@ -23,19 +24,24 @@ def tagged_body(body: TaggedBody, place: Place) -> Wait[bool]:
     if body.name[0] and not before:
         return False
     name = yield from reader.until(MarkerSet((*body.name[1], *place.stops.markers)), MAX_HEADER)
-    if name is None or not _is_name(name.strip()) or not place.may_call(name.strip()):
+    name = None if name is None else _without_attributes(body, name.strip())
+    if name is None or not _is_name(name) or not place.may_call(name):
         return False
     if not (yield from reader.starts(body.name[1])):
         return False
     yield from reader.accept([mark for mark in body.name[1] if mark not in body.stays])
-    output.start(name.strip())
+    output.start(name)
     output.arguments("{")
     reader.drop()
-    rest = yield from _arguments(body, place, output.schemas.get(name.strip(), {}))
+    rest = yield from _arguments(body, place, output.schemas.get(name, {}))
     output.end()
     if rest:
         output.text(rest)
     return True
+
+
+def _without_attributes(body: TaggedBody, text: str) -> str:
+    return text.partition(body.attributes)[0] if body.attributes else text
 
 
 def _is_name(name: str) -> bool:
@@ -87,15 +93,19 @@ def _argument(body: TaggedBody, place: Place, schema: Mapping[str, Any], comma: 
             reader.at = begin
             return False
     key, types = _types(body, key.strip(), schema)
+    body = body._replace(end=body.end.replace("{key}", key)) if body.nested else body
     output.arguments(f"{comma}{json_of(key)}: ")
     reader.drop()
-    if types == {"string"}:
+    is_nested = body.nested and (yield from reader.starts((body.key[0], body.end))) == body.key[0]
+    if types == {"string"} and not is_nested:
         output.arguments('"')
         if (yield from _value(body, place, True)) is not None:
             output.arguments('"')
     else:
-        value = (yield from _value(body, place, False)) or ""
-        output.arguments(value if reader.ended and reader.cut else as_json(value, types))
+        value = (yield from _nested_value(body, place, key)) if is_nested else (yield from _value(body, place, False))
+        value = value or ""
+        made = nested_json(body.key, value, key, schema) if body.nested else as_json(value, types)
+        output.arguments(value if reader.ended and reader.cut else made)
     return True
 
 
@@ -104,7 +114,19 @@ def _types(body: TaggedBody, key: str, schema: Mapping[str, Any]) -> tuple[str, 
     for mark, types in ((body.raw, {"string"}), (body.json, set[str]())):
         if mark and key.endswith(mark):
             return key.removesuffix(mark), types
+    if body.attributes and body.attributes in key:
+        return _without_attributes(body, key), set()
     return key, property_types(schema, key)
+
+
+def _nested_value(body: TaggedBody, place: Place, key: str) -> Wait[str]:
+    """The text of a value of tags, in which tags of the same name may be."""
+    text, begin = "", f"{body.key[0]}{key}{body.key[1]}"
+    while True:
+        text += (yield from _value(body, place, False)) or ""
+        if place.reader.ended or text.count(begin) <= text.count(body.end):
+            return text
+        text += body.end
 
 
 def _value(body: TaggedBody, place: Place, streamed: bool) -> Wait[str | None]:

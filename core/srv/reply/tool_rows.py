@@ -27,6 +27,7 @@ _FUNCTION_XML = TaggedBody(
     end="</parameter>",
     close=("</function>",),
     cut=("\n<parameter=", "\n</function>\n</tool_call>", "\n</function>\n</seed:tool_call>"),
+    gap="\n",
 )
 _GLM = TaggedBody(
     name=("", ("\n", "<arg_key>", "</tool_call>")),
@@ -35,11 +36,14 @@ _GLM = TaggedBody(
     value="<arg_value>",
     end="</arg_value>",
     newline=False,
+    gap="\n",
 )
 
 
-def _dsml(mark: str) -> TaggedBody:
-    return TaggedBody(
+def _dsml(mark: str) -> tuple[HeaderBody, TaggedBody]:
+    """The arguments are an object of JSON, or have tags."""
+    header = HeaderBody(('">',), rf'<{mark}invoke name="(?P<name>[^"]+)', suffix=(f"</{mark}invoke>",))
+    return header, TaggedBody(
         name=(f'<{mark}invoke name="', ('">',)),
         key=(f'<{mark}parameter name="', '">'),
         end=f"</{mark}parameter>",
@@ -47,8 +51,33 @@ def _dsml(mark: str) -> TaggedBody:
         raw='" string="true',
         json='" string="false',
         newline=False,
+        gap="\n",
     )
 
+
+def _hunyuan(suffix: str) -> TaggedBody:
+    """`suffix`: of the tokens in the model's vocabulary."""
+    return TaggedBody(
+        name=("", (f"<tool_sep{suffix}>",)),
+        key=(f"<arg_key{suffix}>", f"</arg_key{suffix}>"),
+        value=f"<arg_value{suffix}>",
+        end=f"</arg_value{suffix}>",
+        newline=False,
+        gap="\n",
+    )
+
+
+_INVOKE = TaggedBody(
+    name=('<invoke name="', ('">',)),
+    key=('<parameter name="', '">'),
+    end="</parameter>",
+    close=("</invoke>",),
+    gap="\n",
+)
+_PLAMO_ARGUMENTS = (
+    "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+)
+_MINIMAX_M3 = "]<]minimax[>["
 
 TOOL_ROWS: tuple[ToolFormat, ...] = (
     ToolFormat(
@@ -66,12 +95,16 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         bodies=(_FUNCTION_XML,),
         bare=("<function=",),
         templates=(("<tool_call>", "<function=", "<parameter="),),
+        frame=("<tool_call>\n<function={name}>", "\n</function>\n</tool_call>"),
+        trigger="<tool_call>",
     ),
     ToolFormat(
         "seed_oss",
         section=Marks(("<seed:tool_call>",), ("</seed:tool_call>",)),
         bodies=(_FUNCTION_XML,),
         templates=(("<seed:tool_call>",),),
+        frame=("<seed:tool_call>\n<function={name}>", "\n</function>\n</seed:tool_call>"),
+        trigger="<seed:tool_call>",
     ),
     ToolFormat(
         "llama3",
@@ -79,6 +112,7 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         call=Marks(("<|python_tag|>",)),
         bodies=(JsonBody(separators=(";",)),),
         unmarked=True,
+        bare=('{"name"', '{ "name"', '{"type"', '{ "type"'),
         templates=(("<|python_tag|>", '"parameters"'), ("<|eot_id|>", '{"name": function name, "parameters"')),
         frame=('{"name": "{name}", "parameters": ', "}"),
         trigger="",
@@ -91,23 +125,31 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         bodies=(PythonBody(),),
         unmarked=True,
         templates=(("<|python_start|>",), ("[func_name1(params_name1=params_value1",)),
+        frame=("[{name}(", ")]"),
+        one_call=True,
     ),
     ToolFormat(
         "lfm2",
         call=Marks(("<|tool_call_start|>",), ("<|tool_call_end|>",)),
         bodies=(PythonBody(), JsonBody()),
         templates=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+        frame=("<|tool_call_start|>[{name}(", ")]<|tool_call_end|>"),
+        trigger="<|tool_call_start|>",
+        one_call=True,
     ),
     ToolFormat(
         "olmo3",
         call=Marks(("<function_calls>",), ("</function_calls>",)),
         bodies=(PythonBody(brackets=""),),
         templates=(("<function_calls>", "<functions>"),),
+        frame=("<function_calls>{name}(", ")</function_calls>"),
+        trigger="<function_calls>",
+        one_call=True,
     ),
     ToolFormat(
         "mistral",
         call=Marks(("[TOOL_CALLS]",)),
-        bodies=(JsonBody(), HeaderBody(("[ARGS]",), r"(?P<name>[^\s\[\]{}]+)(\[CALL_ID\](?P<id>\w+))?")),
+        bodies=(JsonBody(), HeaderBody(("[ARGS]",), r"(?P<name>[^\s\[\]{}]+)(\[CALL_ID\](?P<id>\w+))?", stays=("{",))),
         ids="short",
         templates=(("[TOOL_CALLS]",),),
         frame=('[TOOL_CALLS] [{"name": "{name}", "arguments": ', "}]"),
@@ -144,12 +186,19 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
     ),
     ToolFormat(
         "deepseekv32",
-        ("deepseek_v32",),
+        ("deepseek_v32", "deepseekv4", "deepseek_v4"),
         section=Marks(
-            ("<｜DSML｜function_calls>", "<function_calls>"), ("</｜DSML｜function_calls>", "</function_calls>")
+            ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "<function_calls>"),
+            ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>", "</function_calls>"),
         ),
-        bodies=(_dsml("｜DSML｜"), _dsml("")),
+        bodies=(*_dsml("｜DSML｜"), *_dsml("")),
         templates=(("｜DSML｜",),),
+        frame=(
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="{name}">',
+            "\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        ),
+        trigger="<｜DSML｜function_calls>",
+        one_call=True,
     ),
     ToolFormat(
         "glm",
@@ -157,6 +206,8 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         call=Marks(("<tool_call>",), ("</tool_call>",)),
         bodies=(_GLM,),
         templates=(("<tool_call>", "<arg_key>", "<arg_value>"),),
+        frame=("<tool_call>{name}", "\n</tool_call>"),
+        trigger="<tool_call>",
     ),
     ToolFormat(
         "kimi_k2",
@@ -182,16 +233,11 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         "minimax-m2",
         ("minimax_m2",),
         section=Marks(("<minimax:tool_call>",), ("</minimax:tool_call>",)),
-        bodies=(
-            TaggedBody(
-                name=('<invoke name="', ('">',)),
-                key=('<parameter name="', '">'),
-                end="</parameter>",
-                close=("</invoke>",),
-                cut=('\n<parameter name="', "\n</invoke>\n</minimax:tool_call>"),
-            ),
-        ),
+        bodies=(_INVOKE._replace(cut=('\n<parameter name="', "\n</invoke>\n</minimax:tool_call>")),),
         templates=(("<minimax:tool_call>",),),
+        frame=('<minimax:tool_call>\n<invoke name="{name}">', "\n</invoke>\n</minimax:tool_call>"),
+        trigger="<minimax:tool_call>",
+        one_call=True,
     ),
     ToolFormat(
         "granite",
@@ -205,23 +251,34 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         "granite-20b-fc",
         call=Marks(("<function_call>",), ("</function_call>",)),
         templates=(("<function_call>", '"name"'),),
+        frame=('<function_call>{"name": "{name}", "arguments": ', "}"),
+        trigger="<function_call>",
     ),
     ToolFormat(
         "phi4_mini_json",
         call=Marks(("<|tool_call|>", "functools"), ("<|/tool_call|>",)),
         templates=(("<|tool|>", "<|/tool|>"),),
+        frame=('<|tool_call|>[{"name": "{name}", "arguments": ', "}]<|/tool_call|>"),
+        trigger="<|tool_call|>",
+        one_call=True,
     ),
     ToolFormat(
         "internlm",
         ("interns1",),
         call=Marks(("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
         templates=(("<|action_start|>", "<|plugin|>"),),
+        frame=('<|action_start|><|plugin|>\n{"name": "{name}", "parameters": ', "}<|action_end|>"),
+        trigger="<|action_start|><|plugin|>",
+        one_call=True,
     ),
     ToolFormat(
         "jamba",
-        ("hunyuan_a13b",),
+        ("hunyuan_a13b", "minimax"),
         call=Marks(("<tool_calls>",), ("</tool_calls>",)),
         templates=(("<tool_calls>[",), ("<tool_calls>", '"arguments"')),
+        frame=('<tool_calls>[\n  {"name": "{name}", "arguments": ', "}\n]</tool_calls>"),
+        trigger="<tool_calls>",
+        one_call=True,
     ),
     ToolFormat(
         "cohere_command4",
@@ -229,6 +286,12 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         call=Marks(("<|START_ACTION|>",), ("<|END_ACTION|>",)),
         bodies=(JsonBody(names=("tool_name", "name")),),
         templates=(("<|START_ACTION|>",),),
+        frame=(
+            '<|START_ACTION|>[{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": ',
+            "}]<|END_ACTION|>",
+        ),
+        trigger="<|START_ACTION|>",
+        one_call=True,
     ),
     ToolFormat(
         "gemma4",
@@ -241,5 +304,153 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         call=Marks(("<start_function_call>",), ("<end_function_call>",)),
         bodies=(BareBody("<escape>"),),
         templates=(("<start_function_call>",),),
+    ),
+    ToolFormat(
+        "step3",
+        section=Marks(("<｜tool_calls_begin｜>",), ("<｜tool_calls_end｜>",)),
+        call=Marks(("<｜tool_call_begin｜>",), ("<｜tool_call_end｜>",)),
+        bodies=(
+            TaggedBody(
+                name=('function<｜tool_sep｜><steptml:invoke name="', ('">',)),
+                key=('<steptml:parameter name="', '">'),
+                end="</steptml:parameter>",
+                close=("</steptml:invoke>",),
+                gap="\n",
+            ),
+        ),
+        templates=(("<｜tool_calls_begin｜>", "steptml:invoke"),),
+        frame=(
+            '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">',
+            "\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+        ),
+        trigger="<｜tool_calls_begin｜>",
+        one_call=True,
+    ),
+    ToolFormat(
+        "xlam",
+        call=Marks(("[TOOL_CALLS]", "<tool_call>", "```json", "```"), ("</tool_call>", "```")),
+        unmarked=True,
+        ambiguous=("```json", "```"),
+        frame=('[{"name": "{name}", "arguments": ', "}]"),
+        one_call=True,
+    ),
+    ToolFormat(
+        "minimax-m3",
+        ("minimax_m3",),
+        section=Marks((f"{_MINIMAX_M3}<tool_call>",), (f"{_MINIMAX_M3}</tool_call>",)),
+        bodies=(
+            TaggedBody(
+                name=(f'{_MINIMAX_M3}<invoke name="', ('">',)),
+                key=(f"{_MINIMAX_M3}<", ">"),
+                end=f"{_MINIMAX_M3}</{{key}}>",
+                close=(f"{_MINIMAX_M3}</invoke>",),
+                newline=False,
+                nested=True,
+            ),
+        ),
+        templates=((_MINIMAX_M3,),),
+    ),
+    ToolFormat(
+        "kimi_k3",
+        section=Marks(("<|open|>tools<|sep|>",), ("<|close|>tools<|sep|>",)),
+        bodies=(
+            TaggedBody(
+                name=('<|open|>call tool="', ("<|sep|>",)),
+                key=('<|open|>argument key="', "<|sep|>"),
+                end="<|close|>argument<|sep|>",
+                close=("<|close|>call<|sep|>",),
+                raw='" type="string"',
+                newline=False,
+                attributes='"',
+            ),
+        ),
+        templates=(("<|open|>", "<|close|>", "<|sep|>"),),
+        frame=(
+            '<|open|>tools<|sep|><|open|>call tool="{name}" index="1"<|sep|>',
+            "<|close|>call<|sep|><|close|>tools<|sep|>",
+        ),
+        trigger="<|open|>tools<|sep|>",
+        one_call=True,
+    ),
+    ToolFormat(
+        "nemotron_json",
+        call=Marks(("<TOOLCALL>",), ("</TOOLCALL>",)),
+        templates=(("<TOOLCALL>",),),
+        frame=('<TOOLCALL>[{"name": "{name}", "arguments": ', "}]</TOOLCALL>"),
+        trigger="<TOOLCALL>",
+        one_call=True,
+    ),
+    ToolFormat(
+        "hunyuan",
+        ("hy_v3",),
+        section=Marks(("<tool_calls>", "<tool_calls:opensource>"), ("</tool_calls>", "</tool_calls:opensource>")),
+        call=Marks(("<tool_call>", "<tool_call:opensource>"), ("</tool_call>", "</tool_call:opensource>")),
+        bodies=(_hunyuan(""), _hunyuan(":opensource")),
+        templates=(("<tool_calls", "<tool_sep", "<arg_key", "<arg_value"),),
+        frame=("<tool_calls>\n<tool_call>{name}<tool_sep>", "\n</tool_call>\n</tool_calls>"),
+        trigger="<tool_calls>",
+        one_call=True,
+    ),
+    ToolFormat(
+        "apertus",
+        ("apertus2509",),
+        call=Marks(("<|tools_prefix|>",), ("<|tools_suffix|>",)),
+        bodies=(JsonBody(keyed=True),),
+        templates=(("<|tools_prefix|>",),),
+        frame=('<|tools_prefix|>[{"{name}": ', "}]<|tools_suffix|>"),
+        trigger="<|tools_prefix|>",
+        one_call=True,
+    ),
+    ToolFormat(
+        "gigachat3",
+        call=Marks(
+            (
+                "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+                "<|message_sep|>function call<|role_sep|>\n",
+                "function call<|role_sep|>\n",
+                "<|function_call|>",
+            ),
+            ("<|message_sep|>",),
+        ),
+        templates=(("<|role_sep|>", "<|message_sep|>"),),
+        frame=('function call<|role_sep|>\n{"name": "{name}", "arguments": ', "}"),
+        trigger="function call<|role_sep|>\n",
+        one_call=True,
+    ),
+    ToolFormat(
+        "dots",
+        section=Marks(("<dots_function_call>",), ("</dots_function_call>",)),
+        bodies=(_INVOKE, JsonBody()),
+        templates=(("<dots_function_call>",),),
+        frame=('<dots_function_call>\n<invoke name="{name}">', "\n</invoke>\n</dots_function_call>"),
+        trigger="<dots_function_call>",
+        one_call=True,
+    ),
+    ToolFormat(
+        "plamo3",
+        section=Marks(("<|plamo:begin_tool_requests:plamo|>",), ("<|plamo:end_tool_requests:plamo|>",)),
+        call=Marks(("<|plamo:begin_tool_request:plamo|>",), ("<|plamo:end_tool_request:plamo|>",)),
+        bodies=(
+            HeaderBody(
+                (_PLAMO_ARGUMENTS,),
+                r"<\|plamo:begin_tool_name:plamo\|>(?P<name>[^\s<>{}\[\]]+)",
+                ("<|plamo:end_tool_arguments:plamo|>",),
+            ),
+        ),
+        templates=(("<|plamo:begin_tool",),),
+        frame=(
+            "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{name}"
+            + _PLAMO_ARGUMENTS,
+            "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>",
+        ),
+        trigger="<|plamo:begin_tool_requests:plamo|>",
+        one_call=True,
+    ),
+    ToolFormat(
+        "poolside_v1",
+        call=Marks(("<tool_call>",), ("</tool_call>",)),
+        bodies=(_GLM._replace(newline=True),),
+        frame=("<tool_call>{name}", "\n</tool_call>"),
+        trigger="<tool_call>",
     ),
 )

@@ -5,13 +5,11 @@ Must not know the fields of any protocol, or the format of any model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from srv.errors import RequestError
 from srv.reply.json_text import parsed
 
 
@@ -20,7 +18,7 @@ class Tool:
     """One function that the model may call. `parameters`: its JSON Schema; None: it has none.
 
     `strict`: its arguments must follow the schema, which a grammar enforces. `where`: the part of the request with its
-    name, for errors.
+    name, for errors; `schema_field`: the field there with its parameters.
     """
 
     name: str
@@ -28,6 +26,7 @@ class Tool:
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
     where: str = "tools"
+    schema_field: str = "parameters"
 
     def for_template(self) -> dict[str, object]:
         """In the form that chat templates expect: OpenAI's."""
@@ -61,6 +60,11 @@ class ToolUse:
         """Whether calls are looked for in the reply."""
         return bool(self.tools) and self.choice is not Choice.NONE
 
+    @property
+    def forced(self) -> bool:
+        """Whether the reply is calls and nothing else."""
+        return self.choice in (Choice.REQUIRED, Choice.NAMED)
+
     def for_template(self) -> list[dict[str, object]] | None:
         """The tools that the prompt describes: none where none may be called."""
         return [tool.for_template() for tool in self.tools] if self.active else None
@@ -71,33 +75,31 @@ NO_TOOLS = ToolUse()
 
 @dataclass(frozen=True, slots=True)
 class PriorCall:
-    """A call in an earlier message of the assistant. `arguments`: JSON text, as the client sends it."""
+    """A call in an earlier message of the assistant. `arguments`: any text, as a model writes it; "": none."""
 
     id: str
     name: str
     arguments: str
 
-    def for_template(self, where: str) -> dict[str, object]:
+    @property
+    def has_object(self) -> bool:
+        """Whether the arguments are a JSON object, or there are none."""
+        return isinstance(self._value, dict)
+
+    def for_template(self) -> dict[str, object]:
         """Arguments are an object, because templates iterate over them or serialise them themselves.
 
-        `where`: the field of the request, for the error. Raises RequestError for arguments that are not an object.
+        Those of a reply that was cut, or that a model wrote wrong, are the text itself.
         """
-        function = {"name": self.name, "arguments": parsed_arguments(self.arguments, where)}
+        function = {"name": self.name, "arguments": self._value}
         return {"id": self.id, "type": "function", "function": function}
 
-
-def parsed_arguments(arguments: str, where: str) -> dict[str, Any]:
-    """The arguments as an object; an empty text has none. Raises RequestError."""
-    value = parsed(arguments) if arguments.strip() else {}
-    if not isinstance(value, dict):
-        shown = arguments if len(arguments) <= 80 else f"{arguments[:80]}..."
-        raise RequestError(
-            f"{where} = {json.dumps(shown)} is refused: it is not the text of a JSON object; send the arguments as"
-            " the model wrote them, or {}",
-            code="invalid_value",
-            param=where,
-        )
-    return value
+    @property
+    def _value(self) -> object:
+        if self.arguments.strip() in ("", "null"):
+            return {}
+        value = parsed(self.arguments)
+        return value if isinstance(value, dict) else self.arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,25 +118,22 @@ class Message:
     call_id: str | None = None
 
 
-def template_messages(messages: list[Message], where: str = "messages") -> list[dict[str, object]]:
-    """The messages as variables of a chat template. `where`: the field of the request, for errors.
+def template_messages(messages: list[Message]) -> list[dict[str, object]]:
+    """The messages as variables of a chat template.
 
-    A tool message gets the name of the call that it answers, which some templates print. Raises RequestError.
+    A tool message gets the name of the call that it answers, which some templates print.
     """
     names: dict[str, str] = {}
-    return [_for_template(message, names, f"{where}[{index}]") for index, message in enumerate(messages)]
+    return [_for_template(message, names) for message in messages]
 
 
-def _for_template(message: Message, names: dict[str, str], where: str) -> dict[str, object]:
+def _for_template(message: Message, names: dict[str, str]) -> dict[str, object]:
     """`names`: of the calls so far, by id."""
     out: dict[str, object] = {"role": message.role, "content": "" if message.content is None else message.content}
     if message.reasoning is not None:
         out["reasoning_content"] = message.reasoning
     if message.calls:
-        out["tool_calls"] = [
-            call.for_template(f"{where}.tool_calls[{index}].function.arguments")
-            for index, call in enumerate(message.calls)
-        ]
+        out["tool_calls"] = [call.for_template() for call in message.calls]
         names |= {call.id: call.name for call in message.calls}
     if message.call_id is not None:
         out["tool_call_id"] = message.call_id

@@ -54,6 +54,18 @@ def property_types(schema: Mapping[str, Any], name: str) -> set[str]:
     return types_of(properties[name], schema)
 
 
+def part_of(schema: Any, name: str, root: Mapping[str, Any], depth: int = 0) -> Any:
+    """The schema of a member of an object, or of the elements of an array; None if the schema does not say."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return None
+    if isinstance(reference := schema.get("$ref"), str):
+        return part_of(_resolve(reference, root), name, root, depth + 1)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    return schema.get("items") if "array" in types_of(schema, root) else schema.get("additionalProperties")
+
+
 def as_json(text: str, types: set[str]) -> str:
     """The JSON text of a value. `types`: those allowed; empty: any."""
     stripped = text.strip()

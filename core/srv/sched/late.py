@@ -41,10 +41,12 @@ class LateInputs(NamedTuple):
     Every rank of an engine gets the same bytes.
     `forced`: (slot, tokens) pairs for the scheduler: the token that the row samples, because nothing else is allowed,
     and at least one more that must follow it. The scheduler may pass over some or all of them.
+    `failed`: (request, code, message) of requests that cannot go on. They end with this error.
     """
 
     masks: tuple[tuple[int, bytes], ...] = ()
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    failed: tuple[tuple[str, str, str], ...] = ()
 
 
 class LateInputMaker(Protocol):

@@ -188,6 +188,13 @@ class Scheduler:
         """The oldest plan failed as a whole: its requests end with ERROR, all others continue."""
         return self._process_result(plan, tuple(RowResult(row.slot, error=(code, message)) for row in plan.rows))
 
+    def fail_request(self, request: str, code: str, message: str) -> list[Output]:
+        """A running request cannot go on: it ends with ERROR now, and the result of its rows in flight is dropped."""
+        failed = self._live.get(request)
+        if failed is None or failed.state is not State.RUNNING:
+            return []
+        return [self._end(failed, FinishReason.ERROR, RowResult(failed.slot, error=(code, message)))]
+
     # ---- state
     @property
     def idle(self) -> bool:

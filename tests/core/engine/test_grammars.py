@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from bytes_model import write_model
-from grammar_world import World, launch, of
+from grammar_world import DENSE, World, launch, of
 
 from srv.grammar.source import GrammarSource, from_choice, from_json_schema
 from srv.io.messages import Abort
@@ -74,6 +74,7 @@ def sources() -> dict[str, GrammarSource]:
         {"disable_overlap_schedule": True},
         {"chunked_prefill_size": 16},
         {"disable_graphs": True, "speculative_algorithm": "NGRAM"},
+        {"is_embedding": True},
     ],
     ids=str,
 )
@@ -180,3 +181,18 @@ def test_a_grammar_that_cannot_be_compiled_is_an_error_of_its_request(world: Wor
     assert result.finish is FinishReason.ERROR
     assert result.error is not None
     assert result.error[0] == "invalid_grammar"
+
+
+def test_a_grammar_that_cannot_go_on_ends_its_request_with_an_error(world: World, engine: CheckedEngine) -> None:
+    """It exceeds a limit of the library in the middle of the output; what runs beside it is not changed."""
+    alone, _ = engine.generate([world.request(name, None, max_tokens=30) for name in ("alone", "too")])
+    late = Grammar(world.backend.translate(of("regex", "[a-c]{9}(a|aa){2000}b"), DENSE))
+    requests = [world.request("late", late), world.request("beside", None, max_tokens=30)]
+    failed, beside = engine.generate(requests)
+    assert failed.finish is FinishReason.ERROR
+    assert failed.error is not None
+    assert failed.error[0] == "grammar_failed"
+    assert re.search(r"after \d+ tokens of the output: lexer error: too many", failed.error[1])
+    assert beside.tokens == alone.tokens
+    (again,) = engine.generate([world.request("again", world.grammar(of("regex", "[a-k]{7}")))])
+    assert re.fullmatch("[a-k]{7}", world.decoded(again.tokens))

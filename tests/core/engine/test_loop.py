@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from sched_driver import END, limits, message
 
@@ -37,7 +38,7 @@ from srv.memory.groups import PageGroup
 from srv.sched.plan import Plan, Result
 from srv.sched.scheduler import Limits, Scheduler
 from srv.testing.fake_executor import FakeExecutor, expected_tokens
-from srv.types import FinishReason
+from srv.types import FinishReason, Grammar
 
 PAGES = 64
 GROUPS = [PageGroup(PAGES, 4)]
@@ -245,6 +246,16 @@ def test_a_refused_request_gets_one_output_with_the_reason(depth: int) -> None:
         assert (only.finish, only.tokens) == (FinishReason.ERROR, [])
         assert only.error is not None
         assert only.error[0] == code
+    assert engine.tokens("a") == expected_tokens(A, 8)
+
+
+def test_a_request_with_a_grammar_is_never_served_without_it(depth: int) -> None:
+    """The API process has accepted it, so that the engine should have grammars; if not, free text is no answer."""
+    engine = Harness(depth)
+    engine.send(msgspec.structs.replace(message("b", A), grammar=Grammar("{}")), message("a", A))
+    engine.until_idle()
+    (only,) = engine.outputs["b"]
+    assert (only.finish, only.tokens, only.error and only.error[0]) == (FinishReason.ERROR, [], "no_grammars")
     assert engine.tokens("a") == expected_tokens(A, 8)
 
 

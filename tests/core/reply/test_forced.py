@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
+from typing import Any
 
 import pytest
 from every import every
@@ -11,9 +13,11 @@ from transcripts import PARIS, SCHEMA, Transcript, events_of, merged, parser_of
 from srv.errors import RequestError
 from srv.grammar.backend import GrammarContext, JsonSpacing, Matcher
 from srv.grammar.registry import make
-from srv.grammar.source import from_structural_tag
+from srv.grammar.relaxed import relaxed
+from srv.grammar.source import GrammarSource, from_structural_tag
 from srv.reply.formats import TOOL_NAMES, choose
 from srv.reply.parser import ParserOptions
+from srv.reply.rows import TaggedBody
 from srv.reply.tools import Choice, Tool, ToolUse
 from srv.server.protocols.reply_reader import constrained
 from srv.server.sampling_fields import Sampling
@@ -24,11 +28,16 @@ STRICT = {**SCHEMA, "required": ["city"], "additionalProperties": False}
 WEATHER, NOW = Tool("weather", None, STRICT), Tool("now")
 USE = ToolUse((WEATHER, NOW), Choice.REQUIRED)
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"<end>"]
-BACKEND = make(
-    "llguidance", GrammarContext(Vocabulary(b"".join(TOKENS), list(map(len, TOKENS)), [END]), len(TOKENS), (END,))
-)
+CONTEXT = GrammarContext(Vocabulary(b"".join(TOKENS), list(map(len, TOKENS)), [END]), len(TOKENS), (END,))
+BACKEND = make("llguidance", CONTEXT)
 FORMATS = {name: choose(name, "none", []) for name in TOOL_NAMES if name != "none"}
 FORCED = [name for name, found in FORMATS.items() if (found.channels or found.tools).frame[0]]  # type: ignore[union-attr]
+
+TAGGED = [
+    name for name in FORCED if any(isinstance(body, TaggedBody) for body in getattr(FORMATS[name].tools, "bodies", ()))
+]
+PYTHONIC = ["pythonic", "lfm2", "olmo3"]
+WITHOUT_TRIGGER = ("pythonic", "llama3", "xlam", "gpt-oss")
 
 
 def matcher(name: str, use: ToolUse) -> Matcher:
@@ -45,10 +54,29 @@ def accepts(name: str, use: ToolUse, text: str) -> tuple[bool, bool]:
     return state.accept(list(text.encode())), state.accepting
 
 
+def tagged(name: str, arguments: dict[str, Any]) -> str:
+    """Arguments as a model writes them: strings as text, anything else as JSON."""
+    row = FORMATS[name].tools
+    assert row is not None
+    body = next(body for body in row.bodies if isinstance(body, TaggedBody))
+    newline, parts = "\n" if body.newline else "", []
+    for key, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        kind = "string" if isinstance(value, str) else "array" if isinstance(value, list) else "number"
+        mark = body.raw if kind == "string" else body.json or body.raw.replace("string", kind)
+        middle = f"{body.gap}{body.value}" if body.value else ""
+        parts.append(f"{body.gap}{body.key[0]}{key}{mark}{body.key[1]}{middle}{newline}{text}{newline}{body.end}")
+    return "".join(parts)
+
+
 def call(name: str, tool: str, arguments: str) -> str:
     row = FORMATS[name].channels or FORMATS[name].tools
     assert row is not None
     begin, end = row.frame
+    if name in TAGGED:
+        arguments = tagged(name, json.loads(arguments))
+    if name in PYTHONIC:
+        arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
     return f"{begin.replace('{name}', tool).replace('{index}', '4')}{arguments}{end}"
 
 
@@ -57,7 +85,7 @@ def test_a_forced_reply_is_one_that_the_parser_reads(name: str) -> None:
     paris = call(name, "weather", json.dumps(PARIS))
     assert accepts(name, USE, paris) == (True, True)
     said = merged(events_of(parser_of(Transcript(name, "")), [paris]))
-    assert said == [("start", 0, "weather"), ("arguments", 0, json.dumps(PARIS)), ("end", 0)]
+    assert said == [("start", 0, "weather"), ("arguments", 0, json.dumps(PARIS)), ("end", 0, False)]
     assert accepts(name, USE, "Text")[0] is False
     assert accepts(name, USE, call(name, "weather", '{"days": 2}'))[0] is False, "city is required"
     named = ToolUse(USE.tools, Choice.NAMED, "now")
@@ -69,7 +97,147 @@ def test_a_forced_reply_is_one_that_the_parser_reads(name: str) -> None:
     assert accepts(name, ToolUse(USE.tools, Choice.REQUIRED, parallel=False), paris + paris)[0] is False
 
 
-@every("name", [name for name in FORCED if name not in ("llama3", "gpt-oss")])
+@every("name", FORCED)
+def test_a_forced_call_that_is_cut_leaves_no_text(name: str) -> None:
+    """Wherever the limit cuts it: what the grammar began before the arguments is nothing that the model said."""
+    arguments = json.dumps(PARIS)
+    reply = call(name, "weather", arguments)
+    begins = None if name in (*TAGGED, *PYTHONIC) else reply.index(arguments)
+    for size in range(len(reply)):
+        parser = FORMATS[name].parser(ParserOptions(USE), "")
+        assert parser is not None
+        events = merged(events_of(parser, reply[:size], cut=True))
+        kinds = [event[0] for event in events]
+        assert "text" not in kinds, (size, events)
+        written = "".join(event[2] for event in events if event[0] == "arguments")
+        if begins is None:
+            assert arguments.startswith(written), (size, events)
+        else:
+            assert written == arguments[: max(0, size - begins)], (size, events)
+
+
+PARTS = {
+    "type": "object",
+    "$defs": {"level": {"enum": [1, 2]}},
+    "properties": {
+        "unit": {"enum": ["c", "f"]},
+        "level": {"$ref": "#/$defs/level"},
+        "days": {"type": "integer", "maximum": 9},
+        "near": {"type": "array", "items": {"type": "string"}, "maxItems": 1},
+        "note": {"type": ["string", "null"]},
+        "gone": False,
+    },
+    "required": ["unit", "undeclared"],
+    "additionalProperties": False,
+}
+
+
+@every("name", TAGGED)
+@every(
+    ("arguments", "allowed"),
+    [
+        ({"unit": "c", "undeclared": "any\ntext < 5"}, True),
+        ({"unit": "c", "level": 2, "days": 9, "near": ["a"], "undeclared": ""}, True),
+        ({"unit": "k", "undeclared": ""}, False),
+        ({"unit": "c"}, False),
+        ({"unit": "c", "level": 3, "undeclared": ""}, False),
+        ({"unit": "c", "days": 10, "undeclared": ""}, False),
+        ({"unit": "c", "near": ["a", "b"], "undeclared": ""}, False),
+        ({"unit": "c", "gone": 1, "undeclared": ""}, False),
+        ({"unit": "c", "undeclared": "", "more": "b"}, False),
+    ],
+)
+def test_arguments_between_tags_follow_their_schema(name: str, arguments: dict[str, Any], allowed: bool) -> None:
+    tool = Tool("weather", None, PARTS, strict=True)
+    use = ToolUse((tool,), Choice.REQUIRED)
+    reply = call(name, "weather", json.dumps(arguments))
+    assert accepts(name, use, reply) == (allowed, allowed)
+    parser = FORMATS[name].parser(ParserOptions(use), "")
+    assert parser is not None
+    said = "".join(event[2] for event in merged(events_of(parser, [reply])) if event[0] == "arguments")
+    assert json.loads(said) == arguments
+
+
+@every(("name", "backend"), [("pythonic", "llguidance"), ("lfm2", "xgrammar"), ("olmo3", "llguidance")])
+@every("required", [(), ("level",), ("unit", "days")])
+def test_keyword_arguments_follow_their_schema(name: str, required: tuple[str, ...], backend: str) -> None:
+    pytest.importorskip(backend, reason=f"{backend} is not installed")
+    schema = {**PARTS, "required": list(required)}
+    use = ToolUse((Tool("weather", None, schema, strict=True),), Choice.REQUIRED)
+    found = FORMATS[name].constraint(use, 4)
+    assert found is not None
+    made = make(backend, CONTEXT)
+    new = made.compile(made.translate(from_structural_tag(found.tag, param=found.param), JsonSpacing()))
+    values = {"unit": "c", "level": 2, "days": 9, "near": ["a, b=1)]"], "note": None}
+    order = sorted(values, key=lambda key: key not in required)
+    for size in range(len(order) + 1):
+        for keys in combinations(order, size):
+            reply = call(name, "weather", json.dumps({key: values[key] for key in keys}))
+            state = new()
+            assert (state.accept(list(reply.encode())) and state.accepting) == (set(required) <= set(keys)), reply
+    for key, wrong in (("unit", "k"), ("level", 3), ("days", 10), ("near", ["a", "b"]), ("more", 1)):
+        reply = call(name, "weather", json.dumps({key: values.get(key) for key in required} | {key: wrong}))
+        assert not new().accept(list(reply.encode()))
+    parser = FORMATS[name].parser(ParserOptions(use), "")
+    assert parser is not None
+    said = merged(events_of(parser, [call(name, "weather", json.dumps(values))]))
+    assert json.loads(next(event[2] for event in said if event[0] == "arguments")) == values
+
+
+@every("name", [*TAGGED, *PYTHONIC])
+def test_schemas_of_any_shape_have_a_grammar(name: str) -> None:
+    properties = {"a": True, "b": {"anyOf": [True, {"type": "string"}]}, "c": {"$ref": "#"}, "d": {}}
+    for schema in ({"properties": properties, "required": ["b"]}, {"required": False}, {}, {"required": ["z"]}):
+        found = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), Choice.REQUIRED), 0)
+        assert found is not None
+        source, _ = relaxed(from_structural_tag(found.tag, param=found.param), compiled)
+        compiled(source)
+
+
+def compiled(source: GrammarSource) -> object:
+    return BACKEND.compile(BACKEND.translate(source, JsonSpacing()))
+
+
+def test_an_argument_whose_name_cannot_be_written_is_refused() -> None:
+    for name, argument in (("pythonic", "from"), ("lfm2", "a-b"), ("glm", "a>b"), ("kimi_k3", 'a"')):
+        tool = Tool("f", None, {"type": "object", "properties": {argument: {}}})
+        with pytest.raises(RequestError, match="has a name that a forced call of this model cannot have"):
+            FORMATS[name].constraint(ToolUse((tool,), Choice.REQUIRED), 0)
+
+
+@every("name", TAGGED)
+def test_what_tags_cannot_hold_is_refused_for_strict_tools_and_named_for_others(name: str) -> None:
+    part = {"type": "string", "pattern": "^a$", "description": "An a."}
+    schema = {"type": "object", "properties": {"x": part}, "required": ["x"], "minProperties": 1}
+    found = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), Choice.REQUIRED), 0)
+    assert found is not None
+    row = FORMATS[name].tools
+    assert row is not None
+    has_json = next(body for body in row.bodies if isinstance(body, TaggedBody)).raw  # a text may be a JSON string
+    assert found.left_out == (("minProperties",) if has_json else ("minProperties", "pattern"))
+    options = ParserOptions(ToolUse((Tool("f", None, schema),), Choice.REQUIRED))
+    source = constrained(Sampling(), FORMATS[name], options, "", 0).grammar
+    assert source is not None
+    assert source.left_out == found.left_out
+    with pytest.raises(RequestError, match="'minProperties' cannot be enforced in calls of the format") as caught:
+        FORMATS[name].constraint(ToolUse((Tool("f", None, schema, strict=True),), Choice.REQUIRED), 0)
+    assert caught.value.param == "tools.parameters"
+
+
+@every("name", [*TAGGED, "gigachat3", "cohere_command4"])
+def test_xgrammar_forces_calls_too(name: str) -> None:
+    pytest.importorskip("xgrammar", reason="xgrammar is not installed")
+    backend = make("xgrammar", CONTEXT)
+    found = FORMATS[name].constraint(USE, 4)
+    assert found is not None
+    source = from_structural_tag(found.tag, param=found.param)
+    new = backend.compile(backend.translate(source, JsonSpacing()))
+    for tool, arguments, allowed in (("weather", PARIS, True), ("now", {}, True), ("weather", {"days": 2}, False)):
+        state = new()
+        assert (state.accept(list(call(name, tool, json.dumps(arguments)).encode())) and state.accepting) is allowed
+
+
+@every("name", [name for name in FORCED if name not in WITHOUT_TRIGGER])
 def test_strict_tools_leave_text_free(name: str) -> None:
     use = ToolUse((Tool("weather", None, STRICT, strict=True), NOW))
     assert accepts(name, use, "Just text.") == (True, True)
@@ -78,7 +246,7 @@ def test_strict_tools_leave_text_free(name: str) -> None:
     assert accepts(name, use, call(name, "now", '{"any": [1]}')) == (True, True)
 
 
-@every("name", [*(name for name in FORMATS if name not in FORCED), "llama3", "gpt-oss"])
+@every("name", [*(name for name in FORMATS if name not in FORCED), *WITHOUT_TRIGGER])
 def test_formats_without_such_a_grammar_say_so(name: str) -> None:
     uses = [ToolUse((Tool("now", strict=True),))] if name in FORCED else [USE, ToolUse((Tool("now", strict=True),))]
     for use in uses:

@@ -59,6 +59,11 @@ TEMPLATES = {
     "minimax": ("<minimax:tool_call><invoke name= <think>", "minimax-m2", "minimax"),
     "granite3": ("<|start_of_role|>tool_response <|tool_call|>", "granite", None),
     "gemma4": ("<|tool_call>call: <tool_call|> <|channel>thought <channel|>", "gemma4", "gemma4"),
+    "deepseek-v4": ("<｜DSML｜tool_calls> <think>", "deepseekv32", "qwen3"),
+    "hy3": ("<tool_calls><tool_call>{n}<tool_sep> <arg_key> <arg_value> <think>", "hunyuan", "hunyuan"),
+    "minimax-m3": ("]<]minimax[>[<tool_call> <mm:think>", "minimax-m3", "minimax-m3"),
+    "kimi-k3": ("<|open|>think<|sep|> <|close|>think<|sep|>", "kimi_k3", "kimi_k3"),
+    "apertus": ("<|tools_prefix|><|tools_suffix|> <|inner_prefix|>", "apertus", "apertus"),
     "functiongemma": ("<start_function_call>call:", "functiongemma", None),
     "plain": ("{% for message in messages %}{{ message.content }}{% endfor %}", None, None),
 }
@@ -97,6 +102,9 @@ def test_the_arguments_take_both_spellings() -> None:
         "minimax_m2": "minimax-m2",
         "openai": "gpt-oss",
         "qwen25": "qwen",
+        "minimax": "jamba",
+        "deepseek_v4": "deepseekv32",
+        "hy_v3": "hunyuan",
     }.items() <= dict(TOOL_SYNONYMS).items()
     assert make_config({"tool_call_parser": "qwen"}).server.tool_call_parser == "qwen"
 
@@ -195,7 +203,7 @@ def test_the_example_package_adds_rows(tmp_path: Path, monkeypatch: pytest.Monke
         ("text", 0, "B"),
         ("start", 0, "now"),
         ("arguments", 0, '{"a": 1}'),
-        ("end", 0),
+        ("end", 0, False),
     ]
 
 
@@ -246,6 +254,7 @@ def test_each_wrong_member_is_found() -> None:
         ("bodies", (PythonBody(None),)),  # type: ignore[arg-type]
         ("bodies", (PythonBody(("[", "]")),)),  # type: ignore[arg-type]
         ("bare", "<f"),
+        ("ambiguous", "<f"),
         ("frame", "ab"),
         ("frame", ("a", None)),
         ("frame", None),
@@ -255,7 +264,7 @@ def test_each_wrong_member_is_found() -> None:
         assert found[0].startswith(member)
     thought = ReasoningFormat("f")
     assert fault_of(thought) is None
-    for member, value in (("marks", Marks(("<f>",))), ("ends_before", "<f>")):
+    for member, value in (("marks", Marks(("<f>",))), ("ends_before", "<f>"), ("around", "<f>")):
         found = fault_of(thought._replace(**{member: value}))
         assert found is not None
         assert found[0] == member

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 
 import pytest
 from every import every
@@ -38,6 +40,27 @@ def test_cuts_change_nothing(transcript: Transcript) -> None:
         borders = sorted(draw.sample(range(len(reply)), min(len(reply), draw.randint(2, 30))))
         parts = [reply[begin:end] for begin, end in zip([0, *borders], [*borders, len(reply)], strict=True)]
         assert merged(events_of(parser_of(transcript), parts)) == whole, parts
+
+
+def tokens_of(transcript: Transcript) -> list[str]:
+    """As a tokenizer could split the reply: the markers of its formats, parts of words, white space, and the rest."""
+    markers = choose(transcript.tools, transcript.thinks, []).markers(OPTIONS)
+    longest_first = sorted(map(re.escape, markers), key=len, reverse=True)
+    return re.findall("|".join([*longest_first, r" ?\w{1,4}", r"\s+", "."]), transcript.reply, re.DOTALL)
+
+
+@pytest.mark.proof(minutes=0.5)
+@every("transcript", TRANSCRIPTS)
+def test_a_reply_that_ends_anywhere_is_the_same_in_whatever_pieces_it_arrives(transcript: Transcript) -> None:
+    """Ended behind each token, by itself or by a limit, in pieces of one, two, three, and any number of tokens."""
+    tokens, draw = tokens_of(transcript), random.Random(transcript.reply)
+    assert "".join(tokens) == transcript.reply
+    for end, cut in itertools.product(range(1, len(tokens) + 1), (False, True)):
+        whole = merged(events_of(parser_of(transcript), ["".join(tokens[:end])], cut))
+        for sizes in ([1] * end, [2] * end, [3] * end, draw.choices(range(1, 8), k=end)):
+            borders = [0, *itertools.takewhile(end.__gt__, itertools.accumulate(sizes)), end]
+            parts = ["".join(tokens[begin:stop]) for begin, stop in itertools.pairwise(borders)]
+            assert merged(events_of(parser_of(transcript), parts, cut)) == whole, (parts, cut)
 
 
 @every("transcript", TRANSCRIPTS)
@@ -140,7 +163,7 @@ def test_the_reply_has_one_call_if_several_are_not_allowed() -> None:
         ("text", 0, "a"),
         ("start", 0, "now"),
         ("arguments", 0, "{}"),
-        ("end", 0),
+        ("end", 0, False),
         ("text", 0, "b"),
     ]
 

@@ -1,0 +1,148 @@
+"""The grammar of the arguments of a call that are no object of JSON: between tags, or keyword arguments of Python.
+
+Between tags (`TaggedBody`), a string is text, and any other value is JSON, so that a schema is enforced by its parts:
+which arguments a call has, and the values of those that are no strings. Strings have the values of `enum` or any.
+Values in Python (`PythonBody`) are JSON, which the parser reads too. What a schema says beyond that is returned. Must
+not know how a grammar is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from keyword import iskeyword
+from typing import Any, NamedTuple
+
+from srv.errors import RequestError
+from srv.json_schema import ANNOTATIONS
+from srv.reply.rows import PythonBody, TaggedBody
+from srv.reply.tools import Tool
+from srv.reply.typed_values import property_types
+
+_ROOT = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
+_TAG_NAME = re.compile(r"[^<>\"\s](?:[^<>\"\n]*[^<>\"\s])?")
+_DEFINITIONS = ("$defs", "definitions")
+
+Format = dict[str, Any]
+
+
+class Arguments(NamedTuple):
+    """`elements`: formats of structural tags, one after another. `left_out`: keywords of the schema that they lack."""
+
+    elements: list[Format]
+    left_out: tuple[str, ...]
+
+
+def arguments_of(body: TaggedBody | PythonBody, tool: Tool) -> Arguments:
+    """The arguments of a call, in the order of the schema. Raises RequestError for a name that cannot be written."""
+    schema = tool.parameters or {}
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    required = required if isinstance(required, list) else []  # of draft 3, it is a boolean
+    every = dict.fromkeys([*properties, *required])
+    names = {name: name in required for name in every if name in required or properties.get(name) is not False}
+    for name in names:
+        _check_name(body, tool, name)
+    found, missing = _keywords(tool, names) if isinstance(body, PythonBody) else _tags(body, tool, names)
+    return Arguments(found, tuple(dict.fromkeys([*(name for name in schema if name not in _ROOT), *missing])))
+
+
+def _check_name(body: TaggedBody | PythonBody, tool: Tool, name: str) -> None:
+    fine = name.isidentifier() and not iskeyword(name) if isinstance(body, PythonBody) else _TAG_NAME.fullmatch(name)
+    if not fine:
+        param = f"{tool.where}.{tool.schema_field}"
+        raise RequestError(
+            f"{param} is refused: the argument {name[:40]!r} has a name that a forced call of this model cannot have;"
+            ' rename it, or send tool_choice = "auto"',
+            code="invalid_value",
+            param=param,
+        )
+
+
+def _tags(body: TaggedBody, tool: Tool, names: Mapping[str, bool]) -> tuple[list[Format], list[str]]:
+    found = [(is_required, *_argument(body, tool, name)) for name, is_required in names.items()]
+    elements = [tag if is_required else _optional([tag]) for is_required, tag, _ in found]
+    return elements, [keyword for _, _, missing in found for keyword in missing]
+
+
+def _keywords(tool: Tool, names: Mapping[str, bool]) -> tuple[list[Format], list[str]]:
+    """Required arguments come first, so that one without a comma before it is known; else any may be the first."""
+    values = {name: _json(tool, _part(tool, name)) for name in sorted(names, key=lambda name: not names[name])}
+    missing = [keyword for _, keywords in values.values() for keyword in keywords]
+    if not values:
+        return [], missing
+    tags = [_keyword(name, value) for name, (value, _) in values.items()]
+    behind = [_keyword(f", {name}", value) for name, (value, _) in values.items()]
+    behind = [tag if names[name] else _optional([tag]) for name, tag in zip(values, behind, strict=True)]
+    firsts = [{"type": "sequence", "elements": [tag, *behind[index + 1 :]]} for index, tag in enumerate(tags)]
+    if not any(names.values()):
+        firsts = [{"type": "or", "elements": [*firsts[:-1], _optional(tags[-1:])]}]
+    return firsts[:1], missing
+
+
+def _keyword(name: str, value: Format) -> Format:
+    return {"type": "tag", "begin": f"{name}=", "content": value, "end": ""}
+
+
+def _optional(tags: list[Format]) -> Format:
+    """One of these, or none."""
+    return {"type": "tags_with_separator", "tags": tags, "separator": "", "stop_after_first": True}
+
+
+def _argument(body: TaggedBody, tool: Tool, name: str) -> tuple[Format, list[str]]:
+    """The tag of one argument, and the keywords that it does not have."""
+    part, types = _part(tool, name), property_types(tool.parameters or {}, name)
+    keywords = [each for each in part if each not in ANNOTATIONS]
+    texts = _texts(part, body) if types == {"string"} else None
+    if types == {"string"} and (texts or keywords == ["type"]):
+        content: Format = {"type": "any_text"}
+        if texts:
+            content = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
+        return _tag(body, name, body.raw, content), []
+    if body.raw or (types and "string" not in types):
+        node, missing = _json(tool, part)
+        return _tag(body, name, _mark_of_json(body, types), node), missing
+    # Any text has one of several types.
+    free = all(isinstance(each, Mapping) and set(each) <= {"type", *ANNOTATIONS} for each in part.get("anyOf", []))
+    missing = [each for each in keywords if each != "type" and not (free and each == "anyOf")]
+    return _tag(body, name, "", {"type": "any_text"}), missing
+
+
+def _part(tool: Tool, name: str) -> Mapping[str, Any]:
+    """The schema of an argument. One that the tool does not declare is a string, as for the parser."""
+    part = (tool.parameters or {}).get("properties", {}).get(name, {"type": "string"})
+    return part if isinstance(part, Mapping) else {} if part else {"not": {}}
+
+
+def _texts(part: Mapping[str, Any], body: TaggedBody) -> list[str] | None:
+    """The texts that a schema lists; None if it does not, or says more."""
+    if not set(part) - ANNOTATIONS <= {"type", "enum", "const"}:
+        return None
+    values = [part["const"]] if "const" in part else part.get("enum", [])
+    fine = all(isinstance(value, str) and value and body.end not in value for value in values)
+    return list(values) if values and fine else None
+
+
+def _json(tool: Tool, part: Mapping[str, Any]) -> tuple[Format, list[str]]:
+    schema = tool.parameters or {}
+    own = {**{name: schema[name] for name in _DEFINITIONS if name in schema}, **part}
+    missing: list[str] = []
+    if any(reference in json.dumps(own) for reference in ('"$ref": "#"', '"$ref": "#/properties')):
+        own, missing = {}, ["$ref"]
+    node: Format = {"type": "json_schema", "json_schema": own}
+    return (node if tool.strict else {**node, "strict": False}), missing
+
+
+def _mark_of_json(body: TaggedBody, types: set[str]) -> str:
+    """What stands behind the name of an argument that is no text."""
+    kind = min(types - {"string", "null"}, default="object").replace("integer", "number")
+    return body.json or body.raw.replace('"string"', f'"{kind}"')
+
+
+def _tag(body: TaggedBody, name: str, mark: str, content: Format) -> Format:
+    """White space stands before a tag: text goes up to the first occurrence of the next tag."""
+    newline = "\n" if body.newline else ""
+    begin = f"{body.gap}{body.key[0]}{name}{mark}{body.key[1]}"
+    begin += (f"{body.gap}{body.value}" if body.value else "") + newline
+    end = body.end if content["type"] == "any_text" else newline + body.end
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
