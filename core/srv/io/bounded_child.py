@@ -12,10 +12,15 @@ what is computed.
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
+
+_UNLIMITED_STACK = 2 * 2**20  # of a thread where the limit on stacks is infinite (glibc)
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # its parent decides when it ends
 
@@ -35,9 +40,43 @@ def write_frame(stream: IO[bytes], content: bytes) -> None:
     stream.flush()
 
 
+def channels() -> tuple[IO[bytes], IO[bytes]]:
+    """Standard input and output of this process, for frames only: call it before code of others is imported.
+
+    What such code prints goes to standard error from now on, and what it reads is empty.
+    """
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    os.dup2(2, 1)
+    return source, sink
+
+
 def ignore_signals() -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+
+
+def with_small_stack(work: Callable[[], None]) -> int:
+    """Run this on a thread with three quarters of the stack that threads have in the parent.
+
+    So recursion that goes well here goes well there: the stack of a main thread may be larger than that of threads.
+    Returns an exit status.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    size = _UNLIMITED_STACK if limit == resource.RLIM_INFINITY else limit
+    threading.stack_size(max(2**16, size // 4 * 3 // 4096 * 4096))
+    ended: list[bool] = []
+
+    def run() -> None:
+        work()
+        ended.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return 0 if ended else 1
 
 
 def limit_memory(more: int) -> None:

@@ -30,7 +30,14 @@ class WorkLimits:
 
 
 class Lost(Exception):
-    """The process gave no reply; the message says why, as a clause about the work."""
+    """The process gave no reply; the message says why, as a clause about the work.
+
+    `retry`: the machine is at fault: it was busy, or ended the process. Else it was the question.
+    """
+
+    def __init__(self, message: str, *, retry: bool) -> None:
+        super().__init__(message)
+        self.retry = retry
 
 
 class BoundedProcess:
@@ -80,18 +87,18 @@ class BoundedProcess:
 
     def _start(self) -> None:
         if self._closed:
-            raise Lost("the server is shutting down")
+            raise Lost("the server is shutting down", retry=True)
         # -P: do not import modules from the current working directory.
         command = [sys.executable, "-P", "-m", self._module]
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:
-            raise Lost(f"no process for it could be started: {error}") from None
+            raise Lost(f"no process for it could be started: {error}", retry=True) from None
         self._process, self._stop = process, weakref.finalize(self, end, process)
         refusal = self._refusal(self._ask(self._setup, _START_SECONDS))
         if refusal:
             self._forget()
-            raise Lost(refusal)
+            raise Lost(refusal, retry=False)
 
     def _ask(self, frame: bytes, seconds: float) -> bytes:
         """Send a frame and return the reply. Raises Lost, and ends the process, if none comes in time."""
@@ -101,11 +108,11 @@ class BoundedProcess:
             send(process, frame, deadline)
             return receive(process, deadline)
         except TimeoutError:
-            raise Lost(self._forget(timed_out_after=seconds)) from None
+            raise self._forget(timed_out_after=seconds) from None
         except (OSError, EOFError, ValueError):  # ValueError: `close` has closed the pipes
-            raise Lost(self._forget()) from None
+            raise self._forget() from None
 
-    def _forget(self, timed_out_after: float | None = None) -> str:
+    def _forget(self, timed_out_after: float | None = None) -> Lost:
         """End the process and return the reason for which it gave no reply."""
         process, self._process = self._process, None
         assert process is not None
@@ -116,7 +123,11 @@ class BoundedProcess:
             process.wait(self._limits.seconds)  # its output has ended, so it exits
         self._stop()
         if timed_out_after is not None:
-            return f"it took more than {timed_out_after:g} seconds"
+            return Lost(f"the machine is busy: it took more than {timed_out_after:g} seconds", retry=True)
         if process.returncode == -signal.SIGPROF:
-            return f"it needs more than {self._limits.processor_seconds:g} seconds of processor time"
-        return f"the process that {self._work} ended (status {process.returncode})"
+            limit = self._limits.processor_seconds
+            return Lost(f"it needs more than {limit:g} seconds of processor time", retry=False)
+        if process.returncode == -signal.SIGSEGV:
+            return Lost(f"the process that {self._work} crashed, perhaps because it is nested too deeply", retry=False)
+        killed = process.returncode == -signal.SIGKILL  # as a system without memory does
+        return Lost(f"the process that {self._work} ended (status {process.returncode})", retry=killed)

@@ -25,7 +25,9 @@ from srv.server.http.access_log import AccessLog
 from srv.server.http.auth import AuthMiddleware
 from srv.server.http.key_rates import KeyRates
 from srv.server.http.observing import add_observing
+from srv.server.http.request_ids import RequestIds
 from srv.server.http.root_path import RootPath
+from srv.server.key_uses import KeyUses
 from srv.server.openapi import Endpoint, openapi_document
 from srv.server.plugin_routes import add_plugin_routes, describe_plugin_routes
 from srv.server.protocols.admin import Admin
@@ -61,6 +63,7 @@ REQUEST_BODIES: dict[str, type[RequestBody]] = {
     "/v1/embeddings": EmbeddingBody,
     "/v1/rerank": RerankBody,
     "/rerank": RerankBody,
+    "/v2/rerank": RerankBody,
     "/v1/score": ScoreBody,
     "/score": ScoreBody,
     "/v1/classify": ClassifyBody,
@@ -99,10 +102,11 @@ def create_app(
     app = FastAPI(title="srv", version=srv.__version__, redirect_slashes=False)
     app.state.service, app.state.lifecycle = service, service.lifecycle
     failures.install(app, service.observers.refused)
-    _add_routes(app, service)
+    uses = KeyUses(settings.access.clients)
+    _add_routes(app, service, uses)
     add_observing(app, settings.observe, tracer, recorder)
     if settings.access.clients:
-        app.add_middleware(KeyRates, keys=settings.access.clients)
+        app.add_middleware(KeyRates, uses=uses)
     app.add_middleware(
         AuthMiddleware,
         access=settings.access,
@@ -114,6 +118,7 @@ def create_app(
         app.add_middleware(AccessLog)
     if settings.root_path:
         app.add_middleware(RootPath, prefix=settings.root_path)
+    app.add_middleware(RequestIds)
     return app
 
 
@@ -121,9 +126,9 @@ async def _found(request: Request) -> Response:
     return Response()
 
 
-def _endpoints(service: Service) -> list[Endpoint]:
+def _endpoints(service: Service, uses: KeyUses) -> list[Endpoint]:
     chat = Chat(service)
-    admin = Admin(service, chat)
+    admin = Admin(service)
     responses = Responses(service)
     profiling = Profiling(service)
     operation = Operation(service)
@@ -136,6 +141,7 @@ def _endpoints(service: Service) -> list[Endpoint]:
         Endpoint("POST", "/v1/embeddings", embeddings.__call__, "Embed prompts (OpenAI)."),
         Endpoint("POST", "/v1/rerank", rerank.__call__, "Order documents by relevance (Jina, Cohere)."),
         Endpoint("POST", "/rerank", rerank.__call__, "Like /v1/rerank."),
+        Endpoint("POST", "/v2/rerank", rerank.__call__, "Like /v1/rerank (Cohere's second version)."),
         Endpoint("POST", "/v1/score", score.__call__, "Score pairs of texts (vLLM)."),
         Endpoint("POST", "/score", score.__call__, "Like /v1/score."),
         Endpoint("POST", "/v1/classify", classify.__call__, "Classify texts (vLLM)."),
@@ -180,8 +186,9 @@ def _endpoints(service: Service) -> list[Endpoint]:
         Endpoint("GET", "/log_level", operation.log_level, "The minimum severity that is logged."),
         Endpoint("GET", "/metrics", admin.metrics, "Metrics in the format of Prometheus.", returns="text/plain"),
     ]
-    handlers = (completions.__call__, chat.__call__, embeddings.__call__)
-    found += _batch_endpoints(service, LineSender(dict(zip(BATCH_ENDPOINTS, handlers, strict=True)), service.bodies))
+    handlers = (completions.__call__, chat.__call__, embeddings.__call__, responses.__call__)
+    sender = LineSender(dict(zip(BATCH_ENDPOINTS, handlers, strict=True)), service.bodies)
+    found += _batch_endpoints(service, sender, uses)
     if service.settings.ui:
         page = Page(service)
         found += [
@@ -193,10 +200,10 @@ def _endpoints(service: Service) -> list[Endpoint]:
     return found
 
 
-def _batch_endpoints(service: Service, sender: LineSender) -> list[Endpoint]:
-    store = FileStore(service.settings.file_storage_path)
+def _batch_endpoints(service: Service, sender: LineSender, uses: KeyUses) -> list[Endpoint]:
+    store = FileStore(service.settings.file_storage_path, shared=bool(service.settings.access.clients))
     threading.Thread(target=store.load, name="srv-files", daemon=True).start()  # thousands of files take a while
-    runner = BatchRunner(store, sender, service.settings.body_limits, service.lifecycle)
+    runner = BatchRunner(store, sender, service.settings.body_limits, service.lifecycle, uses)
     files, batches = Files(service, store), Batches(service, store, runner)
     return [
         Endpoint("POST", "/v1/files", files.upload, "Upload a file for a batch, as a form (OpenAI)."),
@@ -211,8 +218,8 @@ def _batch_endpoints(service: Service, sender: LineSender) -> list[Endpoint]:
     ]
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
-    routes = _endpoints(service)
+def _add_routes(app: FastAPI, service: Service, uses: KeyUses) -> None:
+    routes = _endpoints(service, uses)
     for each in routes:
         # A plain Starlette route, because the handlers read and validate bodies themselves.
         app.add_route(each.path, each.handler, methods=[each.method], name=each.path)

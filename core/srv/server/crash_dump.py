@@ -17,7 +17,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from srv import __version__
 from srv.errors import SrvError
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 FORMAT = "srv-crash-dump"
 KEPT_SECONDS = 300.0
 KEPT_BYTES = 256 * 2**20  # of bodies; the oldest requests are dropped beyond that
+_LATEST = 253_402_300_800.0  # the year 10000, in seconds since the epoch
 _RECORDED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -121,6 +124,19 @@ class CrashRecorder:
         return path
 
 
+class _Line(msgspec.Struct):
+    """The fields of a request in a dump that `srv replay` uses, with what they may contain. The path is one of this
+    server: never an address."""
+
+    at: Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
+    method: Annotated[str, msgspec.Meta(pattern=r"\A[A-Z]{1,16}\Z")]
+    path: Annotated[str, msgspec.Meta(pattern=r"\A/")]
+    status: int = 0
+    complete: bool = False
+    base64: str = ""
+    content_encoding: Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\Z")] = ""
+
+
 class DumpError(SrvError):
     """A file is no crash dump."""
 
@@ -133,12 +149,18 @@ class DumpError(SrvError):
 def read_dump(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The header, and the requests in the order in which they arrived. Raises DumpError."""
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
     except (OSError, ValueError) as error:
         raise DumpError(path, str(error)) from error
+    except RecursionError:
+        raise DumpError(path, "a line is nested too deeply") from None
     if not lines or not isinstance(lines[0], dict) or lines[0].get("format") != FORMAT:
         raise DumpError(path, "its first line is not the header of a dump")
     for number, line in enumerate(lines[1:], 2):
-        if not isinstance(line, dict) or not {"at", "method", "path"} <= line.keys():
-            raise DumpError(path, f"line {number} is no request")
+        try:
+            read = msgspec.convert(line, _Line)
+            base64.b64decode(read.base64)
+            read.path.encode()
+        except ValueError as error:  # of msgspec, too; or a lone surrogate
+            raise DumpError(path, f"line {number} is no request: {error}") from None
     return lines[0], sorted(lines[1:], key=lambda line: float(line["at"]))

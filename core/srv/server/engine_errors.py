@@ -10,6 +10,7 @@ _STATUS = {
     "invalid_token_id": 400,
     "context_length_exceeded": 400,
     "exceeds_pool": 400,
+    "grammar_failed": 400,
     "duplicate_request": 409,
     "queue_full": 503,
     "shutting_down": 503,

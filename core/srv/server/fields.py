@@ -30,12 +30,13 @@ MAX_REPORTED_PROBLEMS = 5
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field of the protocol whose feature is not implemented."""
+    """A field of the protocol whose feature is not implemented. `code`: of the error."""
 
     reason: str
+    code: str = "not_implemented"
 
     def check(self, value: object) -> object:
-        raise PydanticCustomError("not_implemented", "{reason}", {"reason": self.reason})
+        raise PydanticCustomError("not_implemented", "{reason}", {"reason": self.reason, "code": self.code})
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
@@ -190,6 +191,8 @@ def _sentence(error: ErrorDetails) -> str:
         return f"must have a length of at least {context['min_length']}"
     if kind in ("too_long", "string_too_long"):
         return f"must have a length of at most {context['max_length']}"
+    if kind == "string_pattern_mismatch":
+        return f"must match the pattern {context['pattern']}"
     return error["msg"].replace("Input should be", "must be").replace("'", '"')
 
 
@@ -218,7 +221,8 @@ def _problem(model: type[RequestBody], error: ErrorDetails, where: str) -> tuple
         holder = _path(error["loc"][:-1], where)
         return "unknown_field", path, unknown_name(_body_at(model, error["loc"]), str(error["loc"][-1]), holder)
     if kind == "not_implemented":
-        return kind, path, f"{path} is not implemented ({error['msg']}); remove the field"
+        code = error.get("ctx", {}).get("code", kind)
+        return code, path, f"{path} is not implemented ({error['msg']}); remove the field"
     if kind == "part_not_implemented":  # of an array, whose items have no fields here
         return "not_implemented", f"{path}[{error['ctx']['index']}].type", path + error["msg"]
     value = error["input"]

@@ -49,7 +49,8 @@ class OutputDelta:
 class Sequence:
     """One output sequence. `index` is its position in the response, `prompt_index` that of its prompt.
 
-    `group` and `owner`: as in `RequestSpec`.
+    `group` and `owner`: as in `RequestSpec`. `cache`: begins the namespace of the prefix cache. `arrival`: of the
+    request, a time of `time.perf_counter`.
 
     `reasoning_tokens`: how many of `completion_tokens` are reasoning, if a protocol looks for it.
     `hidden_states`: float32, little-endian, of the positions computed so far; empty if they were not requested.
@@ -67,6 +68,7 @@ class Sequence:
         name: str,
         group: str,
         owner: str,
+        cache: str,
         index: int,
         prompt_index: int,
         output_index: int,
@@ -84,10 +86,10 @@ class Sequence:
         self.hidden_states = bytearray()
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
-        self._engine, self._name, self._arrival = engine, name, arrival
+        self._engine, self._name, self.arrival = engine, name, arrival
         self._record = observers.begin(name, arrival, len(prompt.seeds), output_index)
         self._metrics = metrics.of(self._record.labels)
-        self._group, self._owner = group, owner
+        self._group, self._owner, self._cache = group, owner, cache
         sampling = prompt.sampling
         self._detokenizer = text.detokenizer(
             prompt.tokens,
@@ -127,7 +129,7 @@ class Sequence:
             id=self._name,
             tokens=tokens,
             params=params,
-            namespace=self.prompt.namespace,
+            namespace=self._cache + self.prompt.namespace,
             group=self._group,
             owner=self._owner,
             grammar=None if self.prompt.grammar is None else self.prompt.grammar.grammar,
@@ -179,8 +181,8 @@ class Sequence:
         now = time.perf_counter()
         if self._last_token_at == 0.0:
             self._record.scheduled, self._record.first_token = output.scheduled_at, now
-            self._metrics.first_token(now - self._arrival)
-            self._observers.first_token(self._name, now - self._arrival)
+            self._metrics.first_token(now - self.arrival)
+            self._observers.first_token(self._name, now - self.arrival)
         else:
             self._metrics.next_tokens(now - self._last_token_at, len(output.tokens))
         self._last_token_at = now
@@ -240,11 +242,10 @@ class Sequence:
 
 @dataclass(slots=True)
 class CompletedSequence:
-    """A sequence with its complete output. `sizes`: the number of tokens of each part of the text."""
+    """A sequence with its complete output."""
 
     sequence: Sequence
     parts: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] | None = None
@@ -260,7 +261,6 @@ class CompletedSequence:
 
     def add(self, delta: OutputDelta) -> None:
         self.parts.append(delta.text)
-        self.sizes.append(len(delta.tokens))
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
         if delta.prompt_logprobs is not None:

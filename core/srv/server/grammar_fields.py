@@ -29,13 +29,13 @@ def _only(value: object, fields: Sequence[str]) -> dict[str, Any]:
     return {name: each for name, each in value.items() if each is not None}
 
 
-def _schema(value: object, param: str, spacing: str | None = None) -> GrammarSource:
+def _schema(value: object, param: str, spacing: str | None = None, *, strict: bool = True) -> GrammarSource:
     if not isinstance(value, str | dict | bool):
         raise field_error(
             "invalid_type", f"must have a JSON schema as an object or as its text, not {json_type(value)}"
         )
     try:
-        return from_json_schema(value, param=param, whitespace_pattern=spacing)
+        return from_json_schema(value, param=param, whitespace_pattern=spacing, strict=strict)
     except RecursionError:
         raise field_error("invalid_value", "must not be nested so deeply") from None
 
@@ -81,26 +81,28 @@ def _json_schema_of(form: dict[str, Any], place: str, param: str) -> GrammarSour
         raise field_error("invalid_type", f"must have a text as {place}name, not {json_type(form['name'])}")
     if not isinstance(form.get("strict", False), bool):
         raise field_error("invalid_type", f"must have true or false as {place}strict, not {json_type(form['strict'])}")
-    return _schema(form["schema"], param)
+    return _schema(form["schema"], param, strict=form.get("strict", False))
 
 
-def _response_format(value: object) -> GrammarSource | None:
+def _response_format(value: object, param: str = "response_format") -> GrammarSource | None:
     kind = value.get("type") if isinstance(value, dict) else None
     match kind:
         case "text":
             _only(value, ("type",))
             return None
         case "json_object":
-            _only(value, ("type",))
-            return from_json_schema(ANY_OBJECT, param="response_format")
+            form = _only(value, ("type", "schema"))  # the schema: of llama.cpp, Together and Fireworks
+            if "schema" in form:
+                return _schema(form["schema"], f"{param}.schema")
+            return from_json_schema(ANY_OBJECT, param=param)
         case "json_schema":
             form = _only(value, ("type", "json_schema")).get("json_schema", {})
             if not isinstance(form, dict):
                 raise field_error("invalid_type", f"must have an object as json_schema, not {json_type(form)}")
             given = _only(form, _SCHEMA_FIELDS)
-            return _json_schema_of(given, "json_schema.", "response_format.json_schema.schema")
+            return _json_schema_of(given, "json_schema.", f"{param}.json_schema.schema")
         case "structural_tag":
-            return _tag(value, "response_format")
+            return _tag(value, param)
     raise field_error(
         "invalid_value",
         f'must be an object of type "text", "json_object", "json_schema" or "structural_tag", not {shorten(value)}',
@@ -110,7 +112,7 @@ def _response_format(value: object) -> GrammarSource | None:
 def _text_format(value: object) -> GrammarSource | None:
     """The form of OpenAI's Responses: that of `response_format` with the members of `json_schema` beside the type."""
     if not isinstance(value, dict) or value.get("type") != "json_schema":
-        return _response_format(value)
+        return _response_format(value, "text.format")
     return _json_schema_of(_only(value, ("type", *_SCHEMA_FIELDS)), "", "text.format.schema")
 
 
@@ -154,11 +156,11 @@ def _structured_outputs(value: object) -> GrammarSource:
     return _grammar(form, param)
 
 
-def _optional(read: Callable[[object], GrammarSource | None], schema: object, empty: tuple[object, ...] = ({},)) -> Any:
-    """`empty`: further values with which clients ask for nothing."""
+def _optional(read: Callable[[object], GrammarSource | None], schema: object) -> Any:
+    """Only null asks for nothing: an empty value would be read as a grammar and constrain nothing."""
 
     def validate(value: object) -> GrammarSource | None:
-        return None if value is None or value is False or value in ("", [], *empty) else read(value)
+        return None if value is None else read(value)
 
     return Annotated[GrammarSource | None, PlainValidator(validate, json_schema_input_type=schema)]
 
@@ -173,11 +175,11 @@ TextFormat = _optional(_text_format, dict[str, Any] | None)
 OutputFormat = _optional(_output_format, dict[str, Any] | None)
 StructuredOutputs = _optional(_structured_outputs, dict[str, Any] | None)
 # An empty schema allows any JSON value.
-GuidedJson = _optional(lambda value: _schema(value, "guided_json"), _SCHEMA_FORM, empty=())
+GuidedJson = _optional(lambda value: _schema(value, "guided_json"), _SCHEMA_FORM)
 GuidedRegex = _field("guided_regex", _regex, str | None)
 GuidedChoice = _field("guided_choice", _choice, list[str] | None)
 GuidedGrammar = _field("guided_grammar", _grammar, str | None)
-JsonSchema = _optional(lambda value: _schema(value, "json_schema"), _SCHEMA_FORM, empty=())
+JsonSchema = _optional(lambda value: _schema(value, "json_schema"), _SCHEMA_FORM)
 Regex = _field("regex", _regex, str | None)
 Ebnf = _field("ebnf", _grammar, str | None)
 StructuralTag = _field("structural_tag", _tag, _SCHEMA_FORM)

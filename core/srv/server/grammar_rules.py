@@ -1,8 +1,10 @@
-"""What cannot be combined with a grammar, because some output could then not follow both."""
+"""What cannot be combined with a grammar, because some output could then not follow both; and what clients are told of
+schemas that are enforced in part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from srv.errors import RequestError
@@ -19,14 +21,20 @@ _CONTRADICTIONS: Mapping[str, tuple[object, str]] = MappingProxyType(
         "bad_words": ((), "it may leave none of the tokens that the grammar allows"),
     }
 )
+# The header of a response whose grammar does not enforce all of a schema: a JSON array of texts.
+NOT_ENFORCED = "x-srv-not-enforced"
+MAX_NOTES, MAX_NOTE = 32, 80  # texts, and characters of one
 
 
-async def checked_grammar(grammars: Grammars, sampling: Sampling, field: Callable[[str], str]) -> CheckedGrammar | None:
-    """The grammar of a request, if it has one. Raises RequestError. field: as in `PromptRequest`."""
+async def checked_grammar(
+    grammars: Grammars, sampling: Sampling, field: Callable[[str], str], owner: str
+) -> CheckedGrammar | None:
+    """The grammar of a request, if it has one. Raises RequestError. field, owner: as in `PromptRequest`."""
+    grammars.check_backend(sampling.grammar_backend)
     if sampling.grammar is None:
         return None
     _check_combination(sampling.grammar, sampling, field)
-    return await grammars.check(sampling.grammar)
+    return await grammars.check(sampling.grammar, owner)
 
 
 def _check_combination(source: GrammarSource, sampling: Sampling, field: Callable[[str], str]) -> None:
@@ -47,3 +55,11 @@ def _refuse(what: str, source: GrammarSource, why: str) -> None:
         code="invalid_value",
         param=what.partition(" ")[0],
     )
+
+
+def not_enforced(grammars: Iterable[CheckedGrammar | None]) -> dict[str, str]:
+    """The header that names what the grammars of a request leave out, if they leave out anything."""
+    notes = list(dict.fromkeys(note for each in grammars if each is not None for note in each.left_out))
+    shown = [note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]}..." for note in notes[:MAX_NOTES]]
+    # JSON in ASCII escapes all that may not stand in a header but this one character.
+    return {NOT_ENFORCED: json.dumps(shown).replace("\x7f", "\\u007f")} if shown else {}

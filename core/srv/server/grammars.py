@@ -24,12 +24,14 @@ from srv.grammar.child import Reply, Setup
 from srv.grammar.registry import OFF, make
 from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost, WorkLimits
+from srv.server.fair_queue import Crowded, FairQueue
+from srv.server.fields import shorten
 from srv.server.text.processor import TextProcessor
 from srv.types import Grammar, Vocabulary
 
 _MODULE = "srv.grammar.child"
 MAX_SOURCE_BYTES = 2**20
-MAX_WAITING = 64  # grammars that wait to be checked; more are refused
+MAX_WAITING = 64  # grammars that wait to be checked, in shares of the keys; more are refused
 MAX_CACHED = 256  # checked grammars, and refusals
 MAX_CACHED_BYTES = 32 * 2**20
 PROCESSES = 2
@@ -52,19 +54,22 @@ class GrammarSettings:
     no_whitespace: bool = False
 
 
+_ALIASES = {"guidance": "llguidance"}  # vLLM's names
+
 NO_GRAMMARS = GrammarSettings()
 
 
 class _NotChecked(GrammarError):
-    """The process that checks grammars was lost: perhaps the fault of the machine, so that it may be tried again."""
+    """The process that checks grammars was lost by a fault of the machine, so that it may be tried again."""
 
 
 class CheckedGrammar(NamedTuple):
     """A grammar that an engine can compile. `check`: makes what checks an answer; None if its text cannot be checked,
-    because it refers to special tokens."""
+    because it refers to special tokens. `left_out`: what of schemas that are not strict is not enforced."""
 
     grammar: Grammar
     check: Callable[[], AnswerCheck] | None
+    left_out: tuple[str, ...] = ()
 
 
 class AnswerCheck:
@@ -119,49 +124,78 @@ class Grammars:
         self._prepared: asyncio.Task[None] | None = None
         self._bytes_backend: GrammarBackend | None = None
         self._checked: OrderedDict[GrammarSource, asyncio.Task[CheckedGrammar]] = OrderedDict()
-        self._waiting = 0
+        self._queue = FairQueue(PROCESSES, MAX_WAITING)
         self._closed = False
+
+    def check_backend(self, name: str) -> None:
+        """Raises RequestError if a request asks for another backend than this server has. "": it asks for none."""
+        own = self._settings.backend
+        if _ALIASES.get(name, name) not in ("", "auto", own):
+            raise RequestError(
+                f"guided_decoding_backend = {shorten(name)} is refused: the grammar backend of this server is {own};"
+                " remove the field, or start the server with another --grammar-backend",
+                code="invalid_value",
+                param="guided_decoding_backend",
+            )
 
     def close(self) -> None:
         """End the processes; requests whose grammars are being checked get RequestError (503)."""
         self._closed = True
+        self._queue.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._all_processes:
             process.close()
 
-    async def check(self, source: GrammarSource) -> CheckedGrammar:
-        """The grammar of a request. Raises RequestError."""
+    async def check(self, source: GrammarSource, owner: str = "") -> CheckedGrammar:
+        """The grammar of a request. `owner`: whoever sent it (`RequestSpec.owner`). Raises RequestError."""
         self._refuse_early(source)
         key = msgspec.structs.replace(source, param="")
-        task = self._checked.get(key)
-        if task is None:
-            if self._waiting >= MAX_WAITING:
-                raise RequestError(
-                    f"{source.param}: {self._waiting} grammars are waiting to be compiled; try later",
-                    code="too_many_grammars",
-                    param=source.param,
-                    status=503,
-                )
-            task = self._checked[key] = asyncio.create_task(self._check(key))
-            task.add_done_callback(_retrieve)
-            self._evict()
-        self._checked.move_to_end(key)
+        while (task := self._checked.get(key)) is not None:
+            try:
+                return await self._result(task, key, source.param)
+            except Crowded:
+                continue  # it waited for another request, perhaps of another owner
+        task = self._checked[key] = asyncio.create_task(self._check(key, owner))
+        task.add_done_callback(_retrieve)
+        self._evict()
+        try:
+            return await self._result(task, key, source.param)
+        except Crowded as crowded:
+            raise RequestError(
+                f"{source.param}: {crowded.waiting} other grammars of this key are waiting to be compiled,"
+                " and the queue is full; retry later",
+                code="too_many_grammars",
+                param=source.param,
+                status=503,
+            ) from None
+
+    async def _result(self, task: asyncio.Task[CheckedGrammar], key: GrammarSource, param: str) -> CheckedGrammar:
+        """Raises RequestError, or Crowded."""
+        if key in self._checked:
+            self._checked.move_to_end(key)
         try:
             return await asyncio.shield(task)
         except _NotChecked as error:
-            raise RequestError(
-                f"{source.param} is refused: {error}", code="invalid_grammar", param=source.param
-            ) from None
+            message = f"{param} could not be compiled: {error}; retry later"
+            raise RequestError(message, code="grammars_busy", param=param, status=503) from None
         except GrammarError as error:
-            raise RequestError(
-                f"{source.param} is refused: {error}; change it", code="invalid_grammar", param=source.param
-            ) from None
+            message = f"{param} is refused: {error}; change it"
+            raise RequestError(message, code="invalid_grammar", param=param) from None
+
+    async def send_vocabulary(self, param: str) -> None:
+        """For a request without a grammar whose output the engine constrains all the same. Raises RequestError."""
+        self._refuse_without_backend(param)
+        try:
+            await self._prepare()
+        except GrammarError as error:
+            raise RequestError(f"{param} is refused: {error}; remove it", code="not_implemented", param=param) from None
+
+    def _refuse_without_backend(self, param: str) -> None:
+        if self._settings.backend == OFF:
+            raise RequestError(f"{param} is refused: {self._settings.why}", code="no_grammars", param=param)
 
     def _refuse_early(self, source: GrammarSource) -> None:
-        if self._settings.backend == OFF:
-            raise RequestError(
-                f"{source.param} is refused: {self._settings.why}", code="no_grammars", param=source.param
-            )
+        self._refuse_without_backend(source.param)
         try:
             size = len(source.text[: MAX_SOURCE_BYTES + 1].encode())
         except UnicodeEncodeError:
@@ -180,11 +214,11 @@ class Grammars:
         ):
             self._checked.popitem(last=False)
 
-    async def _check(self, source: GrammarSource) -> CheckedGrammar:
-        self._waiting += 1
+    async def _check(self, source: GrammarSource, owner: str) -> CheckedGrammar:
         try:
-            await self._prepare()
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._work, source)
+            async with self._queue.place(owner):
+                await self._prepare()
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._work, source)
         except (Exception, asyncio.CancelledError) as error:
             if not _is_refusal(error):  # perhaps it goes well another time
                 self._checked.pop(source, None)
@@ -195,8 +229,6 @@ class Grammars:
                         status=503,
                     ) from None
             raise
-        finally:
-            self._waiting -= 1
 
     async def _prepare(self) -> None:
         """Once: send the engine the vocabulary, and make the processes ready to start. A failure is not remembered."""
@@ -238,12 +270,13 @@ class Grammars:
         try:
             reply = msgspec.msgpack.decode(process.ask(msgspec.msgpack.encode(source)), type=Reply)
         except Lost as lost:
-            raise _NotChecked(str(lost)) from None
+            raise (_NotChecked if lost.retry else GrammarError)(str(lost)) from None
         finally:
             self._processes.put(process)
         if reply.text is None:
             raise GrammarError(reply.refused)
-        return CheckedGrammar(Grammar(reply.text, source.begins_after), self._checker(reply.text, source.begins_after))
+        grammar = Grammar(reply.text, source.begins_after)
+        return CheckedGrammar(grammar, self._checker(reply.text, source.begins_after), reply.left_out)
 
     def _checker(self, text: str, begins_after: str) -> Callable[[], AnswerCheck] | None:
         """Answers are checked as bytes, so that the check knows nothing of tokens and masks."""

@@ -14,14 +14,20 @@ if TYPE_CHECKING:
     from srv.args.statement import Resolved
 
 
+def is_address(host: str) -> bool:
+    """Whether this is an address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether a name or an address, without a port, is this machine's own."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def api_key(resolved: Resolved) -> str | None:

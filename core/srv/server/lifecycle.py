@@ -12,6 +12,7 @@ from srv.errors import RequestError
 from srv.server.client import EngineClient
 from srv.types import FinishReason
 
+Key = tuple[str, str]  # owner and request id: clients with different keys may use the same ids
 SHUTDOWN_MESSAGE = "the server is shutting down; the output is incomplete"
 RESPONSE_FLUSH_SECONDS = 2.0  # after the engine has drained: time for responses to reach their clients
 
@@ -20,7 +21,7 @@ class Ticket:
     """One active HTTP request: its sequence ids at the engine by request id. Close it exactly once."""
 
     def __init__(
-        self, lifecycle: Lifecycle, sequences_by_rid: dict[str, tuple[str, ...]], batch: str | None = None
+        self, lifecycle: Lifecycle, sequences_by_rid: dict[Key, tuple[str, ...]], batch: Key | None = None
     ) -> None:
         self.sequences_by_rid = sequences_by_rid
         self.batch = batch
@@ -47,8 +48,8 @@ class Lifecycle:
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
-        self._active: dict[str, tuple[str, ...]] = {}  # request id -> ids of its sequences at the engine
-        self._batches: dict[str, tuple[str, ...]] = {}  # id of a batch -> request ids of its prompts
+        self._active: dict[Key, tuple[str, ...]] = {}  # request -> ids of its sequences at the engine
+        self._batches: dict[Key, tuple[Key, ...]] = {}  # batch -> requests of its prompts
         self._serial = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -90,32 +91,34 @@ class Lifecycle:
         if FinishReason.ABORT in finishes:
             raise RequestError("the request was aborted", code="request_aborted", status=499)
 
-    def admit(self, requests: Sequence[tuple[str, int]], batch: str | None = None) -> Ticket:
+    def admit(self, requests: Sequence[tuple[str, int]], batch: str | None = None, owner: str = "") -> Ticket:
         """Register request ids, each with its number of sequences, in order. `batch`: an id by which all are aborted.
+        `owner`: as in `RequestSpec`.
 
         Raises RequestError if the server is draining, or if an id is in use or occurs twice.
         """
         self.check_accepting()
-        sequences_by_rid: dict[str, tuple[str, ...]] = {}
+        sequences_by_rid: dict[Key, tuple[str, ...]] = {}
         if batch is not None:
-            self._check_unused(batch, ())
+            self._check_unused((owner, batch), ())
         for rid, sequences in requests:
-            self._check_unused(rid, sequences_by_rid)
+            self._check_unused((owner, rid), sequences_by_rid)
             # The serial keeps engine ids unique if a client reuses an id while the engine is still aborting the
             # previous request.
             self._serial += 1
-            sequences_by_rid[rid] = tuple(f"{rid}.{self._serial}.{index}" for index in range(sequences))
+            sequences_by_rid[owner, rid] = tuple(f"{rid}.{self._serial}.{index}" for index in range(sequences))
         self._active |= sequences_by_rid
-        if batch is not None:
-            self._batches[batch] = tuple(sequences_by_rid)
+        whole = None if batch is None else (owner, batch)
+        if whole is not None:
+            self._batches[whole] = tuple(sequences_by_rid)
         self._idle.clear()
-        return Ticket(self, sequences_by_rid, batch)
+        return Ticket(self, sequences_by_rid, whole)
 
-    def _check_unused(self, rid: str, others: Container[str]) -> None:
-        if rid in self._active or rid in self._batches or rid in others:
-            reason = "it occurs twice" if rid in others else "a request with this id is running"
+    def _check_unused(self, key: Key, others: Container[Key]) -> None:
+        if key in self._active or key in self._batches or key in others:
+            reason = "it occurs twice" if key in others else "a request with this id is running"
             raise RequestError(
-                f"rid = {rid!r} is refused: {reason}; use another one",
+                f"rid = {key[1]!r} is refused: {reason}; use another one",
                 code="duplicate_request",
                 param="rid",
                 status=409,
@@ -130,21 +133,27 @@ class Lifecycle:
         if not self._active:
             self._idle.set()
 
-    def abort(self, rids: Sequence[str] | None) -> int:
+    def abort(self, rids: Sequence[str] | None, owner: str | None = None) -> int:
         """Abort these client requests (None: all) and return their number; an id of a batch stands for its prompts.
 
-        Raises RequestError (404) if one is not running.
+        `owner`: whose requests they are; None: anybody's. Raises RequestError (404) if one is not running.
         """
-        given = self._active if rids is None else rids
-        selected = list(dict.fromkeys(rid for one in given for rid in self._batches.get(one, (one,))))
-        if missing := [rid for rid in selected if rid not in self._active]:
-            raise RequestError(
-                f"no request with rid = {missing[0]!r} is running", code="request_not_found", param="rid", status=404
-            )
-        if sequences := [sequence for rid in selected for sequence in self._active[rid]]:
+        selected = dict.fromkeys(self._active)
+        if rids is not None:
+            selected = dict.fromkeys(key for rid in rids for key in self._running(rid, owner))
+        if sequences := [sequence for key in selected for sequence in self._active[key]]:
             self.aborted.update(sequences)
             self._client.abort(sequences)
         return len(selected)
+
+    def _running(self, rid: str, owner: str | None) -> list[Key]:
+        """The requests of this id, or of the batch of this id. Raises RequestError if there is none."""
+        keys = [key for key in (*self._active, *self._batches) if key[1] == rid and owner in (None, key[0])]
+        if not keys:
+            raise RequestError(
+                f"no request with rid = {rid!r} is running", code="request_not_found", param="rid", status=404
+            )
+        return [each for key in keys for each in self._batches.get(key, (key,))]
 
     def begin_drain(self) -> None:
         self.draining = True

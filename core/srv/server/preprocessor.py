@@ -80,6 +80,10 @@ class RequestPreprocessor:
         self._grammars.close()
         self._work.close()
 
+    async def send_vocabulary(self, param: str) -> None:
+        """See `Grammars.send_vocabulary`."""
+        await self._grammars.send_vocabulary(param)
+
     def check_model(self, model: str | None) -> None:
         if model is not None and model not in (self._settings.model_name, ANY_MODEL):
             raise RequestError(
@@ -144,16 +148,27 @@ class RequestPreprocessor:
         return await self._work.run(lambda: [[text(token) for token in tokens] for tokens in sequences], inline)
 
     async def render(
-        self, messages: list[dict[str, object]], add_generation_prompt: bool, variables: Mapping[str, object]
+        self,
+        messages: list[dict[str, object]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+        template: str | None = None,
     ) -> str:
-        """Render the prompt text of a conversation."""
-        if not self._text.has_chat_template:
+        """Render the prompt text of a conversation. `template`: the one of the request, if it has one."""
+        if template is not None and not self._settings.trust_request_chat_template:
+            raise RequestError(
+                "chat_template is refused: this server takes no templates of requests; remove it, or start the server"
+                " with --trust-request-chat-template",
+                code="templates_disabled",
+                param="chat_template",
+            )
+        if template is None and not self._text.has_chat_template:
             raise RequestError(
                 "the model has no chat template; use /v1/completions, or start the server with --chat-template",
                 code="no_chat_template",
                 param="messages",
             )
-        return await self._work.render(messages, add_generation_prompt, variables)
+        return await self._work.render(messages, add_generation_prompt, variables, template)
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
         """Raises RequestError for a token id outside the vocabulary."""
@@ -246,7 +261,7 @@ class RequestPreprocessor:
         self._check_sampling(sampling, field)
         self._check_texts(request)
         banned = await self._banned(sampling, field)
-        grammar = await checked_grammar(self._grammars, sampling, field)
+        grammar = await checked_grammar(self._grammars, sampling, field, request.owner)
         compiled = partial(compile_stops, sampling.stop_regex, field("stop_regex"))
         return _Checked(banned, grammar, await self._work.run(compiled, inline=not sampling.stop_regex))
 

@@ -16,7 +16,7 @@ from srv.types import SamplingParams
 class PromptRequest:
     """One prompt of a request. `param`: the request's field with it. `field(name)`: that with the field `name` of
     `Sampling`, by default of the same name. `namespace`: of the prefix cache. `markers`: see `TokenizedPrompt`. `clip`:
-    a `max_tokens` that does not fit is cut to what fits instead of refused."""
+    a `max_tokens` that does not fit is cut to what fits instead of refused. `owner`: as in `RequestSpec`."""
 
     prompt: Prompt
     sampling: Sampling
@@ -25,6 +25,7 @@ class PromptRequest:
     namespace: str = ""
     markers: tuple[str, ...] = ()
     clip: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

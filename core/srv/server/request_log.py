@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -23,26 +24,37 @@ logger = logging.getLogger("srv.requests")
 
 METADATA, PARAMETERS, BEGINNING, EVERYTHING = range(4)
 SHOWN_TOKENS, SHOWN_CHARACTERS = 512, 2048  # of prompt and output at the level BEGINNING
-# What looks like a credential in a prompt or an output: bearer tokens, and keys of the usual forms.
+# What looks like a credential: bearer tokens, keys of the usual forms, and values that are named as such. Repetitions
+# are bounded, or begin where the repeated characters do, so that no text takes a time that grows with its square.
 _SECRETS = re.compile(
-    r"(?i)\bbearer\s+[\w.~+/=-]{8,}|\b(?:sk|pk|rk|hf|ghp|gho|github_pat|xox[abp]|glpat)[-_][\w-]{12,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"(?i)\bauthorization[\"']?\s{0,9}[=:]\s{0,9}[\"']?(?:\w{1,20}\s{1,9})?[^\s\"',;]{4,}|\bbearer\s{1,9}[\w.~+/=-]{8,}"
+    r"|\b(?:sk|pk|rk|hf|ghp|gho|github_pat|xox[abceprs]|glpat|GOCSPX)[-_][\w-]{12,}"
+    r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bya29\.[\w-]{20,}"
+    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|\b[a-z][a-z0-9+.-]{0,19}://[^\s/@]{1,512}@"
+    r"|(?:password|passwd|pwd|passphrase|secret|\btoken|api[-_]?key|(?:access|auth)[-_](?:key|token))[\"']?\s{0,9}[=:]\s{0,9}"
+    r"(?:\"[^\"\n]{1,256}\"|'[^'\n]{1,256}'|[\"']?[^\s\"'&,;]{4,})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
 REDACTED = "[redacted]"
+MIN_KEY = 6  # characters of a key of the server that is redacted: a shorter one is part of ordinary words
 
 
-def redact(text: str) -> str:
-    """The text without what looks like a credential."""
+def redact(text: str, keys: Sequence[str] = ()) -> str:
+    """The text without what looks like a credential, and without these keys."""
+    for key in sorted(keys, key=len, reverse=True):
+        if len(key) >= MIN_KEY:
+            text = text.replace(key, REDACTED)
     return _SECRETS.sub(REDACTED, text)
 
 
 class RequestLog:
-    """level: METADATA to EVERYTHING; None: requests are not logged. stages: whether the seconds of each stage are."""
+    """level: METADATA to EVERYTHING; None: requests are not logged. stages: whether the seconds of each stage are.
+    keys: those of the server."""
 
-    def __init__(self, text: TextProcessor, level: int | None, stages: bool) -> None:
-        self._text, self._level, self._stages = text, level, stages
+    def __init__(self, text: TextProcessor, level: int | None, stages: bool, keys: Sequence[str] = ()) -> None:
+        self._text, self._level, self._stages, self._keys = text, level, stages, keys
         self.shows_text = level is not None and level >= BEGINNING
 
     def started(self, spec: RequestSpec) -> None:
@@ -76,21 +88,31 @@ class RequestLog:
             self._write("time of", {"rid": record.id, **stages, "total": total})
 
     def _shorten(self, text: str) -> str:
-        text = redact(text)
+        text = redact(text, self._keys)  # before it is cut: a part of a key has no form
         if self._level == EVERYTHING or len(text) <= SHOWN_CHARACTERS:
             return text
         return f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
-    @staticmethod
-    def _write(event: str, shown: dict[str, object]) -> None:
+    def _write(self, event: str, shown: dict[str, object]) -> None:
         # JSON escapes line breaks, with which a prompt could forge further lines.
-        logger.info("%s request %s", event, json.dumps(shown))
+        logger.info("%s request %s", event, json.dumps(self._redacted(shown)))
+
+    def _redacted(self, value: object) -> object:
+        """With all texts redacted: a client chooses ids and grammars as well."""
+        match value:
+            case str():
+                return redact(value, self._keys)
+            case dict():
+                return {name: self._redacted(each) for name, each in value.items()}
+            case list() | tuple():
+                return [self._redacted(each) for each in value]
+        return value
 
 
-def request_log(observe: ObserveArgs, text: TextProcessor) -> RequestLog | None:
-    """The log that the arguments ask for; None if they ask for none."""
+def request_log(observe: ObserveArgs, text: TextProcessor, keys: Sequence[str] = ()) -> RequestLog | None:
+    """The log that the arguments ask for; None if they ask for none. `keys`: of the server, which it never shows."""
     if not (observe.log_requests or observe.enable_request_time_stats_logging):
         return None
     logger.setLevel(logging.INFO)  # an argument asks for these lines, whatever --log-level is
     level = observe.log_requests_level if observe.log_requests else None
-    return RequestLog(text, level, observe.enable_request_time_stats_logging)
+    return RequestLog(text, level, observe.enable_request_time_stats_logging, keys)

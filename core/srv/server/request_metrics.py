@@ -17,6 +17,7 @@ from srv.types import FinishReason
 
 MAX_LABEL_SETS = 1000  # combinations of custom labels; what comes after that is counted as OTHER
 OTHER = "other"
+_PROMPT_TEXT, _GENERATED_TEXT = "Prompt tokens of a sequence.", "Tokens that a sequence returned."
 _INTER_TOKEN, _PROMPT = "srv_inter_token_seconds", "srv_request_prompt_tokens"
 
 
@@ -36,15 +37,18 @@ class Ended:
 class RequestMetrics:
     """What one combination of custom labels counts."""
 
-    __slots__ = ("_finished", "_histograms", "_inter_token", "_structured", "_ttft")
+    __slots__ = ("_finished", "_histograms", "_inter_token", "_structured", "_tokens", "_ttft")
 
     def __init__(
         self,
         histograms: Mapping[str, Histogram],
         finished: Mapping[FinishReason, Ended],
         structured: Mapping[bool, Counter],
+        tokens: Sequence[Histogram],
     ) -> None:
+        """`tokens`: of a sequence, in its prompt and generated."""
         self._histograms, self._finished, self._structured = histograms, finished, structured
+        self._tokens = tokens
         self._ttft, self._inter_token = histograms["srv_time_to_first_token_seconds"], histograms[_INTER_TOKEN]
 
     def first_token(self, seconds: float) -> None:
@@ -64,7 +68,8 @@ class RequestMetrics:
         histograms = self._histograms
         self._finished[record.reason].inc()
         histograms["srv_request_seconds"].observe(record.ended - record.arrival)
-        histograms["srv_request_outputs"].observe(record.outputs)
+        if record.output_index == 0:
+            histograms["srv_request_outputs"].observe(record.outputs)
         if record.max_tokens is not None:
             histograms["srv_request_max_tokens"].observe(record.max_tokens)
         for stage, (begin, end) in record.stages().items():
@@ -74,6 +79,8 @@ class RequestMetrics:
         if record.completion_tokens > 1 and record.first_token is not None:
             seconds = (record.ended - record.first_token) / (record.completion_tokens - 1)
             histograms["srv_request_time_per_token_seconds"].observe(max(0.0, seconds))
+        for tokens, histogram in zip((record.prompt_tokens, record.completion_tokens), self._tokens, strict=True):
+            histogram.observe(tokens)
         if _PROMPT in histograms:
             histograms[_PROMPT].observe(record.prompt_tokens)
             histograms["srv_request_uncached_prompt_tokens"].observe(record.prompt_tokens - record.cached_tokens)
@@ -112,8 +119,10 @@ class RequestMetricsFamilies:
             limits,
             "vllm:request_params_max_tokens",
         )
+        prompt = buckets.token_buckets(observe.prompt_tokens_buckets)
+        generated = buckets.token_buckets(observe.generation_tokens_buckets)
         if observe.collect_tokens_histogram:
-            self._add_token_counts(observe)
+            self._add_token_counts(prompt, generated)
         self._finished = Counter(
             "srv_sequences", "Sequences that ended, by reason.", ["finish_reason", *self._custom], registry=registry
         )
@@ -130,6 +139,13 @@ class RequestMetricsFamilies:
             [*constant, "finished_reason", *self._custom],
             registry=registry,
         )
+        self._tokens = [
+            Histogram(name, text, [*constant, *self._custom], buckets=bounds, registry=registry)
+            for name, text, bounds in (
+                ("vllm:request_prompt_tokens", _PROMPT_TEXT, prompt),
+                ("vllm:request_generation_tokens", _GENERATED_TEXT, generated),
+            )
+        ]
         self._constant = tuple(constant.values())
         self._made: dict[tuple[str, ...], RequestMetrics] = {}
         self.of(("",) * len(self._custom))  # every reason is exported from the start
@@ -183,7 +199,8 @@ class RequestMetricsFamilies:
         }
         finished = {reason: self._ended(reason, values) for reason in FinishReason}
         structured = {valid: self._structured.labels(str(valid).lower(), *values) for valid in (True, False)}
-        made = self._made[values] = RequestMetrics(histograms, finished, structured)
+        tokens = [each.labels(*self._constant, *values) for each in self._tokens]
+        made = self._made[values] = RequestMetrics(histograms, finished, structured, tokens)
         return made
 
     def _ended(self, reason: FinishReason, custom: Sequence[str]) -> Ended:
@@ -202,16 +219,8 @@ class RequestMetricsFamilies:
             if stage != "inference":
                 self.aliases.add(f"srv_{stage}_seconds", "sglang:per_stage_req_latency_seconds", stage=stage)
 
-    def _add_token_counts(self, observe: ObserveArgs) -> None:
-        prompt = buckets.token_buckets(observe.prompt_tokens_buckets)
-        generated = buckets.token_buckets(observe.generation_tokens_buckets)
-        self._add(
-            _PROMPT,
-            "Prompt tokens of a sequence.",
-            prompt,
-            "vllm:request_prompt_tokens",
-            "sglang:prompt_tokens_histogram",
-        )
+    def _add_token_counts(self, prompt: Sequence[float], generated: Sequence[float]) -> None:
+        self._add(_PROMPT, _PROMPT_TEXT, prompt, "sglang:prompt_tokens_histogram")
         self._add(
             "srv_request_uncached_prompt_tokens",
             "Prompt tokens of a sequence that were not in the prefix cache.",
@@ -220,9 +229,8 @@ class RequestMetricsFamilies:
         )
         self._add(
             "srv_request_generated_tokens",
-            "Tokens that a sequence returned.",
+            _GENERATED_TEXT,
             generated,
-            "vllm:request_generation_tokens",
             "vllm:request_max_num_generation_tokens",
             "sglang:generation_tokens_histogram",
         )

@@ -1,12 +1,13 @@
 """The responses of `/v1/responses` that clients may continue or read again, in memory.
 
-Bounded by number and by size; the least recently used are dropped first, and all of them when the server ends. Each
-belongs to the API key that made it. Must not know the content of a response.
+Bounded by number and by size. The least recently used of the API key that has most are dropped first, so that a client
+cannot displace what others have stored, and all of them when the server ends. Each belongs to the key that made it.
+Must not know the content of a response.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,8 @@ class ResponseStore:
         # The items by owner and id, each by the responses whose conversations have it, the one stored last at the end.
         self._items: dict[tuple[str, str], dict[str, Item]] = {}
         self.bytes = 0
+        self._counts: Counter[str] = Counter()  # responses by owner
+        self._sizes: Counter[str] = Counter()  # bytes by owner
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -55,9 +58,23 @@ class ResponseStore:
         for item in stored.conversation:
             if (name := item.get("id")) is not None:
                 self._items.setdefault((owner, name), {})[response] = item
+        self._count(owner, 1, size)
+        while len(self._stored) > self._max_responses:
+            self._drop_of(self._counts)
+        while self.bytes > self._max_bytes:
+            self._drop_of(self._sizes)
+
+    def _count(self, owner: str, responses: int, size: int) -> None:
         self.bytes += size
-        while len(self._stored) > self._max_responses or self.bytes > self._max_bytes:
-            self.delete(*next(iter(self._stored)))
+        for counter, change in ((self._counts, responses), (self._sizes, size)):
+            counter[owner] += change
+            if not counter[owner]:
+                del counter[owner]
+
+    def _drop_of(self, counter: Counter[str]) -> None:
+        """Drop the least recently used response of the owner who has most."""
+        owner = max(counter, key=counter.__getitem__)
+        self.delete(*next(place for place in self._stored if place[0] == owner))
 
     def get(self, owner: str, name: str) -> StoredResponse | None:
         if (owner, name) not in self._stored:
@@ -71,7 +88,7 @@ class ResponseStore:
         if found is None:
             return False
         stored, size = found
-        self.bytes -= size
+        self._count(owner, -1, -size)
         for item in stored.conversation:
             place = (owner, item.get("id", ""))
             holders = self._items.get(place, {})

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 from pydantic import Field, PlainValidator, create_model
 
+from srv.errors import RequestError
 from srv.grammar.source import GrammarSource
 from srv.server import grammar_fields
 from srv.server.fields import NoEffect, Refused, RequestBody, field_error, json_type, shorten
@@ -27,6 +28,7 @@ from srv.types import MAX_TOKENS, SamplingOptions
 
 MAX_OUTPUTS = 128
 MAX_TOP_LOGPROBS = 20
+MAX_LISTED_IDS = 128  # whose log-probabilities are returned at each position
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_ALLOWED_TOKEN_IDS = 2**17
@@ -83,6 +85,7 @@ class Sampling(SamplingOptions, frozen=True, kw_only=True):
         bool, Meta(description="Keep the stop string or token in the text.", extra={"native": "no_stop_trim"})
     ] = False
     grammar: GrammarSource | None = None  # it is requested differently in each protocol
+    grammar_backend: str = ""  # what the request expects to compile it; "": any
 
 
 def with_defaults(sampling: Sampling, defaults: Mapping[str, Any]) -> Sampling:
@@ -167,6 +170,9 @@ AllowedTokenIds = Annotated[
     tuple[int, ...],
     PlainValidator(partial(_token_ids, limit=MAX_ALLOWED_TOKEN_IDS), json_schema_input_type=list[int] | None),
 ]
+ListedTokenIds = Annotated[
+    tuple[int, ...], PlainValidator(partial(_token_ids, limit=MAX_LISTED_IDS), json_schema_input_type=list[int] | None)
+]
 BadWords = Annotated[tuple[str, ...], PlainValidator(_bad_words, json_schema_input_type=list[str] | None)]
 LogitBias = Annotated[
     tuple[tuple[int, float], ...],
@@ -222,6 +228,26 @@ def _declaration(declared: object) -> tuple[type, Meta] | None:
     return None
 
 
+class NamedBody(RequestBody):
+    """Base of request bodies with a request id."""
+
+    rid: str | None = Field(
+        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
+    )
+    request_id: str | None = Field(None, min_length=1, max_length=MAX_RID_LENGTH, description="vLLM's name of rid.")
+
+    @property
+    def own_id(self) -> str | None:
+        """The id that the client gave. Raises RequestError for two."""
+        if self.rid is not None and self.request_id not in (None, self.rid):
+            raise RequestError(
+                f"rid = {shorten(self.rid)} and request_id = {shorten(self.request_id)} differ; send one",
+                code="invalid_value",
+                param="request_id",
+            )
+        return self.rid or self.request_id
+
+
 class SamplesTokens(RequestBody):
     """Base of request bodies that sample. `spelled`: the field of this body for each declared field of `Sampling`."""
 
@@ -238,6 +264,7 @@ class SamplesTokens(RequestBody):
             **given,
             given=sent,
             grammar=grammar_fields.grammar_of(self),
+            grammar_backend=getattr(self, "guided_decoding_backend", None) or "",
             custom_processor=processor or "",
             custom_params="" if custom is None else msgspec.json.encode(custom).decode(),
         )
@@ -277,7 +304,7 @@ def sampling_body(protocol: str) -> Callable[[type[Body]], type[Body]]:
 
 
 @sampling_body("openai")
-class SamplingBody(SamplesTokens):
+class SamplingBody(NamedBody, SamplesTokens):
     """Fields that `/v1/completions` and `/v1/chat/completions` share, sampling first."""
 
     RENAMED = {  # noqa: RUF012 - a ClassVar by its declaration in the base
@@ -289,20 +316,25 @@ class SamplingBody(SamplesTokens):
     }
 
     model: str | None = Field(None, description="The name of the served model; optional.")
-    rid: str | None = Field(
-        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
-    )
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
         description="Return log-probabilities of the prompt's tokens, and this many top ones.",
     )
+    logprob_token_ids: ListedTokenIds = Field(
+        (),
+        description=f"Return the log-probabilities of these token ids, too (at most {MAX_LISTED_IDS}), among the top"
+        " ones of each position of the output; needs logprobs.",
+    )
     stream: bool | None = Field(None, description="Send the output as server-sent events during generation.")
     truncate_prompt_tokens: Truncation = None
     cache_salt: Salt = None
     extra_key: Salt = None
     return_token_ids: bool | None = Field(None, description="Return the token ids of the prompt and of the output.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Show the tokens of log-probabilities as token_id:ID instead of their text."
+    )
 
     response_format: grammar_fields.ResponseFormat = Field(None, description="The format of the output; OpenAI's form.")
     structured_outputs: grammar_fields.StructuredOutputs = Field(
@@ -314,6 +346,9 @@ class SamplingBody(SamplesTokens):
     guided_grammar: grammar_fields.GuidedGrammar = Field(None, description="A grammar in Lark or EBNF.")
     guided_whitespace_pattern: str | None = Field(
         None, description="A regular expression for the white space between the tokens of JSON."
+    )
+    guided_decoding_backend: str | None = Field(
+        None, max_length=64, description="auto, or the name of the grammar backend that the server uses."
     )
     json_schema: grammar_fields.JsonSchema = Field(None, description="SGLang's name of guided_json.")
     regex: grammar_fields.Regex = Field(None, description="SGLang's name of guided_regex.")

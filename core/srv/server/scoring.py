@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from srv.errors import RequestError
+from srv.server.access import NOBODY, Caller
 from srv.server.embedding import Embedding
 from srv.server.fields import shorten
 from srv.server.service import Service
@@ -41,7 +42,7 @@ class ScoreRequest:
 
     rid: str
     arrival: float
-    owner: str = ""
+    caller: Caller = NOBODY
     namespace: str = ""
     activate: bool = True
     keep: int | None = None
@@ -157,7 +158,7 @@ class Scorer:
     async def _run(
         self, prompts: list[list[int]], params: Sequence[PoolingParams], asked: ScoreRequest
     ) -> list[Embedding]:
-        return await self._service.embed(prompts, params, asked.rid, asked.arrival, asked.owner, asked.namespace)
+        return await self._service.embed(prompts, params, asked.rid, asked.arrival, asked.caller, asked.namespace)
 
     def _activation(self, asked: ScoreRequest) -> str:
         return self._settings.head.activation if asked.activate else "identity"

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from srv.io.messages import Stats
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
+from srv.server.access import NOBODY, Caller
 from srv.server.client import EngineClient
 from srv.server.device_reader import DeviceReader
 from srv.server.embedding import Embedding, embed
@@ -38,7 +39,7 @@ class Service:
         self, settings: ServerSettings, client: EngineClient, text: TextProcessor, hooks: Hooks = NO_HOOKS
     ) -> None:
         self.settings, self.client, self.text = settings, client, text
-        self.observers = Observers(hooks, request_log(settings.observe, text))
+        self.observers = Observers(hooks, request_log(settings.observe, text, settings.access.secrets))
         self.preprocessor = RequestPreprocessor(
             settings, text, Grammars(settings.grammars, text, client.send_vocabulary)
         )
@@ -81,20 +82,20 @@ class Service:
         rids: Sequence_[str],
         arrival: float,
         batch: str | None = None,
-        owner: str = "",
+        caller: Caller = NOBODY,
     ) -> tuple[Ticket, RequestGroup]:
         """Admit a client request with one id, or one id per prompt and possibly another one for all of them.
 
-        owner: whoever sent it, for fair shares (`RequestSpec.owner`).
+        caller: whoever sent it, for its ids, fair shares (`RequestSpec.owner`) and the namespace of the prefix cache.
         The caller must close the ticket when the response has ended. Raises RequestError or EngineDead.
         """
         counts = [len(prompt.seeds) for prompt in prompts]
         if len(rids) == 1:
             counts = [sum(counts)]
-        ticket = self.lifecycle.admit(list(zip(rids, counts, strict=True)), batch)
+        ticket = self.lifecycle.admit(list(zip(rids, counts, strict=True)), batch, caller.owner)
         try:
             return ticket, RequestGroup(
-                self._sequences(prompts, ticket, arrival, owner),
+                self._sequences(prompts, ticket, arrival, caller),
                 self.settings.stream_interval,
                 self.settings.cache_report,
             )
@@ -108,7 +109,7 @@ class Service:
         params: PoolingParams | Sequence_[PoolingParams],
         rid: str,
         arrival: float,
-        owner: str = "",
+        caller: Caller = NOBODY,
         namespace: str = "",
     ) -> list[Embedding]:
         """Admit a client request and compute what `params` say of each prompt. Cancellation aborts it at the engine.
@@ -116,16 +117,16 @@ class Service:
         params: of all prompts, or of each. Raises RequestError, also if the request was aborted, or EngineDead.
         """
         each = [params] * len(prompts) if isinstance(params, PoolingParams) else params
-        ticket = self.lifecycle.admit([(rid, len(prompts))])
+        ticket = self.lifecycle.admit([(rid, len(prompts))], owner=caller.owner)
         try:
             specs = [
                 RequestSpec(
                     id=name,
                     tokens=tuple(tokens),
                     params=own,
-                    namespace=namespace,
+                    namespace=caller.cache + namespace,
                     group=ticket.sequences[0],
-                    owner=owner,
+                    owner=caller.share,
                 )
                 for name, tokens, own in zip(ticket.sequences, prompts, each, strict=True)
             ]
@@ -143,7 +144,7 @@ class Service:
         await self.embed([tokens], params, rid, time.perf_counter())
 
     def _sequences(
-        self, prompts: Sequence_[TokenizedPrompt], ticket: Ticket, arrival: float, owner: str
+        self, prompts: Sequence_[TokenizedPrompt], ticket: Ticket, arrival: float, caller: Caller
     ) -> list[Sequence]:
         names = ticket.sequences
         positions = [(index, output) for index, prompt in enumerate(prompts) for output in range(len(prompt.seeds))]
@@ -160,7 +161,8 @@ class Service:
                     prompt,
                     name=names[index],
                     group=names[0],
-                    owner=owner,
+                    owner=caller.share,
+                    cache=caller.cache,
                     index=index,
                     prompt_index=prompt_index,
                     output_index=output_index,

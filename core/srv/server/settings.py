@@ -53,7 +53,7 @@ class ServerSettings:
     `cache_report`: whether responses say how many prompt tokens the prefix cache had. `stream_interval`: tokens per
     chunk of a stream. `stream_segments`: chunks of `/generate` hold only what is new. `sampling_defaults`: values of
     `Sampling` for the fields that a request omits. `text`: how texts are encoded. `custom_processors`: those that
-    requests may name; None: they may name none.
+    requests may name; None: they may name none. `trust_request_chat_template`: requests may bring a chat template.
     `counts_peak`: the ranks know how much memory steps have needed at most. `measures_experts`: they measure how
     evenly experts are used. `startup`: of each process, the phases of its start so far. `sensors`: reads the devices'
     sensors for `/metrics`; None without any. `reply_format`: how the model writes reasoning and tool calls.
@@ -105,6 +105,7 @@ class ServerSettings:
     root_path: str = ""  # under which a proxy serves this server
     access_log: bool = False
     ui: bool = True  # the built-in page at /
+    trust_request_chat_template: bool = False
     custom_processors: Mapping[str, ProcessorFacts] | None = None
     file_storage_path: Path = Path("srv_storage")
 

@@ -13,10 +13,10 @@ from srv import __version__
 from srv.args.statement import Resolved
 from srv.engine.supervisor import EngineProcess
 from srv.executor.spec import engine_spec
-from srv.grammar.registry import OFF
 from srv.io.messages import Ready
 from srv.io.phases import Phases
 from srv.models.score_template import read_score_template
+from srv.planning.grammars import grammar_choice
 from srv.planning.resolution import LaunchContext
 from srv.platform.manifest import worker_environment
 from srv.reply.formats import ReplyFormat, choose
@@ -62,7 +62,6 @@ def start_engine(engine: EngineProcess, context: LaunchContext, phases: Phases) 
             if model.skip_tokenizer_init
             else load_text_processor(context.model, model.tokenizer_path, template, model.tokenizer_worker_num)
         )
-        reply_format(context, text)  # a faulty row of another distribution ends the start here
         check_case(context.model.head, text)
         _score_template(context, text)  # answers that are not tokens end the start here
     engine.send_spec(lambda to_engine, from_engine: engine_spec(context, to_engine, from_engine))
@@ -133,6 +132,7 @@ def server_settings(
         access_log=config.server.access_log,
         ui=config.server.ui,
         file_storage_path=config.server.file_storage_path,
+        trust_request_chat_template=config.server.trust_request_chat_template,
         custom_processors=processors() if config.server.enable_custom_logit_processor else None,
         text=TextOptions(
             config.model.enable_tokenizer_batch_encode,
@@ -185,12 +185,10 @@ def _server_info(context: LaunchContext, ready: Ready, replies: ReplyFormat) -> 
 def grammar_settings(context: LaunchContext) -> GrammarSettings:
     """How the outputs of a launch are constrained."""
     platform, model = context.resolved.config.platform, context.model
-    if platform.grammar_backend in (None, OFF):
-        return GrammarSettings()
-    if not model.end_tokens:
-        return GrammarSettings(why="the model has no end token, so that no output could end where its grammar does")
+    choice = grammar_choice(context.resolved.config, model)
     return GrammarSettings(
-        backend=platform.grammar_backend,
+        backend=choice.backend,
+        why=choice.why,
         vocab_size=model.vocab_size,
         end_tokens=model.end_tokens,
         whitespace_pattern=platform.constrained_json_whitespace_pattern,
@@ -222,6 +220,7 @@ def _access(resolved: Resolved, key: str | None, clients: tuple[ClientKey, ...])
         key=key,
         admin_key=server.admin_api_key,
         clients=clients,
+        share_cache=server.share_cache,
         loopback=server.uds is None and is_loopback(server.host),
         hosts=server.allowed_hosts or (),
         origins=server.allowed_origins or (),

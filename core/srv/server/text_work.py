@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -65,6 +66,7 @@ class TextWork:
         self._gathering = Gathering(self._together, options.gather_texts, options.gather_seconds)
         # Templates are rendered one at a time, and must not keep texts from being encoded.
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="srv-template")
+        self._renderer_of_requests = ThreadPoolExecutor(1, thread_name_prefix="srv-requested-template")
         self._closed = False
 
     def close(self) -> None:
@@ -72,6 +74,7 @@ class TextWork:
         self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._renderer.shutdown(wait=False, cancel_futures=True)
+        self._renderer_of_requests.shutdown(wait=False, cancel_futures=True)
         self._text.close()
 
     async def run(self, work: Callable[[], T], inline: bool) -> T:
@@ -125,16 +128,20 @@ class TextWork:
         return texts
 
     async def render(
-        self, messages: list[dict[str, object]], add_generation_prompt: bool, variables: Mapping[str, object]
+        self,
+        messages: list[dict[str, object]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+        template: str | None,
     ) -> str:
-        """The prompt text of a conversation. `variables`: more variables of the template."""
-
-        def work() -> str:
-            return self._text.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, variables=variables
-            )
-
-        return await self._in_thread(self._renderer, work)
+        """The prompt text of a conversation. `variables`: more variables of the template. `template`: the request's."""
+        text = self._text
+        if template is None:
+            work = partial(text.apply_chat_template, messages)
+        else:
+            work = partial(text.apply_template_of_request, template, messages)
+        asked = partial(work, add_generation_prompt=add_generation_prompt, variables=variables)
+        return await self._in_thread(self._renderer if template is None else self._renderer_of_requests, asked)
 
 
 def is_little(sizes: Sequence[int]) -> bool:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from every import every
 from fastapi import FastAPI, Request, Response
 
 from srv.args.groups.observe import ObserveArgs
+from srv.cli.main import main
 from srv.cli.replay import replay
 from srv.errors import EngineDead
-from srv.server.crash_dump import CrashRecorder, read_dump
+from srv.server.crash_dump import FORMAT, CrashRecorder, DumpError, read_dump
 from srv.server.http.events import EventStream
 from srv.server.http.observing import add_observing
 
@@ -105,3 +107,76 @@ def test_a_server_that_dies_while_it_answers_is_no_answer() -> None:
         assert [answer.status for answer in replay([request], url, speed=0)] == [0]
         thread.join(10)
     assert [answer.status for answer in replay([request], "nowhere", speed=0)] == [0]
+
+
+GOOD = {"at": 1.0, "method": "POST", "path": "/generate"}
+
+
+def dump_of(file: Path, *lines: object) -> Path:
+    written = [json.dumps({"format": FORMAT}), *(each if isinstance(each, str) else json.dumps(each) for each in lines)]
+    file.write_text("\n".join(written))
+    return file
+
+
+@every(
+    ("line", "said"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ({**GOOD, "at": "soon"}, "at"),
+        ({**GOOD, "at": [1]}, "at"),
+        ({**GOOD, "at": float("nan")}, "at"),
+        ({**GOOD, "at": 1e300}, "at"),
+        ({**GOOD, "method": 3}, "method"),
+        ({**GOOD, "method": "GET / HTTP/1.1"}, "method"),
+        ({**GOOD, "path": None}, "path"),
+        ({**GOOD, "path": "@evil.example/"}, "path"),
+        ({**GOOD, "path": ".evil.example/"}, "path"),
+        ({**GOOD, "path": "/\ud800"}, "surrogates"),
+        ({**GOOD, "base64": 3}, "base64"),
+        ({**GOOD, "base64": "a"}, "base64"),
+        ({**GOOD, "content_encoding": "gzip\r\nx: y"}, "content_encoding"),
+        ({"path": "/"}, "missing required field"),
+        ("3", "line 3"),
+    ],
+)
+def test_a_damaged_dump_is_refused_with_its_line(
+    tmp_path: Path, line: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = dump_of(tmp_path / "dump", GOOD, line)
+    with pytest.raises(DumpError, match="cannot be replayed") as caught:
+        read_dump(file)
+    assert said in str(caught.value).lower()
+    assert main(["replay", str(file)]) != 0
+    assert "no_crash_dump" in capsys.readouterr().err
+
+
+def test_the_key_is_sent_to_the_server_and_nowhere_else() -> None:
+    """Neither does the path name a host, nor is a redirect followed."""
+    with socket.socket() as listener, socket.socket() as other:
+        for each in (listener, other):
+            each.bind(("127.0.0.1", 0))
+            each.listen()
+        elsewhere = f"127.0.0.1:{other.getsockname()[1]}"
+        heads: list[bytes] = []
+
+        def redirect() -> None:
+            for _ in range(3):
+                connection, _ = listener.accept()
+                with connection:
+                    heads.append(connection.recv(65536))
+                    location = f"location: http://{elsewhere}/\r\n"
+                    connection.sendall(f"HTTP/1.1 302 Found\r\n{location}content-length: 0\r\n\r\n".encode())
+
+        thread = threading.Thread(target=redirect, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        paths = ("/generate", f"//{elsewhere}/", "/v1/models/a b?c=#d\u00e9")
+        for path in paths:
+            (answer,) = replay([{**GOOD, "path": path, "body": {}}], url, key="secret", speed=0, timeout=5)
+            assert answer.status == 302, answer
+        thread.join(10)
+        assert all(b"Bearer secret" in head for head in heads)
+        assert heads[2].startswith(b"POST /v1/models/a%20b%3Fc%3D%23d%C3%A9 HTTP")
+        other.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            other.accept()

@@ -22,6 +22,22 @@ from srv.types import FinishReason, RequestSpec, SamplingParams
         "sk-proj-abcdefghijklmnop",
         "hf_abcdefghijklmnopqrst",
         "AKIAABCDEFGHIJKLMNOP",
+        "AIza" + "SyA-1_2b" * 4 + "abc",
+        "ya29.a0AfH6SMBx-abcdefghijklmnop",
+        "password=hunter22",
+        'password: "hunter22',
+        "API_KEY = abcd1234",
+        "postgres://user:hunter2@",
+        "https://:token@",
+        "https://abcd1234@",
+        "Authorization: Basic dXNlcjpwYXNz",
+        'authorization": "Basic dXNlcjpwYXNz',
+        "GOCSPX-abcdefghijklmnop",
+        "xoxs-abcdefghijklmnop",
+        "token=abcd1234",
+        "passphrase: hunter22",
+        """password='ab"cd ef'""",
+        'password": "hunt er22 x"',
         "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl",
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
         "-----BEGIN PRIVATE KEY-----\nabc",
@@ -32,13 +48,14 @@ def test_credentials_are_redacted(secret: str) -> None:
 
 
 def test_ordinary_text_is_kept() -> None:
-    text = "The bearer of this letter asks for disk-space, task-list-items-in-order and a key."
+    text = "The bearer of this letter asks for disk-space, task-list-items-in-order, a key and max_token=4096."
+    text += " See https://example.org/a@b, a basic introduction by its authorization."
     assert redact(text) == text
 
 
-def log_of(level: int, prompt: str, output: list[str], caplog: pytest.LogCaptureFixture) -> list[str]:
-    log = RequestLog(ByteTokenizer(), level, stages=False)
-    spec = RequestSpec(id="r", tokens=tuple(prompt.encode()), params=SamplingParams(max_tokens=5))
+def log_of(level: int, prompt: str, output: list[str], caplog: pytest.LogCaptureFixture, rid: str = "r") -> list[str]:
+    log = RequestLog(ByteTokenizer(), level, False, ["the server's key", "key"])
+    spec = RequestSpec(id=rid, tokens=tuple(prompt.encode()), params=SamplingParams(max_tokens=5))
     with caplog.at_level(logging.INFO, "srv.requests"):
         log.started(spec)
         log.ended(SequenceRecord("r", 1.0, spec=spec, ended=2.0, reason=FinishReason.STOP, texts=output))
@@ -71,3 +88,18 @@ def test_without_a_tokenizer_token_ids_are_shown(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, "srv.requests"):
         log.started(RequestSpec(id="r", tokens=(7, 8), params=SamplingParams(max_tokens=5)))
     assert '"prompt": [7, 8]' in caplog.text
+
+
+def test_keys_of_the_server_are_redacted_wherever_a_client_sends_them(caplog: pytest.LogCaptureFixture) -> None:
+    text = "I send the server's key as a key"
+    received, ended = log_of(3, text, [text], caplog, rid="password=hunter22")
+    assert received.count(REDACTED) == 2
+    assert "server's" not in received + ended
+    assert "hunter22" not in received + ended
+    assert json.loads(ended.partition("request ")[2])["output"] == f"I send {REDACTED} as a key"
+
+
+def test_text_of_any_form_is_redacted_in_linear_time() -> None:
+    """No assertion on seconds: with a quadratic expression this would run for minutes."""
+    for part in ("eyJ-", "a.", "a://", "bearer  ", "password", "a:", "token=", "authorization:  ", "-----BEGIN "):
+        assert redact(f"{part * 100_000} password=hunter22").endswith(REDACTED)

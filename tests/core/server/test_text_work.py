@@ -12,6 +12,7 @@ from server_support import eventually, serving
 
 from srv.errors import RequestError
 from srv.grammar.source import GrammarSource
+from srv.io.bounded_process import BoundedProcess, Lost
 from srv.server.grammars import Grammars, GrammarSettings
 from srv.server.text_gather import Gathering
 from srv.server.text_work import INLINE_COST, split
@@ -201,6 +202,10 @@ class Vocabulated(ByteTokenizer):
         return Vocabulary(bytes(range(256)), [1] * 256, [])
 
 
+def starved(process: BoundedProcess, question: bytes) -> bytes:
+    raise Lost("the machine is busy", retry=True)
+
+
 async def test_what_a_machine_fails_at_is_tried_again_and_a_shutdown_is_no_fault_of_a_grammar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -215,7 +220,13 @@ async def test_what_a_machine_fails_at_is_tried_again_and_a_shutdown_is_no_fault
         patch.setattr("sys.executable", "/absent/python")
         with pytest.raises(RequestError, match="no process for it could be started") as caught:
             await grammars.check(source)
+    assert (caught.value.code, caught.value.status) == ("grammars_busy", 503)
     assert "change it" not in caught.value.message
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundedProcess, "ask", starved)
+        with pytest.raises(RequestError, match="the machine is busy") as caught:
+            await grammars.check(source)
+    assert (caught.value.code, caught.value.status) == ("grammars_busy", 503)
     assert (await grammars.check(source)).grammar.text
     with pytest.raises(RequestError, match="change it"):
         await grammars.check(GrammarSource(kind="regex", text="(a", param="regex"))

@@ -16,6 +16,7 @@ import re
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -30,6 +31,7 @@ from srv.server.fields import shorten
 
 MAX_FILES = 10_000
 MAX_BYTES = 4 * 2**30  # of all files
+OWNER_SHARE = 2  # one of several owners may have this fraction of the files and bytes: 1 / OWNER_SHARE
 MAX_NAME = 255
 _ID = re.compile(r"file-[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
@@ -61,14 +63,21 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class FileStore:
-    """The files of one folder, which is made for the first file. Files outlive the server, until they are deleted."""
+    """The files of one folder, which is made for the first file. Files outlive the server, until they are deleted.
 
-    def __init__(self, folder: Path, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> None:
+    shared: by several owners, none of whom may fill it.
+    """
+
+    def __init__(
+        self, folder: Path, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES, *, shared: bool = False
+    ) -> None:
         self._folder, self._max_files, self._max_bytes = folder, max_files, max_bytes
+        self._shared = shared
         self._lock = threading.Lock()
         self._files: dict[str, StoredFile] | None = None  # None: the folder has not been read
-        self._unfinished = 0  # files that are being written
+        self._unfinished: Counter[str] = Counter()  # files that are being written, by owner
         self._used = 0  # bytes of all files, unfinished ones included
+        self._used_by: Counter[str] = Counter()  # of these, those of each owner
         self._readers: dict[str, int] = {}  # who reads a file, by its id
 
     def load(self) -> None:
@@ -89,15 +98,18 @@ class FileStore:
     def writer(self, owner: str, filename: str, purpose: str) -> FileWriter:
         """Begin a file that nobody sees before it is finished. Raises RequestError."""
         with self._lock:
-            if len(self._index()) + self._unfinished >= self._max_files:
+            if len(self._index()) + self._unfinished.total() >= self._max_files:
                 raise _full(f"{self._max_files} files")
-            self._unfinished += 1
+            count = sum(file.owner == owner for file in self._index().values()) + self._unfinished[owner]
+            if self._shared and count >= (limit := self._max_files // OWNER_SHARE):
+                raise _full(f"{limit} files of one API key")
+            self._unfinished[owner] += 1
         name = f"file-{uuid.uuid4().hex}"
         file = StoredFile(name, owner, filename[:MAX_NAME], purpose, int(time.time()), 0)
         try:
-            return FileWriter(self, file, self.guarded(partial(_create, self.path(file))))
+            return FileWriter(self, file, self.guarded(partial(_create, self.path(file), _metadata(file))))
         except BaseException:
-            self.drop_unfinished(0)
+            self.drop_unfinished(owner, 0)
             raise
 
     def get(self, owner: str, name: str, param: str | None = None) -> StoredFile:
@@ -144,8 +156,7 @@ class FileStore:
             with self._lock:
                 self._index()[name] = file
             raise
-        with self._lock:
-            self._used -= file.bytes
+        self.unreserve(owner, file.bytes)
 
     def hold(self, owner: str, name: str, param: str | None = None) -> StoredFile:
         """Like `get`; the file is not deleted before `release`."""
@@ -161,37 +172,42 @@ class FileStore:
 
     # ---- for writers
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, owner: str, size: int) -> None:
         """Count bytes that are about to be written. Raises RequestError if there is no room."""
         with self._lock:
             self._index()
             if self._used + size > self._max_bytes:
                 raise _full(f"{self._max_bytes} bytes")
+            if self._shared and self._used_by[owner] + size > (limit := self._max_bytes // OWNER_SHARE):
+                raise _full(f"{limit} bytes of one API key")
             self._used += size
+            self._used_by[owner] += size
 
-    def unreserve(self, size: int) -> None:
-        """Count bytes no more, which were not written."""
+    def unreserve(self, owner: str, size: int) -> None:
+        """Count bytes no more, which are not there."""
         with self._lock:
             self._used -= size
+            self._used_by[owner] -= size
 
     def add(self, file: StoredFile) -> None:
         """An unfinished file is finished."""
-        data, path = msgspec.json.encode(file), self._folder / f"{file.id}.json"
+        data, path = _metadata(file), self._folder / f"{file.id}.json"
 
         def write() -> None:
-            path.with_suffix(".tmp").write_bytes(data)
+            with path.with_suffix(".tmp").open("r+b") as stream:
+                stream.write(data)
             path.with_suffix(".tmp").replace(path)
 
         self.guarded(write)
         with self._lock:
             self._index()[file.id] = file
-            self._unfinished -= 1
+            self._unfinished[file.owner] -= 1
 
-    def drop_unfinished(self, size: int) -> None:
+    def drop_unfinished(self, owner: str, size: int) -> None:
         """An unfinished file, of so many bytes, has been removed."""
+        self.unreserve(owner, size)
         with self._lock:
-            self._used -= size
-            self._unfinished -= 1
+            self._unfinished[owner] -= 1
 
     # ---- internals
 
@@ -208,6 +224,7 @@ class FileStore:
             base = self._folder / name
             if not _remove_remains(base) and (file := _read(base)) is not None:
                 found[name] = file
+                self._used_by[file.owner] += file.bytes
             with suppress(FileNotFoundError):
                 used += base.with_suffix(".data").lstat().st_size  # also of those that another server is writing
         self._used = used
@@ -236,11 +253,11 @@ class FileWriter:
     def append(self, data: bytes) -> None:
         """Raises RequestError if the storage is full, or cannot be written; the file is then as it was before."""
         with self._lock:
-            self._store.reserve(len(data))
+            self._store.reserve(self._file.owner, len(data))
             try:
                 self._store.guarded(partial(self._write, data))
             except BaseException:
-                self._store.unreserve(len(data))
+                self._store.unreserve(self._file.owner, len(data))
                 raise
             self._file = msgspec.structs.replace(self._file, bytes=self._file.bytes + len(data))
 
@@ -273,19 +290,36 @@ class FileWriter:
                     logger.error("%s cannot be removed: %s", each, error)
                     size = 0  # it still counts
             self._stream.close()
-            self._store.drop_unfinished(size)
+            self._store.drop_unfinished(self._file.owner, size)
 
 
-def _create(path: Path) -> FileIO:
-    """A new file, locked until it is closed, so that no server that starts takes it for a remainder."""
+def _metadata(file: StoredFile) -> bytes:
+    """Of the same length whatever the size of the file."""
+    return msgspec.json.encode(file).ljust(len(msgspec.json.encode(msgspec.structs.replace(file, bytes=2**62))))
+
+
+def _create(path: Path, metadata: bytes) -> FileIO:
+    """A new file, locked until it is closed, so that no server that starts takes it for a remainder.
+
+    Its metadata is written at once, to be overwritten at the end: what a file has must not be lost if the disk is full
+    then.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
         stream = FileIO(path, "x")
         with suppress(OSError):  # a file system without locks: nothing is removed from it
             fcntl.flock(stream, fcntl.LOCK_EX)
         if os.fstat(stream.fileno()).st_nlink:  # else it was removed before it was locked
-            return stream
+            break
         stream.close()
+    try:
+        path.with_suffix(".tmp").write_bytes(metadata)
+    except OSError:
+        for each in (path.with_suffix(".tmp"), path):
+            each.unlink(missing_ok=True)
+        stream.close()
+        raise
+    return stream
 
 
 def _read(base: Path) -> StoredFile | None:

@@ -15,6 +15,7 @@ import contextvars
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,10 +23,12 @@ from functools import partial
 import msgspec
 
 from srv.errors import EngineDead, RequestError
+from srv.server.access import Caller
 from srv.server.batches.files import FileStore, FileWriter, StoredFile
 from srv.server.batches.lines import Line, LineError, check_lines, read_line
 from srv.server.batches.sender import Answer, LineSender
 from srv.server.fields import shorten
+from srv.server.key_uses import KeyUses
 from srv.server.lifecycle import Lifecycle
 from srv.server.settings import BodyLimits
 
@@ -41,13 +44,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One batch. `times`: when it entered a state (Unix time), by the name of the state.
+    """One batch. `caller`: whose limits and cache its lines use. `times`: when it entered a state (Unix time), by the
+    name of the state.
 
     `late`: lines had not begun in time. `stopped`: why the server served no more lines. Both end the batch once the
     lines that run have ended.
     """
 
-    owner: str
+    caller: Caller
     file: StoredFile
     endpoint: str
     metadata: Mapping[str, str]
@@ -97,20 +101,23 @@ class Batch:
 class BatchRunner:
     """The batches of one server. All methods must be called on its event loop."""
 
-    def __init__(self, store: FileStore, sender: LineSender, limits: BodyLimits, lifecycle: Lifecycle) -> None:
-        """`lifecycle` says whether the server serves requests; if not, batches fail instead of each line."""
+    def __init__(
+        self, store: FileStore, sender: LineSender, limits: BodyLimits, lifecycle: Lifecycle, uses: KeyUses
+    ) -> None:
+        """`lifecycle` says whether the server serves requests; if not, batches fail instead of each line. `uses`: of
+        the keys with limits; a line beyond them waits."""
         self._store, self._sender, self._limits = store, sender, limits
-        self._lifecycle = lifecycle
+        self._lifecycle, self._uses = lifecycle, uses
         self._batches: dict[str, Batch] = {}
         self._slots = asyncio.Semaphore(MAX_LINES_AT_ONCE)
 
-    def create(self, owner: str, file: StoredFile, endpoint: str, metadata: Mapping[str, str]) -> Batch:
+    def create(self, caller: Caller, file: StoredFile, endpoint: str, metadata: Mapping[str, str]) -> Batch:
         """Begin a batch of a file that is held, and released at its end.
 
         Raises RequestError (429) if too many have not ended; the file is then still held.
         """
-        self._check_open(owner)
-        batch = Batch(owner, file, endpoint, metadata)
+        self._check_open(caller.owner)
+        batch = Batch(caller, file, endpoint, metadata)
         self._batches[batch.id] = batch
         self._forget()
         # Not in the context of the request that creates it, which has its own records and traces.
@@ -119,7 +126,7 @@ class BatchRunner:
         return batch
 
     def _check_open(self, owner: str) -> None:
-        owners = [batch.owner for batch in self._batches.values() if batch.status not in ENDED]
+        owners = [batch.caller.owner for batch in self._batches.values() if batch.status not in ENDED]
         for count, limit, whose in (
             (owners.count(owner), MAX_OPEN_PER_OWNER, "one API key"),
             (len(owners), MAX_OPEN, "all clients together"),
@@ -132,14 +139,17 @@ class BatchRunner:
                 )
 
     def _forget(self) -> None:
-        ended = [name for name, batch in self._batches.items() if batch.status in ENDED]
-        for name in ended[: max(0, len(self._batches) - MAX_KEPT)]:
-            del self._batches[name]
+        """Forget ended batches beyond `MAX_KEPT`, each time the oldest of the key that has most."""
+        ended = {name: batch.caller.owner for name, batch in self._batches.items() if batch.status in ENDED}
+        while ended and len(self._batches) > MAX_KEPT:
+            ((most, _),) = Counter(ended.values()).most_common(1)
+            oldest = next(name for name, owner in ended.items() if owner == most)
+            del self._batches[oldest], ended[oldest]
 
     def get(self, owner: str, name: str) -> Batch:
         """Raises RequestError (404) if this owner has no such batch."""
         batch = self._batches.get(name)
-        if batch is None or batch.owner != owner:
+        if batch is None or batch.caller.owner != owner:
             raise RequestError(
                 f"there is no batch {shorten(name)}; batches are forgotten when the server ends",
                 code="batch_not_found",
@@ -149,7 +159,7 @@ class BatchRunner:
 
     def all(self, owner: str) -> list[Batch]:
         """Those of an owner, the newest first."""
-        return [batch for batch in reversed(self._batches.values()) if batch.owner == owner]
+        return [batch for batch in reversed(self._batches.values()) if batch.caller.owner == owner]
 
     def cancel(self, batch: Batch) -> None:
         """Begin no more lines and abort those that run. Raises RequestError (409) if it has ended."""
@@ -229,19 +239,35 @@ class BatchRunner:
     async def _work(self, batch: Batch, offsets: Iterator[int], results: _Results) -> None:
         path = self._store.path(batch.file)
         for offset in offsets:
-            async with self._slots:
-                line = await asyncio.to_thread(self._store.guarded, partial(read_line, path, offset))
-                answer = await self._answer(batch, line)
+            if not await self._counted(batch):
+                return
+            try:
+                async with self._slots:
+                    line = await asyncio.to_thread(self._store.guarded, partial(read_line, path, offset))
+                    answer = await self._answer(batch, line)
+            finally:
+                if (use := self._uses.of(batch.caller.client)) is not None:
+                    use.leave()
             if answer is None:
                 return
             await asyncio.shield(results.add(line, answer))  # a file that is being written has no other writer
             if results.failure is not None:
                 raise results.failure
 
+    async def _counted(self, batch: Batch) -> bool:
+        """Wait until the key may send one more request, without a slot: others have theirs meanwhile. False: the batch
+        ends before."""
+        use = self._uses.of(batch.caller.client)
+        while use is not None and (refused := use.refusal()) is not None:
+            if not self._goes_on(batch):
+                return False
+            await asyncio.sleep(min(RETRY_SECONDS, refused[1]))
+        return True
+
     async def _answer(self, batch: Batch, line: Line) -> Answer | None:
         """Serve a line, again and again while the queue is full. None: the batch ends before it is served."""
         while self._goes_on(batch):
-            answer = await self._sender.send(batch.endpoint, bytes(line.body))
+            answer = await self._sender.send(batch.endpoint, bytes(line.body), batch.caller)
             if answer.status == 503 and self._stopped(batch):
                 return None
             if answer.code != FULL:
@@ -282,6 +308,7 @@ class _Results:
         succeeded = answer.status < 300
         name = f"batch_req_{uuid.uuid4().hex}"
         response = {"status_code": answer.status, "request_id": name, "body": msgspec.Raw(answer.body)}
+        response |= {"headers": dict(answer.headers)} if answer.headers else {}
         entry = {"id": name, "custom_id": line.custom_id, "response": response, "error": None}
         data = msgspec.json.encode(entry) + b"\n"
         async with self._lock:
@@ -298,7 +325,7 @@ class _Results:
     def _append(self, kind: str, data: bytes) -> None:
         if (writer := self._writers.get(kind)) is None:
             name = f"{self._batch.id}_{kind}.jsonl"
-            writer = self._writers[kind] = self._store.writer(self._batch.owner, name, "batch_output")
+            writer = self._writers[kind] = self._store.writer(self._batch.caller.owner, name, "batch_output")
         writer.append(data)
 
     async def finish(self) -> None:

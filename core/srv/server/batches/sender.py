@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -16,21 +17,24 @@ from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from srv.errors import RequestError
+from srv.server.access import Caller
+from srv.server.grammar_rules import NOT_ENFORCED
 from srv.server.http.body import HeldBodies
 from srv.server.http.failures import describe
 
 Handler = Callable[[Request], Awaitable[Response]]
-# All lines have one owner, so that the scheduler lets every other owner have its share at once (docs/adr/0038).
-OWNER = b"lines of batches"
+# All lines have one share, so that the scheduler lets every owner have its own at once (docs/adr/0038).
+QUEUE = "lines of batches"  # no digest: no key has it
 logger = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """`body`: JSON. `code`: of an error."""
+    """`body`: JSON. `code`: of an error. `headers`: of the response, which say something about its body."""
 
     status: int
     body: bytes
     code: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 class LineSender:
@@ -39,15 +43,16 @@ class LineSender:
     def __init__(self, handlers: Mapping[str, Handler], bodies: HeldBodies) -> None:
         self._handlers, self._bodies = handlers, bodies
 
-    async def send(self, endpoint: str, body: bytes) -> Answer:
-        """The answer, an error included. Cancellation aborts the request."""
+    async def send(self, endpoint: str, body: bytes, caller: Caller) -> Answer:
+        """The answer, an error included. Cancellation aborts the request. `caller`: whoever made the batch."""
         share = self._bodies.share()
         scope: Scope = {
             "type": "http",
             "method": "POST",
             "path": endpoint,
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json"), (b"x-api-key", OWNER)],
+            "headers": [(b"content-type", b"application/json")],
+            "srv.caller": Caller(caller.owner, cache=caller.cache, queue=QUEUE),
             "srv.body": share,
         }
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -59,7 +64,8 @@ class LineSender:
 
         try:
             response = await self._handlers[endpoint](Request(scope, receive))
-            return Answer(response.status_code, bytes(response.body))
+            headers = {name: value for name, value in response.headers.items() if name == NOT_ENFORCED}
+            return Answer(response.status_code, bytes(response.body), headers=headers)
         except Exception as error:
             status, described = describe(error)
             if status == 500:

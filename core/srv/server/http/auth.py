@@ -6,7 +6,6 @@ Must not know endpoints.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -14,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from srv.server.access import OPEN_PATHS, Access, sent_keys
+from srv.errors import RequestError
+from srv.server.access import OPEN_PATHS, Access, Caller
 from srv.server.http.body import HeldBodies
 from srv.server.http.cors import add_headers, preflight
 from srv.server.http.failures import describe, error_response, report, unexpected_response
@@ -40,13 +40,14 @@ class ProbePacer:
         await limiter.acquire()
 
 
-def owner_of(request: Request) -> str:
-    """Who sent a request, for fair shares: a digest of its API key, in whichever header, "" if it has none.
+def owner_of(request: Request | None) -> str:
+    """Who sent a request (`Caller.owner`), for what belongs to one client and for fair shares; "" without a server."""
+    return "" if request is None else caller_of(request).owner
 
-    Without `--api-key` the server does not check keys; then this separates clients that send different ones anyway.
-    """
-    key = next(iter(sent_keys(request.headers)), request.headers.get("authorization", ""))
-    return hashlib.blake2b(key.encode("latin-1"), digest_size=8).hexdigest() if key else ""
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope["srv.caller"]
+    return caller
 
 
 class AuthMiddleware:
@@ -89,15 +90,16 @@ class AuthMiddleware:
                     await self._pace(scope, message["status"])
             await send(message)
 
-        answer = preflight(self._access, scope) or self._access.refusal(scope)
+        answer = preflight(self._access, scope) or self._access.admit(scope)
         if isinstance(answer, Response):
             await answer(scope, receive, send_counted)
             return
-        if answer is not None:
+        if isinstance(answer, RequestError):
             status, body = describe(answer)
             report(scope, status, body)
             await error_response(status, body, scope=scope)(scope, receive, send_counted)
             return
+        scope["srv.caller"] = answer
         try:
             await self._app(scope, receive, send_counted)
         except Exception as error:

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 
 from srv.errors import RequestError
+from srv.grammar.written import written_float
 from srv.server.http.encoding import decompress
 from srv.server.settings import BodyLimits
 
@@ -24,6 +25,8 @@ MAX_KEY_BYTES = 200  # bytes before an invalid value that are searched for its k
 _BYTE_OFFSET = re.compile(r"\(byte (\d+)\)")
 _NON_FINITE = re.compile(rb"NaN|Infinity")
 _KEY_BEFORE = re.compile(rb'"([^"\\]+)"\s*:\s*-?$')
+_LISTING = (b'"const"', b'"enum"')  # keywords of schemas that list values
+_WITH_TEXTS = msgspec.json.Decoder(float_hook=written_float)
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -123,7 +126,9 @@ def parse(body: bytes, limits: BodyLimits) -> object:
     if len(body) > INLINE_BYTES:
         _check_value_count(body, limits)
     try:
-        return msgspec.json.decode(body)
+        value = msgspec.json.decode(body)
+        # Only numbers in schemas keep their text: no other body is decoded twice.
+        return _WITH_TEXTS.decode(body) if any(name in body for name in _LISTING) else value
     except UnicodeDecodeError as error:
         raise RequestError(
             f"the body is not valid UTF-8: {error.reason}; encode it as UTF-8", code="invalid_utf8"

@@ -49,4 +49,5 @@ def add_headers(access: Access, scope: Scope, start: Message) -> None:
     if origin is not None and access.allows_origin(origin):
         headers = MutableHeaders(scope=start)
         headers["access-control-allow-origin"] = origin
+        headers["access-control-expose-headers"] = "*"
         headers.add_vary_header("origin")

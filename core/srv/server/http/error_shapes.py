@@ -25,6 +25,8 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+THREADS = "thread_unsupported_request"  # Anthropic's SDK then sends the whole conversation
+_DETAILED = (THREADS,)  # codes of Anthropic's, which its SDK reads
 
 
 def speaks_anthropic(scope: Scope) -> bool:
@@ -44,6 +46,8 @@ def anthropic_error(status: int, body: Mapping[str, Any], request: str | None) -
     """`body`: the same error in OpenAI's form. Its message names the field at fault."""
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     error = {"type": kind, "message": body["error"]["message"]}
+    if body["error"]["code"] in _DETAILED:
+        error["details"] = {"error_code": body["error"]["code"]}
     return {"type": "error", "error": error, "request_id": request}
 
 

@@ -21,6 +21,8 @@ from srv.errors import RequestError
 
 MAX_SECTION_BYTES = 64 * 1024  # per head, trailer section, or chunk header line
 MAX_SECTION_LINES = 256  # even a short header takes hundreds of bytes of memory
+# A chunk costs the same whatever its size: all but so many chunks of a body must have so many bytes on average.
+FREE_CHUNKS, MIN_CHUNK_BYTES = 8192, 64
 
 
 class Section(Enum):
@@ -42,6 +44,7 @@ class Framer:
 
     def __init__(self) -> None:
         self.failure: RequestError | None = None
+        self._chunks = self._chunk_bytes = 0  # of this body, as declared
         self._enter(Section.HEAD)
 
     def _enter(self, section: Section, left: int = 0, *, chunked: bool = False) -> None:
@@ -64,7 +67,7 @@ class Framer:
             return min(len(data), start + self._left)
         allowed = MAX_SECTION_BYTES - self._bytes
         if allowed == 0 or self._lines == MAX_SECTION_LINES:
-            raise self._failed(self._too_large())
+            raise self.failed(self._too_large())
         end = data.find(b"\n", start, start + allowed) + 1
         self._ends_line = end > 0
         if self._ends_line:
@@ -94,7 +97,8 @@ class Framer:
             f"the request head has {size}; send fewer or shorter headers", code="headers_too_large", status=431
         )
 
-    def _failed(self, error: RequestError) -> RequestError:
+    def failed(self, error: RequestError) -> RequestError:
+        """Note why the connection cannot be read any further; the caller raises it."""
         self.failure = error
         return error
 
@@ -105,23 +109,37 @@ class Framer:
     def head_ended(self, content_length: int | None, *, chunked: bool, upgrade: bool) -> None:
         """The end of a head with these headers. `upgrade`: the parser expects another protocol after it."""
         if upgrade and (content_length or chunked):
-            raise self._failed(
+            raise self.failed(
                 RequestError(
                     "a request with a body and an Upgrade header is refused; send it as plain HTTP/1.1",
                     code="upgrade_with_body",
                 )
             )
         if chunked:
+            self._chunks = self._chunk_bytes = 0
             self._enter(Section.CHUNK_LINE)
         else:
             self._enter(Section.BODY, content_length or 0)
 
     def chunk_line_ended(self) -> None:
         size = int(self._chunk_line.partition(b";")[0], 16)  # the parser has checked that it is hexadecimal
+        self._count_chunk(size)
         if size:
             self._enter(Section.BODY, size, chunked=True)
         else:
             self._enter(Section.TRAILERS)
+
+    def _count_chunk(self, size: int) -> None:
+        self._chunks += size > 0
+        self._chunk_bytes += size
+        if self._chunk_bytes < (self._chunks - FREE_CHUNKS) * MIN_CHUNK_BYTES:
+            raise self.failed(
+                RequestError(
+                    f"the body has {self._chunk_bytes} bytes in more than {FREE_CHUNKS} chunks; send chunks of at least"
+                    f" {MIN_CHUNK_BYTES} bytes, or a Content-Length",
+                    code="chunks_too_small",
+                )
+            )
 
     def body_received(self, size: int) -> None:
         """The parser has passed on `size` bytes of body."""
@@ -138,6 +156,6 @@ class Framer:
 
     def _ambiguous_length(self) -> RequestError:
         """The parser disagrees about the length: the bytes that follow could be misread as another request."""
-        return self._failed(
+        return self.failed(
             RequestError("the length of the body is ambiguous; send a single Content-Length", code="invalid_http")
         )

@@ -21,12 +21,14 @@ from srv.commands import Answer, Command, ExpertLoad, ReadExpertLoad, ReadMemory
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Stats
 from srv.reply.tools import ToolUse
+from srv.server.http.auth import owner_of
 from srv.server.http.events import while_connected
 from srv.server.http.json_response import json_response
 from srv.server.ledgers import memory_report, startup_report
 from srv.server.neutral import is_neutral
 from srv.server.prompts import read_prompts
-from srv.server.protocols.chat import Chat
+from srv.server.protocols.chat import read_conversation
+from srv.server.protocols.conversations import render
 from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, TokenizeBody
 from srv.server.sampling_fields import Sampling
 from srv.server.service import Service
@@ -37,9 +39,8 @@ STATS_SECONDS = 1.0  # how long a scrape waits for an engine in a long step; the
 class Admin:
     """The endpoints, one method each."""
 
-    def __init__(self, service: Service, chat: Chat) -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
-        self._chat = chat
 
     # ---- models -----------------------------------------------------------------------------------------
 
@@ -114,9 +115,9 @@ class Admin:
         batch = False
         if body.messages is not None:
             use = ToolUse(tuple(tool.tool(f"tools[{index}]") for index, tool in enumerate(body.tools or ())))
-            variables, continued = body.chat_template_kwargs, bool(body.continue_final_message)
-            rendered = self._chat.render(body.messages, body.add_generation_prompt, variables, use, continued)
-            texts = [await rendered]
+            limit = self.service.settings.context_length
+            conversation = read_conversation(body, body.chat_template_kwargs or {}, use, limit)
+            texts = [await render(preprocessor, conversation)]
         else:
             texts, batch = self._texts(body)
         special = body.add_special_tokens if body.add_special_tokens is not None else body.messages is None
@@ -132,7 +133,13 @@ class Admin:
         return json_response(response)
 
     def _texts(self, body: TokenizeBody) -> tuple[list[str], bool]:
-        for param in ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "tools"):
+        for param in (
+            "add_generation_prompt",
+            "chat_template",
+            "chat_template_kwargs",
+            "continue_final_message",
+            "tools",
+        ):
             if not is_neutral(param, getattr(body, param)):
                 raise RequestError(
                     f"{param} is refused: it needs messages instead of prompt", code="invalid_value", param=param
@@ -226,7 +233,12 @@ class Admin:
         body = AbortBody.parse(await self.service.body(request))
         if bool(body.abort_all) == (body.rid is not None):
             raise RequestError("send either rid or abort_all = true", code="invalid_value", param="rid")
-        return json_response({"aborted": self.service.lifecycle.abort(None if body.abort_all else _rids(body.rid))})
+        access = self.service.settings.access
+        if body.abort_all and access.several_clients:
+            raise access.shared_refusal("abort_all = true")
+        owner = owner_of(request) if access.several_clients else None  # else an operator, or the only client
+        rids = None if body.abort_all else _rids(body.rid)
+        return json_response({"aborted": self.service.lifecycle.abort(rids, owner)})
 
     async def flush_cache(self, request: Request) -> Response:
         flushed = await self.service.client.flush()

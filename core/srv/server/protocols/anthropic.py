@@ -18,29 +18,38 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from srv.errors import RequestError
 from srv.reply.events import CallArguments, CallEnd, CallStart, Reasoning, ReplyEvent, Text
 from srv.reply.json_text import parsed
 from srv.server.generation import OutputDelta
 from srv.server.generation import Sequence as OutputSequence
+from srv.server.http.auth import owner_of
 from srv.server.http.error_shapes import anthropic_error, request_id
 from srv.server.http.failures import describe
 from srv.server.protocols.anthropic_fields import CountTokensBody, MessagesBody
 from srv.server.protocols.anthropic_input import read_conversation
-from srv.server.protocols.conversations import render
-from srv.server.protocols.replies import Asked, Event, ReplyEndpoint, validity
+from srv.server.protocols.conversations import count_tokens
+from srv.server.protocols.endpoint import Asked, GeneratingEndpoint
+from srv.server.protocols.replies import Event, ReplyFormatter, validity
+from srv.server.protocols.reply_reader import ReplyReader, prepare
+from srv.server.protocols.thinking import AskedBudget
 from srv.server.sampling_fields import Sampling
 from srv.server.service import Service
 from srv.types import FinishReason
 
 
-class MessageFormat:
+class MessageFormatter(ReplyFormatter):
     """Formats one message. `clipped`: its context has room for less than `max_tokens`."""
 
-    def __init__(self, model: str, clipped: bool, request: str) -> None:
+    def __init__(self, reader: ReplyReader, model: str, clipped: bool, request: str) -> None:
+        super().__init__(reader)
         self._id, self._model, self._clipped, self._request = f"msg_{uuid.uuid4().hex}", model, clipped, request
         self._content: list[dict[str, Any]] = []
         self._arguments: list[str] = []
         self._open = self._pinged = False
+        self._no_calls: dict[
+            int, dict[str, Any] | None
+        ] = {}  # what `whole` shows of blocks without an object; None: nothing
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
         self._usage: dict[str, int] = {}
@@ -57,8 +66,10 @@ class MessageFormat:
         for event in events:
             match event:
                 case Text(text) if text:
-                    formatted += self._in_block("text", {"text": ""})
-                    formatted += self._extend("text", text, "text_delta")
+                    opened = self._in_block("text", {"text": ""})
+                    # The white space between two parts is that between two blocks.
+                    shown = text.lstrip() if opened and len(self._content) > 1 else text
+                    formatted += opened + self._extend("text", shown, "text_delta")
                 case Reasoning(text) if text:
                     formatted += self._in_block("thinking", {"thinking": "", "signature": ""})
                     formatted += self._extend("thinking", text, "thinking_delta")
@@ -70,8 +81,8 @@ class MessageFormat:
                 case CallArguments(_, fragment):
                     self._arguments.append(fragment)
                     formatted.append(self._delta({"type": "input_json_delta", "partial_json": fragment}))
-                case CallEnd():
-                    self._content[-1]["input"] = _arguments("".join(self._arguments))
+                case CallEnd(_, cut):
+                    self._end_call("".join(self._arguments), cut)
                     formatted += self._close()
         return formatted
 
@@ -86,16 +97,20 @@ class MessageFormat:
         last: Event = {"type": "message_delta", "delta": reason, "usage": self._usage, **self._validity}
         return [*formatted, last, {"type": "message_stop"}]
 
-    def fail(self, error: Exception) -> list[Event]:
-        return [anthropic_error(*describe(error), self._request)]
+    def fail(self, error: Exception) -> Event:
+        return anthropic_error(*describe(error), self._request)
 
     def whole(self) -> Event:
+        blocks = (self._no_calls.get(index, block) for index, block in enumerate(self._content))
+        content = [dict(block) for block in blocks if block is not None]
+        if self._stop_reason is not None and not content:
+            content = [{"type": "text", "text": ""}]
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": [dict(block) for block in self._content],  # events are encoded later
+            "content": content,
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop_sequence,
             "usage": self._usage,
@@ -103,6 +118,16 @@ class MessageFormat:
         }
 
     # ---- blocks
+
+    def _end_call(self, arguments: str, cut: bool) -> None:
+        """A stream shows the arguments as the model wrote them. If they are no object, the whole message has them as
+        text, or leaves out a call that was cut: an input of {} would be run.
+        """
+        found = parsed(arguments)
+        if isinstance(found, dict):
+            self._content[-1]["input"] = found
+        elif arguments or cut:
+            self._no_calls[len(self._content) - 1] = None if cut else {"type": "text", "text": arguments}
 
     def _in_block(self, kind: str, empty: dict[str, str]) -> list[Event]:
         """The events after which a block of this type is open."""
@@ -156,36 +181,48 @@ class MessageFormat:
             return ("model_context_window_exceeded" if self._clipped else "max_tokens"), None
         if isinstance(sequence.matched, str):
             return "stop_sequence", sequence.matched
-        return ("tool_use" if any(block["type"] == "tool_use" for block in self._content) else "end_turn"), None
+        calls = (
+            block["type"] == "tool_use" for index, block in enumerate(self._content) if index not in self._no_calls
+        )
+        return ("tool_use" if any(calls) else "end_turn"), None
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call as an object; {} if the model did not write one, which a stream shows as it is."""
-    found = parsed(text)
-    return found if isinstance(found, dict) else {}
-
-
-class Messages(ReplyEndpoint):
+class Messages(GeneratingEndpoint):
     """`/v1/messages`."""
 
-    async def ask(self, request: Request, body: object) -> Asked:
+    async def ask(self, body: object, request: Request) -> Asked:
         fields = MessagesBody.parse(body)
         self.service.preprocessor.check_model(fields.model)
-        conversation = read_conversation(fields)
-        prompt, reader = await self.prepare(
-            conversation, _sampling(fields), fields.spelled.__getitem__, fields.namespace, clip=True
+        prompt, reader = await prepare(
+            self.service,
+            read_conversation(fields),
+            _sampling(fields),
+            field_of=fields.spelled.__getitem__,
+            namespace=fields.namespace,
+            owner=owner_of(request),
+            clip=True,
+            thinking=_budget(fields),
         )
         clipped = prompt.params.max_tokens < fields.max_tokens
-        format = MessageFormat(self.service.settings.model_name, clipped, request_id(request.scope))
-        rid = fields.rid or request_id(request.scope)
-        return Asked(rid, bool(fields.stream), prompt, format, reader)
+        name = request_id(request.scope)
+        formatter = MessageFormatter(reader(), self.service.settings.model_name, clipped, name)
+        return Asked([prompt], [fields.own_id or name], bool(fields.stream), formatter, headers={"request-id": name})
 
-    def headers(self, request: Request) -> dict[str, str]:
-        return {"request-id": request_id(request.scope)}
+
+def _budget(fields: MessagesBody) -> AskedBudget | None:
+    """Clients send one to every model; one without reasoning has nothing to limit."""
+    tokens = fields.thinking.budget_tokens if fields.thinking else None
+    return None if tokens is None else AskedBudget(tokens, "thinking.budget_tokens", needs_format=False)
 
 
 def _sampling(fields: MessagesBody) -> Sampling:
     formats = (fields.output_format, fields.output_config.format if fields.output_config else None)
+    if len({each.text for each in formats if each is not None}) > 1:
+        raise RequestError(
+            "output_format is refused with another output_config.format; send one of them",
+            code="invalid_value",
+            param="output_format",
+        )
     grammar = next((each for each in formats if each is not None), None)
     return msgspec.structs.replace(fields.sampling(), grammar=grammar)
 
@@ -200,7 +237,6 @@ class CountTokens:
         body = CountTokensBody.parse(await self._service.body(request))
         preprocessor = self._service.preprocessor
         preprocessor.check_model(body.model)
-        text = await render(preprocessor, read_conversation(body))
-        (tokens,) = await preprocessor.encode([text], False, "messages")
-        counted = msgspec.json.encode({"input_tokens": len(tokens)})
+        count = await count_tokens(preprocessor, read_conversation(body))
+        counted = msgspec.json.encode({"input_tokens": count})
         return Response(counted, headers={"request-id": request_id(request.scope)}, media_type="application/json")

@@ -11,8 +11,9 @@ from pydantic import FailFast, Field
 
 from srv.server.fields import NoEffect, Refused, RequestBody
 from srv.server.grammar_fields import OutputFormat
+from srv.server.http.error_shapes import THREADS
 from srv.server.protocols.tool_fields import TOOL_NAME
-from srv.server.sampling_fields import MAX_RID_LENGTH, Salt, SamplesTokens, namespace_of, sampling_body
+from srv.server.sampling_fields import NamedBody, Salt, SamplesTokens, namespace_of, sampling_body
 from srv.types import MAX_TOKENS
 
 MAX_NAME_LENGTH = 256
@@ -70,7 +71,32 @@ class ToolReferenceBlock(RequestBody):
     cache_control: CacheControl = None
 
 
+class Citations(RequestBody):
+    enabled: Literal[False] | None = Field(None, description="false; a reply cites no document.")
+
+
+class DocumentBlock(RequestBody):
+    type: Literal["document"] = Field(description="document")
+    source: object = Field(description="Its text: of type text with data, or of type content with blocks of text.")
+    title: str | None = Field(None, description="Its title, in a line before the text.")
+    context: str | None = Field(None, description="What the model should know about it, in a line before the text.")
+    citations: Citations | None = Field(None, description="Only that they are not enabled.")
+    cache_control: CacheControl = None
+
+
+class TextSource(RequestBody):
+    type: Literal["text"] = Field(description="text")
+    media_type: Literal["text/plain"] = Field(description="text/plain")
+    data: str = Field(description="The text.")
+
+
+class ContentSource(RequestBody):
+    type: Literal["content"] = Field(description="content")
+    content: object = Field(description="A text, or an array of blocks of text.")
+
+
 BLOCKS: dict[str, type[RequestBody]] = {
+    "document": DocumentBlock,
     "text": TextBlock,
     "thinking": ThinkingBlock,
     "redacted_thinking": RedactedThinkingBlock,
@@ -110,9 +136,9 @@ class Thinking(RequestBody):
     type: Literal["enabled", "disabled", "adaptive"] = Field(
         description="Whether the model thinks before it answers, if its chat template lets requests choose."
     )
-    budget_tokens: Annotated[
-        int | None, Field(ge=1, le=MAX_TOKENS), NoEffect("max_tokens limits reasoning and answer together")
-    ] = None
+    budget_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="After this many tokens, the reasoning ends, if its format is known."
+    )
     display: Annotated[object, NoEffect("reasoning is returned as it is")] = None
 
 
@@ -153,16 +179,13 @@ class CountTokensBody(RequestBody):
 
 
 @sampling_body("anthropic")
-class MessagesBody(CountTokensBody, SamplesTokens):
+class MessagesBody(CountTokensBody, NamedBody, SamplesTokens):
     """The body of `/v1/messages`. The sampling parameters of this server are fields here too."""
 
     max_tokens: int = Field(
         ge=1, le=MAX_TOKENS, description="Maximum number of tokens; the output ends earlier where the context does."
     )
     stream: bool | None = Field(None, description="Send the reply as server-sent events during generation.")
-    rid: str | None = Field(
-        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
-    )
     cache_salt: Salt = None
 
     metadata: Annotated[dict[str, object] | None, NoEffect("labels for abuse statistics; there are none")] = None
@@ -173,6 +196,7 @@ class MessagesBody(CountTokensBody, SamplesTokens):
     diagnostics: Annotated[object, Refused("reports about the cache; see /metrics")] = None
     n: Annotated[object, Refused("a response is one message")] = None
     container: Annotated[object, SERVER_SIDE] = None
+    thread: Annotated[object, Refused("the server keeps no conversations; send it whole", code=THREADS)] = None
     fallbacks: Annotated[object, Refused("one model is served")] = None
 
     @property

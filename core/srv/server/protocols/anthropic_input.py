@@ -16,21 +16,25 @@ from srv.server.protocols.anthropic_fields import (
     AnthropicMessage,
     AnthropicTool,
     AnthropicToolChoice,
+    ContentSource,
     CountTokensBody,
+    DocumentBlock,
     TextBlock,
+    TextSource,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
+from srv.server.protocols.anthropic_tools import CLIENT_TOOLS, client_tool
 from srv.server.protocols.conversations import Conversation, joined, merged
 
 # Claude Code's first system block, which is different in every request: no cached prefix would fit after it.
 BILLING_HEADER = "x-anthropic-billing-header:"
 _ROLES = {"ctx": "user", "msg": "user"}
 _IN_SYSTEM = ("text",)
-_IN_RESULT = ("text", "tool_reference")
-_IN_USER = ("text", "tool_result")
+_IN_RESULT = ("text", "tool_reference", "document")
+_IN_USER = ("text", "tool_result", "document")
 _IN_ASSISTANT = ("text", "thinking", "redacted_thinking", "tool_use")
 _BY_ROLE = {"user": _IN_USER, "assistant": _IN_ASSISTANT, "system": _IN_SYSTEM}
 
@@ -112,7 +116,27 @@ def _block(value: object, where: str, allowed: tuple[str, ...]) -> RequestBody:
             code="invalid_value" if known else "not_implemented",
             param=f"{where}.type",
         )
-    return BLOCKS[kind].parse(value, where)
+    block = BLOCKS[kind].parse(value, where)
+    return TextBlock(type="text", text=_document(block, where)) if isinstance(block, DocumentBlock) else block
+
+
+def _document(block: DocumentBlock, where: str) -> str:
+    """The text of a document, after its title and context."""
+    source = block.source
+    match source.get("type") if isinstance(source, dict) else None:
+        case "text":
+            texts = [TextSource.parse(source, f"{where}.source").data]
+        case "content":
+            content = ContentSource.parse(source, f"{where}.source").content
+            blocks = _blocks(content, f"{where}.source.content", _IN_SYSTEM)
+            texts = [each.text for each in blocks if isinstance(each, TextBlock)]
+        case kind:
+            raise RequestError(
+                f'{where}.source.type = "{shorten(kind)}" is not implemented; send plain text as type text or content',
+                code="not_implemented",
+                param=f"{where}.source.type",
+            )
+    return joined((block.title, block.context, *texts)) or ""
 
 
 def read_tools(body: CountTokensBody) -> ToolUse:
@@ -128,16 +152,19 @@ def read_tools(body: CountTokensBody) -> ToolUse:
 
 def _tool(value: object, where: str) -> Tool:
     kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in CLIENT_TOOLS:
+        return client_tool(value, kind, where)
     if isinstance(kind, str) and kind != "custom":
         raise RequestError(
             f'{where}.type = "{shorten(kind)}" is not implemented (a tool that Anthropic defines); send a tool with'
-            " name, description and input_schema",
+            " name, description and input_schema, or one of the types"
+            f" {', '.join(CLIENT_TOOLS)}",
             code="not_implemented",
             param=f"{where}.type",
         )
     tool = AnthropicTool.parse(value, where)
     schema = {"type": "object", **tool.input_schema}
-    return Tool(tool.name, tool.description, schema, bool(tool.strict), where)
+    return Tool(tool.name, tool.description, schema, bool(tool.strict), where, "input_schema")
 
 
 def _check_choice(choice: AnthropicToolChoice, tools: tuple[Tool, ...]) -> None:

@@ -16,14 +16,14 @@ from srv.errors import RequestError
 from srv.server.batches.files import FileStore
 from srv.server.batches.runner import Batch, BatchRunner
 from srv.server.fields import Refused, RequestBody
-from srv.server.http.auth import owner_of
+from srv.server.http.auth import caller_of, owner_of
 from srv.server.http.json_response import json_response
 from srv.server.protocols.listing import page
 from srv.server.service import Service
 
 DEFAULT_LISTED, MAX_LISTED = 20, 100
 MAX_METADATA, MAX_LABEL_LENGTH, MAX_VALUE_LENGTH = 16, 64, 512
-BatchEndpoint = Literal["/v1/completions", "/v1/chat/completions", "/v1/embeddings"]
+BatchEndpoint = Literal["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"]
 BATCH_ENDPOINTS: tuple[BatchEndpoint, ...] = get_args(BatchEndpoint)
 
 
@@ -46,7 +46,7 @@ class Batches:
     async def create(self, request: Request) -> Response:
         self.service.lifecycle.check_accepting()
         body = BatchBody.parse(await self.service.body(request))
-        labels, owner = body.metadata or {}, owner_of(request)
+        labels, caller = body.metadata or {}, caller_of(request)
         if len(labels) > MAX_METADATA or any(
             len(name) > MAX_LABEL_LENGTH or len(value) > MAX_VALUE_LENGTH for name, value in labels.items()
         ):
@@ -56,9 +56,9 @@ class Batches:
                 code="invalid_value",
                 param="metadata",
             )
-        file = await asyncio.to_thread(self._store.hold, owner, body.input_file_id, "input_file_id")
+        file = await asyncio.to_thread(self._store.hold, caller.owner, body.input_file_id, "input_file_id")
         try:
-            batch = self._runner.create(owner, file, body.endpoint, labels)
+            batch = self._runner.create(caller, file, body.endpoint, labels)
         except BaseException:
             self._store.release(file)
             raise

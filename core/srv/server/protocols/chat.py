@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar, NoReturn
 
 import msgspec
+from starlette.requests import Request
 
 from srv.errors import RequestError
 from srv.reply.events import CallArguments, CallStart, ParsedReply, Reasoning, ReplyEvent, Text
-from srv.reply.formats import ReplyFormat
-from srv.reply.parser import ParserOptions
-from srv.reply.tools import NO_TOOLS, Choice, Message, ToolUse
+from srv.reply.tools import Choice, Message, ToolUse
 from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup, Sequence
-from srv.server.prompt_request import PromptRequest
-from srv.server.protocols.conversations import Conversation, render
-from srv.server.protocols.logprobs import chat_logprobs, prompt_logprobs
-from srv.server.protocols.openai import OpenAIEndpoint, ParsedRequest, finish_name
-from srv.server.protocols.openai_fields import ChatBody, ChatMessage
-from srv.server.protocols.reply_reader import ReplyReader, constrained
+from srv.server.http.auth import owner_of
+from srv.server.protocols.conversations import Conversation
+from srv.server.protocols.endpoint import Asked
+from srv.server.protocols.listed_logprobs import check_listed, check_needs_logprobs
+from srv.server.protocols.logprobs import chat_logprobs, prompt_logprobs, token_texts
+from srv.server.protocols.native_fields import TokenizeBody
+from srv.server.protocols.openai import OpenAIEndpoint, OpenAIFormatter, finish_name
+from srv.server.protocols.openai_fields import ChatBody, ChatMessage, EmbeddingBody
+from srv.server.protocols.reply_reader import ReplyReader, prepare
+from srv.server.protocols.thinking import AskedBudget
 from srv.server.protocols.tool_fields import AskedChoice
 from srv.server.sampling_fields import Sampling
-from srv.server.text.processor import TextProcessor
+from srv.server.service import Service
 from srv.types import FinishReason, TokenLogprob
 
 _OWN_VARIABLES = ("messages", "add_generation_prompt", "tools", "documents", "chat_template", "tokenize")
@@ -32,22 +34,33 @@ _FUNCTIONS = ("raise_exception", "strftime_now", "namespace", "dict", "range", "
 RESERVED_TEMPLATE_VARIABLES = frozenset((*_OWN_VARIABLES, *_SPECIAL_TOKENS, *_NAMES_OF_JINJA, *_FUNCTIONS))
 
 
-class ChatFormatter:
+class ChatFormatter(OpenAIFormatter):
     """Formats message choices; a stream starts with the role and ends with the finish reason.
 
     `reader`: makes what reads the reply of one sequence.
     """
 
-    def __init__(self, text: TextProcessor, body: ChatBody, reader: Callable[[], ReplyReader]) -> None:
-        self._text = text
-        self._logprobs = bool(body.logprobs)
+    prefix: ClassVar[str] = "chatcmpl"
+    object_type: ClassVar[str] = "chat.completion"
+    chunk_object_type: ClassVar[str] = "chat.completion.chunk"
+
+    def __init__(self, service: Service, body: ChatBody, use: ToolUse, reader: Callable[[], ReplyReader]) -> None:
+        super().__init__(service.settings, body)
+        self._text = service.text
+        self._shown = token_texts(service.text, body.return_tokens_as_token_ids)
+        self._logprobs, self._listed = bool(body.logprobs), body.logprob_token_ids
         self._prompt_logprobs = body.prompt_logprobs is not None
         self._token_ids = bool(body.return_token_ids)
         self._new_reader = reader
-        self._readers: dict[int, ReplyReader] = {}
+        self._forced = use.forced
 
-    def opening(self, group: RequestGroup) -> list[dict[str, object]]:
-        return [_delta(sequence.index, {"role": "assistant", "content": ""}) for sequence in group.sequences]
+    def begin(self, group: RequestGroup) -> None:
+        super().begin(group)
+        self._readers = [self._new_reader() for _ in group.sequences]
+        self._replies = [ParsedReply() for _ in group.sequences]
+
+    def opening_choices(self) -> list[dict[str, object]]:
+        return [_delta(sequence.index, {"role": "assistant", "content": ""}) for sequence in self.group.sequences]
 
     def shared(self, sequence: Sequence, scores: list[TokenLogprob] | None) -> dict[str, object]:
         fields: dict[str, object] = {}
@@ -59,7 +72,7 @@ class ChatFormatter:
 
     def chunk(self, delta: OutputDelta) -> list[dict[str, object]]:
         index = delta.sequence.index
-        reader = self._readers.setdefault(index, self._new_reader())
+        reader = self._readers[index]
         parts = [part for event in reader.read(delta) if (part := _event_delta(event)) is not None]
         choices = [_delta(index, part) for part in parts]
         if ((self._logprobs or self._token_ids) and delta.tokens) or delta.prompt_logprobs is not None:
@@ -74,22 +87,24 @@ class ChatFormatter:
             choices.append({**closing, "finish_reason": reason, "matched_stop": delta.matched})
         return choices
 
+    def collect(self, delta: OutputDelta) -> None:
+        super().collect(delta)
+        index = delta.sequence.index
+        self._replies[index].add(self._readers[index].read(delta))
+
     def choice(self, result: CompletedSequence) -> dict[str, object]:
-        reader, reply = self._new_reader(), ParsedReply()
-        last = len(result.parts) - 1
-        for at, (text, size) in enumerate(zip(result.parts, result.sizes, strict=True)):
-            reply.add(reader.read_part(result.sequence, text, size, result.finish if at == last else None))
+        index = result.sequence.index
         choice: dict[str, object] = {
-            "index": result.sequence.index,
-            "message": _message(reply),
+            "index": index,
+            "message": _message(self._replies[index], self._forced),
             "logprobs": self._format_logprobs(result.logprobs),
-            "finish_reason": _finish_name(result.finish, reader),
+            "finish_reason": _finish_name(result.finish, self._readers[index]),
             "matched_stop": result.sequence.matched,
         }
         return {**choice, "token_ids": result.tokens} if self._token_ids else choice
 
     def _format_logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, object] | None:
-        return chat_logprobs(self._text, logprobs) if self._logprobs else None
+        return chat_logprobs(self._shown, logprobs, self._listed) if self._logprobs else None
 
 
 def _delta(index: int, delta: dict[str, object], logprobs: dict[str, object] | None = None) -> dict[str, object]:
@@ -102,7 +117,7 @@ def _event_delta(event: ReplyEvent) -> dict[str, object] | None:
         case Text(text):
             return {"content": text}
         case Reasoning(text):
-            return {"reasoning_content": text}
+            return _reasoning(text)
         case CallStart(index, call_id, name):
             function = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
@@ -111,12 +126,18 @@ def _event_delta(event: ReplyEvent) -> dict[str, object] | None:
     return None
 
 
-def _message(reply: ParsedReply) -> dict[str, object]:
+def _reasoning(text: str) -> dict[str, object]:
+    """In the two fields that clients read it from: DeepSeek's name, and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _message(reply: ParsedReply, forced: bool) -> dict[str, object]:
+    """`forced`: the request asks for calls. A reply that was cut before the first one has none, as with OpenAI."""
     content = None if not reply.text and (reply.calls or reply.reasoning) else reply.text
     message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
     if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.calls:
+        message |= _reasoning(reply.reasoning)
+    if reply.calls or forced:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in reply.calls
@@ -125,7 +146,8 @@ def _message(reply: ParsedReply) -> dict[str, object]:
 
 
 def _finish_name(finish: FinishReason, reader: ReplyReader) -> str | None:
-    return "tool_calls" if finish is FinishReason.STOP and reader.calls else finish_name(finish)
+    has_calls = finish is FinishReason.STOP and reader.calls and not reader.ends_cut
+    return "tool_calls" if has_calls else finish_name(finish)
 
 
 def _use_of(body: ChatBody) -> ToolUse:
@@ -165,118 +187,92 @@ def _refuse(param: str, why: str) -> NoReturn:
     raise RequestError(f"{param} {why}", code="invalid_value", param=param)
 
 
-class Chat(OpenAIEndpoint):
-    name: ClassVar[str] = "chatcmpl"
-    object_type: ClassVar[str] = "chat.completion"
-    chunk_object_type: ClassVar[str] = "chat.completion.chunk"
+def read_conversation(
+    body: ChatBody | TokenizeBody | EmbeddingBody, variables: dict[str, object], use: ToolUse, limit: int
+) -> Conversation:
+    """`limit`: on messages. Raises RequestError."""
+    messages, begins, continued = body.messages or [], body.add_generation_prompt, bool(body.continue_final_message)
+    if len(messages) > limit:
+        raise RequestError(
+            f"messages has {len(messages)} entries, more than the context has tokens; send fewer",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    if reserved := sorted(RESERVED_TEMPLATE_VARIABLES & variables.keys()):
+        param = f"chat_template_kwargs.{reserved[0]}"
+        _refuse(param, "is refused: the template or the server sets it; remove it")
+    read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    if continued and (messages[-1].role != "assistant" or begins):
+        _refuse("continue_final_message", "is refused: it needs a last message of the assistant, and no other begun")
+    return Conversation(
+        read,
+        use,
+        variables,
+        continued=continued,
+        begins_reply=begins is not False,
+        template=body.chat_template,
+    )
 
-    async def parse(self, body: object) -> ParsedRequest:
+
+class Chat(OpenAIEndpoint):
+    async def ask(self, body: object, request: Request | None = None) -> Asked:
         fields = ChatBody.parse(body)
         preprocessor = self.service.preprocessor
         preprocessor.check_model(fields.model)
-        sampling = fields.sampling()
+        preprocessor.check_tokens(fields.logprob_token_ids, "logprob_token_ids")
+        sampling = _sampling(fields)
         preprocessor.check_count(1, sampling.n, "n")
-        sampling = self._complete(sampling, fields)
-        replies = self.service.settings.reply_format
-        options = ParserOptions(
-            _use_of(fields),
-            fields.separate_reasoning is not False,
-            fields.stream_reasoning is not False,
-            bool(fields.continue_final_message),
-        )
-        replies.check(options.use)
-        prompt = await self.render(
-            fields.messages,
-            fields.add_generation_prompt,
-            _variables(fields),
-            options.use,
-            options.continued,
-        )
-        calls = sum(len(each.tool_calls or ()) for each in fields.messages)
-        sampling = constrained(sampling, replies, options, prompt, calls)
-        tokenized_prompts = await preprocessor.prepare_all(
-            [
-                PromptRequest(
-                    prompt,
-                    sampling,
-                    "messages",
-                    fields.field_of,
-                    namespace=fields.namespace,
-                    markers=replies.markers(options),
-                )
-            ],
-            default_max_tokens=None,
-            special=False,  # the rendered template contains the special tokens
-            keep=preprocessor.kept(fields.truncate_prompt_tokens, sampling.max_tokens or 1),
-        )
-        reader = partial(_reader, replies, options, prompt, calls)
-        formatter = ChatFormatter(self.service.text, fields, reader)
-        return ParsedRequest(fields, fields.stream_options, tokenized_prompts, formatter)
-
-    async def render(
-        self,
-        messages: list[ChatMessage],
-        add_generation_prompt: bool | None,
-        extra: dict[str, object] | None,
-        use: ToolUse = NO_TOOLS,
-        continued: bool = False,
-    ) -> str:
-        """Render the conversation with the model's chat template. Raises RequestError."""
-        if len(messages) > self.service.settings.context_length:
-            raise RequestError(
-                f"messages has {len(messages)} entries, more than the context has tokens; send fewer",
-                code="context_length_exceeded",
-                param="messages",
-            )
-        if reserved := sorted(RESERVED_TEMPLATE_VARIABLES & (extra or {}).keys()):
-            raise RequestError(
-                f"chat_template_kwargs.{reserved[0]} is refused: the template or the server sets it; remove it",
-                code="invalid_value",
-                param=f"chat_template_kwargs.{reserved[0]}",
-            )
-        read = [_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-        if continued and (messages[-1].role != "assistant" or add_generation_prompt):
-            _refuse(
-                "continue_final_message", "is refused: it needs a last message of the assistant, and no other begun"
-            )
-        begins = add_generation_prompt is not False
-        conversation = Conversation(read, use, extra or {}, continued=continued, begins_reply=begins)
-        return await render(self.service.preprocessor, conversation)
-
-    def _complete(self, sampling: Sampling, fields: ChatBody) -> Sampling:
-        """Add the fields that are requested differently here. Raises RequestError."""
-        max_tokens, max_completion_tokens = sampling.max_tokens, fields.max_completion_tokens
-        if max_tokens is not None and max_completion_tokens is not None and max_tokens != max_completion_tokens:
-            raise RequestError(
-                f"max_tokens = {max_tokens} and max_completion_tokens = {max_completion_tokens} differ; send one",
-                code="invalid_value",
-                param="max_tokens",
-            )
-        if max_tokens == 0:
-            raise RequestError(
-                "max_tokens = 0 is refused: a message needs at least 1 token",
-                code="invalid_value",
-                param="max_tokens",
-            )
-        if fields.top_logprobs is not None and not fields.logprobs:
-            raise RequestError(
-                "top_logprobs is refused: it needs logprobs = true; send both or neither",
-                code="invalid_value",
-                param="top_logprobs",
-            )
-        return msgspec.structs.replace(
+        limit, use, budget = self.service.settings.context_length, _use_of(fields), fields.thinking_token_budget
+        prompt, reader = await prepare(
+            self.service,
+            read_conversation(fields, _variables(fields), use, limit),
             sampling,
-            max_tokens=max_tokens if max_tokens is not None else max_completion_tokens,
-            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-            prompt_logprobs=fields.prompt_logprobs,
+            field_of=fields.field_of,
+            namespace=fields.namespace,
+            owner=owner_of(request),
+            separate_reasoning=fields.separate_reasoning is not False,
+            stream_reasoning=fields.stream_reasoning is not False,
+            truncate=fields.truncate_prompt_tokens,
+            thinking=None if budget is None else AskedBudget(budget, "thinking_token_budget"),
         )
+        check_listed([prompt], "logprob_token_ids", "max_tokens")
+        formatter = ChatFormatter(self.service, fields, use, reader)
+        return Asked([prompt], [formatter.id], bool(fields.stream), formatter)
+
+
+def _sampling(fields: ChatBody) -> Sampling:
+    """With the fields that are requested differently here. Raises RequestError."""
+    sampling = fields.sampling()
+    max_tokens, max_completion_tokens = sampling.max_tokens, fields.max_completion_tokens
+    if max_tokens is not None and max_completion_tokens is not None and max_tokens != max_completion_tokens:
+        raise RequestError(
+            f"max_tokens = {max_tokens} and max_completion_tokens = {max_completion_tokens} differ; send one",
+            code="invalid_value",
+            param="max_tokens",
+        )
+    if max_tokens == 0:
+        raise RequestError(
+            "max_tokens = 0 is refused: a message needs at least 1 token",
+            code="invalid_value",
+            param="max_tokens",
+        )
+    if fields.top_logprobs and not fields.logprobs:
+        raise RequestError(
+            "top_logprobs is refused: it needs logprobs = true; send both or neither",
+            code="invalid_value",
+            param="top_logprobs",
+        )
+    check_needs_logprobs(fields.logprob_token_ids, bool(fields.logprobs), "logprobs = true")
+    return msgspec.structs.replace(
+        sampling,
+        max_tokens=max_tokens if max_tokens is not None else max_completion_tokens,
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        prompt_logprobs=fields.prompt_logprobs,
+        logprob_token_ids=fields.logprob_token_ids,
+    )
 
 
 def _variables(fields: ChatBody) -> dict[str, object]:
     """Those of the chat template that the request sets."""
     effort = {"reasoning_effort": fields.reasoning_effort} if fields.reasoning_effort else {}
     return {**effort, **(fields.chat_template_kwargs or {})}
-
-
-def _reader(replies: ReplyFormat, options: ParserOptions, prompt: str, calls_before: int) -> ReplyReader:
-    return ReplyReader(replies.parser(options, prompt, calls_before))

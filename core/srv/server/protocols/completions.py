@@ -5,39 +5,42 @@ from __future__ import annotations
 from typing import ClassVar
 
 import msgspec
+from starlette.requests import Request
 
 from srv.errors import RequestError
-from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup, Sequence
+from srv.server.generation import CompletedSequence, OutputDelta
+from srv.server.http.auth import owner_of
 from srv.server.prompt_request import PromptRequest, TokenizedPrompt
 from srv.server.prompts import Prompt, read_prompts
-from srv.server.protocols.logprobs import CompletionLogprobs, prompt_logprobs
-from srv.server.protocols.openai import OpenAIEndpoint, ParsedRequest, finish_name
+from srv.server.protocols.endpoint import Asked
+from srv.server.protocols.listed_logprobs import check_listed, check_needs_logprobs
+from srv.server.protocols.logprobs import CompletionLogprobs, prompt_logprobs, token_texts
+from srv.server.protocols.openai import OpenAIEndpoint, OpenAIFormatter, finish_name
 from srv.server.protocols.openai_fields import CompletionBody
 from srv.server.sampling_fields import Sampling
 from srv.server.service import Service
 from srv.server.text.fill_in import fill_in_of
-from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-class CompletionFormatter:
+class CompletionFormatter(OpenAIFormatter):
     """Formats text choices; with `echo` they start with the prompt, and logprobs with its tokens."""
 
-    def __init__(self, text: TextProcessor, body: CompletionBody, echo_texts: list[str] | None) -> None:
-        self._text = text
-        self._logprobs = body.logprobs is not None
+    prefix: ClassVar[str] = "cmpl"
+    object_type: ClassVar[str] = "text_completion"
+    chunk_object_type: ClassVar[str] = "text_completion"
+
+    def __init__(self, service: Service, body: CompletionBody, echo_texts: list[str] | None) -> None:
+        super().__init__(service.settings, body)
+        self._text = text = service.text
+        self._shown = token_texts(text, body.return_tokens_as_token_ids)
+        self._logprobs, self._listed = body.logprobs is not None, body.logprob_token_ids
         self._prompt_logprobs = body.prompt_logprobs is not None
         self._token_ids = bool(body.return_token_ids) or not text.has_tokenizer
         self._echo_texts = echo_texts  # by prompt
         self._logprobs_by_sequence: dict[int, CompletionLogprobs] = {}  # by sequence
-
-    def opening(self, group: RequestGroup) -> list[dict[str, object]]:
-        return []
-
-    def shared(self, sequence: Sequence, scores: list[TokenLogprob] | None) -> dict[str, object]:
-        return {}
 
     def chunk(self, delta: OutputDelta) -> list[dict[str, object]]:
         return [self._choice(delta, delta.text, delta.tokens, delta.logprobs, delta.prompt_logprobs, delta.finish)]
@@ -57,7 +60,9 @@ class CompletionFormatter:
     ) -> dict[str, object]:
         sequence, output = delta.sequence, tokens
         first = sequence.index not in self._logprobs_by_sequence
-        completion_logprobs = self._logprobs_by_sequence.setdefault(sequence.index, CompletionLogprobs(self._text))
+        completion_logprobs = self._logprobs_by_sequence.setdefault(
+            sequence.index, CompletionLogprobs(self._shown, listed=self._listed)
+        )
         token_logprobs: list[TokenLogprob | None] = [*logprobs]
         if first and self._echo_texts is not None:
             text = self._echo_texts[sequence.prompt_index] + text
@@ -82,37 +87,40 @@ class CompletionFormatter:
 
 
 class Completions(OpenAIEndpoint):
-    name: ClassVar[str] = "cmpl"
-    object_type: ClassVar[str] = "text_completion"
-    chunk_object_type: ClassVar[str] = "text_completion"
-
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._fill_in = service.settings.fill_in or fill_in_of(service.text)
 
-    async def parse(self, body: object) -> ParsedRequest:
+    async def ask(self, body: object, request: Request | None = None) -> Asked:
         fields = CompletionBody.parse(body)
         preprocessor = self.service.preprocessor
         preprocessor.check_model(fields.model)
         prompts, batch = read_prompts(fields.prompt, "prompt")
         if fields.suffix:
             prompts = self._with_suffix(prompts, fields.suffix, bool(fields.echo))
+        preprocessor.check_tokens(fields.logprob_token_ids, "logprob_token_ids")
         sampling = fields.sampling()
         preprocessor.check_count(len(prompts), sampling.n, "prompt")
         sampling = self._complete(sampling, fields)
         tokenized = await preprocessor.prepare_all(
             [
-                PromptRequest(prompt, sampling, f"prompt[{index}]" if batch else "prompt", namespace=fields.namespace)
+                PromptRequest(
+                    prompt,
+                    sampling,
+                    f"prompt[{index}]" if batch else "prompt",
+                    namespace=fields.namespace,
+                    owner=owner_of(request),
+                )
                 for index, prompt in enumerate(prompts)
             ],
             default_max_tokens=DEFAULT_MAX_TOKENS,
             special=fields.add_special_tokens is not False,
             keep=preprocessor.kept(fields.truncate_prompt_tokens, sampling.max_tokens or 1),
         )
+        check_listed(tokenized, "logprob_token_ids", "max_tokens")
         echo_texts = await self._echo(tokenized) if fields.echo else None
-        return ParsedRequest(
-            fields, fields.stream_options, tokenized, CompletionFormatter(self.service.text, fields, echo_texts)
-        )
+        formatter = CompletionFormatter(self.service, fields, echo_texts)
+        return Asked(tokenized, [formatter.id], bool(fields.stream), formatter)
 
     def _with_suffix(self, prompts: list[Prompt], suffix: str, echo: bool) -> list[Prompt]:
         """The prompts of texts that continue with `suffix` after the output. Raises RequestError."""
@@ -149,7 +157,13 @@ class Completions(OpenAIEndpoint):
         prompt_logprobs = fields.prompt_logprobs
         if fields.echo and prompt_logprobs is None:
             prompt_logprobs = fields.logprobs
-        return msgspec.structs.replace(sampling, logprobs=fields.logprobs, prompt_logprobs=prompt_logprobs)
+        check_needs_logprobs(fields.logprob_token_ids, fields.logprobs is not None, "logprobs")
+        return msgspec.structs.replace(
+            sampling,
+            logprobs=fields.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            logprob_token_ids=fields.logprob_token_ids,
+        )
 
     async def _echo(self, prompts: list[TokenizedPrompt]) -> list[str]:
         """The text of each prompt."""

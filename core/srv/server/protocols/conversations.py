@@ -22,7 +22,7 @@ class Conversation:
     """`variables`: of the template. `param`: the request's field with the messages.
 
     `continued`: a last message of the assistant is the beginning of the reply. `begins_reply`: the prompt ends with the
-    beginning of a message of the assistant otherwise.
+    beginning of a message of the assistant otherwise. `template`: renders it instead of the model's template.
     """
 
     messages: list[Message]
@@ -31,6 +31,12 @@ class Conversation:
     param: str = "messages"
     continued: bool = False
     begins_reply: bool = True
+    template: str | None = None
+
+    @property
+    def continues_reply(self) -> bool:
+        """Whether the prompt ends with a reply that the client began."""
+        return self.continued and bool(self.messages) and self.messages[-1].role == "assistant"
 
 
 def joined(texts: Iterable[str | None]) -> str | None:
@@ -68,15 +74,71 @@ def with_leading_system_only(messages: list[Message]) -> list[Message]:
     )
 
 
-async def render(preprocessor: RequestPreprocessor, conversation: Conversation) -> str:
-    """The text of the prompt. Raises RequestError."""
+async def count_tokens(preprocessor: RequestPreprocessor, conversation: Conversation) -> int:
+    """The length of the prompt. Raises RequestError."""
+    (tokens,) = await preprocessor.encode([await render(preprocessor, conversation)], False, conversation.param)
+    return len(tokens)
+
+
+async def shortened(preprocessor: RequestPreprocessor, conversation: Conversation, room: int) -> Conversation:
+    """The conversation without as many of its oldest turns as its prompt has too many tokens for `room`.
+
+    A turn begins with a message of the user. Leading system messages stay, and so does the last turn.
+    """
     messages = conversation.messages
+    system = messages[:1] if messages[0].role == "system" else []
+    begins = [index for index, message in enumerate(messages) if message.role == "user"]
+    found = conversation
+    low, high = 1, len(begins) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        shorter = replace(conversation, messages=[*system, *messages[begins[middle] :]])
+        try:
+            fits = await count_tokens(preprocessor, shorter) <= room
+        except RequestError as refused:
+            if refused.code != "context_length_exceeded":
+                raise
+            fits = False
+        if fits or middle == len(begins) - 1:
+            found = shorter
+        low, high = (low, middle - 1) if fits else (middle + 1, high)
+    return found
+
+
+def with_objects_only(messages: list[Message]) -> list[Message]:
+    """The messages with {} for arguments that are no JSON object, for templates that iterate over arguments."""
+    return [
+        replace(
+            message, calls=tuple(call if call.has_object else replace(call, arguments="") for call in message.calls)
+        )
+        for message in messages
+    ]
+
+
+async def render(preprocessor: RequestPreprocessor, conversation: Conversation) -> str:
+    """The text of the prompt. If the template refuses the conversation, it gets simpler forms of it, if there are any.
+
+    Raises RequestError.
+    """
     try:
-        return await _render(preprocessor, conversation, messages)
-    except RequestError as refused:
-        if refused.code != "chat_template_error" or (moved := with_leading_system_only(messages)) == messages:
-            raise
-    return await _render(preprocessor, conversation, moved)
+        return await _render(preprocessor, conversation, conversation.messages)
+    except RequestError as error:
+        refused = error
+    for form in _simpler_forms(conversation.messages):
+        if refused.code != "chat_template_error":
+            break
+        try:
+            return await _render(preprocessor, conversation, form)
+        except RequestError as error:
+            refused = error
+    raise refused
+
+
+def _simpler_forms(messages: list[Message]) -> list[list[Message]]:
+    """What a template may accept that refuses the messages; each form once."""
+    moved = with_leading_system_only(messages)
+    forms = (moved, with_objects_only(messages), with_objects_only(moved))
+    return [form for index, form in enumerate(forms) if form not in (messages, *forms[:index])]
 
 
 async def _render(preprocessor: RequestPreprocessor, conversation: Conversation, messages: list[Message]) -> str:
@@ -85,13 +147,13 @@ async def _render(preprocessor: RequestPreprocessor, conversation: Conversation,
     begun = messages[-1] if conversation.continued and messages[-1].role == "assistant" else None
     begins = begun is None and conversation.begins_reply
     if begun is None:
-        return await preprocessor.render(template_messages(messages, conversation.param), begins, variables)
+        return await preprocessor.render(template_messages(messages), begins, variables, conversation.template)
     mark = uuid4().hex  # at the end of what the client began; the prompt is what the template writes before it
     content = (begun.content or "").rstrip()
     text = ""
     if content and not begun.calls:
         marked = [*messages[:-1], replace(begun, content=content + mark)]
-        text = await preprocessor.render(template_messages(marked, conversation.param), begins, variables)
+        text = await preprocessor.render(template_messages(marked), begins, variables, conversation.template)
     if mark not in text:
         why = "has calls, which need results" if begun.calls else "has no text that can be continued"
         raise RequestError(

@@ -6,17 +6,21 @@ import base64
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from srv.errors import RequestError
+from srv.reply.tools import NO_TOOLS
 from srv.server.embedding import Embedding
-from srv.server.http.auth import owner_of
+from srv.server.http.auth import caller_of
 from srv.server.http.events import while_connected
 from srv.server.http.json_response import json_response
+from srv.server.neutral import is_neutral
 from srv.server.prompts import Prompt, read_prompts
+from srv.server.protocols.chat import read_conversation
+from srv.server.protocols.conversations import render
 from srv.server.protocols.openai_fields import EmbeddingBody
 from srv.server.protocols.pooled import usage_of
 from srv.server.sampling_fields import namespace_of
@@ -47,19 +51,38 @@ class Embeddings:
         preprocessor = self.service.preprocessor
         preprocessor.check_model(fields.model)
         self._check_dimensions(fields.dimensions)
+        if fields.messages is not None:
+            return await self._of_conversation(fields, pooling)
+        if "input" not in fields.model_fields_set:
+            raise RequestError("input is required; send it, or messages", code="missing_field", param="input")
+        _refuse_for_input(fields)
         prompts, batch = read_prompts(fields.input, "input")
         if fields.prompt_name is not None or any(isinstance(prompt, str) for prompt in prompts):
             prefix = preceding_prompt(self.service.settings.head, pooling, fields.prompt_name)
             prompts = [_prefixed(prefix, prompt, fields.prompt_name) for prompt in prompts] if prefix else prompts
         preprocessor.check_count(len(prompts), 1, "input")
-        special = fields.add_special_tokens is not False
-        tokenized = await preprocessor.tokenize(
-            prompts,
-            [f"input[{index}]" if batch else "input" for index in range(len(prompts))],
-            special=special,
-            min_output=0,
-            keep=preprocessor.kept(fields.truncate_prompt_tokens, 0),
-        )
+        params = [f"input[{index}]" if batch else "input" for index in range(len(prompts))]
+        return await self._tokenized(fields, pooling, prompts, params, fields.add_special_tokens is not False)
+
+    async def _of_conversation(self, fields: EmbeddingBody, pooling: Pooling) -> ParsedEmbeddings:
+        """The embedding of the text that the chat template makes of a conversation."""
+        for name in ("input", "prompt_name"):
+            if getattr(fields, name) is not None:
+                raise RequestError(
+                    f"{name} is refused: the request has messages; send one of them", code="invalid_value", param=name
+                )
+        limit, variables = self.service.settings.context_length, fields.chat_template_kwargs or {}
+        conversation = read_conversation(fields, variables, NO_TOOLS, limit)
+        conversation = replace(conversation, begins_reply=bool(fields.add_generation_prompt))
+        text = await render(self.service.preprocessor, conversation)
+        return await self._tokenized(fields, pooling, [text], ["messages"], bool(fields.add_special_tokens))
+
+    async def _tokenized(
+        self, fields: EmbeddingBody, pooling: Pooling, prompts: list[Prompt], names: list[str], special: bool
+    ) -> ParsedEmbeddings:
+        preprocessor = self.service.preprocessor
+        keep = preprocessor.kept(fields.truncate_prompt_tokens, 0)
+        tokenized = await preprocessor.tokenize(prompts, names, special=special, min_output=0, keep=keep)
         normalize = self.service.settings.head.normalize if fields.normalize is None else fields.normalize
         params = PoolingParams(pooling=pooling, dimensions=fields.dimensions, normalize=normalize)
         return ParsedEmbeddings(fields, tokenized, params)
@@ -98,9 +121,9 @@ class Embeddings:
         arrival = time.perf_counter()
         self.service.lifecycle.check_accepting()
         parsed = await self.parse(await self.service.body(request))
-        rid = parsed.fields.rid or f"embd-{uuid.uuid4().hex}"
+        rid = parsed.fields.own_id or f"embd-{uuid.uuid4().hex}"
         namespace = namespace_of(parsed.fields.cache_salt, parsed.fields.extra_key)
-        work = self.service.embed(parsed.prompts, parsed.params, rid, arrival, owner_of(request), namespace)
+        work = self.service.embed(parsed.prompts, parsed.params, rid, arrival, caller_of(request), namespace)
         embeddings = await while_connected(request.receive, work)
         response = {
             "id": rid,
@@ -110,6 +133,14 @@ class Embeddings:
             "usage": usage_of(embeddings, self.service.settings.cache_report),
         }
         return json_response(response)
+
+
+def _refuse_for_input(fields: EmbeddingBody) -> None:
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"):
+        if not is_neutral(name, getattr(fields, name)):
+            raise RequestError(
+                f"{name} is refused: it needs messages instead of input", code="invalid_value", param=name
+            )
 
 
 def _prefixed(prefix: str, prompt: Prompt, name: str | None) -> Prompt:

@@ -19,20 +19,46 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else MIN_LOGPROB
 
 
-def chat_logprobs(text: TextProcessor, logprobs: Sequence[TokenLogprob]) -> dict[str, object]:
-    """OpenAI's format for chat completions."""
+class TokenIdTexts:
+    """Shows each token as `token_id:ID` (vLLM), which tells tokens with the same text apart."""
+
+    def __init__(self, text: TextProcessor) -> None:
+        self.token_bytes, self.decode = text.token_bytes, text.decode
+
+    def token_text(self, token: int) -> str:
+        return f"token_id:{token}"
+
+
+TokenTexts = TextProcessor | TokenIdTexts
+
+
+def token_texts(text: TextProcessor, as_ids: bool | None) -> TokenTexts:
+    """`as_ids`: the field return_tokens_as_token_ids."""
+    return TokenIdTexts(text) if as_ids else text
+
+
+def _candidates(item: TokenLogprob, listed: Sequence[int]) -> dict[int, float]:
+    """The most likely tokens, and those that the request lists."""
+    return {**dict(item.top), **dict(zip(listed, item.listed, strict=True))}
+
+
+def chat_logprobs(text: TokenTexts, logprobs: Sequence[TokenLogprob], listed: Sequence[int] = ()) -> dict[str, object]:
+    """OpenAI's format for chat completions. `listed`: the ids of `SamplingOptions.logprob_token_ids`."""
 
     def entry(token: int, logprob: float) -> dict[str, object]:
         return {"token": text.token_text(token), "logprob": finite(logprob), "bytes": list(text.token_bytes(token))}
 
     content = [
-        {**entry(item.token, item.logprob), "top_logprobs": [entry(token, logprob) for token, logprob in item.top]}
+        {
+            **entry(item.token, item.logprob),
+            "top_logprobs": [entry(*each) for each in _candidates(item, listed).items()],
+        }
         for item in logprobs
     ]
     return {"content": content, "refusal": None}
 
 
-def _display_text(text: TextProcessor, token: int) -> str:
+def _display_text(text: TokenTexts, token: int) -> str:
     """The text of a token in OpenAI's completions format, or its bytes if they are not valid UTF-8 by themselves."""
     token_text = text.token_text(token)
     if "\ufffd" not in token_text:
@@ -41,10 +67,13 @@ def _display_text(text: TextProcessor, token: int) -> str:
 
 
 class CompletionLogprobs:
-    """OpenAI's format for completions, built incrementally; stores the text offset between calls."""
+    """OpenAI's format for completions, built incrementally; stores the text offset between calls.
 
-    def __init__(self, text: TextProcessor, offset: int = 0) -> None:
-        self._text = text
+    `listed`: as in `chat_logprobs`.
+    """
+
+    def __init__(self, text: TokenTexts, offset: int = 0, listed: Sequence[int] = ()) -> None:
+        self._text, self._listed = text, listed
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -63,9 +92,9 @@ class CompletionLogprobs:
         }
 
     def _top(self, item: TokenLogprob) -> dict[str, float]:
-        """The most likely tokens, plus the sampled one if it is not among them."""
-        pairs = (*item.top, (item.token, item.logprob))
-        return {_display_text(self._text, token): finite(logprob) for token, logprob in pairs}
+        """The most likely tokens and the listed ones, plus the sampled one if it is not among them."""
+        pairs = {**_candidates(item, self._listed), item.token: item.logprob}
+        return {_display_text(self._text, token): finite(logprob) for token, logprob in pairs.items()}
 
 
 def prompt_logprobs(

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from srv.errors import RequestError
 from srv.server.embedding import unpack_floats
-from srv.server.generation import CompletedSequence, RequestGroup
+from srv.server.generation import CompletedSequence, OutputDelta
 from srv.server.generation import Sequence as OutputSequence
 from srv.server.http.auth import owner_of
-from srv.server.http.events import DONE, EventStream, event, while_connected
-from srv.server.http.failures import error_body
-from srv.server.http.json_response import json_response
-from srv.server.lifecycle import SHUTDOWN_MESSAGE
+from srv.server.http.events import DONE, event
 from srv.server.prompt_request import PromptRequest, TokenizedPrompt
 from srv.server.prompts import Prompt, read_prompts
-from srv.server.protocols.building import build
+from srv.server.protocols.endpoint import Asked, Formatter, GeneratingEndpoint
 from srv.server.protocols.logprobs import (
     NativeEntry,
     native_entry,
@@ -109,7 +104,7 @@ class _EncodedOutput:
     prompt_sent: bool = False
 
 
-class NativeFormatter:
+class NativeFormatter(Formatter):
     """Formats the outputs of one request like SGLang.
 
     In a stream each event contains the whole output so far, with its log-probabilities and hidden states. The
@@ -117,14 +112,30 @@ class NativeFormatter:
     `--stream-output` each event contains only what is new, and the log-probabilities of the prompt come once.
     """
 
-    def __init__(self, service: Service, body: GenerateBody, arrival: float) -> None:
-        self._service = service
+    def __init__(self, service: Service, body: GenerateBody, rids: list[str], as_list: bool) -> None:
+        self._service, self._rids, self._as_list = service, rids, as_list
         self._segments = bool(body.stream) and service.settings.stream_segments
         self._text = service.text if body.return_text_in_logprobs else None
-        self._arrival = arrival
         self._encoded: dict[int, _EncodedOutput] = {}
 
-    def format(self, result: CompletedSequence, rid: str) -> dict[str, object]:
+    def stream(self, delta: OutputDelta) -> bytes:
+        result = self.results[delta.sequence.index]
+        result.add(delta)
+        shown = self._format(result)
+        return event({**shown, "index": delta.sequence.index} if self._as_list else shown)
+
+    def shown(self, delta: OutputDelta) -> OutputDelta | CompletedSequence:
+        # The last event repeats the log-probabilities of the prompt.
+        return delta if delta.finish is None else self.results[delta.sequence.index]
+
+    def closing(self) -> bytes:
+        return DONE
+
+    def whole(self) -> object:
+        shown = [self._format(result) for result in self.results]
+        return shown if self._as_list else shown[0]
+
+    def _format(self, result: CompletedSequence) -> dict[str, object]:
         """The output of a sequence so far; complete when `finish_reason` is set."""
         encoded = self._encoded.get(result.sequence.index)
         if encoded is None:
@@ -133,11 +144,11 @@ class NativeFormatter:
             self._encoded[result.sequence.index] = encoded
         sequence = result.sequence
         meta: dict[str, object] = {
-            "id": rid,
+            "id": self._rids[sequence.prompt_index],
             "finish_reason": self._reason(result),
             "prompt_tokens": len(sequence.prompt.tokens),
             "completion_tokens": sequence.completion_tokens,
-            "e2e_latency": time.perf_counter() - self._arrival,
+            "e2e_latency": time.perf_counter() - sequence.arrival,
         }
         if sequence.structured_output_valid is False:
             meta["structured_output_valid"] = False
@@ -216,34 +227,22 @@ class NativeFormatter:
         return encoded.hidden_states.extend(entries, lambda indices: [entry(index) for index in indices])
 
 
-class NativeGenerate:
+class NativeGenerate(GeneratingEndpoint):
     """Serves `/generate`. A batch is one client request, which is aborted or fails as a whole."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    finishes_aborted = True
 
-    async def __call__(self, request: Request) -> Response:
-        arrival = time.perf_counter()
-        self.service.lifecycle.check_accepting()
-        body = GenerateBody.parse(await self.service.body(request))
-        prompts, batch, param = _prompts(body)
-        name, rids = self._rids(body, len(prompts), batch)
-        tokenized = await self._tokenize(body, prompts, batch, param)
-        as_list = batch or any(len(tokenized_prompt.seeds) > 1 for tokenized_prompt in tokenized)
-        ticket, group = self.service.start(tokenized, rids, arrival, name, owner_of(request))
-        formatter = NativeFormatter(self.service, body, arrival)
-        if body.stream:
-            return EventStream(self._events(formatter, group, rids, as_list), ticket.close)
-        try:
-            results = await while_connected(request.receive, group.gather())
-        finally:
-            ticket.close()
+    async def ask(self, body: object, request: Request) -> Asked:
+        fields = GenerateBody.parse(body)
+        prompts, batch, param = _prompts(fields)
+        name, rids = self._rids(fields, len(prompts), batch)
+        tokenized = await self._tokenize(fields, prompts, batch, param, owner_of(request))
+        as_list = batch or any(len(each.seeds) > 1 for each in tokenized)
+        formatter = NativeFormatter(self.service, fields, rids, as_list)
+        return Asked(tokenized, rids, bool(fields.stream), formatter, name)
 
-        def show() -> Response:
-            shown = [formatter.format(result, rids[result.sequence.prompt_index]) for result in results]
-            return json_response(shown if as_list else shown[0])
-
-        return await build(results, show)
+    def check_whole(self, finishes: Sequence[FinishReason]) -> None:
+        """A shutdown is a finish reason here."""
 
     def _rids(self, body: GenerateBody, count: int, batch: bool) -> tuple[str | None, list[str]]:
         """The id of the batch, if it has one of its own, and one id per prompt."""
@@ -253,7 +252,7 @@ class NativeGenerate:
         return None, [rid or uuid.uuid4().hex for rid in rids]
 
     async def _tokenize(
-        self, body: GenerateBody, prompts: list[Prompt], batch: bool, param: str
+        self, body: GenerateBody, prompts: list[Prompt], batch: bool, param: str, owner: str
     ) -> list[TokenizedPrompt]:
         count = len(prompts)
         params = per_prompt(body.sampling_params, count, batch, "sampling_params", _sampling_params)
@@ -287,7 +286,8 @@ class NativeGenerate:
             parent = f"sampling_params[{index}]" if isinstance(body.sampling_params, list) else "sampling_params"
             name = f"{param}[{index}]" if batch else param
             namespace = namespace_of(salts[index], keys[index])
-            requests.append(PromptRequest(prompt, sampling, name, partial(_spelled, parent), namespace=namespace))
+            spelled = partial(_spelled, parent)
+            requests.append(PromptRequest(prompt, sampling, name, spelled, namespace=namespace, owner=owner))
         tokenized = await self.service.preprocessor.prepare_all(requests, default_max_tokens=DEFAULT_NEW_TOKENS)
         check_positions(starts, tokenized)
         return tokenized
@@ -300,25 +300,3 @@ class NativeGenerate:
                 code="hidden_states_disabled",
                 param="return_hidden_states",
             )
-
-    async def _events(
-        self, formatter: NativeFormatter, group: RequestGroup, rids: list[str], as_list: bool
-    ) -> AsyncGenerator[bytes, None]:
-        results = [CompletedSequence(sequence) for sequence in group.sequences]
-        aborted = False
-
-        def show(result: CompletedSequence) -> bytes:
-            shown = formatter.format(result, rids[result.sequence.prompt_index])
-            return event({**shown, "index": result.sequence.index} if as_list else shown)
-
-        async with aclosing(group.deltas()) as deltas:
-            async for delta in deltas:
-                result = results[delta.sequence.index]
-                result.add(delta)
-                aborted |= delta.finish is FinishReason.ABORT
-                # The last event repeats the log-probabilities of the prompt.
-                yield await build([delta if delta.finish is None else result], partial(show, result))
-        if aborted and self.service.lifecycle.draining:
-            yield event(error_body(SHUTDOWN_MESSAGE, 503, "shutting_down"))
-            return
-        yield DONE

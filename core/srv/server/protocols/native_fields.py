@@ -11,9 +11,10 @@ from pydantic import Field, WithJsonSchema
 
 from srv.server.fields import Refused, RequestBody
 from srv.server.grammar_fields import Ebnf, JsonSchema, Regex, StructuralTag
-from srv.server.protocols.openai_fields import ChatMessage, PromptInput
+from srv.server.protocols.openai_fields import ChatMessage, PromptInput, RequestTemplate
 from srv.server.protocols.tool_fields import ToolBody
 from srv.server.sampling_fields import (
+    MAX_LISTED_IDS,
     MAX_RID_LENGTH,
     MAX_SALT_LENGTH,
     ProcessorName,
@@ -24,7 +25,6 @@ from srv.server.sampling_fields import (
 )
 
 DEFAULT_NEW_TOKENS = 128
-MAX_LOGPROB_TOKEN_IDS = 128
 
 
 def _or_list(item: dict[str, Any]) -> Any:
@@ -77,7 +77,7 @@ class GenerateBody(RequestBody):
     )
     token_ids_logprob: PromptTokenIds = Field(
         None,
-        description=f"Return the log-probabilities of these token ids, too (at most {MAX_LOGPROB_TOKEN_IDS}), at each"
+        description=f"Return the log-probabilities of these token ids, too (at most {MAX_LISTED_IDS}), at each"
         " position; needs return_logprob. An array of arrays has the ids of each prompt.",
     )
     return_text_in_logprobs: bool | None = Field(None, description="Return the text of each token, too.")
@@ -129,6 +129,7 @@ class TokenizeBody(RequestBody):
     add_generation_prompt: bool | None = Field(None, description="For messages; default true.")
     continue_final_message: bool | None = Field(None, description="For messages; the last one is continued.")
     tools: list[ToolBody] | None = Field(None, description="For messages; the functions that the prompt describes.")
+    chat_template: RequestTemplate = None
     chat_template_kwargs: dict[str, object] | None = Field(None, description="Extra variables for the chat template.")
     return_token_strs: bool | None = Field(None, description="Return the text of each token, too.")
 

@@ -13,11 +13,10 @@ import msgspec
 from srv.errors import RequestError
 from srv.server.fields import shorten
 from srv.server.prompt_request import TokenizedPrompt
-from srv.server.protocols.native_fields import MAX_LOGPROB_TOKEN_IDS
+from srv.server.protocols.listed_logprobs import check_listed
 from srv.server.protocols.native_values import per_prompt
-from srv.server.sampling_fields import Sampling
+from srv.server.sampling_fields import MAX_LISTED_IDS, Sampling
 
-MAX_LISTED_LOGPROBS = 1 << 20  # of a request: ids times positions
 LISTED = "token_ids_logprob"
 
 
@@ -37,9 +36,9 @@ def _ids(value: object, param: str) -> tuple[int, ...]:
             code="invalid_type",
             param=param,
         )
-    if len(value) > MAX_LOGPROB_TOKEN_IDS:
+    if len(value) > MAX_LISTED_IDS:
         raise RequestError(
-            f"{param} has {len(value)} token ids, the limit is {MAX_LOGPROB_TOKEN_IDS}; send fewer",
+            f"{param} has {len(value)} token ids, the limit is {MAX_LISTED_IDS}; send fewer",
             code="invalid_value",
             param=param,
         )
@@ -68,19 +67,9 @@ def with_logprobs(sampling: Sampling, requested: bool, start: int, top: int, lis
 
 def check_positions(starts: Sequence[int], prompts: Sequence[TokenizedPrompt]) -> None:
     """Raises RequestError for a start behind its prompt, or for too many log-probabilities of given tokens."""
-    entries = 0
     for start, prompt in zip(starts, prompts, strict=True):
         _check_start(start, len(prompt.tokens))
-        params = prompt.params
-        scored = 0 if params.prompt_logprobs is None else len(prompt.tokens) - params.prompt_logprobs_start
-        entries += len(params.logprob_token_ids) * (scored + params.max_tokens * len(prompt.seeds))
-    if entries > MAX_LISTED_LOGPROBS:
-        raise RequestError(
-            f"{LISTED} is refused: ids times positions are up to {entries} log-probabilities, the limit is"
-            f" {MAX_LISTED_LOGPROBS}; send fewer ids, or lower max_new_tokens",
-            code="invalid_value",
-            param=LISTED,
-        )
+    check_listed(prompts, LISTED, "max_new_tokens")
 
 
 def _check_start(start: int, prompt_tokens: int) -> None:

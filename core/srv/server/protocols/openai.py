@@ -1,6 +1,4 @@
-"""The common part of both OpenAI endpoints: from a request body to a response, streamed or complete.
-
-    body ─► parse ─► tokenized prompts ─► RequestGroup ─► ResponseFormatter: stream chunks, or choices
+"""What both OpenAI endpoints share: their ids, the object around their choices, and the counts of tokens.
 
 Must not know which fields a body has, except the shared ones.
 """
@@ -9,86 +7,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from functools import partial
-from typing import ClassVar, NamedTuple, Protocol
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from srv.errors import RequestError
-from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup, Sequence
-from srv.server.http.auth import owner_of
-from srv.server.http.events import DONE, EventStream, event, while_connected
-from srv.server.http.failures import error_body
-from srv.server.http.json_response import json_response
-from srv.server.lifecycle import SHUTDOWN_MESSAGE
-from srv.server.prompt_request import TokenizedPrompt
-from srv.server.protocols.building import build
-from srv.server.protocols.openai_fields import StreamOptions
-from srv.server.sampling_fields import SamplingBody
-from srv.server.service import Service
+from srv.server.generation import CompletedSequence, OutputDelta, Sequence
+from srv.server.http.events import DONE, event
+from srv.server.protocols.endpoint import Asked, Formatter, GeneratingEndpoint
+from srv.server.protocols.openai_fields import ChatBody, CompletionBody, StreamOptions
+from srv.server.settings import ServerSettings
 from srv.types import FinishReason, TokenLogprob
 
-
-@dataclass(frozen=True, slots=True)
-class ResponseEnvelope:
-    """The fields that all objects of one response share."""
-
-    id: str
-    object_type: str
-    model: str
-    fingerprint: str
-    tier: str | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def wrap(self, choices: list[dict[str, object]], **extra: object) -> dict[str, object]:
-        return {
-            "id": self.id,
-            "object": self.object_type,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-            **({} if self.tier is None else {"service_tier": self.tier}),
-            "choices": choices,
-            **extra,
-        }
-
-
-class ResponseFormatter(Protocol):
-    """Formats the output of one request; each request gets its own."""
-
-    def opening(self, group: RequestGroup) -> list[dict[str, object]]:
-        """The choices to stream before the first token."""
-        ...
-
-    def shared(self, sequence: Sequence, scores: list[TokenLogprob] | None) -> dict[str, object]:
-        """What the response says about the prompt besides its choices. `scores`: of the prompt, if requested.
-
-        A stream contains it with the first delta of its first sequence.
-        """
-        ...
-
-    def chunk(self, delta: OutputDelta) -> list[dict[str, object]]:
-        """The choices to stream for one delta."""
-        ...
-
-    def choice(self, result: CompletedSequence) -> dict[str, object]:
-        """The choice of one complete sequence."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
-    """A valid request: its shared fields, its tokenized prompts and the formatter of its response."""
-
-    fields: SamplingBody
-    stream_options: StreamOptions | None
-    prompts: list[TokenizedPrompt]
-    formatter: ResponseFormatter
+Choice = dict[str, object]
 
 
 class StreamedUsage(NamedTuple):
@@ -98,93 +30,91 @@ class StreamedUsage(NamedTuple):
     in_every_chunk: bool
 
 
-class OpenAIEndpoint(ABC):
-    """One endpoint; subclasses define its schema and formatter. `name` is the prefix of response ids."""
+class OpenAIFormatter(Formatter):
+    """Puts choices into objects; a subclass formats the choices. `prefix`: of response ids."""
 
-    name: ClassVar[str]
+    prefix: ClassVar[str]
     object_type: ClassVar[str]
     chunk_object_type: ClassVar[str]
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, settings: ServerSettings, body: ChatBody | CompletionBody) -> None:
+        self.id = body.own_id or f"{self.prefix}-{uuid.uuid4().hex}"
+        self._frame: dict[str, object] = {
+            "id": self.id,
+            "object": self.chunk_object_type if body.stream else self.object_type,
+            "created": int(time.time()),
+            "model": settings.model_name,
+            "system_fingerprint": settings.system_fingerprint,
+            **({} if body.service_tier is None else {"service_tier": "default"}),
+        }
+        self._usage = streamed_usage(body.stream, body.stream_options)
+        self._prompt_sent = False
+
+    def opening_choices(self) -> list[Choice]:
+        """The choices to stream before the first token."""
+        return []
+
+    def shared(self, sequence: Sequence, scores: list[TokenLogprob] | None) -> dict[str, object]:
+        """What the response says about the prompt besides its choices. `scores`: of the prompt, if requested.
+
+        A stream contains it with the first delta of its first sequence.
+        """
+        return {}
 
     @abstractmethod
-    async def parse(self, body: object) -> ParsedRequest:
-        """Validate the body and tokenize its prompts. Raises RequestError."""
+    def chunk(self, delta: OutputDelta) -> list[Choice]:
+        """The choices to stream for one delta."""
 
-    async def __call__(self, request: Request) -> Response:
-        arrival = time.perf_counter()
-        self.service.lifecycle.check_accepting()
-        parsed = await self.parse(await self.service.body(request))
-        fields = parsed.fields
-        usage = streamed_usage(fields.stream, parsed.stream_options)
-        rid = fields.rid or f"{self.name}-{uuid.uuid4().hex}"
-        ticket, group = self.service.start(parsed.prompts, [rid], arrival, owner=owner_of(request))
-        if fields.stream:
-            envelope = self._envelope(rid, self.chunk_object_type, fields)
-            return EventStream(self._events(envelope, parsed.formatter, group, usage), ticket.close)
-        try:
-            results = await while_connected(request.receive, group.gather())
-            self.service.lifecycle.check_not_aborted(result.finish for result in results)
-        finally:
-            ticket.close()
-        envelope = self._envelope(rid, self.object_type, fields)
+    @abstractmethod
+    def choice(self, result: CompletedSequence) -> Choice:
+        """The choice of one complete sequence."""
 
-        def show() -> Response:
-            choices = [with_validity(parsed.formatter.choice(result), result.sequence) for result in results]
-            shared = parsed.formatter.shared(results[0].sequence, results[0].prompt_logprobs)
-            return json_response(envelope.wrap(choices, usage=group.usage().openai(), **shared))
+    def opening(self) -> bytes:
+        counts = self._counts()
+        return b"".join(self._event([choice], **counts) for choice in self.opening_choices())
 
-        return await build(results, show)
+    def stream(self, delta: OutputDelta) -> bytes:
+        events, choices, counts = b"", self.chunk(delta), self._counts()
+        for choice in choices:
+            shared: dict[str, object] = {}
+            if delta.sequence.index == 0 and not self._prompt_sent:
+                self._prompt_sent, shared = True, self.shared(delta.sequence, delta.prompt_logprobs)
+            events += self._event([with_validity(choice, delta.sequence)], **counts, **shared)
+        return events
 
-    def _envelope(self, rid: str, object_type: str, fields: SamplingBody) -> ResponseEnvelope:
-        settings = self.service.settings
-        tier = None if fields.service_tier is None else "default"
-        return ResponseEnvelope(rid, object_type, settings.model_name, settings.system_fingerprint, tier)
+    def closing(self) -> bytes:
+        return (self._event([], usage=self.group.usage().openai()) if self._usage.at_the_end else b"") + DONE
 
-    async def _events(
-        self, envelope: ResponseEnvelope, formatter: ResponseFormatter, group: RequestGroup, usage: StreamedUsage
-    ) -> AsyncGenerator[bytes, None]:
-        def counts() -> dict[str, object]:
-            if usage.in_every_chunk:
-                return {"usage": group.usage().openai()}
-            # With include_usage every chunk but the last has "usage": null (OpenAI's reference).
-            return {"usage": None} if usage.at_the_end else {}
+    def whole(self) -> object:
+        choices = [with_validity(self.choice(result), result.sequence) for result in self.results]
+        first = self.results[0]
+        shared = self.shared(first.sequence, first.prompt_logprobs)
+        return {**self._frame, "choices": choices, "usage": self.group.usage().openai(), **shared}
 
-        before = b"".join(event(envelope.wrap([choice], **counts())) for choice in formatter.opening(group))
-        aborted, prompt_sent = False, False
+    def _counts(self) -> dict[str, object]:
+        if self._usage.in_every_chunk:
+            return {"usage": self.group.usage().openai()}
+        # With include_usage every chunk but the last has "usage": null (OpenAI's reference).
+        return {"usage": None} if self._usage.at_the_end else {}
 
-        def show(delta: OutputDelta) -> bytes:
-            nonlocal prompt_sent
-            shown, choices, extra = b"", formatter.chunk(delta), counts()
-            for choice in choices:
-                shared: dict[str, object] = {}
-                if delta.sequence.index == 0 and not prompt_sent:
-                    prompt_sent, shared = True, formatter.shared(delta.sequence, delta.prompt_logprobs)
-                shown += event(envelope.wrap([with_validity(choice, delta.sequence)], **extra, **shared))
-            return shown
+    def _event(self, choices: list[Choice], **extra: object) -> bytes:
+        return event({**self._frame, "choices": choices, **extra})
 
-        async with aclosing(group.deltas()) as deltas:
-            async for delta in deltas:
-                aborted |= delta.finish is FinishReason.ABORT
-                # A long prompt's log-probabilities are in its first event.
-                before += await build([delta], partial(show, delta))
-                if before:
-                    yield before
-                before = b""
-        if aborted and self.service.lifecycle.draining:
-            yield event(error_body(SHUTDOWN_MESSAGE, 503, "shutting_down"))
-            return
-        if usage.at_the_end:
-            yield event(envelope.wrap([], usage=group.usage().openai()))
-        yield DONE
+
+class OpenAIEndpoint(GeneratingEndpoint):
+    """The request is not needed, so that `srv.LLM` can ask too."""
+
+    finishes_aborted = True
+
+    @abstractmethod
+    async def ask(self, body: object, request: Request | None = None) -> Asked: ...
 
 
 def finish_name(finish: FinishReason | None) -> str | None:
     return None if finish is None else finish.value
 
 
-def with_validity(choice: dict[str, object], sequence: Sequence) -> dict[str, object]:
+def with_validity(choice: Choice, sequence: Sequence) -> Choice:
     """The choice that ends a sequence says so if the output does not follow its grammar."""
     if sequence.structured_output_valid is False and choice.get("finish_reason") is not None:
         return {**choice, "structured_output_valid": False}

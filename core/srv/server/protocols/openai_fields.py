@@ -14,8 +14,8 @@ from srv.server.fields import Refused, RequestBody, field_error, json_type, shor
 from srv.server.neutral import is_neutral
 from srv.server.protocols.tool_fields import CallBody, Parsed, ToolBody, ToolChoice
 from srv.server.sampling_fields import (
-    MAX_RID_LENGTH,
     MAX_TOP_LOGPROBS,
+    NamedBody,
     PooledTruncation,
     Salt,
     SamplingBody,
@@ -46,6 +46,8 @@ class StreamOptions(RequestBody):
 
 
 class CompletionBody(SamplingBody):
+    RENAMED = {**SamplingBody.RENAMED, "max_completion_tokens": "max_tokens"}  # noqa: RUF012 - as in its base
+
     prompt: PromptInput = Field(description="A text, or an array of texts, of token ids, or of arrays of token ids.")
     echo: bool | None = Field(None, description="Return the prompt before the output.")
     logprobs: int | None = Field(
@@ -79,6 +81,15 @@ def _content(value: object) -> str | None:
     return "".join(texts)
 
 
+MAX_TEMPLATE_LENGTH = 1_000_000
+RequestTemplate = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=MAX_TEMPLATE_LENGTH,
+        description="A Jinja template instead of the model's; needs --trust-request-chat-template.",
+    ),
+]
 OLD_TOOLS = "the former fields of tool calling; use tools and tool_choice"
 Content = Annotated[
     str | None,
@@ -119,6 +130,7 @@ class ChatBody(SamplingBody):
     continue_final_message: bool | None = Field(
         None, description="The last message is the assistant's, and the output continues it."
     )
+    chat_template: RequestTemplate = None
     chat_template_kwargs: dict[str, object] | None = Field(None, description="Extra variables for the chat template.")
 
     tools: list[ToolBody] | None = Field(None, description="The functions that it may call.")
@@ -135,6 +147,9 @@ class ChatBody(SamplingBody):
         None, description="Stream the reasoning in pieces (default true); false: in one piece."
     )
 
+    thinking_token_budget: int | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="After this many tokens, the reasoning ends. No limit by default."
+    )
     reasoning_effort: str | None = Field(
         None, max_length=16, description="How long to think, for chat templates that read reasoning_effort."
     )
@@ -151,7 +166,6 @@ class ChatBody(SamplingBody):
     prompt_cache_retention: Annotated[object, Refused("the prefix cache evicts the least recently used pages")] = None
     prompt_cache_options: Annotated[object, Refused("the prefix cache has no options per request")] = None
     moderation: Annotated[object, Refused("moderation")] = None
-    chat_template: Annotated[object, Refused("the template is set when the server starts")] = None
     documents: Annotated[object, Refused("documents for the template; use chat_template_kwargs")] = None
     mm_processor_kwargs: Annotated[object, Refused("images and audio")] = None
     echo: Annotated[object, Refused("it belongs to /v1/completions")] = None
@@ -162,20 +176,27 @@ class ChatBody(SamplingBody):
         return "max_completion_tokens" if newer else self.spelled.get(name, name)
 
 
-CHAT_INPUT = "conversations as input; send text"
-
-
-class EmbeddingBody(RequestBody):
+class EmbeddingBody(NamedBody):
     RENAMED = {  # noqa: RUF012 - a ClassVar by its declaration in the base
         "inputs": "input",
         "prompt": "input",
         "text": "input",
         "input_ids": "input",
-        "request_id": "rid",
         "use_activation": "normalize",
     }
 
-    input: PromptInput = Field(description="A text, or an array of texts, of token ids, or of arrays of token ids.")
+    input: PromptInput = Field(
+        None, description="A text, or an array of texts, of token ids, or of arrays of token ids."
+    )
+    messages: list[ChatMessage] | None = Field(
+        None, min_length=1, description="A conversation, instead of input; the chat template makes it a text."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="For messages; end the text with the start of an assistant message (default false)."
+    )
+    continue_final_message: bool | None = Field(None, description="For messages; the last one stays open.")
+    chat_template: RequestTemplate = None
+    chat_template_kwargs: dict[str, object] | None = Field(None, description="Extra variables for the chat template.")
     model: str | None = Field(None, description="The name of the served model; optional.")
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="float (default): an array of numbers; base64: the bytes of little-endian float32 numbers."
@@ -189,9 +210,8 @@ class EmbeddingBody(RequestBody):
     prompt_name: str | None = Field(
         None, max_length=256, description="The prompt of the model's files that precedes the inputs, such as query."
     )
-    add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens (default true).")
-    rid: str | None = Field(
-        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
+    add_special_tokens: bool | None = Field(
+        None, description="Add the tokenizer's special tokens (default true for input, false for messages)."
     )
     truncate_prompt_tokens: PooledTruncation = None
     cache_salt: Salt = None
@@ -199,11 +219,6 @@ class EmbeddingBody(RequestBody):
 
     user: User = None
 
-    messages: Annotated[object, Refused(CHAT_INPUT)] = None
-    add_generation_prompt: Annotated[object, Refused(CHAT_INPUT)] = None
-    continue_final_message: Annotated[object, Refused(CHAT_INPUT)] = None
-    chat_template: Annotated[object, Refused(CHAT_INPUT)] = None
-    chat_template_kwargs: Annotated[object, Refused(CHAT_INPUT)] = None
     mm_processor_kwargs: Annotated[object, Refused("images and audio")] = None
     media_io_kwargs: Annotated[object, Refused("images and audio")] = None
     embed_dtype: Annotated[object, Refused("embeddings are float32")] = None

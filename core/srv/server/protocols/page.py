@@ -1,4 +1,4 @@
-"""The built-in page at `/`: a chat, the live load and the machine; three files without a build step.
+"""The built-in page at `/`: a chat, the live load and the machine; a few files without a build step.
 
 The files need no key, because a browser cannot send one with a page; what they show comes from `/ui/state` and the API,
 which do. They load nothing from elsewhere, as their content security policy says. Must not know how a chat is served.
@@ -29,6 +29,7 @@ _HEADERS = {
     "cache-control": "no-cache",
 }
 _FOLDER = Path(__file__).parent.parent / "web"
+_SCRIPTS = ("markdown.js", "chats.js", "app.js")  # sent as one; each uses what those before it define
 _LOAD = (
     *("paused", "running", "waiting", "pages_total", "pages_free", "pages_cached", "pages_held"),
     *("prompt_tokens", "cached_tokens", "generated_tokens"),
@@ -42,7 +43,7 @@ class Page:
         self.service = service
         root = service.settings.root_path
         self._index = (_FOLDER / "index.html").read_text(encoding="utf-8").replace("{root}", root).encode()
-        self._script = (_FOLDER / "app.js").read_bytes()
+        self._script = b"\n".join((_FOLDER / name).read_bytes() for name in _SCRIPTS)
         self._style = (_FOLDER / "style.css").read_bytes()
 
     async def index(self, request: Request) -> Response:
@@ -59,6 +60,7 @@ class Page:
         stats = await self._stats()
         shown = {
             "model": settings.model_name,
+            "context": settings.max_request_tokens,  # of one request, prompt and output
             "version": srv.__version__,
             "chat": text.has_tokenizer and text.has_chat_template,
             "load": None if stats is None else {name: getattr(stats, name) for name in _LOAD},

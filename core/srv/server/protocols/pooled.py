@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from srv.errors import RequestError
 from srv.server.embedding import Embedding
-from srv.server.http.auth import owner_of
+from srv.server.http.auth import caller_of
 from srv.server.http.events import while_connected
 from srv.server.http.json_response import json_response
 from srv.server.prompts import read_prompts
+from srv.server.protocols.label_scores import label_scores, read_items
 from srv.server.protocols.pooled_fields import ClassifyBody, PooledBody, RerankBody, ScoreBody
 from srv.server.sampling_fields import namespace_of
 from srv.server.scoring import Scorer, ScoreRequest, TextPair
@@ -35,9 +36,9 @@ class PooledEndpoint:
         """Check what the bodies share. Raises RequestError."""
         self.service.preprocessor.check_model(fields.model)
         return ScoreRequest(
-            rid=fields.rid or f"{self.kind}-{uuid.uuid4().hex}",
+            rid=fields.own_id or f"{self.kind}-{uuid.uuid4().hex}",
             arrival=arrival,
-            owner=owner_of(request),
+            caller=caller_of(request),
             namespace=namespace_of(fields.cache_salt, fields.extra_key),
             activate=fields.activates,
             keep=fields.truncate_prompt_tokens,
@@ -88,11 +89,49 @@ class Score(PooledEndpoint):
         self.service.lifecycle.check_accepting()
         fields = ScoreBody.parse(await self.service.body(request))
         asked = self.begin(request, fields, arrival, fields.instruction)
+        if not (fields.text_1 or fields.text_2) and (fields.query is not None or fields.items is not None):
+            return await self._of_items(request, fields, asked)
+        for name, given in (("text_1", fields.text_1), ("text_2", fields.text_2)):
+            if not given:
+                raise RequestError(f"{name} is required", code="missing_field", param=name)
+        other_form = ("query", "items", "label_token_ids", "apply_softmax", "item_first")
+        _refuse_beside(fields, other_form, "it belongs to SGLang's form with query and items, not to text_1 and text_2")
         pairs = _pairs(fields.text_1, fields.text_2)
         self.service.preprocessor.check_count(len(pairs), 1, "text_2")
         scores = await while_connected(request.receive, self.scorer.pairs(pairs, asked))
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores.values)]
         return self.response(asked, scores.computed, object="list", created=int(time.time()), data=data)
+
+    async def _of_items(self, request: Request, fields: ScoreBody, asked: ScoreRequest) -> Response:
+        """SGLang's form: of the labels after each item, or as above if there are none."""
+        usage: dict[str, object]
+        if fields.label_token_ids:
+            own = ("instruction", "use_activation", "activation")
+            _refuse_beside(fields, own, "scores of label_token_ids are probabilities after the texts as they are")
+            scores, usage = await label_scores(self.service, request, fields, asked.rid, asked.arrival)
+        else:
+            _refuse_beside(fields, ("apply_softmax", "item_first"), "it needs label_token_ids")
+            query, items = read_items(fields)
+            if not isinstance(query, str):
+                raise RequestError(
+                    "query must be a text, as label_token_ids are missing; send them, or texts",
+                    code="invalid_type",
+                    param="query",
+                )
+            pairs = [TextPair(query, str(item), ("query", f"items[{index}]")) for index, item in enumerate(items)]
+            self.service.preprocessor.check_count(len(pairs), 1, "items")
+            computed = await while_connected(request.receive, self.scorer.pairs(pairs, asked))
+            scores = [[value] for value in computed.values]
+            usage = usage_of(computed.computed, self.service.settings.cache_report)
+        shown = {"id": asked.rid, "object": "scoring", "created": int(time.time()), "scores": scores}
+        return json_response({**shown, "model": self.service.settings.model_name, "usage": usage})
+
+
+def _refuse_beside(fields: ScoreBody, names: Sequence[str], why: str) -> None:
+    """Raises RequestError for the first of these fields that is set."""
+    for name in names:
+        if getattr(fields, name) not in (None, [], ()):
+            raise RequestError(f"{name} is refused: {why}; remove it", code="invalid_value", param=name)
 
 
 def _pairs(firsts: Sequence[str], seconds: Sequence[str]) -> list[TextPair]:

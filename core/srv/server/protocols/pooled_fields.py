@@ -9,24 +9,21 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator
 
-from srv.server.fields import Refused, RequestBody, field_error, json_type
+from srv.server.fields import Refused, field_error, json_type
 from srv.server.protocols.openai_fields import PromptInput
-from srv.server.sampling_fields import MAX_RID_LENGTH, PooledTruncation, Salt, User
+from srv.server.sampling_fields import NamedBody, PooledTruncation, Salt, TokenIds, User
 
 _ACTIVATE = "Turn logits into scores as the model's files say (default true)."
 Image = Annotated[object, Refused("images and audio")]
 Priority = Annotated[object, Refused("all requests have the same priority")]
 
 
-class PooledBody(RequestBody):
+class PooledBody(NamedBody):
     """What these bodies share."""
 
     model: str | None = Field(None, description="The name of the served model; optional.")
     use_activation: bool | None = Field(None, description=_ACTIVATE)
     activation: bool | None = Field(None, description="The older name of use_activation.")
-    rid: str | None = Field(
-        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
-    )
     truncate_prompt_tokens: PooledTruncation = None
     cache_salt: Salt = None
     extra_key: Salt = None
@@ -55,7 +52,9 @@ def _text(value: object) -> str:
 
 
 def _texts(value: object) -> list[str]:
-    """A text, or an array of texts."""
+    """A text, or an array of texts; [] for null."""
+    if value is None:
+        return []
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         return value
     if isinstance(value, str):
@@ -74,7 +73,7 @@ Instruction = Annotated[
 
 
 class RerankBody(PooledBody):
-    RENAMED = {"request_id": "rid", "texts": "documents", "top_k": "top_n"}  # noqa: RUF012
+    RENAMED = {"texts": "documents", "top_k": "top_n"}  # noqa: RUF012
 
     query: Document = Field(description="What the documents are compared with.")
     documents: list[Document] = Field(min_length=1, description='Texts, or objects with "text".')
@@ -90,27 +89,26 @@ class RerankBody(PooledBody):
 
 class ScoreBody(PooledBody):
     RENAMED = {  # noqa: RUF012 - a ClassVar by its declaration in the base
-        "request_id": "rid",
         "queries": "text_1",
         "documents": "text_2",
-        "query": "text_1",
-        "items": "text_2",
         "data_1": "text_1",
         "data_2": "text_2",
     }
 
-    text_1: Texts = Field(description="A text, or one for each of text_2.")
-    text_2: Texts = Field(description="A text, or an array of texts, each compared with text_1.")
+    text_1: Texts = Field([], description="A text, or one for each of text_2.")
+    text_2: Texts = Field([], description="A text, or an array of texts, each compared with text_1.")
+    query: PromptInput = Field(None, description="SGLang's form: a text or token ids, beside items.")
+    items: PromptInput = Field(None, description="A text, or an array of texts or of arrays of token ids.")
+    label_token_ids: TokenIds = Field((), description="The tokens whose probabilities after query and item are scores.")
+    apply_softmax: bool | None = Field(None, description="Probabilities among label_token_ids, not among all tokens.")
+    item_first: bool | None = Field(None, description="The item stands before the query.")
     instruction: Instruction = None
 
     encoding_format: Annotated[object, Refused("scores are numbers")] = None
-    label_token_ids: Annotated[object, Refused("the model or --score-template names the tokens")] = None
-    apply_softmax: Annotated[object, Refused("use use_activation")] = None
-    item_first: Annotated[object, Refused("--score-template orders the texts")] = None
 
 
 class ClassifyBody(PooledBody):
-    RENAMED = {"request_id": "rid", "text": "input", "prompt": "input"}  # noqa: RUF012
+    RENAMED = {"text": "input", "prompt": "input"}  # noqa: RUF012
 
     input: PromptInput = Field(description="A text, or an array of texts, of token ids, or of arrays of token ids.")
     add_special_tokens: bool | None = Field(None, description="Add the tokenizer's special tokens (default true).")

@@ -19,6 +19,7 @@ from srv.server.fields import Refused, RequestBody
 from srv.server.http.json_response import json_response
 from srv.server.service import Service
 
+MAX_FOLDERS = 16  # that a server makes; each recording has hundreds of megabytes
 _ALL = "the recording has everything that torch's profiler can record on this device"
 
 
@@ -44,17 +45,21 @@ class Profiling:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._made: list[Path] = []
 
     async def start(self, request: Request) -> Response:
         self._service.lifecycle.check_accepting()
         body = StartProfileBody.parse(await self._service.optional_body(request))
         folder = self._folder(body.output_dir)
-        answers = await self._service.client.control(StartProfile(str(folder)))
-        for answer in answers:
-            if answer.error is not None:
-                if body.output_dir is None:
-                    folder.rmdir()
-                raise _failed("started", answer.error)
+        started = False
+        try:
+            for answer in await self._service.client.control(StartProfile(str(folder))):
+                if answer.error is not None:
+                    raise _failed("started", answer.error)
+            started = True
+        finally:
+            if not started and body.output_dir is None:
+                folder.rmdir()
         return json_response({"recording": True, "output_dir": str(folder)})
 
     async def stop(self, request: Request) -> Response:
@@ -68,7 +73,13 @@ class Profiling:
 
     def _folder(self, name: str | None) -> Path:
         if name is None:
-            return Path(tempfile.mkdtemp(prefix="srv-profile-"))
+            self._made = [each for each in self._made if each.exists()]
+            if len(self._made) >= MAX_FOLDERS:
+                raise _failed(
+                    "started", f"there are {MAX_FOLDERS} recordings in {tempfile.gettempdir()}; remove their folders"
+                )
+            self._made.append(Path(tempfile.mkdtemp(prefix="srv-profile-")))
+            return self._made[-1]
         if self._service.settings.access.admin_key is None:
             raise RequestError(
                 f"output_dir = {name[:200]!r} is refused: without --admin-api-key, anyone who may send requests could"

@@ -1,18 +1,29 @@
-"""The events of one output sequence, how many of its tokens are reasoning, and the grammar that it follows."""
+"""From a conversation to the events of the replies to it, for all protocols.
+
+    Conversation ─► prepare ─► prompt, with the grammar of forced calls; ReplyReaders: OutputDelta ─► ReplyEvents
+
+Must not know the fields or events of a protocol.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 import msgspec
 
 from srv.errors import RequestError
 from srv.grammar.source import from_structural_tag
-from srv.reply.events import ReplyEvent, Text
+from srv.reply.events import CallEnd, ReplyEvent, Text
 from srv.reply.formats import ReplyFormat
 from srv.reply.parser import ParserOptions, ReplyParser
-from srv.server.generation import OutputDelta, Sequence
+from srv.reply.tools import count_calls
+from srv.server.generation import OutputDelta
+from srv.server.prompt_request import PromptRequest, TokenizedPrompt
+from srv.server.protocols.conversations import Conversation, render
+from srv.server.protocols.thinking import AskedBudget, with_budget
 from srv.server.sampling_fields import Sampling
+from srv.server.service import Service
 from srv.types import FinishReason
 
 
@@ -42,23 +53,27 @@ class TokenPositions:
 
 
 class ReplyReader:
-    """Reads the deltas of one sequence in order. `parser`: None if the reply is nothing but text."""
+    """Reads the deltas of one sequence in order. `parser`: None if the reply is nothing but text.
+
+    `ends_cut`: the reply ended within the arguments of a call.
+    """
 
     def __init__(self, parser: ReplyParser | None) -> None:
         self._parser, self._positions = parser, TokenPositions()
+        self.ends_cut = False
 
     def read(self, delta: OutputDelta) -> list[ReplyEvent]:
-        return self.read_part(delta.sequence, delta.text, len(delta.tokens), delta.finish)
-
-    def read_part(self, sequence: Sequence, text: str, tokens: int, finish: FinishReason | None) -> list[ReplyEvent]:
-        """The events of more text. `finish`: why no more comes; None: more may come."""
         if self._parser is None:
-            return [Text(text)] if text else []
-        events = self._parser.feed(text)
-        if finish is not None:
-            events += self._parser.finish(cut=finish is not FinishReason.STOP)
-        self._positions.add(len(text), tokens)
-        sequence.reasoning_tokens = sum(self._positions.count(begin, end) for begin, end in self._parser.thought())
+            return [Text(delta.text)] if delta.text else []
+        events = self._parser.feed(delta.text)
+        if delta.finish is not None:
+            # A stop string of the client cuts what it is found in, as a limit does.
+            cut = delta.finish is not FinishReason.STOP or isinstance(delta.matched, str)
+            events += self._parser.finish(cut)
+            self.ends_cut = any(isinstance(event, CallEnd) and event.cut for event in events)
+        self._positions.add(len(delta.text), len(delta.tokens))
+        thought = self._parser.thought()
+        delta.sequence.reasoning_tokens = sum(self._positions.count(begin, end) for begin, end in thought)
         return events
 
     @property
@@ -88,4 +103,41 @@ def constrained(
             param=sampling.grammar.param,
         )
     source = from_structural_tag(forced.tag, param=forced.param, begins_after=begins_after)
+    source = msgspec.structs.replace(source, left_out=forced.left_out)
     return msgspec.structs.replace(sampling, grammar=source)
+
+
+async def prepare(
+    service: Service,
+    conversation: Conversation,
+    sampling: Sampling,
+    *,
+    field_of: Callable[[str], str],
+    namespace: str,
+    owner: str,
+    separate_reasoning: bool = True,
+    stream_reasoning: bool = True,
+    truncate: int | None = None,
+    clip: bool = False,
+    thinking: AskedBudget | None = None,
+) -> tuple[TokenizedPrompt, Callable[[], ReplyReader]]:
+    """The prompt of a conversation, and what makes the reader of a reply to it. Raises RequestError.
+
+    `field_of`, `owner`, `clip`: as in `PromptRequest`. `separate_reasoning`, `stream_reasoning`: as in `ParserOptions`.
+    `truncate`: the field `truncate_prompt_tokens`. `thinking`: the limit of the reasoning.
+    """
+    preprocessor, replies = service.preprocessor, service.settings.reply_format
+    options = ParserOptions(conversation.tools, separate_reasoning, stream_reasoning, conversation.continues_reply)
+    replies.check(conversation.tools)
+    text = await render(preprocessor, conversation)
+    calls = count_calls(conversation.messages)
+    sampling = constrained(sampling, replies, options, text, calls)
+    if thinking is not None:
+        sampling = await with_budget(sampling, thinking, options, text, service)
+    (prompt,) = await preprocessor.prepare_all(
+        [PromptRequest(text, sampling, conversation.param, field_of, namespace, replies.markers(options), clip, owner)],
+        default_max_tokens=None,
+        special=False,  # the rendered template contains the special tokens
+        keep=preprocessor.kept(truncate, sampling.max_tokens or 1),
+    )
+    return prompt, lambda: ReplyReader(replies.parser(options, text, calls))

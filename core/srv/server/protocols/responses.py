@@ -6,8 +6,7 @@ Must not know how a prompt is rendered, a reply is generated or an event looks.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,47 +18,71 @@ from srv.errors import RequestError
 from srv.server.fields import shorten
 from srv.server.http.auth import owner_of
 from srv.server.http.json_response import json_response
-from srv.server.protocols.conversations import Conversation, render
-from srv.server.protocols.replies import Asked, Event, ReplyEndpoint
+from srv.server.prompt_request import TokenizedPrompt
+from srv.server.protocols.conversations import Conversation, count_tokens, shortened
+from srv.server.protocols.endpoint import Asked, GeneratingEndpoint
+from srv.server.protocols.replies import Event
+from srv.server.protocols.reply_reader import ReplyReader, prepare
 from srv.server.protocols.responses_fields import ENCRYPTED_REASONING, LOGPROBS, ResponsesBody
-from srv.server.protocols.responses_format import ResponseFormat, new_id
+from srv.server.protocols.responses_format import ResponseFormatter, new_id
 from srv.server.protocols.responses_input import Item, ReadTools, read_items, read_messages, read_tools
 from srv.server.response_store import ResponseStore, StoredResponse
 from srv.server.sampling_fields import Sampling
 from srv.server.service import Service
 
+TOO_LONG = ("context_length_exceeded", "request_too_large")
 MAX_METADATA, MAX_LABEL_LENGTH, MAX_VALUE_LENGTH = 16, 64, 512
 _INCLUDED = (LOGPROBS, ENCRYPTED_REASONING)
 
 
-class Responses(ReplyEndpoint):
+class Responses(GeneratingEndpoint):
     """The endpoints, one method each; the object itself is `POST /v1/responses`."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.store = ResponseStore()
 
-    async def ask(self, request: Request, body: object) -> Asked:
+    async def ask(self, body: object, request: Request) -> Asked:
         fields = ResponsesBody.parse(body)
         self.service.preprocessor.check_model(fields.model)
         _check(fields)
         owner = owner_of(request)
         items, tools, conversation = self._read(fields, owner)
-        sampling = _sampling(fields)
-        prompt, reader = await self.prepare(conversation, sampling, fields.spelled.__getitem__, fields.namespace)
+        prompt, reader = await self._prepare(fields, conversation, owner)
         response = f"resp_{uuid.uuid4().hex}"
         stored = fields.store is not False
         included = fields.include or ()
-        format = ResponseFormat(
+        formatter = ResponseFormatter(
+            reader(),
             self.service.text,
             response,
             self._frame(fields, tools, prompt.sampling, stored, _text_format(body)),
             custom=tools.custom,
             encoded=ENCRYPTED_REASONING in included,
             logprobs=LOGPROBS in included,
+            done=partial(self._keep, owner, items) if stored else None,
         )
-        asked = Asked(fields.rid or response, bool(fields.stream), prompt, format, reader)
-        return replace(asked, done=partial(self._keep, owner, items)) if stored else asked
+        return Asked([prompt], [fields.own_id or response], bool(fields.stream), formatter)
+
+    async def _prepare(
+        self, fields: ResponsesBody, conversation: Conversation, owner: str
+    ) -> tuple[TokenizedPrompt, Callable[[], ReplyReader]]:
+        sampling = _sampling(fields)
+        ask = partial(
+            prepare,
+            self.service,
+            sampling=sampling,
+            field_of=fields.spelled.__getitem__,
+            namespace=fields.namespace,
+            owner=owner,
+        )
+        try:
+            return await ask(conversation)
+        except RequestError as refused:
+            if fields.truncation != "auto" or refused.code not in TOO_LONG:
+                raise
+        room = self.service.settings.request_token_limit - (sampling.max_tokens or 1)
+        return await ask(await shortened(self.service.preprocessor, conversation, room))
 
     def _read(self, fields: ResponsesBody, owner: str) -> tuple[list[Item], ReadTools, Conversation]:
         """The items and tools of the whole conversation, and its form for the prompt. Raises RequestError."""
@@ -75,9 +98,8 @@ class Responses(ReplyEndpoint):
         preprocessor = self.service.preprocessor
         preprocessor.check_model(fields.model)
         _, _, conversation = self._read(fields, owner_of(request))
-        text = await render(preprocessor, conversation)
-        (tokens,) = await preprocessor.encode([text], False, "input")
-        return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
+        count = await count_tokens(preprocessor, conversation)
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
 
     def _earlier(self, owner: str, name: str | None) -> Sequence[Item]:
         return () if name is None else self._stored(owner, name, "previous_response_id").conversation
@@ -107,6 +129,7 @@ class Responses(ReplyEndpoint):
             "background": False,
             "instructions": fields.instructions,
             "max_output_tokens": sampling.max_tokens,
+            "max_tool_calls": fields.max_tool_calls,
             "metadata": fields.metadata or {},
             "parallel_tool_calls": tools.use.parallel,
             "previous_response_id": fields.previous_response_id,
@@ -121,7 +144,7 @@ class Responses(ReplyEndpoint):
             "tools": tools.shown,
             "top_logprobs": fields.top_logprobs or 0,
             "top_p": sampling.top_p,
-            "truncation": "disabled",
+            "truncation": fields.truncation or "disabled",
             "user": fields.user,
         }
 
@@ -205,8 +228,15 @@ def _variables(fields: ResponsesBody) -> Mapping[str, object]:
 
 
 def _sampling(fields: ResponsesBody) -> Sampling:
-    grammar = None if fields.text is None else fields.text.format
-    sampling = msgspec.structs.replace(fields.sampling(), grammar=grammar)
+    sampling, grammar = fields.sampling(), None if fields.text is None else fields.text.format
+    if grammar is not None:
+        if sampling.grammar is not None:
+            raise RequestError(
+                f"{grammar.param} and {sampling.grammar.param} both constrain the output; send one of them",
+                code="invalid_value",
+                param=sampling.grammar.param,
+            )
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     if LOGPROBS not in (fields.include or ()):
         return sampling
     return msgspec.structs.replace(sampling, logprobs=fields.top_logprobs or 0)

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from srv.server.fields import NoEffect, Refused, RequestBody
-from srv.server.grammar_fields import TextFormat
+from srv.server.grammar_fields import StructuredOutputs, TextFormat
 from srv.server.protocols.tool_fields import TOOL_NAME, Parsed
 from srv.server.sampling_fields import (
-    MAX_RID_LENGTH,
     MAX_TOP_LOGPROBS,
+    NamedBody,
     Salt,
     SamplesTokens,
     User,
@@ -47,7 +47,7 @@ class ResponseStreamOptions(RequestBody):
 
 
 @sampling_body("responses")
-class ResponsesBody(SamplesTokens):
+class ResponsesBody(NamedBody, SamplesTokens):
     """The body of `/v1/responses`. The sampling parameters of this server are fields here too."""
 
     RENAMED = {"messages": "input", "max_completion_tokens": "max_output_tokens"}  # noqa: RUF012 - as in its base
@@ -67,6 +67,10 @@ class ResponsesBody(SamplesTokens):
     tool_choice: object = Field(None, description="auto, none, required, a tool, or allowed_tools.")
     parallel_tool_calls: bool | None = Field(None, description="Allow several calls per response (default true).")
     text: TextOptions | None = Field(None, description="The form of the text.")
+    structured_outputs: StructuredOutputs = Field(None, description="What the output must follow, in vLLM's form.")
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto: leave out the oldest turns of a conversation that does not fit into the context."
+    )
     reasoning: ReasoningOptions | None = Field(None, description="How the model thinks.")
     include: list[str] | None = Field(
         None, description=f"{LOGPROBS}, and {ENCRYPTED_REASONING} (which is only encoded here, not encrypted)."
@@ -76,22 +80,20 @@ class ResponsesBody(SamplesTokens):
     )
     metadata: dict[str, str] | None = Field(None, description="Returned with the response.")
     service_tier: Literal["auto", "default"] | None = Field(None, description="There is one tier.")
-    rid: str | None = Field(
-        None, min_length=1, max_length=MAX_RID_LENGTH, description="The request id, for example for /abort_request."
-    )
     cache_salt: Salt = None
 
     user: User = None
     safety_identifier: Annotated[str | None, NoEffect("like `user`")] = None
     prompt_cache_key: Annotated[str | None, NoEffect("a routing hint; this server has only one cache")] = None
+    max_tool_calls: Annotated[int | None, Field(ge=1), NoEffect("it limits tools that OpenAI runs; there are none")] = (
+        None
+    )
     client_metadata: Annotated[dict[str, object] | None, NoEffect("labels of Codex for OpenAI's logs")] = None
 
     n: Annotated[object, Refused("a response has one output")] = None
     background: Annotated[object, Refused("responses in the background")] = None
     conversation: Annotated[object, Refused("stored conversations; use previous_response_id")] = None
     prompt: Annotated[object, Refused("stored prompts; send input")] = None
-    max_tool_calls: Annotated[object, Refused("it limits tools that OpenAI runs")] = None
-    truncation: Annotated[object, Refused("leaving out items of the input")] = None
     context_management: Annotated[object, Refused("compaction")] = None
     moderation: Annotated[object, Refused("moderation")] = None
     prompt_cache_retention: Annotated[object, Refused("the prefix cache evicts the least recently used pages")] = None
@@ -127,7 +129,7 @@ class FunctionCallItem(RequestBody):
     type: Literal["function_call"] = Field(description="function_call")
     call_id: CallId
     name: Name
-    arguments: str = Field(description="The arguments, as the text of a JSON object.")
+    arguments: str = Field(description="The arguments, as the model wrote them, also if they are no JSON.")
     parsed_arguments: Parsed = None
     id: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="The id of the item.")
     status: Status = None

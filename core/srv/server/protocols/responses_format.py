@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from srv.reply.events import CallArguments, CallEnd, CallStart, Reasoning, ReplyEvent, Text
@@ -23,7 +23,8 @@ from srv.server.generation import OutputDelta
 from srv.server.generation import Sequence as OutputSequence
 from srv.server.http.failures import describe
 from srv.server.protocols.logprobs import chat_logprobs
-from srv.server.protocols.replies import Event, validity
+from srv.server.protocols.replies import Event, ReplyFormatter, validity
+from srv.server.protocols.reply_reader import ReplyReader
 from srv.server.protocols.responses_input import CUSTOM_INPUT, encode_reasoning
 from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, TokenLogprob
@@ -43,12 +44,14 @@ def new_id(kind: str) -> str:
     return f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
 
 
-class ResponseFormat:
+class ResponseFormatter(ReplyFormatter):
     """Formats one response. `frame`: its fields that the request determines. `custom`: names of tools whose input is a
-    text. `encoded`: reasoning has `encrypted_content`. `logprobs`: text has log-probabilities."""
+    text. `encoded`: reasoning has `encrypted_content`. `logprobs`: text has log-probabilities. `done`: called with a
+    response that is complete."""
 
     def __init__(
         self,
+        reader: ReplyReader,
         text: TextProcessor,
         response: str,
         frame: Mapping[str, object],
@@ -56,7 +59,10 @@ class ResponseFormat:
         custom: frozenset[str] = frozenset(),
         encoded: bool = False,
         logprobs: bool = False,
+        done: Callable[[Event], None] | None = None,
     ) -> None:
+        super().__init__(reader)
+        self._done = done
         self._text, self._encoded, self._with_logprobs, self._custom = text, encoded, logprobs, custom
         self._frame = {"id": response, "object": "response", "created_at": int(time.time()), **frame}
         self._status = "in_progress"
@@ -102,14 +108,17 @@ class ResponseFormat:
             "output_tokens_details": {"reasoning_tokens": sequence.reasoning_tokens or 0},
             "total_tokens": prompt + output,
         }
-        return [*formatted, self._event(f"response.{self._status}", response=self.whole())]
+        response = self.whole()
+        if self._done is not None:
+            self._done(response)
+        return [*formatted, self._event(f"response.{self._status}", response=response)]
 
-    def fail(self, error: Exception) -> list[Event]:
+    def fail(self, error: Exception) -> Event:
         _, body = describe(error)
         described: Any = body["error"]
         self._status = "failed"
         self._error = {"code": "server_error", "message": described["message"]}
-        return [self._event("response.failed", response=self.whole())]
+        return self._event("response.failed", response=self.whole())
 
     def _event(self, kind: str, **fields: object) -> Event:
         event: Event = {"type": kind, "sequence_number": self._number, **fields}
@@ -124,7 +133,10 @@ class ResponseFormat:
         for event in events:
             match event:
                 case Text(text) if text:
-                    formatted += [*self._begin_text(), self._extend_text(text)]
+                    opened = self._begin_text()
+                    # The white space between two parts is that between two items.
+                    shown = text.lstrip() if opened and len(self._items) > 1 else text
+                    formatted += [*opened, self._extend_text(shown)]
                 case Reasoning(text) if text:
                     formatted += self._begin_reasoning()
                     self._items[-1]["content"][0]["text"] += text
@@ -133,8 +145,8 @@ class ResponseFormat:
                     formatted += self._begin_call(call, name)
                 case CallArguments(_, fragment):
                     formatted += self._extend_call(fragment)
-                case CallEnd():
-                    formatted += self._close("completed")
+                case CallEnd(_, cut):
+                    formatted += self._close("incomplete" if cut else "completed")
         held_back = not events and self._is_open("message")  # white space, or what may begin a marker
         if not held_back and not any(isinstance(event, Text) for event in events):
             self._logprobs = []  # of reasoning and calls, which have none

@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from srv.errors import RequestError
-from srv.reply.tools import Choice, Message, PriorCall, Tool, ToolUse, parsed_arguments
+from srv.reply.tools import Choice, Message, PriorCall, Tool, ToolUse
 from srv.server.fields import json_type, shorten
 from srv.server.protocols.conversations import joined, merged
 from srv.server.protocols.responses_fields import (
@@ -44,6 +44,10 @@ def read_items(
     """
     given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     if given is None:
+        if not earlier:
+            raise RequestError(
+                "input is missing; send a text or an array of items", code="missing_field", param="input"
+            )
         given = []
     if not isinstance(given, list):
         raise RequestError(
@@ -94,7 +98,7 @@ def read_messages(items: Sequence[Item], instructions: str | None, earlier: int)
         messages.append(_message(item, where))
     given = merged(message for message in messages if message is not None)
     # A client that only asks whether the server answers sends nothing at all.
-    return given if any(message.role != "system" for message in given) else [*given, Message("user", "")]
+    return given if items and given else [*given, Message("user", "")]
 
 
 def _message(item: Item, where: str) -> Message | None:
@@ -110,7 +114,6 @@ def _message(item: Item, where: str) -> Message | None:
             role = "system" if message.role == "developer" else message.role
             return Message(role, _text(message.content, f"{where}.content"))
         case FunctionCallItem() as call:
-            parsed_arguments(call.arguments, f"{where}.arguments")
             return Message("assistant", calls=(PriorCall(call.call_id, call.name, call.arguments),))
         case CustomCallItem() as call:
             arguments = json.dumps({CUSTOM_INPUT: call.input}, ensure_ascii=False)
@@ -228,6 +231,10 @@ def _with_choice(tools: tuple[Tool, ...], body: ResponsesBody) -> ToolUse:
         return ToolUse(tools, parallel=parallel)
     if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
         names = _names(asked.get("tools"))
+        if unknown := names - {tool.name for tool in tools}:
+            raise _bad_choice(f"tools has no tool named {', '.join(map(shorten, sorted(unknown)))}")
+        if not names:
+            raise _bad_choice("allowed_tools needs tools")
         tools, asked = tuple(tool for tool in tools if tool.name in names), asked.get("mode")
     if isinstance(asked, str) and asked in ("auto", "none", "required"):
         if asked == "required" and not tools:
@@ -243,7 +250,7 @@ def _with_choice(tools: tuple[Tool, ...], body: ResponsesBody) -> ToolUse:
     )
 
 
-def _names(tools: object) -> Iterable[str]:
+def _names(tools: object) -> set[str]:
     if not isinstance(tools, list):
         raise _bad_choice("allowed_tools needs an array of tools")
     return {tool["name"] for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)}

@@ -38,7 +38,7 @@ Parsed = Annotated[object, NoEffect("what the client read from the text beside i
 
 class CalledFunction(RequestBody):
     name: str = Field(min_length=1, description="The function that was called.")
-    arguments: str | None = Field(None, description="Its arguments, as the text of a JSON object.")
+    arguments: str | None = Field(None, description="Its arguments, as the model wrote them, also if they are no JSON.")
     parsed_arguments: Parsed = None
 
 

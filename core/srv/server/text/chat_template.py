@@ -3,9 +3,9 @@
 Owns the template language (that of transformers: trim_blocks, lstrip_blocks, loop controls, `raise_exception`,
 `strftime_now`, `tojson`, `{% generation %}`) and its limits. Must not know tokens or HTTP.
 
-A template comes with a model and is not trusted. Jinja's immutable sandbox hides attributes that begin with an
-underscore and prevents changes to the arguments. Also limited: loop iterations plus calls (`MAX_STEPS` per
-rendering), the length of a `range` (100,000, Jinja's own limit), recursion depth (Python's), and the length of the
+A template comes with a model or with a request, and is not trusted. Jinja's immutable sandbox hides attributes that
+begin with an underscore and prevents changes to the arguments. Also limited: loop iterations plus calls (`MAX_STEPS`
+per rendering), the length of a `range` (100,000, Jinja's own limit), recursion depth (Python's), and the length of the
 result (`MAX_CHARACTERS`). What this cannot limit, the time and memory of a single operation, is limited by the process
 in which templates are rendered (`srv.server.text.template_process`).
 """
@@ -16,7 +16,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -135,6 +134,23 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
+class _Faulty(Exception):
+    """`reason`: why a template cannot be compiled, a clause about it. `remedy`: what it would have to be."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy
+
+
+def _compiled(environment: _Sandbox, source: str) -> jinja2.Template:
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise _Faulty(f"is not valid Jinja: line {error.lineno}: {error.message}", "valid") from error
+    except Exception as error:  # of Python's own compiler: nested too deeply, or too large
+        raise _Faulty(f"cannot be compiled ({type(error).__name__}: {error})", "simpler") from error
+
+
 class ChatTemplate:
     """The chat templates of one model, compiled.
 
@@ -149,15 +165,22 @@ class ChatTemplate:
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
-                self._templates[name] = environment.from_string(source)
-            except jinja2.TemplateSyntaxError as error:
-                reason = f"its chat template {name!r} is not valid Jinja: line {error.lineno}: {error.message}"
-                remedy = "Give a valid template with --chat-template FILE"
-                raise ModelError("bad_chat_template", origin, reason, remedy) from error
-            except Exception as error:  # of Python's own compiler: nested too deeply, or too large
-                reason = f"its chat template {name!r} cannot be compiled ({type(error).__name__}: {error})"
-                remedy = "Give a simpler template with --chat-template FILE"
-                raise ModelError("bad_chat_template", origin, reason, remedy) from error
+                self._templates[name] = _compiled(environment, source)
+            except _Faulty as fault:
+                remedy = f"Give a {fault.remedy} template with --chat-template FILE"
+                reason = f"its chat template {name!r} {fault.reason}"
+                raise ModelError("bad_chat_template", origin, reason, remedy) from fault
+
+    @classmethod
+    def of_request(cls, source: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Raises RequestError for a template that is not valid Jinja."""
+        template = cls({}, special_tokens, "the request")
+        try:
+            template._templates["default"] = _compiled(_Sandbox(), source)
+        except _Faulty as fault:
+            message = f"chat_template is refused: it {fault.reason}; send a {fault.remedy} one"
+            raise RequestError(message, code="invalid_value", param="chat_template") from fault
+        return template
 
     def render(
         self, messages: list[dict[str, object]], *, add_generation_prompt: bool, extra: Mapping[str, object]
@@ -207,23 +230,3 @@ def _join(parts: Iterable[str]) -> str:
             raise SecurityError(f"the prompt is longer than {MAX_CHARACTERS} characters")
         joined.append(part)
     return "".join(joined)
-
-
-def read_override(value: str) -> dict[str, str]:
-    """Read the file of `--chat-template`: a Jinja file, or a JSON file with a field `chat_template`.
-
-    Raises ModelError with code not_found or bad_chat_template.
-    """
-    path = Path(value).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = f"the file of --chat-template cannot be read ({error})"
-        raise ModelError("not_found", value, reason, "Give the path of a Jinja file") from error
-    if path.suffix != ".json":
-        return {"default": text}
-    try:
-        return {"default": str(json.loads(text)["chat_template"])}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = "the file of --chat-template is not a JSON object with a field chat_template"
-        raise ModelError("bad_chat_template", value, reason, "Give a Jinja file instead") from error

@@ -16,16 +16,16 @@ from array import array
 
 import msgspec
 
-from srv.io.bounded_child import ignore_signals, read_frame, write_frame
+from srv.io.bounded_child import channels, ignore_signals, read_frame, write_frame
 from srv.server.text.encode_frames import CODE, Ids, Texts
 
 
 def main(tokenizer: str, code: str = "") -> int:
     ignore_signals()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are several of these processes, each with one thread
+    source, sink = channels()
     from srv.server.text.tokenizer import load_tokenizer
 
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
     text = load_tokenizer(tokenizer, remote_code=code == CODE)
     write_frame(sink, b"")
     while content := read_frame(source):

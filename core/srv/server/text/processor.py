@@ -108,6 +108,17 @@ class TextProcessor(Protocol):
         """
         ...
 
+    def apply_template_of_request(
+        self,
+        source: str,
+        messages: list[dict[str, object]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+    ) -> str:
+        """As `apply_chat_template`, by a template that came with the request. Raises RequestError for a faulty one."""
+        ...
+
     def detokenizer(
         self,
         prompt_ids: Sequence[int],

@@ -7,13 +7,16 @@ a Reply, in JSON. Must not know who started it or what becomes of a text. The ch
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
 
 from srv.errors import ModelError, RequestError
-from srv.io.bounded_child import ignore_signals, limit_memory, limit_time, read_frame, write_frame
+from srv.io.bounded_child import channels, ignore_signals, limit_memory, limit_time, read_frame, write_frame
 from srv.server.text.chat_template import ChatTemplate
+
+MAX_COMPILED = 16  # templates of requests
 
 
 class Setup(msgspec.Struct):
@@ -33,6 +36,7 @@ class Conversation(msgspec.Struct):
     messages: list[dict[str, Any]]
     add_generation_prompt: bool
     variables: dict[str, Any]
+    source: str | None = None  # of the template that came with the request, instead of the model's
 
 
 class Reply(msgspec.Struct):
@@ -46,7 +50,7 @@ class Reply(msgspec.Struct):
 
 def main() -> int:
     ignore_signals()
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    source, sink = channels()
     if not (content := read_frame(source)):
         return 0
     setup = msgspec.json.decode(content, type=Setup)
@@ -58,17 +62,36 @@ def main() -> int:
         write_frame(sink, msgspec.json.encode(Reply(refused=error.reason)))
         return 0
     write_frame(sink, msgspec.json.encode(Reply(text="")))
+    compiled = _Compiled(setup.special_tokens)
     while True:
         limit_time(0)
         if not (content := read_frame(source)):
             return 0
         limit_time(setup.processor_seconds)
-        write_frame(sink, msgspec.json.encode(_render(template, content)))
+        write_frame(sink, msgspec.json.encode(_render(template, compiled, content)))
 
 
-def _render(template: ChatTemplate, content: bytes) -> Reply:
+class _Compiled:
+    """The templates of the latest requests that came with one."""
+
+    def __init__(self, special_tokens: dict[str, str]) -> None:
+        self._special_tokens = special_tokens
+        self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
+
+    def get(self, source: str) -> ChatTemplate:
+        """Raises RequestError for a template that is not valid Jinja."""
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate.of_request(source, self._special_tokens)
+        self._templates.move_to_end(source)
+        if len(self._templates) > MAX_COMPILED:
+            self._templates.popitem(last=False)
+        return self._templates[source]
+
+
+def _render(template: ChatTemplate, compiled: _Compiled, content: bytes) -> Reply:
     asked = msgspec.json.decode(content, type=Conversation)
     try:
+        template = template if asked.source is None else compiled.get(asked.source)
         text = template.render(asked.messages, add_generation_prompt=asked.add_generation_prompt, extra=asked.variables)
     except RequestError as error:
         return Reply(refused=error.message, code=error.code, param=error.param)

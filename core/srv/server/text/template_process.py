@@ -22,7 +22,7 @@ class TemplateProcess:
     """The chat templates of one model. Thread-safe; renders one conversation at a time, in about 0.2 ms.
 
     Raises ModelError (bad_chat_template) for a template that cannot be compiled within the limits. Its arguments are
-    those of `ChatTemplate`.
+    those of `ChatTemplate`. `starts`: at once, not at the first conversation.
     """
 
     def __init__(
@@ -31,10 +31,14 @@ class TemplateProcess:
         special_tokens: Mapping[str, str],
         origin: str,
         limits: WorkLimits = DEFAULT_LIMITS,
+        *,
+        starts: bool = True,
     ) -> None:
         self._origin = origin
         setup = Setup(dict(sources), dict(special_tokens), origin, limits.processor_seconds, limits.memory_bytes)
         self._process = BoundedProcess(_MODULE, msgspec.json.encode(setup), limits, "renders it", _refusal)
+        if not starts:
+            return
         try:
             self._process.start()
         except Lost as lost:
@@ -42,14 +46,24 @@ class TemplateProcess:
             raise ModelError("bad_chat_template", self._origin, str(lost), remedy) from None
 
     def render(
-        self, messages: list[dict[str, object]], *, add_generation_prompt: bool, extra: Mapping[str, object]
+        self,
+        messages: list[dict[str, object]],
+        *,
+        add_generation_prompt: bool,
+        extra: Mapping[str, object],
+        source: str | None = None,
     ) -> str:
-        """The prompt text; see `ChatTemplate.render`. Raises RequestError, also if the template exceeds a limit."""
-        asked = msgspec.json.encode(Conversation(messages, add_generation_prompt, dict(extra)))
+        """The prompt text; see `ChatTemplate.render`. `source`: of a template to use instead of the model's.
+
+        Raises RequestError, also if the template exceeds a limit.
+        """
+        asked = msgspec.json.encode(Conversation(messages, add_generation_prompt, dict(extra), source))
         try:
             reply = msgspec.json.decode(self._process.ask(asked), type=Reply)
         except Lost as lost:
             message = f"the chat template of {self._origin}: {lost}"
+            if lost.retry:
+                raise RequestError(f"{message}; retry later", code="chat_template_busy", status=503) from None
             raise RequestError(message, code="chat_template_error", param="messages") from None
         if reply.text is None:
             raise RequestError(reply.refused, code=reply.code, param=reply.param)

@@ -57,6 +57,16 @@ class TokenIdsOnly:
     ) -> str:
         raise no_tokenizer("messages")
 
+    def apply_template_of_request(
+        self,
+        source: str,
+        messages: list[dict[str, object]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+    ) -> str:
+        raise no_tokenizer("messages")
+
     def detokenizer(
         self,
         prompt_ids: Sequence[int],

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from tokenizers import Tokenizer
 
 from srv.errors import ModelError, RequestError
-from srv.server.text.chat_template import read_override
+from srv.models.chat_templates import chat_templates, is_gguf
 from srv.server.text.detokenize import IncrementalDetokenizer
 from srv.server.text.encode_pool import EncodePool
 from srv.server.text.pairs import join_pair
@@ -26,8 +26,8 @@ from srv.server.text.processor import EncodedPair, SpecialTokenAffixes
 from srv.server.text.stop_regex import StopRegex
 from srv.server.text.template_process import TemplateProcess
 from srv.server.text.tokenizers.codec import Codec
-from srv.server.text.tokenizers.folder import read_folder, read_folder_templates
-from srv.server.text.tokenizers.gguf import read_gguf, read_gguf_templates
+from srv.server.text.tokenizers.folder import read_folder
+from srv.server.text.tokenizers.gguf import read_gguf
 from srv.server.text.tokenizers.source import TextSource
 from srv.specs import ModelFacts
 from srv.types import Vocabulary
@@ -47,7 +47,7 @@ def load_text_processor(
     """Load the text processor of a model. `processes`: those that encode longer texts; 1: only this one.
 
     `tokenizer_path` (--tokenizer-path): a folder, a tokenizer.json or a GGUF file instead of the model's own
-    tokenizer. `chat_template` (--chat-template): see `read_override`; by default the tokenizer's, else the model's.
+    tokenizer. `chat_template` (--chat-template): a file; by default the tokenizer's, else the model's.
     Raises ModelError with code not_found, no_tokenizer, unknown_tokenizer, unknown_pretokenizer, remote_code,
     bad_chat_template, damaged or truncated.
     """
@@ -59,10 +59,7 @@ def load_text_processor(
         raise ModelError("not_found", str(chosen), f"{path} does not exist", remedy)
     remote_code = facts.remote_code and tokenizer_path is None
     source = _read(chosen, remote_code)
-    if chat_template is not None:
-        templates: Mapping[str, str] = read_override(chat_template)
-    else:
-        templates = source.templates or (_read_templates(model) if chosen != model else {})
+    templates = chat_templates(model, None if tokenizer_path is None else chosen, chat_template)
     chat = TemplateProcess(templates, source.special_tokens, facts.name) if templates else None
     text = ModelTextProcessor(source, chat, facts.name, tuple(templates.values()))
     if processes > 1:
@@ -70,21 +67,10 @@ def load_text_processor(
     return text
 
 
-def _is_gguf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF" or path.suffix == ".gguf"
-
-
 def _read(path: Path, remote_code: bool = False) -> TextSource:
     if path.is_dir():
         return read_folder(path, remote_code=remote_code)
-    return read_gguf(path) if _is_gguf(path) else read_folder(path.parent, path)
-
-
-def _read_templates(path: Path) -> dict[str, str]:
-    if path.is_dir():
-        return read_folder_templates(path)
-    return read_gguf_templates(path) if path.is_file() and _is_gguf(path) else {}
+    return read_gguf(path) if is_gguf(path) else read_folder(path.parent, path)
 
 
 class ModelTextProcessor:
@@ -100,6 +86,8 @@ class ModelTextProcessor:
         self._affixes: SpecialTokenAffixes | None = source.affixes
         self._vocab_size = source.vocab_size
         self._chat, self._model = chat, model
+        # A process of their own: what they do must not end that of the model's template.
+        self._requested = TemplateProcess({}, source.special_tokens, "the request", starts=False)
         self.templates = templates
         self._kept: dict[tuple[str, ...], frozenset[int]] = {(): frozenset()}
         self._pool: EncodePool | None = None
@@ -175,6 +163,18 @@ class ModelTextProcessor:
             raise RequestError(message + "or use /v1/completions", code="no_chat_template", param="messages")
         return self._chat.render(messages, add_generation_prompt=add_generation_prompt, extra=variables)
 
+    def apply_template_of_request(
+        self,
+        source: str,
+        messages: list[dict[str, object]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+    ) -> str:
+        return self._requested.render(
+            messages, add_generation_prompt=add_generation_prompt, extra=variables, source=source
+        )
+
     def detokenizer(
         self,
         prompt_ids: Sequence[int],
@@ -199,6 +199,7 @@ class ModelTextProcessor:
         return self.token_bytes(token).decode("utf-8", "replace")
 
     def close(self) -> None:
+        self._requested.close()
         if self._chat is not None:
             self._chat.close()
         if self._pool is not None:

@@ -1,11 +1,11 @@
 // The built-in page: a chat over the server's own API, its load, and the machine that it runs on.
-// Texts of models and users are only ever set as text, never as markup.
+// Texts of models and users are only ever set as text, or as what markdown.js makes of them; never as markup.
 
 const root = document.body.dataset.root;
 const at = (id) => document.getElementById(id);
 const HISTORY = 120; // seconds of the graph
-const conversation = [];
 const rates = [];
+let chat = storedChats()[0] ?? newChat();
 let key = sessionStorage.getItem("srv-key") || "";
 let last = null; // the state before, to compute rates
 let chats = true; // whether the model has a chat template
@@ -13,16 +13,16 @@ let running = null; // the AbortController of the answer that is being generated
 
 const headers = () => ({ "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) });
 
+// ---- load and machine
+
 function show(list, rows) {
-  list.replaceChildren(
-    ...rows.flatMap(([name, value]) => {
-      const term = document.createElement("dt");
-      const shown = document.createElement("dd");
-      term.textContent = name;
-      shown.textContent = value;
-      return [term, shown];
-    }),
-  );
+  list.replaceChildren(...rows.flatMap(([name, value, why]) => [make("dt", name), described(value, why)]));
+}
+
+// A value; a click on it shows why, if there is a reason.
+function described(value, why) {
+  if (!why) return make("dd", String(value));
+  return make("dd", make("details", make("summary", value), make("p", why)));
 }
 
 function setStatus(text, bad = false) {
@@ -46,20 +46,33 @@ async function refresh() {
   showState(await response.json());
 }
 
+let machineShown = "";
+
 function showState(state) {
   const { load, machine } = state;
   chats = state.chat;
   document.title = state.model;
   at("model").textContent = state.model;
+  at("context").textContent = `${state.context.toLocaleString("en")} tokens of context`;
   setStatus(load === null ? "the engine does not answer" : load.paused ? "paused" : "ready", load === null);
   if (load !== null) showLoad(load);
+  if (machineShown !== JSON.stringify(machine)) showMachine(machine, state.version); // else, opened reasons would close
+  machineShown = JSON.stringify(machine);
+}
+
+function showMachine(machine, version) {
+  const backends = Object.entries(machine.backends).map(([slot, why]) => {
+    const [name, reason] = why.split(" because ");
+    return [slot.replace(/_backend$/, "").replaceAll("_", " "), name, reason && `because ${reason}`];
+  });
+  const slower = Object.entries(machine.slower).map(([what, why]) => ["Slower", what, why]);
   show(at("machine"), [
     ["Platform", machine.cell],
     ["Device", machine.device],
     ["Model", machine.model],
-    ...Object.entries(machine.backends),
-    ...Object.entries(machine.slower).map(([what, why]) => [`Slower: ${what}`, why]),
-    ["srv", state.version],
+    ...backends,
+    ...slower,
+    ["srv", version],
   ]);
 }
 
@@ -85,31 +98,106 @@ function showLoad(load) {
   at("history").querySelector("polyline").setAttribute("points", points.join(" "));
 }
 
-function addMessage(who) {
-  const message = document.createElement("article");
-  message.className = "message";
-  for (const part of ["who", "thinking", "text"]) {
-    const element = document.createElement("div");
-    element.className = part;
-    message.append(element);
-  }
-  message.querySelector(".who").textContent = who;
-  message.querySelector(".thinking").hidden = true;
-  at("messages").append(message);
-  return {
-    element: message,
-    add(part, text) {
-      const place = message.querySelector(`.${part}`);
-      place.hidden = false;
-      place.append(text);
-    },
-    note(text, bad = false) {
-      const place = message.querySelector(".who");
-      place.textContent = `${who} · ${text}`;
-      place.classList.toggle("error", bad);
-    },
-  };
+// ---- messages
+
+function button(text, act) {
+  const element = make("button", text);
+  element.type = "button";
+  element.addEventListener("click", () => act(element));
+  return element;
 }
+
+function showMessage({ role, content, thinking = "" }) {
+  const who = make("div", role === "user" ? "You" : "Model");
+  who.className = "who";
+  const thought = make("details", make("summary", "Thinking"), make("div"));
+  thought.className = "thinking";
+  const text = make("div");
+  text.className = "text";
+  const actions = make("div", button("Copy", (element) => copyText(element, shown.content)));
+  actions.className = "actions";
+  const element = make("article", who, thought, text, actions);
+  element.className = `message ${role}`;
+  const shown = { content, thinking, element };
+  let drawn = true;
+
+  function draw() {
+    drawn = true;
+    thought.hidden = shown.thinking === "";
+    thought.lastChild.textContent = shown.thinking;
+    if (role === "user") text.textContent = shown.content;
+    else text.replaceChildren(...markdown(shown.content));
+  }
+
+  shown.add = (part, more) => {
+    const below = window.innerHeight + window.scrollY >= document.body.scrollHeight - 80;
+    shown[part] += more;
+    if (drawn) requestAnimationFrame(() => (draw(), below && window.scrollTo(0, document.body.scrollHeight)));
+    drawn = false;
+  };
+  shown.note = (note, bad = false) => {
+    draw();
+    who.textContent = `${role === "user" ? "You" : "Model"} · ${note}`;
+    who.classList.toggle("error", bad);
+  };
+  draw();
+  at("messages").append(element);
+  return shown;
+}
+
+// Only the last answer can be generated again.
+function offerRegenerate() {
+  document.querySelector("#regenerate")?.remove();
+  const answers = document.querySelectorAll(".message.assistant .actions");
+  if (running !== null || answers.length === 0) return;
+  const again = button("Regenerate", () => {
+    if (running !== null) return;
+    const before = [...chat.messages];
+    while (chat.messages.at(-1)?.role === "assistant") chat.messages.pop();
+    const prompt = chat.messages.pop()?.content;
+    showChat();
+    if (prompt !== undefined) send(prompt, before);
+  });
+  again.id = "regenerate";
+  answers[answers.length - 1].append(again);
+}
+
+function showChat() {
+  at("messages").replaceChildren();
+  chat.messages.forEach(showMessage);
+  at("system").value = chat.system;
+  offerRegenerate();
+  showChats();
+}
+
+function showChats() {
+  const stored = storedChats();
+  at("chats-section").hidden = stored.length === 0;
+  at("chats").replaceChildren(
+    ...stored.map((each) => {
+      const open = button(each.title || "Chat", () => choose(each));
+      open.className = "chosen-chat";
+      open.setAttribute("aria-current", String(each.id === chat.id));
+      const remove = button("✕", () => {
+        forgetChat(each.id);
+        if (each.id === chat.id) choose(newChat());
+        else showChats();
+      });
+      remove.setAttribute("aria-label", `Delete ${each.title || "the chat"}`);
+      return make("li", open, remove);
+    }),
+  );
+}
+
+function choose(other) {
+  if (other.id === chat.id) return; // its answer goes on
+  running?.abort();
+  chat = other;
+  showChat();
+  at("prompt").focus();
+}
+
+// ---- a request
 
 async function* eventsOf(response) {
   const decoder = new TextDecoder();
@@ -132,63 +220,84 @@ function requestBody(prompt) {
   const body = { stream: true, stream_options: { include_usage: true } };
   if (at("temperature").value !== "") body.temperature = Number(at("temperature").value);
   if (at("max-tokens").value !== "") body.max_tokens = Number(at("max-tokens").value);
-  return chats ? { ...body, messages: conversation } : { ...body, prompt };
+  if (!chats) return { ...body, prompt };
+  const system = chat.system.trim() === "" ? [] : [{ role: "system", content: chat.system }];
+  return { ...body, messages: [...system, ...chat.messages.map(({ role, content }) => ({ role, content }))] };
 }
 
-async function send(prompt) {
-  conversation.push({ role: "user", content: prompt });
-  addMessage("You").add("text", prompt);
-  const shown = addMessage("Model");
-  const started = performance.now();
-  let answer = "";
-  let first = null;
-  let tokens = 0;
+// `before`: the messages that the chat has again if there is no answer.
+async function send(prompt, before = [...chat.messages]) {
+  const own = chat; // another one may be chosen meanwhile
+  own.messages.push({ role: "user", content: prompt });
+  own.title ||= prompt.trim().slice(0, 60);
+  const asked = [...own.messages];
+  keepChat(own);
+  showChats();
+  showMessage({ role: "user", content: prompt });
+  const shown = showMessage({ role: "assistant", content: "" });
+  shown.element.scrollIntoView({ block: "nearest" });
   running = new AbortController();
+  setRunning(true);
   try {
-    const response = await fetch(`${root}/v1/${chats ? "chat/" : ""}completions`, {
-      method: "POST",
-      headers: headers(),
-      body: JSON.stringify(requestBody(prompt)),
-      signal: running.signal,
-    });
-    if (!response.ok) throw new Error((await response.json()).error.message);
-    for await (const event of eventsOf(response)) {
-      if (event.error) throw new Error(event.error.message);
-      if (event.usage) tokens = event.usage.completion_tokens;
-      for (const choice of event.choices) {
-        const text = chats ? choice.delta.content : choice.text;
-        const thinking = chats ? choice.delta.reasoning_content : null;
-        if ((text || thinking) && first === null) first = performance.now();
-        if (thinking) shown.add("thinking", thinking);
-        if (text) {
-          answer += text;
-          shown.add("text", text);
-        }
-      }
-    }
-    const seconds = (performance.now() - started) / 1000;
-    const wait = first === null ? 0 : first - started;
-    shown.note(`${tokens} tokens, ${(tokens / seconds).toFixed(1)} per second, first after ${wait.toFixed(0)} ms`);
+    shown.note(await receive(prompt, shown, running.signal));
   } catch (error) {
     shown.note(error.name === "AbortError" ? "stopped" : error.message, error.name !== "AbortError");
-    if (answer === "") conversation.pop(); // the next message does not repeat one that got no answer
   } finally {
     running = null;
   }
-  if (answer !== "") conversation.push({ role: "assistant", content: answer });
+  const { content, thinking } = shown;
+  // The next message does not repeat one that got no answer.
+  if (content !== "") own.messages.push({ role: "assistant", content, ...(thinking ? { thinking } : {}) });
+  else own.messages = before;
+  updateChat(own, asked);
+  setRunning(false);
+  showChats();
 }
 
-at("compose").addEventListener("submit", async (event) => {
+// Show an answer as it comes; returns what it took.
+async function receive(prompt, shown, signal) {
+  const started = performance.now();
+  let first = null;
+  let tokens = 0;
+  const response = await fetch(`${root}/v1/${chats ? "chat/" : ""}completions`, {
+    method: "POST",
+    headers: headers(),
+    body: JSON.stringify(requestBody(prompt)),
+    signal,
+  });
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  for await (const event of eventsOf(response)) {
+    if (event.error) throw new Error(event.error.message);
+    if (event.usage) tokens = event.usage.completion_tokens;
+    for (const choice of event.choices) {
+      const text = chats ? choice.delta.content : choice.text;
+      const thinking = chats ? choice.delta.reasoning_content : null;
+      if (text || thinking) first ??= performance.now();
+      if (thinking) shown.add("thinking", thinking);
+      if (text) shown.add("content", text);
+    }
+  }
+  const seconds = (performance.now() - started) / 1000;
+  const wait = first === null ? 0 : first - started;
+  return `${tokens} tokens, ${(tokens / seconds).toFixed(1)} per second, first after ${wait.toFixed(0)} ms`;
+}
+
+function setRunning(now) {
+  at("send").hidden = now;
+  at("stop").hidden = !now;
+  at("send").disabled = now;
+  offerRegenerate();
+  if (!now) at("prompt").focus({ preventScroll: true });
+}
+
+// ---- what is clicked and typed
+
+at("compose").addEventListener("submit", (event) => {
   event.preventDefault();
   const prompt = at("prompt").value;
   if (running !== null || prompt.trim() === "") return;
   at("prompt").value = "";
-  at("send").disabled = true;
-  at("stop").disabled = false;
-  await send(prompt);
-  at("send").disabled = false;
-  at("stop").disabled = true;
-  at("prompt").focus();
+  send(prompt);
 });
 at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -197,10 +306,22 @@ at("prompt").addEventListener("keydown", (event) => {
   }
 });
 at("stop").addEventListener("click", () => running?.abort());
-at("clear").addEventListener("click", () => {
-  running?.abort();
-  conversation.length = 0;
-  at("messages").replaceChildren();
+at("clear").addEventListener("click", () => choose(newChat(chat.system)));
+at("system").addEventListener("change", () => {
+  chat.system = at("system").value;
+  updateChat(chat, chat.messages);
+});
+// Another tab has written to the storage.
+window.addEventListener("storage", ({ key, oldValue }) => {
+  if (key !== null && key !== STORE) return;
+  const stored = storedChat(chat.id);
+  const deleted = stored === undefined && (key === null || oldValue?.includes(`"${chat.id}"`));
+  if (deleted) choose(newChat(chat.system));
+  else if (stored === undefined || running !== null || JSON.stringify(stored) === JSON.stringify(chat)) showChats();
+  else {
+    chat = stored;
+    showChat();
+  }
 });
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -210,6 +331,7 @@ at("key-form").addEventListener("submit", (event) => {
   refresh();
 });
 
+showChat();
 await refresh();
 setInterval(() => {
   if (!document.hidden) refresh();

@@ -18,8 +18,16 @@ from server_support import eventually, listening
 from starlette.types import Message, Receive, Scope, Send
 
 from srv.server.access import Access
-from srv.server.http.connection import LINGER_BYTES, MAX_PIPELINED, LimitedHttpProtocol
-from srv.server.http.framing import MAX_SECTION_BYTES
+from srv.server.http.connection import (
+    LINGER_BYTES,
+    MAX_PIPELINED,
+    SEGMENTS_PER_TURN,
+    UNREAD_BODY_BYTES,
+    LimitedHttpProtocol,
+    Turns,
+)
+from srv.server.http.framing import FREE_CHUNKS, MAX_SECTION_BYTES
+from srv.server.http.places import Places
 
 pytestmark = pytest.mark.anyio
 READ = 256 * 1024  # bytes that the event loop reads from a socket at once
@@ -32,15 +40,23 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 class CountingParser:
-    """The parser, with a count of the bytes that it received."""
+    """The parser, with counts of what it received: bytes, segments, and the most segments in one turn of the loop."""
 
     def __init__(self, parser: httptools.HttpRequestParser) -> None:
         self._parser = parser
-        self.fed = 0
+        self.fed = self.segments = self.most = self._this_turn = 0
 
     def feed_data(self, data: bytes) -> None:
         self.fed += len(data)
+        self.segments += 1
+        if not self._this_turn:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._this_turn += 1
+        self.most = max(self.most, self._this_turn)
         self._parser.feed_data(data)
+
+    def _next_turn(self) -> None:
+        self._this_turn = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
@@ -122,7 +138,12 @@ async def running() -> AsyncGenerator[Running, None]:
     protocol = cast(
         type[asyncio.Protocol],
         partial(
-            ObservedProtocol, connections=connections, responded=refusals.append, refused=lambda status, body: None
+            ObservedProtocol,
+            connections=connections,
+            responded=refusals.append,
+            refused=lambda status, body: None,
+            turns=Turns(),
+            places=Places(1000),
         ),
     )
     config = uvicorn.Config(application, http=protocol, lifespan="off", log_level="error", timeout_graceful_shutdown=2)
@@ -408,3 +429,56 @@ async def test_a_connection_is_reused_and_100_continue_is_sent_when_the_body_is_
         client.send([b"abc"])
         assert await client.text() == "/post 3"
         assert len(server.connections) == 1
+
+
+async def test_a_body_of_tiny_chunks_is_parsed_over_many_turns_of_the_loop() -> None:
+    """Nobody waits for more than a few hundred segments, whatever arrives at once."""
+    chunks = b"1\r\na\r\n" * FREE_CHUNKS
+    pipelined = b"GET /next HTTP/1.1\r\n\r\n"
+    async with running() as server, connected(server.port, CHUNKED + chunks + b"0\r\n\r\n" + pipelined) as client:
+        assert await client.text() == f"/chunked {FREE_CHUNKS}"
+        assert await client.text() == "/next 0"
+        counts = server.connections[0].counting
+        assert counts.segments >= 2 * FREE_CHUNKS
+        assert counts.most <= 2 * SEGMENTS_PER_TURN  # as they arrive, and in the turn of the connection
+        assert server.connections[0].max_unread <= 2 * READ
+
+
+async def test_a_body_of_many_tiny_chunks_is_refused() -> None:
+    async with running() as server, connected(server.port, CHUNKED, *[b"1\r\na\r\n" * 10_000] * 100) as client:
+        status, headers, body = await client.response()
+        assert (status, json.loads(body)["error"]["code"]) == (400, "chunks_too_small")
+        assert server.connections[0].counting.segments <= 4 * FREE_CHUNKS
+        assert headers["connection"] == "close"
+        await client.closed()
+    large = b"%x\r\n%s\r\n" % (256, b"a" * 256)
+    parts = [b"1\r\na\r\n" * 8000, *[large * 1000] * 20, b"0\r\n\r\n"]
+    async with running() as server, connected(server.port, CHUNKED, *parts) as client:
+        assert await client.text() == f"/chunked {8000 + 20_000 * 256}"
+
+
+async def test_a_response_before_the_body_closes_the_connection_and_the_rest_is_not_parsed() -> None:
+    heads = {
+        "length": b"POST /early HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n",
+        "chunks": CHUNKED.replace(b"chunked HTTP", b"early HTTP"),
+        "close": b"POST /early HTTP/1.1\r\nConnection: close\r\nContent-Length: 100000000\r\n\r\n",
+    }
+    for name, head in heads.items():
+        async with running() as server, connected(server.port, head) as client:
+            status, headers, _ = await client.response()
+            assert (status, headers["connection"]) == (200, "close"), name
+            fed = server.connections[0].counting.fed
+            client.send([b"1\r\na\r\n" * 10_000] * 1000)
+            await client.closed(quiet=False)
+            assert server.connections[0].counting.fed == fed, name
+            assert server.connections[0].received <= UNREAD_BODY_BYTES + 2 * READ, name
+            assert server.application.started == ["/early"], name
+
+
+async def test_a_response_without_its_body_reaches_a_client_that_sends_everything_before_it_reads() -> None:
+    head, body = b"POST /early HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n", b"a" * 8_000_000
+    async with running() as server, connected(server.port, head, body) as client:
+        await asyncio.wait_for(cast(Any, client.sending), 10)
+        assert (await client.response())[0] == 200
+        assert await client.closed()
+        assert server.refusals == []

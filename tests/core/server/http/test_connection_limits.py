@@ -9,7 +9,7 @@ import re
 import socket
 import zlib
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from srv.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
 SHORT = ConnectionLimits(seconds=0.3)
+MODELS = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 BODY = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
 
@@ -49,6 +50,16 @@ async def response(reader: asyncio.StreamReader) -> bytes:
         begin = await reader.readuntil(b"\r\n\r\n")
         (length,) = re.findall(rb"content-length: (\d+)", begin.lower())
         return begin + await reader.readexactly(int(length))
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        async with asyncio.timeout(0.2):
+            return await reader.read() == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
@@ -105,12 +116,27 @@ async def test_the_number_of_connections_is_limited() -> None:
         async with raw(server, HEALTH) as first, raw(server, HEALTH) as second:
             for each in (first, second):  # the server has them for certain when they have got an answer
                 assert b" 200 " in await response(each)
-            async with raw(server, HEALTH) as third:
+            async with raw(server, MODELS) as third:
                 assert b" 503 " in await response(third)
+            async with raw(server, HEALTH * 2) as probe:
+                answered = await rest(probe)  # a place of the reserve is for one request
+                assert (answered.count(b" 200 "), answered.count(b"connection: close")) == (1, 1)
             assert not second.at_eof()
         async with asyncio.timeout(10):  # the server may hear later that they are closed
-            while (await server.http.get("/health")).status_code != 200:
+            while (await server.http.get("/v1/models")).status_code != 200:
                 await asyncio.sleep(0.005)
+
+
+async def test_connections_that_send_nothing_give_way_to_those_that_do() -> None:
+    async with listening(limits=ConnectionLimits(connections=4)) as server, AsyncExitStack() as stack:
+        used = await stack.enter_async_context(raw(server, HEALTH))
+        assert b" 200 " in await response(used)
+        silent = [await stack.enter_async_context(raw(server, b"GET /hea"[:each])) for each in range(8)]
+        async with raw(server, MODELS) as client:
+            assert b" 200 " in await response(client)
+        gone = [each for each in silent if await closed(each)]
+        assert gone == silent[:6]  # the oldest ones, for the others and the client
+        assert not used.at_eof()
 
 
 async def test_a_client_that_does_not_read_is_dropped_and_its_request_aborted() -> None:

@@ -237,6 +237,20 @@ async def test_a_key_is_missing_in_anthropics_form() -> None:
         assert (await server.http.post(MESSAGES, json=BODY, headers={"x-api-key": "k"})).status_code == 200
 
 
+async def test_documents_of_plain_text_are_text() -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "The sky is blue."}
+    parts = {"type": "content", "content": [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]}
+    content = [
+        {"type": "document", "source": plain, "title": "Sky", "context": "A note.", "citations": {"enabled": False}},
+        {"type": "document", "source": parts},
+        {"type": "text", "text": "Sum up."},
+    ]
+    async with serving(generating("done", EOS)) as server:
+        response = await server.post(MESSAGES, **{**BODY, "messages": [{"role": "user", "content": content}]})
+        assert response.status_code == 200, response.text
+        assert "user: Sky\nA note.\nThe sky is blue.\nOne.\nTwo.\nSum up." in prompt(server)
+
+
 @every(
     ("content", "part"),
     [
@@ -245,6 +259,16 @@ async def test_a_key_is_missing_in_anthropics_form() -> None:
         ([{"type": "image", "source": {}}], 'messages[0].content[0].type = "image" is refused'),
         ([{"type": "thinking", "thinking": "t"}], "does not belong there; send text or tool_result"),
         ([{"type": "text"}], "messages[0].content[0].text is required"),
+        ([{"type": "document", "source": {"type": "base64"}}], 'source.type = "base64" is not implemented; send plain'),
+        ([{"type": "document", "source": 3}], "messages[0].content[0].source.type"),
+        (
+            [{"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}}],
+            "messages[0].content[0].source.content[0].type",
+        ),
+        (
+            [{"type": "document", "source": {"type": "text", "media_type": "text/plain"}}],
+            "messages[0].content[0].source.data is required",
+        ),
         ([{"type": "text", "text": "a", "txt": 1}], "unknown field messages[0].content[0].txt"),
         ([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}], "content[0].content[0].type"),
     ],
@@ -299,5 +323,8 @@ async def test_a_format_of_the_output_becomes_its_grammar() -> None:
             off = await server.post(MESSAGES, **BODY, **fields)
             assert off.status_code == 400
             assert "output_config.format.schema is refused" in off.json()["error"]["message"]
+        other = {"type": "json_schema", "schema": {"type": "object", "minProperties": 1}}
+        two = await server.post(MESSAGES, **BODY, output_config={"format": given}, output_format=other)
+        assert "output_format is refused with another output_config.format" in two.json()["error"]["message"]
         refused = await server.post(MESSAGES, **BODY, output_config={"format": {"type": "json_object"}})
         assert 'an object of type "json_schema" with a schema' in refused.json()["error"]["message"]

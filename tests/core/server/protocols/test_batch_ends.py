@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from batch_support import LONG, begin, counted, ended, jsonl, line, long_and_sho
 from server_support import eventually, serving
 
 from srv.errors import RequestError
+from srv.server.access import Caller
 from srv.server.batches import runner as runner_module
 from srv.server.batches.files import FileStore, FileWriter, StoredFile
 from srv.server.batches.runner import Batch, BatchRunner
@@ -160,7 +164,7 @@ async def test_results_count_towards_the_storage_as_long_as_they_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FileStore(tmp_path)
-    monkeypatch.setattr("srv.server.app.FileStore", lambda folder: store)
+    monkeypatch.setattr("srv.server.app.FileStore", lambda folder, shared: store)
     async with serving(file_storage_path=tmp_path) as server:
         batch = await ended(server, await start(server, line("a"), line("b", n=0)))
         listed = (await server.http.get("/v1/files")).json()["data"]
@@ -176,15 +180,63 @@ async def test_a_file_is_kept_from_the_moment_at_which_it_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, create = FileStore(tmp_path), BatchRunner.create
-    monkeypatch.setattr("srv.server.app.FileStore", lambda folder: store)
+    monkeypatch.setattr("srv.server.app.FileStore", lambda folder, shared: store)
 
-    def while_it_is_deleted(runner: BatchRunner, owner: str, file: StoredFile, *rest: Any) -> Batch:
+    def while_it_is_deleted(runner: BatchRunner, caller: Caller, file: StoredFile, *rest: Any) -> Batch:
         with pytest.raises(RequestError, match="a batch or a download reads it"):
-            store.delete(owner, file.id)
-        return create(runner, owner, file, *rest)
+            store.delete(caller.owner, file.id)
+        return create(runner, caller, file, *rest)
 
     monkeypatch.setattr(BatchRunner, "create", while_it_is_deleted)
     async with serving(file_storage_path=tmp_path) as server:
         batch = await ended(server, await start(server, line("a")))
         assert batch["status"] == "completed"
         store.delete("", batch["input_file_id"])
+
+
+async def test_a_batch_keeps_its_results_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No new byte can be written then, neither of a result nor of what says that there is a file."""
+    write, write_bytes, full = FileWriter._write, Path.write_bytes, False
+
+    def check_space() -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write_result(writer: FileWriter, data: bytes) -> None:
+        check_space()
+        write(writer, data)
+
+    def write_file(path: Path, data: bytes) -> int:
+        check_space()
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(FileWriter, "_write", write_result)
+    monkeypatch.setattr(Path, "write_bytes", write_file)
+    async with serving(long_and_short(), file_storage_path=tmp_path) as server:
+        batch = await start(server, line("good", prompt="short"), *(line(f"{each}", **LONG) for each in range(20)))
+        await counted(server, batch, completed=1)
+        full = True
+        server.app.state.lifecycle.abort(None)
+        batch = await ended(server, batch)
+        assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "file_storage_failed")
+        assert list(await results(server, batch["output_file_id"])) == ["good"]
+    async with serving(file_storage_path=tmp_path) as server:
+        assert list(await results(server, batch["output_file_id"])) == ["good"]
+    store = FileStore(tmp_path)
+    with pytest.raises(RequestError, match="No space left"):
+        store.writer("", "more", "batch")
+    assert len(list(tmp_path.glob("*.data"))) == len(list(tmp_path.glob("*.json")))
+
+
+async def test_batches_that_are_forgotten_are_those_of_the_key_that_has_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "MAX_KEPT", 3)
+    runner = object.__new__(BatchRunner)
+    owners = {"a1": "a", "b1": "b", "b2": "b", "b3": "b", "b4": "b"}
+    statuses = {"b2": "in_progress"}
+    made: dict[str, Any] = {
+        name: SimpleNamespace(status=statuses.get(name, "failed"), caller=SimpleNamespace(owner=owner))
+        for name, owner in owners.items()
+    }
+    runner._batches = made
+    runner._forget()
+    assert list(made) == ["a1", "b2", "b4"]

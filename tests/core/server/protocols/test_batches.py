@@ -16,6 +16,7 @@ from batch_support import (
     COMPLETIONS,
     EMBEDDINGS,
     LONG,
+    RESPONSES,
     counted,
     ended,
     jsonl,
@@ -30,8 +31,10 @@ from every import every
 from httpx import Response
 from server_support import Serving, eventually, listening, serving
 
+from srv.server.access import Access
 from srv.server.batches import runner as runner_module
 from srv.server.batches.files import FileStore
+from srv.server.client_keys import ClientKey
 from srv.testing.fake_engine import FakeEngine
 from srv.types import RequestSpec
 
@@ -126,6 +129,26 @@ async def test_few_lines_run_at_once_and_belong_to_one_owner_of_their_own(tmp_pa
         assert (await urgent).status_code == 200
 
 
+async def test_lines_of_responses_are_stored_for_the_key_of_the_batch(tmp_path: Path) -> None:
+    async with serving(file_storage_path=tmp_path) as server:
+
+        async def answers(key: str, **more: Any) -> dict[str, Any]:
+            server.http.headers["x-api-key"] = key
+            body = {"input": "x", "max_output_tokens": 2, **more}
+            batch = await start(server, line("a", RESPONSES, **body), endpoint=RESPONSES)
+            done = await ended(server, batch)
+            entry = (await results(server, done["output_file_id"] or done["error_file_id"]))["a"]
+            return dict(entry["response"]["body"])
+
+        first = await answers("one")
+        assert first["output"][0]["content"][0]["text"] == "Th"
+        assert (await answers("one", previous_response_id=first["id"]))["previous_response_id"] == first["id"]
+        assert (await server.http.get(f"/v1/responses/{first['id']}")).json() == first
+        refused = await answers("two", previous_response_id=first["id"])
+        assert refused["error"]["code"] == "previous_response_not_found"
+        assert (await server.http.get(f"/v1/responses/{first['id']}")).status_code == 404
+
+
 async def test_a_cancelled_batch_frees_everything(tmp_path: Path) -> None:
     async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
         engine = server.engine
@@ -206,7 +229,7 @@ async def test_the_first_hundred_problems_are_named(tmp_path: Path) -> None:
 
 async def test_a_batch_whose_results_do_not_fit_fails_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, max_bytes=8000)
-    monkeypatch.setattr("srv.server.app.FileStore", lambda folder: store)
+    monkeypatch.setattr("srv.server.app.FileStore", lambda folder, shared: store)
     async with serving(file_storage_path=tmp_path) as server:
         batch = await ended(server, await start(server, *(line(f"{each}", prompt="a") for each in range(40))))
         assert batch["status"] == "failed"
@@ -244,3 +267,23 @@ async def test_more_batches_than_the_limit_are_refused(tmp_path: Path) -> None:
             await server.http.post(f"/v1/batches/{batch}/cancel", headers={"x-api-key": key})
         await eventually(lambda: not server.engine.running)
         assert (await create("last")).status_code == 200
+
+
+async def test_the_limits_of_a_key_hold_for_the_lines_of_its_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "RETRY_SECONDS", 0.01)
+    keys = (ClientKey("slow", "one", concurrent_requests=2), ClientKey("free", "two"))
+    async with serving(FakeEngine(hold=True), file_storage_path=tmp_path, access=Access(clients=keys)) as server:
+        made = {}
+        for key in ("slow", "free"):
+            server.http.headers["x-api-key"] = key
+            made[key] = await start(server, *(line(f"{each}") for each in range(6)))
+        await eventually(lambda: len(server.engine.running) == 2 + 6)
+        spaces = {each.namespace for each in server.engine.received if isinstance(each, RequestSpec)}
+        assert len(spaces) == 2  # of the prefix cache
+        server.http.headers["x-api-key"] = "slow"
+        refused = await server.http.post(COMPLETIONS, json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        server.engine.hold = False
+        assert (await ended(server, made["slow"]))["request_counts"]["completed"] == 6

@@ -48,6 +48,29 @@ async def test_response_has_openai_format() -> None:
         assert (await server.post(PATH, input="a")).json()["id"].startswith("embd-")
 
 
+async def test_a_conversation_is_embedded_as_the_chat_template_writes_it() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    async with serving() as server:
+        for more, text in (
+            ({}, "user: a\nassistant: b\n"),
+            ({"continue_final_message": True}, "user: a\nassistant: b"),
+        ):
+            server.engine.received.clear()
+            response = await server.post(PATH, messages=messages, **more)
+            assert response.status_code == 200, response.text
+            assert [bytes(spec.tokens).decode() for spec in sent(server.engine)] == [text]
+        begun = await server.post(PATH, messages=messages[:1], add_generation_prompt=True)
+        assert begun.json()["usage"]["prompt_tokens"] > len("user: a\n")
+        for wrong, param in (
+            ({"messages": messages, "input": "a"}, "input"),
+            ({"messages": messages, "prompt_name": "query"}, "prompt_name"),
+            ({"input": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+            ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id"),
+        ):
+            refused = await server.post(PATH, **wrong)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 @every(
     ("value", "prompts"),
     [
@@ -165,8 +188,8 @@ async def test_an_abort_between_admission_and_computation_is_effective(
     service = server.app.state.service
     admit = service.lifecycle.admit
 
-    def admit_and_abort(requests: Sequence[tuple[str, int]]) -> Ticket:
-        ticket: Ticket = admit(requests)
+    def admit_and_abort(requests: Sequence[tuple[str, int]], owner: str) -> Ticket:
+        ticket: Ticket = admit(requests, owner=owner)
         assert service.lifecycle.abort(["mine"]) == 1
         return ticket
 

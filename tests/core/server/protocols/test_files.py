@@ -220,7 +220,8 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     writer = store.writer("", "out", "batch_output")
     writer.append(b"12345")
-    size = (tmp_path / next(tmp_path.iterdir()).name).stat().st_size
+    (content,) = tmp_path.glob("*.data")
+    size = content.stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 3, before[1]))  # a disk on which three more bytes fit
@@ -295,3 +296,19 @@ async def test_a_storage_that_cannot_be_written_is_a_503(tmp_path: Path) -> None
     async with serving(file_storage_path=tmp_path / "file" / "folder") as server:
         refused = await server.http.post("/v1/files", **form(purpose=b"batch", file=b"a"))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "file_storage_failed")
+
+
+def test_one_owner_may_have_half_of_the_files_and_bytes(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, max_files=4, max_bytes=20, shared=True)
+    store.put("a", "1", "batch", b"x" * 5)
+    with pytest.raises(RequestError, match="10 bytes of one API key"):
+        store.put("a", "2", "batch", b"x" * 6)
+    second = store.put("a", "2", "batch", b"x" * 5)
+    again = FileStore(tmp_path, max_files=4, max_bytes=20, shared=True)
+    for each in (store, again):  # what an earlier server has stored counts
+        with pytest.raises(RequestError, match="2 files of one API key"):
+            each.put("a", "3", "batch", b"")
+    store.put("b", "1", "batch", b"x" * 10)
+    store.delete("a", second.id)
+    store.put("a", "2", "batch", b"x" * 5)
+    assert used(store) == 20

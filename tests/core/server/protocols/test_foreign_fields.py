@@ -25,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
     EMBEDDINGS: {"input": "abc"},
     "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/rerank": {"query": "a", "documents": ["b"]},
+    "/v2/rerank": {"query": "a", "documents": ["b"]},
     "/v1/score": {"text_1": "a", "text_2": "b"},
     "/score": {"text_1": "a", "text_2": "b"},
     "/v1/classify": {"input": "a"},

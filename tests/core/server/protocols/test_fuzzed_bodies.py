@@ -11,7 +11,8 @@ from every import every
 from server_support import MODEL, serving
 
 from srv.reply.formats import choose
-from srv.testing.fake_engine import EOS, FakeEngine
+from srv.server.settings import GrammarSettings
+from srv.testing.fake_engine import EOS, ByteTokenizer, FakeEngine
 
 pytestmark = pytest.mark.anyio
 ROUNDS = 400
@@ -110,7 +111,9 @@ async def test_any_body_gets_an_answer(path: str, body: dict[str, Any]) -> None:
     draw = random.Random(path)
     engine = FakeEngine(script=lambda message: [*b"ok", EOS])
     formats = choose("hermes", "qwen3", ())
-    async with serving(engine, reply_format=formats, context_length=4096, max_request_tokens=4096) as server:
+    grammars = GrammarSettings("llguidance", vocab_size=ByteTokenizer.vocab_size, end_tokens=(EOS,))
+    limits = {"context_length": 4096, "max_request_tokens": 4096}
+    async with serving(engine, reply_format=formats, grammars=grammars, **limits) as server:
         statuses = {200: 0, 400: 0, 404: 0}
         valid = {name: value for name, value in body.items() if name != "previous_response_id"}
         if "input" in valid:

@@ -240,6 +240,8 @@ async def test_prompts_as_batch_and_as_token_ids(prompt: object, sent: list[byte
 async def test_chat_logprobs() -> None:
     async with serving(generating("é!", EOS)) as server:
         body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+        none = await server.post("/v1/chat/completions", messages=HELLO, top_logprobs=0)
+        assert none.json()["choices"][0]["logprobs"] is None, "it asks for nothing"
         answer = (await server.post("/v1/chat/completions", **body)).json()
         content = answer["choices"][0]["logprobs"]["content"]
         assert [entry["bytes"] for entry in content[:3]] == [[0xC3], [0xA9], [0x21]]
@@ -248,6 +250,78 @@ async def test_chat_logprobs() -> None:
         assert content[2]["logprob"] == pytest.approx(-0.033)
         assert [other["token"] for other in content[2]["top_logprobs"]] == ["!", '"']
         assert content[3]["logprob"] == -9999.0  # JSON has no minus infinity
+
+
+async def test_logprobs_of_given_tokens() -> None:
+    """Among the top ones of each position, in whole and streamed responses, also of the prompt that is echoed."""
+    listed = {"logprob_token_ids": [7, 33, 5], "max_tokens": 2}
+    async with serving(generating("é!")) as server:
+        body = {"messages": HELLO, "logprobs": True, "return_tokens_as_token_ids": True, **listed}
+        whole = (await server.post("/v1/chat/completions", **body)).json()["choices"][0]["logprobs"]["content"]
+        *chunks, _ = await server.stream("/v1/chat/completions", **body)
+        streamed = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+        assert [entry for each in streamed for entry in each["content"]] == whole
+        for entry in whole:
+            top = {each["token"]: each["logprob"] for each in entry["top_logprobs"]}
+            assert top == pytest.approx({"token_id:7": -0.007, "token_id:33": -0.033, "token_id:5": -0.005})
+        answer = (await server.post("/v1/completions", prompt="ab", logprobs=0, echo=True, **listed)).json()
+        first, *others = answer["choices"][0]["logprobs"]["top_logprobs"]
+        assert first is None
+        assert len(others) == 3
+        for one in others:
+            assert {"\x07", "!", "\x05"} < set(one)
+            assert one["\x07"] == pytest.approx(-0.007)
+        for path, prompt in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": "a"})):
+            for fields, part in (
+                (listed, "it needs logprobs"),
+                ({"logprobs": 1, "logprob_token_ids": [10**6]}, "the vocabulary is 0 to"),
+                ({"logprobs": 1, "logprob_token_ids": [*range(129)]}, "at most 128"),
+            ):
+                asked = {**fields, "logprobs": True} if "messages" in prompt and "logprobs" in fields else fields
+                error = (await server.post(path, **prompt, **asked)).json()["error"]
+                assert error["param"] == "logprob_token_ids"
+                assert part in error["message"]
+
+
+async def test_a_request_may_name_the_grammar_backend_of_the_server() -> None:
+    """vLLM's former field. The server of this test has none."""
+    async with serving() as server:
+        for path, prompt in (("/v1/chat/completions", {"messages": HELLO}), ("/v1/completions", {"prompt": "a"})):
+            for name in (None, "", "auto", "none"):
+                assert (
+                    await server.post(path, **prompt, max_tokens=1, guided_decoding_backend=name)
+                ).status_code == 200
+            refused = await server.post(path, **prompt, max_tokens=1, guided_decoding_backend="guidance")
+            assert refused.status_code == 400
+            assert refused.json()["error"]["message"] == (
+                "guided_decoding_backend = guidance is refused: the grammar backend of this server is none; remove the"
+                " field, or start the server with another --grammar-backend"
+            )
+
+
+async def test_tokens_of_logprobs_as_ids() -> None:
+    """Two tokens that are no characters alone have the same text."""
+    async with serving(generating("é!")) as server:
+        asked = {"max_tokens": 3, "return_tokens_as_token_ids": True}
+        chat = (await server.post("/v1/chat/completions", messages=HELLO, logprobs=True, **asked)).json()
+        content = chat["choices"][0]["logprobs"]["content"]
+        assert [entry["token"] for entry in content] == ["token_id:195", "token_id:169", "token_id:33"]
+        answer = (await server.post("/v1/completions", prompt="a", logprobs=1, **asked)).json()["choices"][0][
+            "logprobs"
+        ]
+        assert answer["tokens"] == ["token_id:195", "token_id:169", "token_id:33"]
+        assert answer["text_offset"] == [0, 0, 1]
+        assert list(answer["top_logprobs"][2]) == ["token_id:33"]
+
+
+@every("name", ["rid", "request_id"])
+async def test_the_client_names_the_request(name: str) -> None:
+    async with serving() as server:
+        for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": HELLO})):
+            answer = await server.post(path, **body, max_tokens=1, **{name: "mine"})
+            assert answer.json()["id"] == "mine"
+        both = await server.post("/v1/completions", prompt="a", rid="a", request_id="b")
+        assert (both.status_code, both.json()["error"]["param"]) == (400, "request_id")
 
 
 async def test_streamed_chat_logprobs_are_sent_with_their_text() -> None:

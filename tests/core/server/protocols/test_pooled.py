@@ -34,7 +34,7 @@ def outcome(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, error["code"], error["param"]
 
 
-@every("path", ["/rerank", "/v1/rerank"])
+@every("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_documents_are_ordered_by_the_logit_of_their_pair(path: str) -> None:
     async with serving(head=ONE_LABEL, pooling=Pooling.CLS, generates=False) as server:
         body = {"model": MODEL, "query": "ab", "documents": ["c", {"text": "defg"}, "hi"], "rid": "mine"}
@@ -157,6 +157,60 @@ async def test_the_most_likely_label_of_each_text(path: str) -> None:
         raw = (await server.post(path, input=[97, 98], use_activation=False)).json()
         assert raw["data"][0]["probs"] == pytest.approx([0.02, 1.02])
         assert bytes(sent(server.engine)[2].tokens) == b"ab"
+
+
+@every(
+    ("query", "items", "item_first", "prompts"),
+    [
+        ("q", "ab", None, [b"qab"]),
+        ("q", ["ab", "c"], True, [b"abq", b"cq"]),
+        ([113], [[97, 98], [99]], False, [b"qab", b"qc"]),
+    ],
+)
+async def test_scores_of_labels_in_sglangs_forms(
+    query: object, items: object, item_first: bool | None, prompts: list[bytes]
+) -> None:
+    """The fake engine says that a token of id n has the log-probability -n / 1000."""
+    async with serving() as server:
+        body = {"query": query, "items": items, "label_token_ids": [100, 200], "item_first": item_first}
+        answer = (await server.post("/v1/score", **body, rid="mine")).json()
+        expected = [math.exp(-0.1), math.exp(-0.2)]
+        assert answer["scores"] == [pytest.approx(expected)] * len(prompts)
+        assert (answer["object"], answer["id"], answer["model"]) == ("scoring", "mine", MODEL)
+        assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
+        assert [bytes(spec.tokens) for spec in sent(server.engine)] == prompts
+        softmax = (await server.post("/score", **body, apply_softmax=True)).json()["scores"][0]
+        assert softmax == pytest.approx([each / sum(expected) for each in expected])
+
+
+async def test_items_without_labels_are_scored_like_pairs() -> None:
+    async with serving(head=ONE_LABEL, pooling=Pooling.CLS, generates=False) as server:
+        pairs = (await server.post("/score", text_1="q", text_2=["ab", "c"])).json()["data"]
+        answer = (await server.post("/score", query="q", items=["ab", "c"])).json()
+        assert answer["scores"] == [[each["score"]] for each in pairs]
+
+
+@every(
+    ("body", "param"),
+    [
+        ({"query": "q"}, "items"),
+        ({"items": ["a"]}, "query"),
+        ({"query": "q", "items": [[97]], "label_token_ids": [1]}, "items"),
+        ({"query": ["q", "r"], "items": "a", "label_token_ids": [1]}, "query"),
+        ({"query": [97], "items": [[97]]}, "query"),
+        ({"query": "q", "items": "a", "label_token_ids": [10**6]}, "label_token_ids"),
+        ({"query": "q", "items": "a", "label_token_ids": [1], "instruction": "b"}, "instruction"),
+        ({"query": "q", "items": "a", "item_first": True}, "item_first"),
+        ({"query": "q", "items": "a", "text_1": "b", "text_2": "c"}, "query"),
+        ({"text_1": "a", "text_2": "b", "label_token_ids": [1]}, "label_token_ids"),
+        ({"text_2": "b"}, "text_1"),
+    ],
+)
+async def test_what_is_wrong_with_a_score_is_named(body: dict[str, object], param: str) -> None:
+    async with serving() as server:
+        refused = await server.post("/score", **body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+        assert not server.engine.received
 
 
 @every(

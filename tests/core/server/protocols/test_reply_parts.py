@@ -121,11 +121,80 @@ async def test_blocks_of_anthropics_messages(tokens_per_step: int) -> None:
         assert [event["type"] for event in events].count("ping") == 1
 
 
-async def test_a_call_that_the_limit_cuts_is_max_tokens() -> None:
-    body = {"model": MODEL, "max_tokens": len(REPLY) - 60, "messages": HELLO, "tools": ANTHROPIC_TOOLS}
+@every("limit", [30, REPLY.index('"city') + 4, REPLY.index(', "days'), REPLY.index("}}") + 1, len(REPLY) - 30])
+async def test_a_reply_that_the_limit_cuts_is_taken_back(limit: int) -> None:
+    """A call whose arguments were cut is incomplete in Responses, and no block of Anthropic's whole message."""
+    with_object = [name for name, end in (("look", "}}"), ("stop", "{}}")) if limit > REPLY.index(end)]
+    begun = [
+        name for name in ("look", "stop") if limit > REPLY.index("{", REPLY.index('"arguments"', REPLY.index(name)))
+    ]
     async with serving(generating(REPLY), **LONG) as server:
-        whole = (await server.post(MESSAGES, **body)).json()
-        assert whole["stop_reason"] == "max_tokens"
+        body: dict[str, Any] = {"model": MODEL, "max_tokens": limit, "messages": HELLO, "tools": ANTHROPIC_TOOLS}
+        message = (await server.post(MESSAGES, **body)).json()
+        assert message["stop_reason"] == "max_tokens"
+        assert [block["name"] for block in message["content"] if block["type"] == "tool_use"] == with_object
+        history = [*HELLO, {"role": "assistant", "content": message["content"]}, *HELLO]
+        assert (await server.post(MESSAGES, **{**body, "messages": history, "max_tokens": 1})).status_code == 200
+
+        response = (await server.post(RESPONSES, input="hi", tools=FUNCTIONS, max_output_tokens=limit)).json()
+        assert response["status"] == "incomplete"
+        calls = [(item["name"], item["status"]) for item in response["output"] if item["type"] == "function_call"]
+        assert calls == [(name, "completed" if name in with_object else "incomplete") for name in begun]
+        history = [*HELLO, *response["output"], *HELLO]
+        again = await server.post(RESPONSES, input=history, tools=FUNCTIONS, max_output_tokens=1)
+        assert again.status_code == 200, again.text
+
+        chat = {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "look"}}], "max_tokens": limit}
+        said = (await server.post("/v1/chat/completions", **chat)).json()["choices"][0]["message"]
+        history = [*HELLO, said, *HELLO]
+        again = await server.post("/v1/chat/completions", **{**chat, "messages": history, "max_tokens": 1})
+        assert again.status_code == 200, again.text
+
+
+@every("tokens_per_step", [1, 500])
+async def test_a_stop_string_within_a_call_cuts_it(tokens_per_step: int) -> None:
+    async with serving(generating(REPLY, tokens_per_step), **LONG) as server:
+        body: dict[str, Any] = {"model": MODEL, "max_tokens": 230, "messages": HELLO, "tools": ANTHROPIC_TOOLS}
+        message = (await server.post(MESSAGES, **body, stop_sequences=[', "days'])).json()
+        assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", ', "days')
+        chat = {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "look"}}], "max_tokens": 230}
+        cut = (await server.post("/v1/chat/completions", **chat, stop=[', "days'])).json()["choices"][0]
+        assert (cut["finish_reason"], cut["message"]["tool_calls"][0]["function"]["arguments"]) == (
+            "stop",
+            '{"city": "Rome"',
+        )
+        whole = (await server.post("/v1/chat/completions", **chat, stop=["</tool_call>"])).json()["choices"][0]
+        assert (whole["finish_reason"], len(whole["message"]["tool_calls"])) == ("tool_calls", 1)
+
+
+async def test_arguments_that_are_no_object_are_not_run_empty() -> None:
+    """A model wrote a comma too many; the good call beside it is a call."""
+    reply = CALLS.replace("2}}", "2,}}")
+    async with serving(generating(reply), **LONG) as server:
+        body: dict[str, Any] = {"model": MODEL, "max_tokens": 230, "messages": HELLO, "tools": ANTHROPIC_TOOLS}
+        message = (await server.post(MESSAGES, **body)).json()
+        text, stop = message["content"]
+        assert (text["type"], text["text"].rstrip("}\n")) == ("text", '{"city": "Rome", "days": 2,')
+        assert (stop["name"], message["stop_reason"]) == ("stop", "tool_use")
+        body["tools"] = ANTHROPIC_TOOLS[:1]
+        message = (await server.post(MESSAGES, **body, stop_sequences=["</tool_call>"])).json()
+        assert [block["type"] for block in message["content"]] == ["text"]
+
+
+@every("tokens_per_step", [1, 500])
+async def test_text_around_calls_is_blocks_or_lines(tokens_per_step: int) -> None:
+    reply = "Before.\n" + CALLS.partition("\n<tool_call>")[0] + "\nAfter."
+    async with serving(generating(reply, tokens_per_step), **LONG) as server:
+        body: dict[str, Any] = {"model": MODEL, "max_tokens": 200, "messages": HELLO, "tools": ANTHROPIC_TOOLS}
+        blocks = (await server.post(MESSAGES, **body)).json()["content"]
+        assert [block.get("text") for block in blocks] == ["Before.", None, "After."]
+        items = (await server.post(RESPONSES, input="hi", tools=FUNCTIONS)).json()["output"]
+        texts = [item["content"][0]["text"] for item in items if item["type"] == "message"]
+        assert texts == ["Before.", "After."]
+        tools = [{"type": "function", "function": {"name": "look"}}]
+        chat = (await server.post("/v1/chat/completions", messages=HELLO, tools=tools)).json()
+        assert chat["choices"][0]["message"]["content"] == "Before.\nAfter."
 
 
 async def test_the_history_of_anthropics_calls_and_results() -> None:
@@ -174,6 +243,11 @@ async def test_the_history_of_anthropics_calls_and_results() -> None:
     [
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema is required"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "a tool that Anthropic defines"),
+        ({"tools": [{"type": "bash_20250124", "name": "shell"}]}, "a tool of the type bash_20250124 is called bash"),
+        (
+            {"tools": [{"type": "bash_20250124", "name": "bash", "input_schema": {"a": 1}}]},
+            "unknown field tools[0].input_schema",
+        ),
         ({"tool_choice": {"type": "any"}}, 'tool_choice.type = "any" is refused'),
         ({"tools": ANTHROPIC_TOOLS, "tool_choice": {"type": "tool", "name": "g"}}, 'tool_choice.name is "g"'),
     ],
@@ -183,6 +257,40 @@ async def test_bad_tools_are_named(fields: dict[str, Any], part: str) -> None:
         refused = await server.post(MESSAGES, model=MODEL, max_tokens=9, messages=HELLO, **fields)
         assert refused.status_code == 400
         assert part in refused.json()["error"]["message"]
+
+
+async def test_tools_that_clients_run_are_offered_with_the_schemas_of_anthropic() -> None:
+    """A reply calls one of them by its fixed name; the body has no schema."""
+    text = Recording()
+    call = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>'
+    names = {
+        "bash_20250124": "bash",
+        "text_editor_20250728": "str_replace_based_edit_tool",
+        "memory_20250818": "memory",
+    }
+    tools = [{"type": kind, "name": name, "cache_control": {"type": "ephemeral"}} for kind, name in names.items()]
+    tools[1]["max_characters"] = 100
+    async with serving(generating(call), text, reply_format=format_of()) as server:
+        answer = (await server.post(MESSAGES, model=MODEL, max_tokens=200, messages=HELLO, tools=tools)).json()
+        assert answer["content"][-1]["name"] == "bash"
+        assert answer["content"][-1]["input"] == {"command": "ls"}
+        offered: Any = [tool["function"] for tool in text.variables["tools"]]
+        assert [tool["name"] for tool in offered] == list(names.values())
+        assert sorted(offered[0]["parameters"]["properties"]) == ["command", "restart"]
+        assert offered[1]["parameters"]["properties"]["command"]["enum"] == ["view", "create", "str_replace", "insert"]
+        assert {"path", "insert_line", "insert_text", "view_range"} < set(offered[1]["parameters"]["properties"])
+        assert {"old_path", "new_path"} < set(offered[2]["parameters"]["properties"])
+
+
+async def test_a_thread_is_refused_so_that_the_sdk_sends_the_whole_conversation() -> None:
+    async with serving() as server:
+        for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+            body = {"model": MODEL, "max_tokens": 9, "messages": HELLO, "thread": thread}
+            refused = await server.post(MESSAGES, **body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["type"] == "invalid_request_error"
+            assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+        assert (await server.post(MESSAGES, **{**body, "thread": None})).status_code == 200
 
 
 async def test_tools_without_a_known_format_are_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 from every import every
 from server_support import MODEL, Serving, eventually, generating, prompt, serving
 
+from srv.reply.formats import choose
 from srv.server.response_store import ResponseStore, StoredResponse
 from srv.testing.fake_engine import EOS, FakeEngine
 
@@ -236,10 +237,37 @@ async def test_what_codex_sends() -> None:
         assert probe.status_code == 200
 
 
+async def test_truncation_leaves_out_the_oldest_turns() -> None:
+    """As few as needed; the system prompt and the last turn stay, and so does what is stored."""
+
+    def turn(index: int, size: int = 40) -> list[dict[str, object]]:
+        asked = {"role": "user", "content": f"q{index} " + "x" * size}
+        return [asked, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": f"r{index}"}]  # fmt: skip
+
+    body = {"instructions": "be kind", "max_output_tokens": 8, "input": [*turn(0), *turn(1), *turn(2), *turn(3)]}
+    async with serving(generating("done", EOS)) as server:
+        refused = await server.post(RESPONSES, **body)
+        assert refused.json()["error"]["code"] in ("context_length_exceeded", "request_too_large")
+        response = await server.post(RESPONSES, **body, truncation="auto")
+        assert response.status_code == 200, response.text
+        assert response.json()["truncation"] == "auto"
+        sent = prompt(server)
+        assert sent.startswith("system: be kind\nuser: q")
+        kept = [index for index in range(4) if f"q{index} " in sent]
+        assert 1 < len(kept) < 4
+        assert kept == list(range(4 - len(kept), 4))
+        assert len(sent) + 8 <= 256 < len(sent) + 8 + len(sent) // len(kept) - 8, "fewer would have fitted"
+        alone = await server.post(RESPONSES, **{**body, "input": turn(0, 400)}, truncation="auto")
+        assert alone.status_code == 400
+
+
 @every(
     ("body", "param", "part"),
     [
         ({"input": 3}, "input", "a string or an array of items"),
+        ({"input": None}, "input", "input is missing; send a text or an array of items"),
+        ({"instructions": "a"}, "input", "input is missing"),
         ({"input": ["a"]}, "input[0]", "must be an item"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type", "web_search_call is not implemented"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "input_image"),
@@ -267,6 +295,17 @@ async def test_what_codex_sends() -> None:
             "text.format",
             "no other fields than type, name, schema, strict, description",
         ),
+        (
+            {
+                "input": "a",
+                "text": {"format": {"type": "json_schema", "schema": {}}},
+                "structured_outputs": {"regex": "a"},
+            },
+            "structured_outputs.regex",
+            "text.format.schema and structured_outputs.regex both constrain the output",
+        ),
+        ({"input": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "--grammar-backend"),
+        ({"input": "a", "max_tool_calls": 0}, "max_tool_calls", "greater than or equal to 1"),
         ({"input": "a", "background": True}, "background", "not implemented"),
         ({"messages": [1]}, "messages", "called input"),
         ({"input": "a", "max_tokens": 1}, "max_tokens", "called max_output_tokens"),
@@ -325,3 +364,45 @@ async def test_a_response_reports_the_sampling_that_it_had() -> None:
         assert (first["temperature"], first["top_p"]) == (0.25, 0.5)
         second = (await server.post(RESPONSES, input="a", temperature=0)).json()
         assert (second["temperature"], second["top_p"]) == (0, 0.5)
+
+
+def test_an_owner_of_many_responses_displaces_no_other() -> None:
+    def stored(name: str, text: str = "") -> StoredResponse:
+        return StoredResponse({"id": name, "output": [{"id": f"i{name}", "text": text}]}, [])
+
+    store = ResponseStore(max_responses=3)
+    for owner, name in (("b", "kept"), *(("a", str(number)) for number in range(9))):
+        store.put(owner, stored(name))
+    assert [store.get("a", str(number)) is not None for number in range(9)] == [False] * 7 + [True] * 2
+    assert store.get("b", "kept") is not None
+    store = ResponseStore(max_bytes=1000)
+    store.put("b", stored("kept", "x" * 100))
+    for number in range(5):
+        store.put("a", stored(str(number), "x" * 300))
+    assert store.get("b", "kept") is not None
+    assert len(store) == 3
+    assert store.bytes <= 1000
+
+
+async def test_allowed_tools_are_tools_of_the_request() -> None:
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    async with serving(generating("done", EOS), reply_format=choose("hermes", None, ())) as server:
+        for mode, names, why in (
+            ("auto", ["g"], "tools has no tool named g"),
+            ("required", ["f", "g"], "tools has no tool named g"),
+            ("auto", [], "allowed_tools needs tools"),
+        ):
+            allowed = [{"type": "function", "name": name} for name in names]
+            choice = {"type": "allowed_tools", "mode": mode, "tools": allowed}
+            refused = await server.post(RESPONSES, input="hi", tools=tools, tool_choice=choice)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+            assert why in refused.json()["error"]["message"]
+        choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+        accepted = await server.post(RESPONSES, input="hi", tools=tools, tool_choice=choice)
+        assert accepted.status_code == 200, accepted.text
+
+
+async def test_no_turn_is_invented_beside_an_input() -> None:
+    async with serving(generating("done", EOS)) as server:
+        await server.post(RESPONSES, input=[{"role": "system", "content": "Be brief."}])
+        assert "user" not in prompt(server)

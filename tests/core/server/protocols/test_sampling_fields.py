@@ -46,7 +46,7 @@ AT_THE_ENGINE: dict[str, Any] = {"logit_bias": ((5, 2.0),), "stop_token_ids": (9
 # Each protocol requests these in its own way; the endpoints' own tests cover them.
 CUSTOM = {"custom_processor", "custom_params"}
 SCORES = {"logprobs", "prompt_logprobs", "prompt_logprobs_start", "logprob_token_ids"}
-REQUESTED_OTHERWISE = {*SCORES, "hidden_states", "banned", *CUSTOM}
+REQUESTED_OTHERWISE = {*SCORES, "hidden_states", "thinking", "banned", *CUSTOM}
 
 
 def test_the_table_has_every_parameter() -> None:

@@ -13,9 +13,12 @@ from every import every
 from server_support import Serving, listening, serving
 from transcripts import SCHEMA, TRANSCRIPTS, Transcript
 
+from srv.errors import RequestError
 from srv.reply.formats import ReplyFormat, choose
-from srv.reply.rows import Marks, ToolFormat
+from srv.reply.rows import Marks, ReasoningFormat, ToolFormat
+from srv.server.grammars import GrammarSettings
 from srv.testing.fake_engine import EOS, ByteTokenizer, FakeEngine
+from srv.types import RequestSpec, ThinkingBudget, Vocabulary
 
 pytestmark = pytest.mark.anyio
 
@@ -80,6 +83,7 @@ async def test_a_message_has_text_reasoning_and_calls() -> None:
         assert choice["finish_reason"] == "tool_calls"
         message = choice["message"]
         assert (message["content"], message["reasoning_content"]) == ("I look.", "Where?")
+        assert message["reasoning"] == "Where?", "vLLM's newer name"
         assert [call["type"] for call in message["tool_calls"]] == ["function"] * 2
         assert [call["function"] for call in message["tool_calls"]] == [
             {"name": "weather", "arguments": '{"city": "Paris"}'}
@@ -203,7 +207,9 @@ async def test_the_client_may_have_reasoning_as_text_or_in_one_piece() -> None:
         pieces = deltas_of(await server.stream(CHAT, messages=HELLO))
         assert len([delta for delta in pieces if "reasoning_content" in delta]) > 1
         whole = deltas_of(await server.stream(CHAT, messages=HELLO, stream_reasoning=False))
-        assert [delta for delta in whole if "reasoning_content" in delta] == [{"reasoning_content": "a b"}]
+        assert [delta for delta in whole if "reasoning_content" in delta] == [
+            {"reasoning_content": "a b", "reasoning": "a b"}
+        ]
 
 
 @pytest.mark.parametrize("step", [1, 4, 100])
@@ -287,7 +293,11 @@ async def test_the_prompt_describes_the_allowed_tools_alone() -> None:
     [
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", 'must be "function"'),
         ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type", '"function"'),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+            "it must match the pattern",
+        ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}},
             "tool_choice",
@@ -305,13 +315,9 @@ async def test_the_prompt_describes_the_allowed_tools_alone() -> None:
             "only tool has it",
         ),
         (
-            {
-                "messages": [
-                    {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[1]"}}]}
-                ]
-            },
-            "messages[0].tool_calls[0].function.arguments",
-            "not the text of a JSON object",
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}]},
+            "tools[0].function.parameters",
+            "tools[0].function.parameters.type is refused: it is none of object, array,",
         ),
     ],
 )
@@ -322,6 +328,40 @@ async def test_what_is_wrong_is_named(change: dict[str, Any], param: str, part: 
         error = response.json()["error"]
         assert error["param"] == param, error
         assert part in error["message"]
+
+
+class Iterating(Template):
+    """Refuses arguments that are no object, like templates that iterate over them."""
+
+    def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool = True, variables: Any = None) -> str:
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                if isinstance(call["function"]["arguments"], str):
+                    raise RequestError("no items()", code="chat_template_error")
+        return super().apply_chat_template(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+
+
+@every(
+    ("arguments", "value"),
+    [
+        ('{"cmd": "ls', '{"cmd": "ls'),
+        ('{"cmd": "ls",}', '{"cmd": "ls",}'),
+        ("[]", "[]"),
+        ("null", {}),
+        ("", {}),
+        (None, {}),
+        ('{"a": 1}', {"a": 1}),
+    ],
+)
+async def test_any_arguments_are_taken_back(arguments: str | None, value: object) -> None:
+    """Templates get an object or the text, and those that iterate over arguments an object."""
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "go on"}]
+    for template, expected in ((Template(), value), (Iterating(), value if isinstance(value, dict) else {})):
+        async with replying("x", text=template) as server:
+            response = await server.post(CHAT, messages=messages)
+            assert response.status_code == 200, response.text
+            assert template.messages[1]["tool_calls"][0]["function"]["arguments"] == expected
 
 
 async def test_the_openai_client_runs_a_tool_loop() -> None:
@@ -378,3 +418,102 @@ async def test_the_effort_of_reasoning_reaches_the_template() -> None:
         ):
             assert (await server.post(CHAT, messages=HELLO, **fields)).status_code == 200
             assert template.variables.get("reasoning_effort") == effort
+
+
+GRAMMARS = GrammarSettings("llguidance", vocab_size=ByteTokenizer.vocab_size, end_tokens=(EOS,))
+ONE_BYTE = ReplyFormat(
+    choose("qwen", "none", []).tools, ReasoningFormat("x", (), Marks(("<",), (">", "!!")), ends_before=("<tool_call>",))
+)
+
+
+@every(
+    ("end", "fields", "inside", "ends"),
+    [
+        ("<", {}, True, (">", "!!")),
+        ("", {"tools": TOOLS}, False, (">", "!!", "<tool_call>")),
+    ],
+)
+async def test_a_budget_of_reasoning_arrives_at_the_engine(
+    end: str, fields: dict[str, Any], inside: bool, ends: tuple[str, ...]
+) -> None:
+    async with serving(None, Template(end), reply_format=ONE_BYTE, grammars=GRAMMARS, **LONG) as server:
+        body = {"messages": HELLO, "max_tokens": 2, **fields}
+        assert (await server.post(CHAT, **body, thinking_token_budget=5)).status_code == 200
+        assert (await server.post(CHAT, **body, thinking_token_budget=None)).status_code == 200
+        budget = ThinkingBudget(tokens=5, end=(62,), begins=("<",), ends=ends, inside=inside)
+        (vocabulary, *requests) = server.engine.received
+        assert isinstance(vocabulary, Vocabulary), "the engine looks for the markers in the bytes of tokens"
+        assert [spec.params.thinking for spec in requests] == [budget, None]
+
+
+HARMONY = choose("gpt-oss", None, [])
+
+
+@every(
+    ("found", "end", "begins", "inside"),
+    [
+        (QWEN, "</think>", ("<think>",), True),
+        (HARMONY, "<|end|>", ("<|channel|>analysis<|message|>",), False),
+    ],
+)
+async def test_a_budget_of_anthropics_messages_is_the_same(
+    found: ReplyFormat, end: str, begins: tuple[str, ...], inside: bool
+) -> None:
+    async with serving(None, Template("<think>"), reply_format=found, grammars=GRAMMARS, **LONG) as server:
+        body = {"messages": HELLO, "max_tokens": 2, "model": "tiny"}
+        limited = {"thinking": {"type": "enabled", "budget_tokens": 5}}
+        assert (await server.post("/v1/messages", **body, **limited)).status_code == 200
+        assert (await server.post(CHAT, **body, thinking_token_budget=5)).status_code == 200
+        first, second = (each.params.thinking for each in server.engine.received if isinstance(each, RequestSpec))
+        assert first == second
+        assert (first.tokens, first.end, first.begins, first.inside) == (5, tuple(end.encode()), begins, inside)
+        refused = await server.post("/v1/messages", **body, **limited, allowed_token_ids=[5])
+        assert "thinking.budget_tokens is refused" in refused.json()["error"]["message"]
+    async with serving(None, Template(), reply_format=ReplyFormat(), grammars=GRAMMARS, **LONG) as server:
+        assert (await server.post("/v1/messages", **body, **limited)).status_code == 200  # it has no reasoning
+        assert [each.params.thinking for each in server.engine.received] == [None]
+
+
+class WithoutBytes(Template):
+    def vocabulary(self) -> None:  # type: ignore[override]
+        return None
+
+
+async def test_a_budget_needs_the_bytes_of_tokens() -> None:
+    async with serving(None, WithoutBytes("<think>"), reply_format=QWEN, grammars=GRAMMARS, **LONG) as server:
+        error = (await server.post(CHAT, messages=HELLO, thinking_token_budget=5)).json()["error"]
+        assert (error["code"], error["param"]) == ("not_implemented", "thinking_token_budget")
+        assert "no bytes of their own" in error["message"]
+
+
+@every("path", ["/v1/completions", "/generate", "/v1/responses", "/v1/messages"])
+async def test_endpoints_without_a_budget_refuse_its_name(path: str) -> None:
+    async with serving() as server:
+        error = (await server.post(path, thinking_token_budget=5)).json()["error"]
+        assert "unknown field thinking_token_budget" in error["message"]
+
+
+@every(
+    ("found", "changes", "fields", "code", "part"),
+    [
+        (ONE_BYTE, {}, {}, "no_grammars", "start it with a grammar backend"),
+        (ReplyFormat(), {"grammars": GRAMMARS}, {}, "not_implemented", "--reasoning-parser NAME"),
+        (ONE_BYTE, {"grammars": GRAMMARS}, {"allowed_token_ids": [5]}, "not_implemented", "lacks the token 62"),
+        (
+            ONE_BYTE,
+            {"grammars": GRAMMARS},
+            {"thinking_token_budget": -1},
+            "invalid_value",
+            "greater than or",
+        ),
+    ],
+)
+async def test_a_budget_that_cannot_be_kept_is_refused(
+    found: ReplyFormat, changes: dict[str, Any], fields: dict[str, Any], code: str, part: str
+) -> None:
+    async with serving(None, Template("<think>"), reply_format=found, **changes, **LONG) as server:
+        response = await server.post(CHAT, **{"messages": HELLO, "thinking_token_budget": 5, **fields})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == (code, "thinking_token_budget")
+        assert part in error["message"]

@@ -107,13 +107,15 @@ def test_a_process_that_is_stopped_or_killed_is_replaced() -> None:
     child.send_signal(signal.SIGINT)
     assert render(template)
     child.send_signal(signal.SIGSTOP)
-    with pytest.raises(RequestError, match=r"more than 2 seconds"):
+    with pytest.raises(RequestError, match=r"machine is busy: it took more than 2 seconds; retry later") as caught:
         render(template, more="x" * 200_000)  # more than a pipe holds
+    assert (caught.value.code, caught.value.status) == ("chat_template_busy", 503)
     template_again = TemplateProcess({"default": CHATML}, {}, "test model")
     for each in children():
         each.kill()
-    with pytest.raises(RequestError, match="status -9"):
+    with pytest.raises(RequestError, match="status -9") as caught:
         render(template_again)
+    assert caught.value.status == 503
     assert render(template_again)
     template_again.close()
     template.close()
@@ -156,3 +158,29 @@ def test_a_template_that_is_dropped_leaves_no_process() -> None:
     (pid,) = {each.pid for each in children()} - before
     del template
     assert not psutil.pid_exists(pid)
+
+
+def test_templates_of_requests_are_rendered_within_the_limits_and_end_with_their_request() -> None:
+    """Each with the special tokens of the model; one that ends the process does not harm the next."""
+    requested = TemplateProcess({}, {"bos_token": "<s>"}, "the request", LIMITS, starts=False)
+    assert children() == []
+
+    def of(source: str) -> str:
+        return requested.render(MESSAGES, add_generation_prompt=True, extra={}, source=source)
+
+    for _ in range(2):
+        assert of("{{ bos_token }}{{ messages[0].content }}") == "<s>hi é"
+        for source, said, param in (
+            ("a\n{% if %}", "chat_template is refused: it is not valid Jinja: line 2", "chat_template"),
+            ("{{ raise_exception('no') }}", "the chat template of the request: no", "messages"),
+            ("{{ messages.__class__.__mro__ }}", "the chat template of the request", "messages"),
+            ("{{ 10 ** (10 ** 9) }}", "0.3 seconds of processor time|memory", "messages"),
+            ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "steps", "messages"),
+        ):
+            with pytest.raises(RequestError, match=said) as caught:
+                of(source)
+            assert (caught.value.param, caught.value.status) == (param, 400), source
+    many = [of(f"{number}") for number in range(40)]
+    assert many == [str(number) for number in range(40)]
+    requested.close()
+    assert children() == []

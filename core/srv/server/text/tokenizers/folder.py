@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from srv.errors import ModelError
+from srv.models.chat_templates import read_json
 from srv.models.remote_code import files_of, tokenizer_classes
 from srv.server.text.tokenizers.codec import (
     METASPACE,
@@ -33,13 +34,13 @@ REMEDY = "Set --tokenizer-path to a folder that has one, a tokenizer.json or a G
 
 
 def read_folder(folder: Path, tokenizer_file: Path | None = None, remote_code: bool = False) -> TextSource:
-    """Read the tokenizer and chat templates of a folder; `tokenizer_file`: its tokenizer.json, if it has another name.
+    """Read the tokenizer of a folder; `tokenizer_file`: its tokenizer.json, if it has another name.
 
     `remote_code`: whether Python code of the folder may be run, for a tokenizer that only it implements.
 
     Raises ModelError with code no_tokenizer (its message lists the file names), damaged or remote_code.
     """
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json")
     path = tokenizer_file or folder / "tokenizer.json"
     if path.is_file():
         tokenizer = _load_tokenizer_json(path)
@@ -54,46 +55,7 @@ def read_folder(folder: Path, tokenizer_file: Path | None = None, remote_code: b
     special_tokens = _special_tokens(folder, config)
     # Special tokens are those of the post-processor: as in transformers 5, add_bos_token and add_eos_token of
     # tokenizer_config.json do not replace that.
-    return TextSource(tokenizer, _codec(tokenizer, size), size, None, special_tokens, read_folder_templates(folder))
-
-
-def read_folder_templates(folder: Path) -> dict[str, str]:
-    """The chat templates of a folder by name: from tokenizer_config.json, overridden by chat_template.json, then by
-    chat_template.jinja and additional_chat_templates/*.jinja, as transformers writes them."""
-    templates: dict[str, str] = {}
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        value = _read_json(folder / name).get("chat_template")
-        if isinstance(value, str):
-            templates["default"] = value
-        elif isinstance(value, list):
-            templates |= {entry["name"]: entry["template"] for entry in value if {"name", "template"} <= set(entry)}
-        elif isinstance(value, dict):
-            templates |= value
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read_text(path)
-    if (path := folder / "chat_template.jinja").is_file():
-        templates["default"] = _read_text(path)
-    return templates
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError("damaged", str(path), f"it cannot be read ({error})", "Download the file again") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty if the file does not exist."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelError("damaged", str(path), f"it is not JSON ({error})", "Download the file again") from error
-    if not isinstance(value, dict):
-        raise ModelError("damaged", str(path), "it is not a JSON object", "Download the file again")
-    return value
+    return TextSource(tokenizer, _codec(tokenizer, size), size, None, special_tokens)
 
 
 def _load_tokenizer_json(path: Path) -> Tokenizer:
@@ -125,7 +87,7 @@ def _load_with_transformers(folder: Path, remote_code: bool) -> Tokenizer:
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by role; tokenizer_config.json takes precedence over special_tokens_map.json."""
     special_tokens: dict[str, str] = {}
-    for entries in (_read_json(folder / "special_tokens_map.json"), config):
+    for entries in (read_json(folder / "special_tokens_map.json"), config):
         for role in TOKEN_ROLES:
             value = entries.get(role)
             text = value.get("content") if isinstance(value, dict) else value

@@ -38,16 +38,11 @@ END_KEYS = ("eot_token_id", "eom_token_id")
 
 
 def read_gguf(path: Path) -> TextSource:
-    """Read the tokenizer and chat templates of a GGUF file.
+    """Read the tokenizer of a GGUF file.
 
     Raises ModelError with code no_tokenizer, unknown_tokenizer, unknown_pretokenizer or damaged.
     """
     return source_from_metadata(read_header(path, ARRAYS).metadata, str(path))
-
-
-def read_gguf_templates(path: Path) -> dict[str, str]:
-    """The chat templates of a GGUF file, by name."""
-    return _templates(read_header(path, ()).metadata)
 
 
 def source_from_metadata(metadata: Mapping[str, Any], origin: str) -> TextSource:
@@ -60,13 +55,6 @@ def source_from_metadata(metadata: Mapping[str, Any], origin: str) -> TextSource
         return vocabulary.sentencepiece()
     reason = f"tokenizer.ggml.model is {kind!r}; srv reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)"
     raise ModelError("no_tokenizer" if kind is None else "unknown_tokenizer", origin, reason, REMEDY)
-
-
-def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    key = "tokenizer.chat_template"
-    named = {name.removeprefix(key + "."): text for name, text in metadata.items() if name.startswith(key + ".")}
-    default = {"default": metadata[key]} if key in metadata else {}
-    return {name: text for name, text in (named | default).items() if isinstance(text, str)}
 
 
 class _Vocabulary:
@@ -197,7 +185,7 @@ class _Vocabulary:
         )
         codec = ByteCodec(to_bytes, len(self.tokens), self.special, strip_space)
         special_tokens = {role: self.tokens[token] for role, token in self.special_by_role.items()}
-        return TextSource(tokenizer, codec, len(self.tokens), affixes, special_tokens, _templates(self._metadata))
+        return TextSource(tokenizer, codec, len(self.tokens), affixes, special_tokens)
 
     def _affix(self, role: str, enabled: object) -> tuple[int, ...]:
         return (self.special_by_role[role],) if enabled and role in self.special_by_role else ()

@@ -16,10 +16,10 @@ TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", 
 
 @dataclass(frozen=True)
 class TextSource:
-    """A tokenizer with its codec, special tokens and chat templates.
+    """A tokenizer with its codec and special tokens.
 
     `affixes` None: the tokenizer's own post-processor adds special tokens. `special_tokens`: text by role
-    ("bos_token" -> "<s>"). `templates`: chat templates by name ("default" if there is only one).
+    ("bos_token" -> "<s>").
     """
 
     tokenizer: Tokenizer
@@ -27,4 +27,3 @@ class TextSource:
     vocab_size: int
     affixes: SpecialTokenAffixes | None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    templates: Mapping[str, str] = field(default_factory=dict)
