@@ -40,7 +40,7 @@ def examine(facts: ModelFacts, timeout_s: float = TIMEOUT_S) -> Examined:
     """Build the class that transformers has for a model, without weights, and find its attention layers."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE],
+            [sys.executable, "-P", "-m", MODULE],
             input=msgspec.json.encode(facts),
             capture_output=True,
             timeout=timeout_s,

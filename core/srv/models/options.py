@@ -13,17 +13,21 @@ ROPE = "rope_parameters"
 # Fields that transformers 5 stores in `rope_parameters`, and earlier versions beside it.
 IN_ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 NESTED = "text_config"  # the configuration of a language model within that of a larger one
+TIED = "tie_word_embeddings"
+UNTIED: Mapping[str, Any] = MappingProxyType({TIED: False})
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class ReadOptions(NamedTuple):
     """`overrides`: fields of the model's configuration, with other values.
 
-    `remote_code`: whether Python code in its folder may be run.
+    `remote_code`: whether Python code in its folder may be run. `headers_only`: its weight files are holes behind their
+    headers, so that no weight may be read.
     """
 
     overrides: Mapping[str, Any] = _NONE
     remote_code: bool = False
+    headers_only: bool = False
 
 
 DEFAULT_OPTIONS = ReadOptions()

@@ -17,10 +17,11 @@ from srv.executor.spec import EngineSpec
 from srv.models.base import CausalLM
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.platform.contract import check_attention, check_latent
-from srv.platform.experts import SLOT
+from srv.platform.experts import FAMILY, SLOT, with_added
 from srv.platform.interface import AttentionBackend, BackendContext, OpImpl
 from srv.platform.latent import LatentAttentionBackend
-from srv.platform.ops import Ops
+from srv.platform.ops import Ops, implementations
+from srv.platform.registry import find_backends
 from srv.specs import Latent
 from srv.worker.attention import SplitAttention
 
@@ -56,10 +57,12 @@ class ChosenBackends:
 
 
 def chosen_ops(spec: EngineSpec, config: Config, impls: Sequence[OpImpl]) -> Ops:
-    """The implementations that a configuration allows of those of a platform."""
+    """The implementations that a configuration allows of those of a platform, and of an added backend of experts."""
     invariant, (experts, _) = config.schedule.enable_deterministic_inference, spec.backends.get(SLOT, ("", ""))
+    chosen = [backend for backend in find_backends(spec.platform, FAMILY) if backend.name == experts] if experts else []
+    added = implementations(with_added((), chosen), spec.device)
     named = named_implementations(config)
-    return Ops(spec.platform, impls, batch_invariant=invariant, experts=experts, named=named)
+    return Ops(spec.platform, (*added, *impls), batch_invariant=invariant, experts=experts, named=named)
 
 
 def prepare_latent(model: CausalLM, attention: Sequence[tuple[AttentionBackend, AttentionBackend]]) -> None:

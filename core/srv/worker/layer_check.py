@@ -51,4 +51,4 @@ class LayerCheck:
     def _offered(self) -> Mapping[str, tuple[str, ...]]:
         """The traits of each attention backend of the platform, by its name."""
         own = registry.find_platforms()[self._platform].loaded.facts.backends.get("attention", ())
-        return {spec.name: spec.layer_traits for spec in (*own, *registry.find_backends(self._platform, "attention"))}
+        return {spec.name: spec.layer_traits for spec in (*registry.find_backends(self._platform, "attention"), *own)}

@@ -150,7 +150,7 @@ class RankWorker:
             self._mark_layers()
         self._calls = module_calls(self._config.debug, self.model, group.rank)
         for slot, (name, target) in spec.backends.items():
-            logger.info("%s: %s (%s)", slot, name, target or "ops of the platform")
+            logger.debug("%s: %s (%s)", slot, name, target or "ops of the platform")
 
     def _context(self) -> EngineContext:
         """What the platform is created from. The process has been bound to a NUMA node before, if it is to be."""

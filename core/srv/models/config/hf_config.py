@@ -34,10 +34,11 @@ from srv.models.config.overrides import overridden
 from srv.models.config.sentence import read_sentence
 from srv.models.config.stored_names import model_names
 from srv.models.config.text_part import text_config, vision_class
+from srv.models.formats.own_head import has_own_head
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.formats.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
-from srv.models.options import DEFAULT_OPTIONS, ReadOptions
+from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.models.sizes.parts import MAX_LAYERS
 from srv.models.sizes.registry import COUNT_FROM_PADDING
 from srv.quantization import registry as quantization
@@ -70,9 +71,12 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
     try:
         whole = vision_class(config)
         if whole is not None:
-            config = text_config(config, () if checkpoint is None else checkpoint.tensors)
-        facts = _facts(path, overridden(str(path), config, options.overrides), checkpoint, whole)
-        return replace(facts, overrides=dict(options.overrides), remote_code=options.remote_code)
+            config = text_config(config)
+        config = overridden(str(path), config, options.overrides)
+        untied = _is_untied(_architecture(path, config), config, checkpoint, whole, options)
+        facts = _facts(path, merged(config, UNTIED) if untied else config, checkpoint, whole)
+        overrides = dict(options.overrides)
+        return replace(facts, overrides=overrides, remote_code=options.remote_code, untied=untied)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"config.json holds an invalid value ({type(error).__name__}: {error})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY) from error
@@ -127,6 +131,18 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
         generates=pooled is None,
         head=sentence.head,
     )
+
+
+def _is_untied(
+    architecture: str, config: Mapping[str, Any], checkpoint: Checkpoint | None, whole: str | None, options: ReadOptions
+) -> bool:
+    """Whether the weights have an output layer of their own that the configuration, but not the user, leaves out."""
+    if checkpoint is None or options.headers_only or TIED in options.overrides:
+        return False
+    if not is_tied(with_defaults(architecture, _text_config(config))):
+        return False
+    rename = model_names(architecture, whole)
+    return has_own_head(checkpoint, {each: name for each in checkpoint.tensors if (name := rename(each))})
 
 
 def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None], text: Mapping[str, Any]) -> Checkpoint:

@@ -11,12 +11,11 @@ The language model is served alone. Images are not served, so that weights of th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.registry import name_of_type
 from srv.models.architectures.vision_models import SAME_FOR_TEXT, VISION_CLASSES
-from srv.models.formats.text_names import text_weight_name
 from srv.models.sizes.fields import known_defaults
 from srv.models.sizes.registry import FAMILIES
 
@@ -32,11 +31,10 @@ def vision_class(config: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) and name in VISION_CLASSES else None
 
 
-def text_config(config: Mapping[str, Any], stored: Collection[str]) -> dict[str, Any]:
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the language model alone, from that of the vision model.
 
-    It is nested as `text_config`, or at the top in older checkpoints. `stored`: the names of the weights; () if there
-    are none. A stored output layer is used, whatever the fields say: their defaults differ between releases.
+    It is nested as `text_config`, or at the top in older checkpoints.
     """
     nested = config.get("text_config")
     own = dict(nested) if isinstance(nested, Mapping) else {k: v for k, v in config.items() if k != "vision_config"}
@@ -46,11 +44,9 @@ def text_config(config: Mapping[str, Any], stored: Collection[str]) -> dict[str,
         if own.get(name) is None and config.get(name) is not None:
             own[name] = config[name]
     tied = config.get("tie_word_embeddings", own.get("tie_word_embeddings"))
-    if any(text_weight_name(name) == "lm_head.weight" for name in stored):
-        tied = False
-    elif tied is None:
+    if tied is None:
         own.pop("tie_word_embeddings", None)
-    if tied is not None:
+    else:
         own["tie_word_embeddings"] = tied
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(own.get(name), Mapping):

@@ -14,14 +14,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from srv.errors import ModelError
+from srv.errors import ModelError, listed
 from srv.models.formats.slices import Slices, stored_shape
 
 # progress(total bytes, bytes done, name of the tensor or file just done)
 Progress: TypeAlias = Callable[[int, int, str], None]
 
 NO_SLICES: Slices = MappingProxyType({})
-MAX_LISTED = 5
 OTHER_CHECKPOINT = "The weights and config.json belong to different models: download both again from one place"
 
 
@@ -52,12 +51,6 @@ def check_names(
     ]
     if mismatched:
         raise ModelError("shape_mismatch", path, f"shapes differ: {listed(mismatched)}", remedy)
-
-
-def listed(names: Collection[str]) -> str:
-    """The first few names, and the total number."""
-    shown = ", ".join(list(names)[:MAX_LISTED])
-    return shown if len(names) <= MAX_LISTED else f"{shown} and {len(names) - MAX_LISTED} more ({len(names)} in all)"
 
 
 class Meter:

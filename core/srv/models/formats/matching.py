@@ -14,6 +14,7 @@ from srv.errors import ModelError
 from srv.models.formats.filling import OTHER_CHECKPOINT, check_names
 from srv.models.formats.slices import Slice, Slices
 from srv.models.formats.storage import StorageFormat
+from srv.models.formats.text_names import HEAD, ROTARY
 
 _DECODER = "model."  # prefix of the decoder's weights in a causal language model
 
@@ -73,5 +74,5 @@ def _dtype_name(tensor: Tensor) -> str:
 
 def _unused_names(names: Mapping[str, str], weight_views: Mapping[str, Tensor]) -> set[str]:
     """Stored tensors that are skipped: RoPE frequencies of old checkpoints, and the copy of a tied output layer."""
-    tied = {"lm_head.weight"} - weight_views.keys()
-    return {name for name in names.values() if name.endswith("rotary_emb.inv_freq")} | tied
+    tied = {HEAD} - weight_views.keys()
+    return {name for name in names.values() if name.endswith(ROTARY)} | tied

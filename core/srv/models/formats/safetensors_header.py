@@ -79,12 +79,13 @@ class Checkpoint:
     """The tensors of a folder, by name, without those of layers that predict further tokens.
 
     `files`: the names in each file, by the path of the file. `kv_scales`: the scales of keys and values by name, which
-    are no weights and not among `tensors`.
+    are no weights and not among `tensors`. `prediction`: the names of tensors of layers that predict further tokens.
     """
 
     tensors: Mapping[str, StoredTensor]
     files: Mapping[Path, tuple[str, ...]]
     kv_scales: Mapping[str, KVScaleTensor] = field(default_factory=dict)
+    prediction: tuple[str, ...] = ()
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -142,7 +143,7 @@ def _read(folder: Path, paths: tuple[Path, ...], stamps: Stamps) -> Checkpoint:
     }
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(further) and name not in scales}
     of_files = {path: tuple(name for name in names if name in kept) for path, names in files.items()}
-    return Checkpoint(kept, of_files, scales)
+    return Checkpoint(kept, of_files, scales, tuple(name for name in tensors if name.startswith(further)))
 
 
 def _files(folder: Path) -> tuple[Path, ...]:

@@ -17,8 +17,10 @@ from srv.models.formats.filling import NO_SLICES, Meter, Progress
 from srv.models.formats.matching import cut, fill, needed_tensors
 from srv.models.formats.slices import Slices
 from srv.models.formats.storage import StorageFormat
+from srv.models.formats.text_names import EMBEDDING, HEAD
 from srv.models.formats.third_party import LOADERS, described
 from srv.models.formats.weight_source import WeightSource
+from srv.models.options import TIED
 from srv.specs import ModelFacts
 
 _REMEDY = "Update the package of the loader, or load the weights of the model that it was written for"
@@ -52,6 +54,21 @@ def load_from_sources(
             for target, tensor in stored_as.convert(name, read).items():
                 fill(where, target, weight_views[target], cut(tensor, slices.get(target)), _REMEDY)
                 meter.add(weight_views[target].nbytes, target)
+        if facts.generates and HEAD not in weight_views:
+            offered = next((each for each in shapes if rename(each) == HEAD), None)
+            if offered is not None:
+                read = _read(owners[offered], sources[owners[offered]], offered, shapes[offered])
+                _check_tied(where, read, weight_views, slices)
+
+
+def _check_tied(where: str, head: Tensor, weight_views: Mapping[str, Tensor], slices: Slices) -> None:
+    """Refuse an output layer that differs from the embedding in whose place the configuration ties it."""
+    embedding = weight_views[EMBEDDING]
+    own = cut(head, slices.get(EMBEDDING)).to(embedding.device, embedding.dtype)
+    if own.shape != embedding.shape or not own.equal(embedding):
+        reason = f"{HEAD} differs from {EMBEDDING}, but the configuration ties them"
+        remedy = f"""Serve both with --json-model-override-args '{{"{TIED}": false}}'"""
+        raise ModelError("unexpected_tensors", where, reason, remedy)
 
 
 def _open(name: str, facts: ModelFacts) -> WeightSource:

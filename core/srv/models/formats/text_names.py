@@ -16,7 +16,10 @@ from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
+ROTARY = "rotary_emb.inv_freq"  # frequencies in old checkpoints, which are computed instead
 OUTPUT_LAYER = "lm_head."
+HEAD = f"{OUTPUT_LAYER}weight"
+EMBEDDING = "model.embed_tokens.weight"
 # The beginnings of the names of weights in vision models, and what they are in the language model.
 TEXT_PREFIXES = (
     ("language_model.lm_head.", "lm_head."),

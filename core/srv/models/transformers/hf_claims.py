@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from srv.models.formats.filling import listed
+from srv.errors import listed
 from srv.models.transformers.hf_attention import PoolHeads, unsupported
 from srv.specs import AttentionLayer, AttentionSpec, ModelFacts, spec_name
 

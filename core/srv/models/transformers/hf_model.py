@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,14 +23,15 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging as hf_logging
 
-from srv.errors import ModelError, SrvError
+from srv.errors import ModelError, SrvError, listed
 from srv.models.architectures.registry import encoder_names, gguf_layout, native_names, native_or_reason
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.formats.dummy import load_dummy
-from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress, listed
+from srv.models.formats.filling import OTHER_CHECKPOINT, Meter, Progress
 from srv.models.formats.gguf_loader import load_gguf
-from srv.models.formats.text_names import TEXT_PREFIXES
-from srv.models.options import merged
+from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.formats.text_names import ROTARY, TEXT_PREFIXES, text_weight_name
+from srv.models.options import UNTIED, merged
 from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
 from srv.models.transformers.hf_attention import (
     IMPLEMENTATION,
@@ -339,14 +341,23 @@ def _config(facts: ModelFacts) -> Any:
 
 
 def _of_folder(facts: ModelFacts) -> Any:
-    """The configuration in a folder, with the user's other values."""
+    """The configuration in a folder, with the user's other values, and tied only if the weights are."""
     config = AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=may_run(facts))
-    if not facts.overrides:
+    overrides = {**facts.overrides, **(UNTIED if facts.untied else {})}
+    if not overrides:
         return config
     stored, _ = PreTrainedConfig.get_config_dict(facts.path, local_files_only=True)
-    fields = merged(stored, facts.overrides)
+    fields = merged(stored, overrides)
     kind = CONFIG_MAPPING[fields["model_type"]] if "model_type" in facts.overrides else type(config)
     return kind.from_dict({**fields, "_name_or_path": facts.path})
+
+
+def _is_of_text(facts: ModelFacts, stored: str) -> bool:
+    """Whether a tensor is of the language model, and none that `srv.models.config.tensor_notes` has announced."""
+    if stored.endswith(ROTARY) or (facts.text_part_of is not None and text_weight_name(stored) is None):
+        return False
+    checkpoint = read_checkpoint(Path(facts.path))
+    return checkpoint is None or stored in checkpoint.tensors
 
 
 def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: Progress | None) -> Any:
@@ -354,8 +365,7 @@ def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: P
     meter = Meter(facts.weight_bytes, progress)
     bars, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()  # `progress` is shown instead
-    if facts.text_part_of is not None:
-        hf_logging.set_verbosity_error()  # otherwise it lists every weight of the vision part
+    hf_logging.set_verbosity_error()  # its report on tensors lists every weight of the vision part
     try:
         model, report = _class_of(facts).from_pretrained(
             facts.path,
@@ -371,6 +381,9 @@ def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: P
         hf_logging.set_verbosity(verbosity)
         if bars:
             hf_logging.enable_progress_bar()
+    unused = sorted(each for each in report["unexpected_keys"] if _is_of_text(facts, each))
+    if unused:
+        log.warning("%s is served without %s: transformers has no such tensors", facts.name, listed(unused))
     missing, wrong = sorted(report["missing_keys"]), sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise ModelError("missing_tensors", facts.path, f"it lacks {listed(missing)}", OTHER_CHECKPOINT)

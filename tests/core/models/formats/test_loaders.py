@@ -10,7 +10,6 @@ import torch
 from every import every
 from gguf import GGMLQuantizationType as Kind
 from models_small import agree, built, edit_config, edit_weights, our_logits, small_model, tokens_of, write_gguf
-from safetensors.torch import load_file, save_file
 
 from srv.errors import ModelError
 from srv.models.formats.filling import own_threads
@@ -89,16 +88,6 @@ def test_progress_counts_every_stored_byte_once(tmp_path: Path) -> None:
     assert done[0] == 0
     assert done[-1] == totals.pop()
     assert done == sorted(done)
-
-
-def test_a_tied_output_layer_that_is_stored_too_is_skipped(tmp_path: Path) -> None:
-    model = small_model("llama", tie_word_embeddings=True)
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
-    weights = load_file(path)
-    old = {"lm_head.weight": torch.zeros(97, 48), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
-    save_file({**weights, **old}, path)
-    assert agree(built(tmp_path), model)
 
 
 @every(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from every import every
-from models_small import built, edit_config, our_logits, small_model, tokens_of, write_gguf
+from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
 from platform_plugins import write_plugin
 from safetensors.torch import load_file, save_file
 
@@ -117,6 +117,21 @@ def test_what_a_loader_gives_is_what_files_would(quantization: str | None, insta
     made = plan(vault, *(["--quantization", quantization] if quantization else []))
     assert made.refusals == ()
     assert any("given by vault of srv-acme, whose code runs in each worker" in note for note in made.notes)
+
+
+def test_a_tied_output_layer_must_be_a_copy(install: Install, tmp_path: Path) -> None:
+    install()
+    folder = tmp_path / "vault"
+    model = stored(folder, tie_word_embeddings=True)
+    head = model.lm_head.weight.detach().clone()
+    torch.save(head, folder / "lm_head.weight.tensor")
+    tokens = tokens_of(model, 8)
+    assert torch.allclose(our_logits(built(folder, loaders=("vault",)), tokens), expected_logits(model, tokens), 1e-3)
+    head[-1] += 1
+    torch.save(head, folder / "lm_head.weight.tensor")
+    with pytest.raises(ModelError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight") as caught:
+        built(folder, loaders=("vault",))
+    assert caught.value.remedy == "Serve both with --json-model-override-args '{\"tie_word_embeddings\": false}'"
 
 
 def test_a_source_is_closed_once(install: Install, tmp_path: Path) -> None:
