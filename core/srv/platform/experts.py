@@ -1,12 +1,13 @@
 """The backends of mixtures of experts: how they relate to ops, and one that any platform may offer. Torch-free.
 
 A backend of the family "moe" is the set of a platform's implementations of `EXPERT_OPS` that have the backend's name;
-its `BackendSpec` has no target. Only those of the chosen backend are bound. `route_experts` is an ordinary op.
+its `BackendSpec` has no target. Only those of the chosen backend are bound. `route_experts` is an ordinary op. What a
+third party adds to a platform has its implementations in `BackendSpec.ops`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from srv.platform.facts import BackendSpec, DeviceFacts, OpCall, OpSpec, Requires, ResolutionContext
@@ -49,6 +50,11 @@ def torch_expert_ops(check: Check, ops: Collection[str] = EXPERT_OPS) -> tuple[O
 def of_backend(specs: Iterable[OpSpec], backend: str) -> tuple[OpSpec, ...]:
     """The specs of a platform without those of experts that belong to other backends."""
     return tuple(spec for spec in specs if spec.op not in EXPERT_OPS or spec.name == backend)
+
+
+def with_added(specs: Sequence[OpSpec], backends: Iterable[BackendSpec]) -> tuple[OpSpec, ...]:
+    """The specs of a platform after those that backends of third parties add."""
+    return (*(spec for backend in backends for spec in backend.ops), *specs)
 
 
 def missing_ops(specs: Iterable[OpSpec], backend: str, needed: Iterable[str]) -> tuple[str, ...]:

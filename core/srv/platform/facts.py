@@ -146,7 +146,8 @@ class BackendSpec:
 
     `check(context)` may read any argument that the *user* set, and the facts. With tensor parallelism, the heads in
     `context.model` are those of one rank. `target` is "module:class", imported only in a worker; "" in the family
-    "moe", whose backends are the ops of their name (`srv.platform.experts`). `kv_order` (attention only) names the axes
+    "moe", whose backends are the ops of their name (`srv.platform.experts`). `ops` (moe only): those of a backend that
+    a third party adds; a platform lists its own in `PlatformFacts.ops`. `kv_order` (attention only) names the axes
     of the KV pool it reads. Automatic choice takes the highest `priority` that fits.
     `graphs` (attention): its `plan` keeps the metadata of one value of `AttentionBatch.graph`
     at the same addresses, as captured steps need; (moe): its ops read nothing back from the device. If the decode
@@ -179,6 +180,7 @@ class BackendSpec:
     fallback: bool = False
     latent: str = ""
     prompts: Callable[[LatentDims, Mapping[str, Any]], str] | None = None
+    ops: tuple[OpSpec, ...] = ()
 
     @property
     def layer_traits(self) -> tuple[str, ...]:

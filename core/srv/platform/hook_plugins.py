@@ -136,6 +136,11 @@ def hook_plugins() -> tuple[HookPlugin, ...]:
 @functools.lru_cache(maxsize=1)
 def _load(found: tuple[Entry, ...], import_path: tuple[str, ...]) -> tuple[HookPlugin, ...]:
     """Cached per import path. If a plugin cannot be used, nothing is cached."""
+    return load(found)
+
+
+def load(found: tuple[Entry, ...]) -> tuple[HookPlugin, ...]:
+    """These plugins, made anew. Raises the PluginError of the first that cannot be used."""
     from srv.platform.found_by_stevedore import load_all  # slow to import; most installations have no such plugin
 
     owners: dict[str, list[str]] = {}

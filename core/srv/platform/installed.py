@@ -13,23 +13,28 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
 _FOLDER = re.compile(r"(?P<name>[^-]+)(?:-.*)?\.(?P<kind>dist|egg)-info", re.IGNORECASE)
 _SEPARATORS = re.compile(r"[-_.]+")
+_ON_SRV = re.compile(r"srv\s*(?:\[[^\]]*\]\s*)?(?:$|[(<>=!~;])", re.IGNORECASE)
 _SRV_SECTION = "[srv."  # a file without it has no entry point of a group of srv
 
 
 class Entry(NamedTuple):
-    """One line of a distribution's `entry_points.txt`. `value`: "module" or "module:attribute"."""
+    """One line of a distribution's `entry_points.txt`. `value`: "module" or "module:attribute".
+
+    `requires`: what its distribution requires of srv, such as "srv<0.2,>=0.1"; "" if nothing.
+    """
 
     group: str
     name: str
     value: str
     distribution: str
     version: str
+    requires: str = ""
 
     @property
     def module(self) -> str:
@@ -47,6 +52,11 @@ class Entry(NamedTuple):
 def entries(group: str) -> tuple[Entry, ...]:
     """The entry points of one of `srv`'s groups, in the order of the import path."""
     return _entries(tuple(sys.path), group)
+
+
+def entries_of_srv() -> tuple[Entry, ...]:
+    """The entry points of all groups whose name begins with "srv.", in the order of the import path."""
+    return tuple(entry for entry in _all_entries(tuple(sys.path)) if entry.group.startswith("srv."))
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,8 +81,10 @@ def _from_metadata() -> Iterator[Entry]:
         if found.name is None or (key := _SEPARATORS.sub("_", found.name).lower()) in seen:
             continue
         seen.add(key)
+        requires = _of_srv(found.requires or ())
         for each in found.entry_points:
-            yield Entry(each.group, each.name, each.value.partition("[")[0].strip(), found.name, found.version)
+            value = each.value.partition("[")[0].strip()
+            yield Entry(each.group, each.name, value, found.name, found.version, requires)
 
 
 def _from_folders(import_path: tuple[str, ...]) -> Iterator[Entry]:
@@ -96,7 +108,9 @@ def _from_folders(import_path: tuple[str, ...]) -> Iterator[Entry]:
 
 def _parse_entry_points(text: str, header: str, folder: str) -> Iterator[Entry]:
     """Parse one `entry_points.txt`; `header` is the distribution's metadata, which may be missing or damaged."""
-    metadata = dict(line.split(": ", 1) for line in header.partition("\n\n")[0].splitlines() if ": " in line)
+    fields = [line.split(": ", 1) for line in header.partition("\n\n")[0].splitlines() if ": " in line]
+    metadata = dict(fields)
+    requires = _of_srv(value for name, value in fields if name == "Requires-Dist")
     group = ""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("["):
@@ -104,7 +118,13 @@ def _parse_entry_points(text: str, header: str, folder: str) -> Iterator[Entry]:
         elif "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
             value = value.partition("[")[0].strip()  # extras follow in brackets; they are deprecated and ignored
-            yield Entry(group, name.strip(), value, metadata.get("Name", folder), metadata.get("Version", ""))
+            distribution, version = metadata.get("Name", folder), metadata.get("Version", "")
+            yield Entry(group, name.strip(), value, distribution, version, requires)
+
+
+def _of_srv(requirements: Iterable[str]) -> str:
+    """The first of these requirements that is of srv, and not of an extra; "" if none is."""
+    return next((each for each in requirements if _ON_SRV.match(each) and "extra" not in each.partition(";")[2]), "")
 
 
 def _read_text(path: str) -> str:

@@ -1,4 +1,4 @@
-"""The contract checks of targets and of `PlatformFacts.ops`; part of `srv.platform.checks`. Torch-free."""
+"""The contract checks of targets and ops, of a platform or a backend; part of `srv.platform.checks`. Torch-free."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def check_target(plugin: Requirements, target: object, where: str) -> None:
     plugin.require(_TARGET.fullmatch(str(target)) is not None, where, f"is {target!r}", remedy)
 
 
-def check_ops(ops: object, plugin: Requirements) -> None:
+def check_ops(ops: object, plugin: Requirements, member: str = "PlatformFacts.ops") -> None:
     """Each is an OpSpec, with a name of its own among those of its op, of which fallbacks come last."""
-    plugin.require_type(ops, tuple, "PlatformFacts.ops")
+    plugin.require_type(ops, tuple, member)
     assert isinstance(ops, tuple)
     seen: set[tuple[str, str]] = set()
     fallbacks: dict[str, str] = {}
     for index, spec in enumerate(ops):
-        where = f"PlatformFacts.ops[{index}]"
+        where = f"{member}[{index}]"
         plugin.require_type(spec, OpSpec, where)
         for name in ("op", "name"):
             plugin.require_text(getattr(spec, name), f"{where}.{name}")

@@ -13,8 +13,10 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+import srv
 from srv.errors import PluginError
 from srv.platform.checks import check_backends, check_manifest
 from srv.platform.facts import FAMILIES, BackendSpec, Unfit
@@ -48,6 +50,13 @@ class InstalledPlatform(NamedTuple):
         if self.manifest is not None:
             return self.manifest
         raise self.error or PluginError(self.distribution, self.name, "has no manifest", "Reinstall it", "contested")
+
+
+@dataclass(frozen=True, slots=True)
+class ProvidedBackend(BackendSpec):
+    """A backend that another distribution adds to a platform. `provider`: its name and version, "srv-acme 1.2.0"."""
+
+    provider: str = ""
 
 
 class Platforms(Mapping[str, InstalledPlatform]):
@@ -96,7 +105,7 @@ def find_backends(platform: str, family: str) -> tuple[BackendSpec, ...]:
         owner, _, name = entry_point.name.partition(".")
         if owner == platform:
             by_name[name].append(entry_point)
-    specs = [_load_backend(name, family, by_name[name]) for name in sorted(by_name)]
+    specs = [_load_backend(name, by_name[name]) for name in sorted(by_name)]
     return tuple(sorted(specs, key=lambda spec: -spec.priority))
 
 
@@ -128,18 +137,22 @@ def _duplicate_error(what: str, entry_points: list[Entry]) -> PluginError:
     return PluginError(both, what, "both claim this name", f"Uninstall all but one of {both}", "contested")
 
 
-def _load_backend(name: str, family: str, entry_points: list[Entry]) -> BackendSpec:
+def _load_backend(name: str, entry_points: list[Entry]) -> BackendSpec:
     try:
-        if len(entry_points) > 1:
-            raise _duplicate_error(f"backend {entry_points[0].name}", entry_points)
-        return _checked_backend(name, family, entry_points[0])
+        return checked_backend(entry_points[0])
     except PluginError as error:
         unfit = Unfit((f"it was refused when it was loaded: {error}",))
-        return BackendSpec(name, 0, lambda context: unfit, entry_points[0].value, kv_order="none")
+        provider = _provider(entry_points[0])
+        return ProvidedBackend(name, 0, lambda _: unfit, entry_points[0].value, kv_order="none", provider=provider)
 
 
-def _checked_backend(name: str, family: str, entry_point: Entry) -> BackendSpec:
-    distribution = entry_point.distribution
+def checked_backend(entry_point: Entry) -> ProvidedBackend:
+    """The backend of an entry point. PluginError if it is faulty, or if another one of the platform has its name."""
+    same = [each for each in entries(entry_point.group) if each.name == entry_point.name]
+    if len(same) > 1:
+        raise _duplicate_error(f"backend {entry_point.name}", same)
+    distribution, family = entry_point.distribution, entry_point.group.removeprefix(f"{BACKEND_GROUP}.")
+    platform, _, name = entry_point.name.partition(".")
     (spec,) = check_backends(family, (load(entry_point),), distribution)
     if spec.name != name:
         raise PluginError(
@@ -148,11 +161,48 @@ def _checked_backend(name: str, family: str, entry_point: Entry) -> BackendSpec:
             f"has a backend called {spec.name!r}",
             "Name the entry point <platform>.<backend>",
         )
-    return spec
+    owner = find_platforms().get(platform)
+    own = () if owner is None or owner.manifest is None else owner.manifest.facts.backends.get(family, ())
+    if owner is not None and name in (each.name for each in own):
+        both, remedy = f"{owner.distribution} and {distribution}", f"Uninstall {distribution}, or rename its backend"
+        raise PluginError(both, f"backend {entry_point.name}", "both claim this name", remedy, "contested")
+    values = {each.name: getattr(spec, each.name) for each in fields(BackendSpec)}
+    return ProvidedBackend(**values, provider=_provider(entry_point))
+
+
+def _provider(entry_point: Entry) -> str:
+    return f"{entry_point.distribution} {entry_point.version}".strip()
+
+
+def check_requirement(entry_point: Entry) -> None:
+    """PluginError unless this srv is one that the distribution of an entry point requires."""
+    if not entry_point.requires or entry_point.distribution == srv.__name__:
+        return
+    from packaging.requirements import InvalidRequirement, Requirement  # about 10 ms, for third-party plugins only
+
+    distribution, version = entry_point.distribution, entry_point.version
+    try:
+        required = Requirement(entry_point.requires)
+    except InvalidRequirement:
+        return  # no installer would have accepted it
+    if (required.marker is None or required.marker.evaluate()) and not required.specifier.contains(
+        srv.__version__, prereleases=True
+    ):
+        raise PluginError(
+            distribution,
+            f"entry point {entry_point.name} of {entry_point.group}",
+            f"{distribution} {version} requires {required}, but this is srv {srv.__version__}",
+            f"Install a version of {distribution} made for srv {srv.__version__}, or {required}",
+            "version",
+        )
 
 
 def load(entry_point: Entry) -> object:
-    """Load the object that an entry point names. PluginError if importing it fails, imports torch, or patches core."""
+    """Load the object that an entry point names.
+
+    PluginError if its distribution requires another srv, or if importing it fails, imports torch, or patches core.
+    """
+    check_requirement(entry_point)
     distribution = entry_point.distribution
     if entry_point.module in sys.modules:  # nothing is imported, so that no code of the plugin could patch core
         try:

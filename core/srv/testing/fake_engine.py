@@ -282,6 +282,18 @@ class ByteTokenizer:
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + str(variables.get("preamble", "")) + ("assistant: " if add_generation_prompt else "")
 
+    def apply_template_of_request(
+        self,
+        source: str,
+        messages: list[dict[str, object]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+    ) -> str:
+        return source + self.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
     def detokenizer(
         self,
         prompt_ids: Sequence[int],

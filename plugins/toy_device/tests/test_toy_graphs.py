@@ -116,6 +116,26 @@ def test_memory_of_a_graph_serves_again_within_it_and_is_its_own(toy: Accelerato
     assert toy.memory_allocated() == before
 
 
+def test_a_tensor_that_grows_in_a_capture_takes_no_memory_of_another(toy: Accelerator) -> None:
+    """`torch.arange` creates an empty tensor and lets it grow."""
+    x = torch.zeros(8, dtype=torch.int64).to("toy")
+    graph = toy.Graph()
+    with toy.graph(graph):
+        first = torch.arange(8, device="toy")
+        total = x + first
+        total = total + torch.arange(8, device="toy") * 7
+        last = torch.arange(16, device="toy")
+    x.fill_(100)
+    for _ in range(2):
+        graph.replay()
+        assert total.tolist() == [100 + 8 * number for number in range(8)]
+        assert (first.tolist(), last.tolist()) == (list(range(8)), list(range(16)))
+    before = toy.memory_allocated()
+    for _ in range(3):  # outside of a capture, its memory is counted and freed like any other
+        torch.arange(1 << 16, device="toy")
+    assert toy.memory_allocated() == before
+
+
 def test_another_thread_s_work_is_not_recorded(toy: Accelerator) -> None:
     x = torch.zeros(1).to("toy")
     graph = toy.Graph()

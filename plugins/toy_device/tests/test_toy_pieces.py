@@ -86,6 +86,11 @@ def test_vectors_have_the_bits_of_eager_ones(small: Small) -> None:
     assert found[0] == found[1]
 
 
+def test_weights_of_8_bits(small: Small) -> None:
+    weights = ("--quantization", "w8a8_int8")
+    assert results(small, *EXACT, *CHUNKS, *weights) == results(small, *CHUNKS, *weights)
+
+
 def test_drafts_and_layer_markers_change_nothing(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "seconds", lambda self, rows, tokens, repeats=5: 1.0)  # so that every draft pays
     drafts = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "3")

@@ -155,6 +155,36 @@ def test_a_broken_backend_is_refused(changes: dict[str, Any], reason: str) -> No
     assert reason in raised.value.reason
 
 
+EXPERTS = OpSpec("experts", "plain", lambda device, call: None, "acme:experts")
+
+
+@every(
+    ("family", "ops", "member"),
+    [
+        ("moe", [EXPERTS], "backend moe plain: ops"),
+        ("attention", (EXPERTS,), "backend attention plain: ops"),
+        ("moe", (replace(EXPERTS, op="linear"),), "backend moe plain: ops[0].op"),
+        ("moe", (replace(EXPERTS, name="other"),), "backend moe plain: ops[0].name"),
+        ("moe", (replace(EXPERTS, target=""),), "backend moe plain: ops[0].target"),
+        ("moe", (EXPERTS, EXPERTS), "backend moe plain: ops[1]"),
+    ],
+)
+def test_broken_ops_of_an_added_backend_are_refused(family: str, ops: Any, member: str) -> None:
+    experts = replace(SPEC, target="" if family == "moe" else SPEC.target)
+    added = (replace(experts, ops=(EXPERTS,)),)
+    assert family != "moe" or check_backends("moe", added, "srv-example") == added
+    with pytest.raises(PluginError) as raised:
+        check_backends(family, (replace(experts, ops=ops),), "srv-example")
+    assert raised.value.member == member
+
+
+def test_a_platform_has_the_ops_of_its_backends_in_one_place() -> None:
+    own = replace(SPEC, target="", ops=(EXPERTS,))
+    with pytest.raises(PluginError, match=r"List them in PlatformFacts\.ops") as raised:
+        check_manifest(replace(GOOD, **facts(backends={"moe": (own,)})), "srv-example", "1.0")
+    assert raised.value.member == "backend moe plain: ops"
+
+
 def test_equal_priorities_within_a_family_are_refused() -> None:
     rival = replace(SPEC, name="other")
     with pytest.raises(PluginError, match="plain and other have the same priority 1"):

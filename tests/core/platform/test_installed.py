@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import sys
 import zipfile
 from collections.abc import Iterable
@@ -11,13 +12,17 @@ from pathlib import Path
 import pytest
 from every import every
 
+import srv
+from srv.errors import PluginError
 from srv.platform.installed import Entry, entries
+from srv.platform.registry import load
 
 GROUP = "srv.platforms"
+MARKED = 'srv[trace] >= 0.1; python_version > "3"'
 
 
 def from_metadata(group: str) -> set[Entry]:
-    """The entry points of a group by importlib.metadata."""
+    """The entry points of a group by importlib.metadata, without what they require."""
     return {
         Entry(each.group, each.name, each.value, each.dist.name, each.dist.version)
         for each in importlib.metadata.entry_points(group=group)
@@ -36,7 +41,7 @@ def distribution(folder: Path, name: str, lines: Iterable[str], version: str = "
 
 @every("group", [GROUP, "srv.commands", "srv.backends.attention"])
 def test_entry_points_are_those_of_importlib(group: str) -> None:
-    assert set(entries(group)) == from_metadata(group)
+    assert {each._replace(requires="") for each in entries(group)} == from_metadata(group)
     assert len(entries(group)) == len(from_metadata(group))
 
 
@@ -95,3 +100,42 @@ def test_entry_loads_the_object_that_it_names() -> None:
     entry = Entry(GROUP, "x", "pathlib:Path", "d", "1")
     assert entry.load() is Path
     assert entry.module == "pathlib"
+
+
+@every(
+    ("lines", "requires"),
+    [
+        ((), ""),
+        (("srv>=9",), "srv>=9"),
+        (("srv (>=0.1,<0.2)",), "srv (>=0.1,<0.2)"),
+        (("srv-kernels>=9", "srvx>=9", "srv.more>=9", "srv"), "srv"),
+        (('srv[cuda]>=9; extra == "gpu"', MARKED), MARKED),
+    ],
+)
+def test_what_a_distribution_requires_of_srv(lines: tuple[str, ...], requires: str, tmp_path: Path) -> None:
+    """Read from folders, and by importlib.metadata if the path has an archive."""
+    info = distribution(tmp_path, "needy", ("needy = a:B",))
+    header = "".join(f"Requires-Dist: {line}\n" for line in lines)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: needy\nVersion: 1.0\n{header}\nRequires-Dist: srv>=8\n"
+    )
+    archive = tmp_path / "archive.zip"
+    with zipfile.ZipFile(archive, "w"):
+        pass
+    for more in ((), (str(archive),)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", [str(tmp_path), *sys.path, *more])
+            assert [each.requires for each in entries(GROUP) if each.name == "needy"] == [requires]
+
+
+@every("requires", ["srv>=9", "srv<0.1", 'srv==3; python_version > "3"'])
+def test_a_distribution_for_another_srv_is_not_loaded(requires: str) -> None:
+    entry = Entry("srv.hooks", "needy", "json:loads", "needy", "1.0", requires)
+    with pytest.raises(PluginError, match=r"needy 1\.0 requires srv.*, but this is srv") as raised:
+        load(entry)
+    assert raised.value.code == "version"
+
+
+@every("requires", ["", "srv", f"srv=={srv.__version__}", 'srv>=9; python_version < "3"', "srv ?? 1"])
+def test_a_distribution_for_this_srv_is_loaded(requires: str) -> None:
+    assert load(Entry("srv.hooks", "needy", "json:loads", "needy", "1.0", requires)) is json.loads

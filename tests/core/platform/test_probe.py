@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,14 +93,17 @@ def test_hanging_probe_is_killed_with_its_children(
     monkeypatch.setattr("srv.platform.probe.time", SimpleNamespace(monotonic=monotonic))
     body = (
         "import subprocess, pathlib, time; "
-        f"pathlib.Path({str(pid_file)!r}).write_text(str(subprocess.Popen(['sleep', '60']).pid)); time.sleep(60)"
+        f"pathlib.Path({str(pid_file)!r}).write_text(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)"
     )
     write(plugins, "hangs", body)
     result = probe(find_platforms()["hangs"], timeout_s=1.5)
     assert result.code == "probe_timeout"
     assert "1.5 s" in result.reason
     pid = int(pid_file.read_text())
-    assert _holds(lambda: _has_ended(pid))
+    ended = _holds(lambda: _has_ended(pid))  # long before it would end by itself
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    assert ended
 
 
 def test_a_manifest_that_is_slow_to_import_is_not_blamed_on_its_probe(

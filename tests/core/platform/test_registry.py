@@ -192,3 +192,11 @@ def test_two_backends_of_one_name_never_fit(plugins: Path) -> None:
 def test_an_unknown_family_is_an_error_of_the_caller() -> None:
     with pytest.raises(ValueError, match="is not a backend family"):
         find_backends("cpu", "weather")
+
+
+def test_a_backend_cannot_take_the_name_of_one_of_the_platform(plugins: Path) -> None:
+    write_backend(plugins, "native", BACKEND.format(name="native", order="page_token_head"))
+    (spec,) = find_backends("cpu", "attention")
+    verdict = spec.check(None)  # type: ignore[arg-type]
+    assert isinstance(verdict, Unfit)
+    assert "srv and srv-fast: backend cpu.native: both claim this name" in verdict.reasons[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ OFFLOAD = TESTS / "test_gpu_offload.py"  # engines with quantized weights: on on
 SIMULATOR = ROOT / "plugins" / "gpu_simulator"
 OTHERS = ("sm86", "sm89", "sm100", "sm120", "gfx950", "gfx1100", "pvc")
 DIFFERENT = ("sm80", "gfx942", "bmg")  # without float8, of AMD, without graphs
+EVIDENCE = ROOT / "support_matrix" / "evidence"
+PARTS = {"cuda-sm90": 12, "rocm-gfx942": 9}  # of the tests with evidence, so that each takes about two minutes
 
 
 def environment(variant: str, asynchronous: bool = False) -> dict[str, str]:
@@ -33,7 +36,7 @@ def test_platform_attention_and_sampling_on_sm90() -> None:
     assert not outcome.skipped, outcome.end
 
 
-@pytest.mark.proof(minutes=5)
+@pytest.mark.proof(minutes=1.5)
 @pytest.mark.timeout(600)
 def test_quantized_layers_in_host_memory() -> None:
     outcome = run_on("sm90", OFFLOAD, seconds=580)
@@ -41,8 +44,14 @@ def test_quantized_layers_in_host_memory() -> None:
     assert not outcome.skipped, outcome.end
 
 
-@pytest.mark.proof(minutes=2)
-@pytest.mark.parametrize("variant", [*DIFFERENT, *OTHERS])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, marks=pytest.mark.proof(minutes=minutes))
+        for variants, minutes in ((DIFFERENT, 1.2), (OTHERS, 0.1))
+        for variant in variants
+    ],
+)
 def test_the_platform_on_other_gpus(variant: str) -> None:
     """Attention and sampling run on one card of each kind, because the kernels are the same."""
     tests = (TESTS, f"--ignore={OFFLOAD}") if variant in DIFFERENT else (TESTS / "test_gpu_platform.py",)
@@ -50,8 +59,31 @@ def test_the_platform_on_other_gpus(variant: str) -> None:
     assert outcome.passed, outcome.end
 
 
-@pytest.mark.proof(minutes=2)
+@pytest.mark.proof(minutes=0.8)
 @pytest.mark.parametrize("variant", ["sm90", "gfx942"])
 def test_attention_and_sampling_while_operators_run_late(variant: str) -> None:
     outcome = run_on(variant, TESTS / "test_gpu_attention.py", TESTS / "test_gpu_sampling.py", asynchronous=True)
     assert outcome.passed, outcome.end
+
+
+def recorded(device: str) -> list[str]:
+    """The tests of the folder that have evidence on a device."""
+    lines = (EVIDENCE / f"{device}.jsonl").read_text(encoding="utf-8").splitlines()
+    return sorted(test for test in (json.loads(line)["test"] for line in lines) if (ROOT / test).is_relative_to(TESTS))
+
+
+def test_every_simulated_gpu_with_evidence_is_here() -> None:
+    found = {path.stem for path in EVIDENCE.glob("*.jsonl") if path.stem.startswith(("cuda", "rocm", "xpu"))}
+    assert found == set(PARTS)
+
+
+@pytest.mark.proof(minutes=1.5)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("device", "part"), [(device, part) for device, n in PARTS.items() for part in range(n)])
+def test_what_evidence_rests_on(device: str, part: int) -> None:
+    platform, _, variant = device.partition("-")
+    tests = recorded(device)[part :: PARTS[device]]
+    assert tests
+    outcome = run(f"--srv-evidence-device={platform}", *tests, seconds=1180, environment=environment(variant))
+    assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end

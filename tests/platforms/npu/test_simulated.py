@@ -36,7 +36,7 @@ def test_windows_and_attention_to_later_tokens(soc: str) -> None:
 @pytest.mark.parametrize(
     ("soc", "chosen"),
     [
-        pytest.param("a2", "demo-64", marks=pytest.mark.proof(minutes=3)),
+        pytest.param("a2", "demo-64", marks=pytest.mark.proof(minutes=4)),
         pytest.param("a2", "random-128", marks=pytest.mark.slow),
         pytest.param("a3", "random-128", marks=pytest.mark.proof(minutes=1)),
         pytest.param("a3", "demo-64 and greedy and graphs-float16", marks=pytest.mark.proof(minutes=1)),
@@ -55,6 +55,14 @@ def test_the_engine_computes_what_the_cpu_computes(soc: str, chosen: str) -> Non
 @pytest.mark.timeout(1800)
 def test_models_that_generate_text_on_a2() -> None:
     outcome = run_on("a2", 1700, TESTS / "test_npu_models.py")
+    assert outcome.passed, outcome.end
+    assert not outcome.skipped, outcome.end
+
+
+@pytest.mark.proof(minutes=1)
+@pytest.mark.timeout(900)
+def test_weights_in_host_memory_on_a2() -> None:
+    outcome = run_on("a2", 880, TESTS / "test_npu_offload.py")
     assert outcome.passed, outcome.end
     assert not outcome.skipped, outcome.end
 

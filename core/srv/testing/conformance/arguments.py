@@ -1,17 +1,18 @@
 """L4: argument values that the plugin declares or accepts, on a real server over HTTP.
 
 Values that are accepted together are combined into as few launches as possible. If a launch fails, it is halved until
-the value at fault is found. Extreme values that make no useful server (a context of one token) are not tried: their
-effect is up to core, not to the plugin.
+the value at fault is found, or the few that fail together. Extreme values that make no useful server (a context of one
+token) are not tried: their effect is up to core, not to the plugin.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from srv.args.command_line import read_text
 from srv.args.config import ARGUMENTS
@@ -33,6 +34,7 @@ from srv.testing.conformance.values import SOURCE, candidate_texts, user_stateme
 
 MAX_VALUES = 4  # per argument
 OUTPUT_TOKENS = 8
+Value = TypeVar("Value")
 API_KEY = "conformance"
 
 # Values of arguments without choices; such an argument that is missing here is not tried.
@@ -68,6 +70,8 @@ FIXED_ARGUMENTS = (
     "host",
     "port",
 )  # set in every launch
+# Groups of arguments that concern requests, connections and logs: no platform has a part in them.
+OF_ANY_PLATFORM = ("server", "observe")
 # The last one would delete the model that the next launch needs.
 NOT_TRIED = (*FIXED_ARGUMENTS, "delete_ckpt_after_loading")
 
@@ -77,7 +81,7 @@ def serves(kit: Kit) -> str:
     facts, folder = _model(kit)
     dtype = declared_dtypes(kit)[0]
     tokens = prompt(20, 1)
-    with _serving(kit, folder, [user_statement("dtype", dtype)]) as server:
+    with serving(kit, folder, [user_statement("dtype", dtype)]) as server:
         _generate(server, Reference(folder), tokens, dtype)
         info = _info(server)
         if info["platform"] != kit.name:
@@ -89,10 +93,10 @@ def supported(kit: Kit) -> str:
     """With every accepted value a server starts, answers, and reports the value as it was set."""
     _, folder = _model(kit)
     facts = read_facts(folder)
-    statements = _accepted(kit, facts)
-    launches = _group_into_launches(kit, facts, statements)
+    statements = accepted_values(kit, facts)
+    launches = group_into_launches(kit, facts, statements)
     for launch in launches:
-        _check_launch(kit, folder, launch)
+        _check_launch(kit, folder, facts, launch)
     names = {each.argument for each in statements}
     untried = [each.name for each in ARGUMENTS.values() if each.status == "implemented" and each.name not in names]
     tried = f"{len(statements)} values of {len(names)} arguments in {len(launches)} launches"
@@ -112,35 +116,39 @@ def refuses(kit: Kit) -> str:
         except Refusal as refusal:
             if not any(each.what == statement.argument for each in refusal.rejections):
                 raise Fault(
-                    f"{_show(statement)} is declared unsupported, but other arguments were refused: {refusal}"
+                    f"{shown(statement)} is declared unsupported, but other arguments were refused: {refusal}"
                 ) from refusal
             continue
-        raise Fault(f"{_show(statement)} is declared unsupported, but it is accepted")
+        raise Fault(f"{shown(statement)} is declared unsupported, but it is accepted")
     launched = {statement.argument: statement for statement in statements}  # one value per argument in one launch
     exited = wait_for_exit(_command_line(kit, folder, list(launched.values())), kit.scratch)
     missing = [name for name in launched if f"{name} = " not in exited.output]
     if exited.status != 2 or missing:
         raise Fault(
-            f"a launch with {', '.join(map(_show, launched.values()))} exited with status {exited.status}"
+            f"a launch with {', '.join(map(shown, launched.values()))} exited with status {exited.status}"
             f"{f' and does not name {missing[0]}' if missing else ''}: {exited.last_line}"
         )
     return f"{len(statements)} values of {len(launched)} arguments are refused"
 
 
 def undeclared(kit: Kit) -> str:
-    """If a plugin declares support of single arguments, it accepts no others."""
+    """If a plugin declares support of single arguments, it accepts no others that a platform can have a part in."""
     support = _support(kit)
     if not support:
         raise NotApplicable("the plugin declares no support of single arguments: it accepts what core implements")
     _, folder = _model(kit)
-    accepted = _accepted(kit, read_facts(folder))
-    undeclared_arguments = sorted({statement.argument for statement in accepted} - set(support))
+    accepted = {statement.argument for statement in accepted_values(kit, read_facts(folder))}
+    undeclared_arguments = sorted(name for name in accepted - set(support) if asks_a_platform(ARGUMENTS[name]))
     if undeclared_arguments:
         raise Undeclared(
             f"accepted and working, but not declared: {', '.join(undeclared_arguments)}",
             "Add a srv.platform.facts.Support for each to PlatformFacts.support.",
         )
-    return f"all of {len({statement.argument for statement in accepted})} arguments are declared"
+    return f"all of {len(accepted)} arguments are declared, or concern no device"
+
+
+def asks_a_platform(argument: Argument) -> bool:
+    return argument.group not in OF_ANY_PLATFORM
 
 
 def _model(kit: Kit) -> tuple[ModelFacts, Path]:
@@ -148,14 +156,19 @@ def _model(kit: Kit) -> tuple[ModelFacts, Path]:
     return facts, model_folder(kit, facts)
 
 
-def _accepted(kit: Kit, facts: ModelFacts) -> list[UserStatement]:
+def accepted_values(kit: Kit, facts: ModelFacts) -> list[UserStatement]:
     """Values that the plugin accepts one at a time for the small model on this device, a few per argument."""
     found: list[UserStatement] = []
     for argument in ARGUMENTS.values():
-        if argument.status == "implemented" and argument.name not in NOT_TRIED:
+        if argument.status == "implemented" and argument.name not in NOT_TRIED and not needs_file(argument):
             accepted = [each for each in _candidates(argument, kit) if _accepts(kit, facts, [each])]
             found += accepted[:MAX_VALUES]
     return found
+
+
+def needs_file(argument: Argument) -> bool:
+    """Whether it has an effect only beside a file of the user's, which no launch here has."""
+    return any(ARGUMENTS[name].kind.base is Path for name in argument.arg.only_with[:1])
 
 
 def _candidates(argument: Argument, kit: Kit) -> list[UserStatement]:
@@ -191,7 +204,7 @@ def _accepts(kit: Kit, facts: ModelFacts, statements: Sequence[UserStatement]) -
     return True
 
 
-def _group_into_launches(kit: Kit, facts: ModelFacts, statements: Sequence[UserStatement]) -> list[list[UserStatement]]:
+def group_into_launches(kit: Kit, facts: ModelFacts, statements: Sequence[UserStatement]) -> list[list[UserStatement]]:
     """Few launches that together have every value once, with at most one value per argument each."""
     remaining, launches = list(statements), []
     while remaining:
@@ -206,23 +219,48 @@ def _group_into_launches(kit: Kit, facts: ModelFacts, statements: Sequence[UserS
     return launches
 
 
-def _check_launch(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> None:
-    """Start a server with these values. Fault names the value, or the combination, that fails."""
-    try:
-        with _serving(kit, folder, statements) as server:
-            _generate(server)
-            _check_read_back(_info(server), statements)
-    except NotServing as reason:
-        if len(statements) == 1:
-            raise Fault(f"{_show(statements[0])} is accepted, but the server does not serve: {reason}") from reason
-        middle = len(statements) // 2
-        _check_launch(kit, folder, statements[:middle])
-        _check_launch(kit, folder, statements[middle:])
-        together = ", ".join(map(_show, statements))
-        raise Fault(f"{together} are accepted together, but the server does not serve: {reason}") from reason
+def _check_launch(kit: Kit, folder: Path, facts: ModelFacts, statements: Sequence[UserStatement]) -> None:
+    """Start a server with these values. Fault names the value at fault, or the smallest combination that was found."""
+    reasons: list[NotServing] = []
+
+    def fails(tried: Sequence[UserStatement]) -> bool:
+        if not _accepts(kit, facts, tried):
+            return False
+        try:
+            with serving(kit, folder, tried) as server:
+                _generate(server)
+                _check_read_back(_info(server), tried)
+        except NotServing as reason:
+            reasons.append(reason)
+            return True
+        return False
+
+    if not fails(statements):
+        return
+    named: Sequence[UserStatement] = at_fault(statements, fails)
+    if len(named) < len(statements) and not fails(named):  # it fails by chance
+        named = statements
+    accepted = "is accepted" if len(named) == 1 else "are accepted together"
+    shown_values = " and ".join(map(shown, named))
+    raise Fault(f"{shown_values} {accepted}, but the server does not serve: {reasons[-1]}") from reasons[-1]
 
 
-def _serving(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> AbstractContextManager[Server]:
+def at_fault(
+    given: Sequence[Value], fails: Callable[[Sequence[Value]], bool], fixed: Sequence[Value] = ()
+) -> list[Value]:
+    """The values of `given` that fail with `fixed`, and none too many: delta debugging (Zeller, ESEC 1999)."""
+    if len(given) == 1:
+        return list(given)
+    first, second = given[: len(given) // 2], given[len(given) // 2 :]
+    for half in (first, second):
+        if fails([*fixed, *half]):
+            return at_fault(half, fails, fixed)
+    left = at_fault(first, fails, [*fixed, *second])
+    return [*left, *at_fault(second, fails, [*fixed, *left])]
+
+
+def serving(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> AbstractContextManager[Server]:
+    """A server with these values."""
     key = API_KEY if any(each.argument == "api_key" for each in statements) else ""
     return running_server(_command_line(kit, folder, statements), kit.scratch, key)
 
@@ -272,7 +310,7 @@ def _check_read_back(info: Mapping[str, object], statements: Sequence[UserStatem
             continue
         value = provenances[each.argument]["value"]
         if value != argument.kind.dump(each.value):
-            raise Fault(f"{_show(each)} was set, but /get_server_info reports {value!r}")
+            raise Fault(f"{shown(each)} was set, but /get_server_info reports {value!r}")
 
 
 def _support(kit: Kit) -> dict[str, tuple[Support, ...]]:
@@ -296,5 +334,5 @@ def _declared(kit: Kit, statuses: Sequence[str]) -> list[UserStatement]:
     return found
 
 
-def _show(statement: UserStatement) -> str:
+def shown(statement: UserStatement) -> str:
     return f"{statement.argument} = {ARGUMENTS[statement.argument].show(statement.value)}"

@@ -5,12 +5,12 @@ Each check adds one feature to those that it depends on: one page, several pages
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from srv.testing.conformance.bench import PAGES, Bench
+from srv.testing.conformance.bench import PAGES, Bench, step_groups
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.setups import (
@@ -26,10 +26,13 @@ from srv.testing.conformance.setups import (
     select_setups,
 )
 
-_WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
+WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
 LAYERS = 12  # so many that layers which share buffers by their number modulo 11 or less are found
 LONG_ROW = 300  # tokens; kernels divide the keys of such a row into parts
+SHARED_HEADS = ((4, 2), (6, 2), (8, 2), (14, 2), (4, 1), (8, 1))  # (query heads, KV heads): 2, 3, 4, 7 and 8 share one
+_AHEAD = 5  # tokens by which a row may be shorter than the host knows
 _SPARE_PAGES = 8  # for the other row, and for output
+WINDOW_CHUNK = 37  # tokens of a chunk
 SOFT_CAP = 3.0  # low, so that it changes the result visibly
 
 
@@ -114,13 +117,32 @@ def page_boundaries(kit: Kit) -> str:
 
 
 def gqa(kit: Kit) -> str:
-    """KV heads that two, four or all query heads share."""
-    seen = [
-        run_each(select_setups(kit, 4, kv_heads), lambda setup: check_typical(kit, setup, "shared KV heads"))
-        for kv_heads in (2, 1)
-    ]
-    seen.append(run_each(select_setups(kit, 8, 2), lambda setup: check_typical(kit, setup, "shared KV heads")))
-    return "; ".join(seen)
+    """KV heads that several query heads share, in numbers that are powers of two and not, or all of them."""
+    return run_shared_heads(
+        SHARED_HEADS,
+        lambda heads, kv_heads: select_setups(kit, heads, kv_heads),
+        lambda setup: check_typical(kit, setup, "shared KV heads"),
+    )
+
+
+def run_shared_heads(
+    heads_of: Sequence[tuple[int, int]],
+    choose: Callable[[int, int], tuple[Setup, ...]],
+    check: Callable[[Setup], None],
+) -> str:
+    """Run a check for the setups of each number of (query heads, KV heads), of which a plugin may refuse some."""
+    seen: list[str] = []
+    refusals: list[str] = []
+    for heads, kv_heads in heads_of:
+        try:
+            chosen = choose(heads, kv_heads)
+        except NotApplicable as reason:
+            refusals.append(f"{heads}/{kv_heads} heads: {reason}")
+            continue
+        seen.append(run_each(chosen, check))
+    if not seen:
+        raise NotApplicable("; ".join(refusals))
+    return "; ".join((*seen, *refusals))
 
 
 def mixed(kit: Kit) -> str:
@@ -176,6 +198,23 @@ def same_step(kit: Kit) -> str:
     return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
 
 
+def device_lengths(kit: Kit) -> str:
+    """Rows of which the host knows only how long they are at most, as those with drafts in flight."""
+    chosen = [setup for setup in select_setups(kit) if setup.takes_lengths]
+    if not chosen:
+        raise NotApplicable('no backend declares lengths="device"')
+
+    def check(setup: Setup) -> None:
+        bench, size = Bench(kit, setup, extra_columns=_AHEAD), setup.span
+        rows = [bench.sequence() for _ in range(3)]
+        bench.step(list(zip(rows, (1, size, 2 * size + 1), strict=True)), "prompts")
+        for counts in ((1, 1, 1), (3, 1, 4), (1, 2, 1)):
+            what = "rows whose lengths only the device knows"
+            bench.step(list(zip(rows, counts, strict=True)), what, ahead=_AHEAD)
+
+    return run_each(tuple(chosen), check)
+
+
 def layers(kit: Kit) -> str:
     """Each layer has its own keys and values."""
 
@@ -220,13 +259,43 @@ def unused_columns(kit: Kit) -> str:
 
 
 def window(kit: Kit) -> str:
-    """Layers with a sliding window."""
+    """Layers with a sliding window: prompts, output, and long prompts in chunks shorter and longer than the window."""
+    in_chunks = "chunked_prefill" in kit.capabilities or "prefix_cache" in kit.capabilities
 
     def check(setup: Setup) -> None:
         for tokens in (1, 5, setup.span + 2):
             check_typical(kit, setup, f"a window of {tokens} tokens", window=tokens)
+        for tokens in (5, 40) if in_chunks else ():
+            _check_window_in_chunks(kit, setup, tokens)
 
-    return run_each(select_setups(kit, fields=_WINDOWED), check)
+    return run_each(select_setups(kit, fields=WINDOWED), check)
+
+
+def _check_window_in_chunks(kit: Kit, setup: Setup, tokens: int) -> None:
+    """A prompt of so many blocks of keys that kernels skip those behind the window, next to a short one."""
+    bench, what = Bench(kit, setup, window=tokens), f"a prompt in chunks, in a window of {tokens} tokens"
+    chunk = min(WINDOW_CHUNK, PAGES * setup.layout.page_size // 8)
+    row, other = bench.sequence(), bench.sequence()
+    for count in (chunk, chunk, chunk + 3):
+        bench.step([(row, count)], what)
+    bench.step([(other, 7), (row, chunk)], what)
+    bench.step([(row, 1), (other, 1)], what)
+
+
+def groups(kit: Kit) -> str:
+    """Two cache groups, one of them with a sliding window, each with a backend and a pool of its own."""
+
+    def check(setup: Setup) -> None:
+        benches = Bench(kit, setup, window=5), Bench(kit, setup, seed=1)
+        rows = [[bench.sequence(), bench.sequence()] for bench in benches]
+        what = "two cache groups, one with a window of 5 tokens"
+        for bench, each in zip(benches, rows, strict=True):
+            bench.step(list(zip(each, (setup.span + 1, 3 * setup.span + 2), strict=True)), what, layers=(0, 1))
+        for counts in ((1, 1), (setup.span, 1), (1, 1)):
+            steps = [list(zip(each, counts, strict=True)) for each in rows]
+            step_groups(list(zip(benches, steps, strict=True)), what)
+
+    return run_each(select_setups(kit, fields=WINDOWED, max_page_sizes=1), check)
 
 
 def window_pages(kit: Kit) -> str:
@@ -245,7 +314,7 @@ def window_pages(kit: Kit) -> str:
                     row.pages[:behind] = [spoiled] * behind
                 bench.step([(row, count) for row in rows], f"NaN in pages behind a window of {tokens} tokens")
 
-    return run_each(select_setups(kit, fields=_WINDOWED), check)
+    return run_each(select_setups(kit, fields=WINDOWED), check)
 
 
 def soft_cap(kit: Kit) -> str:

@@ -1,7 +1,9 @@
 """A test bench for one attention backend: sequences in a real pool, every step compared with float64 on the host.
 
 The backend writes all keys and values itself, step by step, as in the engine. The expected ones are kept separately, so
-that a key written to the wrong place is found when it is read. Pages are allocated in shuffled order.
+that a key written to the wrong place is found when it is read; what the pool holds then tells whether writing or
+reading is at fault. Of a backend that is known to write wrongly, the bench stores the keys and values itself before
+each layer, and where the step replaces them by others, those may be read. Pages are allocated in shuffled order.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from srv.platform.interface import AttentionBatch, AttentionLayer
 from srv.platform.pools import is_float8
+from srv.testing.conformance import stored
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.platform import same_device
@@ -59,6 +62,9 @@ class Bench:
         self.page_size = setup.layout.page_size
         self.kv = allocate_pool(kit, setup.layout, PAGES)
         self.backend, self.own = build_attention(kit, setup, self.kv)
+        self._plain = stored.is_plain(setup.layout)
+        self._stores = self._plain and setup.name in kit.wrong_writers
+        self._spoiled: set[int] = set()
         self._generator = torch.Generator().manual_seed(seed)
         # Page 1 is allocated first, so that a write just past page 0 damages a row.
         self._free = [*(torch.randperm(PAGES - 1, generator=self._generator) + 2).tolist(), 1]
@@ -80,23 +86,24 @@ class Bench:
         )
 
     def spoiled_page(self) -> int:
-        """A page whose keys and values are NaN in the first layer, written by the backend itself."""
+        """A page whose keys and values are NaN in the first layer, written by the backend or as in `expect`."""
         row, count = self.sequence(), self.page_size
         q, k, v = self.inputs(count)
-        metadata = self.backend.plan(self.batch([(row, count)]))
-        self.forward(self.layers[0], q, torch.full_like(k, torch.nan), torch.full_like(v, torch.nan), metadata)
+        k, v = torch.full_like(k, torch.nan), torch.full_like(v, torch.nan)
+        batch = self.batch([(row, count)])
+        if self._stores:
+            stored.write(self.kv, 0, self._slots(row, count), k, v)
+        else:
+            self.forward(self.layers[0], q, k, v, self.backend.plan(batch))
+        self._spoiled.add(row.pages[0])
         return row.pages[0]
 
-    def step(self, rows: Sequence[tuple[Row, int]], what: str, layers: Sequence[int] = (0,)) -> None:
-        """Compute the given number of tokens per row in one step, and compare. Fault, naming `what`, if it is wrong."""
-        batch = self.batch(rows)
-        metadata = self.backend.plan(batch)
-        for index in layers:
-            q, k, v = self.inputs(sum(count for _, count in rows))
-            got = self.forward(self.layers[index], q, k, v, metadata)
-            self.compare(rows, index, (q, k, v), got, what)
-        for row, count in rows:
-            row.length += count
+    def step(self, rows: Sequence[tuple[Row, int]], what: str, layers: Sequence[int] = (0,), ahead: int = 0) -> None:
+        """Compute the given number of tokens per row in one step, and compare. Fault, naming `what`, if it is wrong.
+
+        ahead: so many tokens more than its own a row has at most, as the host knows; the device knows its length.
+        """
+        step_groups([(self, rows)], what, layers, ahead)
 
     def step_of_single_tokens(self, row: Row, order: Sequence[int], what: str) -> None:
         """Compute len(order) tokens of one row in one step, each as a row of its own over the same pages.
@@ -107,9 +114,11 @@ class Bench:
         lengths = [row.length + token + 1 for token in order]
         batch = AttentionBatch([1] * len(order), lengths, whole.page_table.repeat(len(order), 1))
         q, k, v = self.inputs(len(order))
-        chosen = torch.tensor(order)
-        got = self.forward(self.layers[0], q[chosen], k[chosen], v[chosen], self.backend.plan(batch))
-        self.compare([(row, len(order))], 0, (q, k, v), got[chosen.argsort()], what)
+        chosen, rows = torch.tensor(order), [(row, len(order))]
+        metadata = self.backend.plan(batch)
+        self.expect(rows, 0, k, v)
+        got = self.forward(self.layers[0], q[chosen], k[chosen], v[chosen], metadata)
+        self.compare(rows, 0, q, got[chosen.argsort()], what, queries=1)
         row.length += len(order)
 
     def batch(self, rows: Sequence[tuple[Row, int]], graph: int | None = None, columns: int = 0) -> AttentionBatch:
@@ -159,31 +168,103 @@ class Bench:
             )
         return out
 
+    def expect(self, rows: Sequence[tuple[Row, int]], index: int, k: Tensor, v: Tensor) -> None:
+        """Append the keys and values of a step's new tokens to the rows, before the step; if need be, store them."""
+        k, v = self._rounded(index, k.double(), v.double())
+        end = 0
+        for row, count in rows:
+            new = slice(end, end := end + count)
+            row.keys[index] = torch.cat((row.keys.get(index, k[:0]), k[new]))
+            row.values[index] = torch.cat((row.values.get(index, v[:0]), v[new]))
+        for row, _ in rows if self._stores else ():
+            self._store(row, index)
+
+    def _rounded(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values as a pool of this dtype returns them."""
+        if self.setup.layout.dtype == "int8":
+            return round_trip_int8(k), round_trip_int8(v)
+        if is_float8(self.setup.layout.dtype):
+            dtype, scales = dtype_of(self.setup.layout.dtype), self.kv.scales(index)
+            return round_trip_float8(k, dtype, scales.key), round_trip_float8(v, dtype, scales.value)
+        return k, v
+
+    def _slots(self, row: Row, tokens: int) -> Tensor:
+        return stored.slots(row.pages, self.page_size, tokens)
+
+    def _owned(self, row: Row, tokens: int) -> Tensor:
+        """bool [tokens]: which of a row's tokens are not in a spoiled page."""
+        owned = torch.tensor([page not in self._spoiled for page in row.pages])
+        return owned.repeat_interleave(self.page_size)[:tokens]
+
+    def _store(self, row: Row, index: int) -> None:
+        tokens = len(row.keys[index])
+        owned = self._owned(row, tokens)
+        slots = self._slots(row, tokens)[owned]
+        stored.write(self.kv, index, slots, row.keys[index][owned], row.values[index][owned])
+
     def compare(
         self,
         rows: Sequence[tuple[Row, int]],
         index: int,
-        given: tuple[Tensor, Tensor, Tensor],
+        q: Tensor,
         got: Tensor,
         what: str,
+        queries: int = 0,
     ) -> None:
-        """Append the new keys and values to the rows, and compare the result with the reference."""
-        q, k, v = (part.double() for part in given)
-        if self.setup.layout.dtype == "int8":
-            k, v = round_trip_int8(k), round_trip_int8(v)
-        if is_float8(self.setup.layout.dtype):
-            dtype, scales = dtype_of(self.setup.layout.dtype), self.kv.scales(index)
-            k, v = round_trip_float8(k, dtype, scales.key), round_trip_float8(v, dtype, scales.value)
+        """Compare the result of a step with the reference. Fault, with whether writing or reading is wrong.
+
+        queries: of each row in the step, if they are not those of `rows`.
+        """
         ends = list(itertools.accumulate(count for _, count in rows))
         for number, ((row, count), end) in enumerate(zip(rows, ends, strict=True)):
             own = slice(end - count, end)
-            row.keys[index] = torch.cat((row.keys.get(index, k[:0]), k[own]))
-            row.values[index] = torch.cat((row.values.get(index, v[:0]), v[own]))
-            want = reference(self.layers[index], q[own], row.keys[index], row.values[index])
-            fault = difference(got[own], want, self.setup.dtype)
+            fault = self._fault(row, index, q[own].double(), got[own])
             if fault:
                 length = len(row.keys[index])
-                raise Fault(f"{what}: {self.setup}: row {number}, {count} queries over {length} tokens: {fault}")
+                backend = self.setup.computing(queries or count)
+                raise Fault(f"{what}: {backend}: row {number}, {count} queries over {length} tokens: {fault}")
+
+    def _fault(self, row: Row, index: int, q: Tensor, got: Tensor) -> str:
+        """What is wrong with the result of one row, as a clause; empty if nothing is."""
+        expected = row.keys[index], row.values[index]
+        fault = difference(got, reference(self.layers[index], q, *expected), self.setup.dtype)
+        if not fault or not self._plain:
+            return fault
+        owned = self._owned(row, len(expected[0]))[:, None, None]
+        keys, values = stored.read(self.kv, index, self._slots(row, len(expected[0])))
+        held = torch.where(owned, keys, expected[0]), torch.where(owned, values, expected[1])
+        if not any(difference(part, old, self.setup.dtype) for part, old in zip(held, expected, strict=True)):
+            return f"{fault}. The pool holds the keys and values of all these tokens: reading them is at fault"
+        if difference(got, reference(self.layers[index], q, *held), self.setup.dtype):
+            return f"{fault}. The pool holds other keys or values of these tokens, and the result is not theirs either"
+        if self._stores:
+            return ""
+        return f"{fault}. That is the result for what the pool holds: writing keys and values is at fault"
+
+
+def step_groups(
+    groups: Sequence[tuple[Bench, Sequence[tuple[Row, int]]]], what: str, layers: Sequence[int] = (0, 1), ahead: int = 0
+) -> None:
+    """`Bench.step` for several cache groups, as in an engine: all plan a step, then their layers follow one another."""
+    batches = [known_on_device(bench.batch(rows), ahead) for bench, rows in groups]
+    planned = [(bench, rows, bench.backend.plan(one)) for (bench, rows), one in zip(groups, batches, strict=True)]
+    for index in layers:
+        for bench, rows, metadata in planned:
+            q, k, v = bench.inputs(sum(count for _, count in rows))
+            bench.expect(rows, index, k, v)
+            got = bench.forward(bench.layers[index], q, k, v, metadata)
+            bench.compare(rows, index, q, got, what)
+    for _, rows, _ in planned:
+        for row, count in rows:
+            row.length += count
+
+
+def known_on_device(batch: AttentionBatch, ahead: int) -> AttentionBatch:
+    """The step with its lengths on the device, and bounds that are `ahead` tokens higher; unchanged if it is 0."""
+    if not ahead:
+        return batch
+    lengths = torch.tensor(batch.kv_lens, dtype=torch.int32).to(batch.page_table.device)
+    return dataclasses.replace(batch, kv_lens=[length + ahead for length in batch.kv_lens], lengths=lengths)
 
 
 def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ L4 = (
     ),
     _server_check(
         "arguments.undeclared",
-        "a plugin that declares support of single arguments accepts no others",
+        "a plugin that declares support of single arguments accepts no others that concern a device",
         "undeclared",
         "Add a srv.platform.facts.Support for the argument.",
         ("server.serves", "arguments.supported"),

@@ -202,11 +202,18 @@ L1 = (
     Check(
         "platform.communicator",
         Level.L1,
-        "the operations of two ranks in two processes have the right results, and a rank that stays away is an error",
+        "the operations of three ranks have the right results, and a rank that stays away is an error",
         "ranks:communicator",
         "See srv.platform.interface.Communicator for what each operation returns and raises.",
         needs="communicator",
         after=(*POOL, "graph.declared"),
         seconds=300.0,
+    ),
+    # The last of its process, whose allocator may keep what it took.
+    _device_check(
+        "pool.allocatable",
+        "four fifths of what memory() says is free can be allocated",
+        "Subtract what the driver, the runtime and your allocator keep for themselves: a server takes what is free.",
+        (*POOL, "platform.memory", "pool.allocator", "pool.accounting"),
     ),
 )

@@ -8,6 +8,7 @@ from srv.testing.conformance.model import Check, Level
 _FIRST = (*POOL, "pool.page_zero", "pool.cache_specs", "attention.placement", "attention.inputs")
 _ATTENTION = (*_FIRST, "attention.single_page")
 _PAGED = (*_ATTENTION, "attention.several_pages", "attention.page_boundaries")
+_CHUNKED = (*_PAGED, "attention.mixed", "attention.extend")
 _OPS = (*STARTED, "op.coverage", "op.placement")
 
 
@@ -101,6 +102,14 @@ L2 = (
         (*POOL, "attention.placement"),
     ),
     _reference_check(
+        "attention.writes",
+        "steps store keys and values in the slots of their tokens, and change no others; reading is judged apart",
+        "Token t of row i belongs in page page_table[i, t // page_size], at t % page_size. The checks after this one "
+        "store keys and values themselves, and judge how they are read.",
+        _FIRST,
+        module="attention_writes",
+    ),
+    _reference_check(
         "attention.single_page",
         "attention is correct for rows that fit in one page",
         "Compare one row with srv.models.transformers.hf_check.dense_attention, first a prompt, then its next token.",
@@ -149,7 +158,7 @@ L2 = (
         "attention.sharing",
         "attention is correct for rows that share their first pages",
         "Read pages through the row's own page table; write only the tokens of the step.",
-        (*_PAGED, "attention.mixed", "attention.extend"),
+        _CHUNKED,
         "prefix_cache",
     ),
     _reference_check(
@@ -158,6 +167,21 @@ L2 = (
         "Write the keys and values of all rows before any row attends; the rows of a captured step with drafts are the "
         "tokens of a few sequences.",
         _PAGED,
+    ),
+    Check(
+        "attention.steps",
+        Level.L2,
+        "hundreds of steps leave neither memory nor objects behind",
+        "steps:kept",
+        "Keep what belongs to one step in the result of `plan`; events, streams and tensors must not be collected.",
+        after=(*_PAGED, "copies.ring", "pool.allocator"),
+        seconds=300.0,
+    ),
+    _reference_check(
+        "attention.device_lengths",
+        "attention is correct for rows whose lengths only the device knows, if a backend declares it",
+        'Read the lengths from AttentionBatch.lengths: kv_lens are bounds then; or declare BackendSpec.lengths="host".',
+        _CHUNKED,
     ),
     _reference_check(
         "attention.layers",
@@ -182,14 +206,21 @@ L2 = (
         "attention is correct in layers with a sliding window, if the backend accepts such models",
         "A token attends to itself and the window - 1 tokens before it; if the kernels do not support this, "
         "remove the trait from BackendSpec.traits.",
-        _PAGED,
+        _CHUNKED,
     ),
     _reference_check(
         "attention.window_pages",
         "what the pages behind a sliding window hold does not change the result",
         "These pages are freed and may belong to other requests; do not read them, or select with torch.where instead "
         "of multiplying by a weight of 0, which keeps NaN.",
-        (*_PAGED, "attention.extend", "attention.window"),
+        (*_CHUNKED, "attention.window"),
+    ),
+    _reference_check(
+        "attention.groups",
+        "attention is correct in two cache groups, one of them with a sliding window, whose layers follow one another",
+        "A backend is built per cache group: what `plan` prepares belongs to its result or to the instance, not to the "
+        "class or the module.",
+        (*_CHUNKED, "attention.layers", "attention.window"),
     ),
     _reference_check(
         "attention.soft_cap",
@@ -275,7 +306,7 @@ L2 = (
 )
 
 # The graph checks compute prompts eagerly, in two layers, with page tables wider than a row: these checks come first.
-_CAPTURED = (*_PAGED, "attention.layers", "attention.unused_columns", "graph.declared")
+_CAPTURED = ("attention.writes", *_PAGED, "attention.layers", "attention.unused_columns", "graph.declared")
 
 
 def _graph_check(name: str, summary: str, remedy: str, after: tuple[str, ...] = (*_CAPTURED, "graph.replay")) -> Check:
@@ -285,6 +316,8 @@ def _graph_check(name: str, summary: str, remedy: str, after: tuple[str, ...] = 
 _STATIC_BUFFERS = (
     "Tensors that a captured kernel reads must keep their addresses: `plan` copies into those of AttentionBatch.graph."
 )
+# With as many KV heads as query heads, before other numbers and several groups.
+_OF_ONE_GROUP = ("graph.replay", "graph.lengths", "graph.padding", "graph.row_counts", "graph.back_to_back")
 GRAPHS = (
     _graph_check(
         "replay", "a captured step is correct when it is replayed with new inputs", _STATIC_BUFFERS, _CAPTURED
@@ -293,6 +326,7 @@ GRAPHS = (
         "lengths",
         "a replay uses the lengths and pages of its own step, not those of the capture",
         "Apply the host lengths of `metadata` in Graphs.replay, or keep them in device tensors that `plan` rewrites.",
+        (*_CAPTURED, "attention.device_lengths", "graph.replay"),
     ),
     _graph_check(
         "padding",
@@ -311,6 +345,18 @@ GRAPHS = (
         "a replay may be launched while the previous one of the same captured step runs",
         "In Graphs.replay, wait for the previous replay if its inputs would be overwritten.",
         (*_CAPTURED, "graph.replay", "graph.lengths"),
+    ),
+    _graph_check(
+        "gqa",
+        "a captured step is correct if query heads share KV heads",
+        "Query heads h * n to h * n + n - 1 read KV head h, in captured steps as in others.",
+        (*_CAPTURED, "attention.gqa", *_OF_ONE_GROUP),
+    ),
+    _graph_check(
+        "groups",
+        "a captured step is correct with two cache groups, one of them with a sliding window",
+        "Each cache group has a backend, and static buffers of its own; Graphs.replay gets the metadata of each group.",
+        (*_CAPTURED, "attention.window", "attention.groups", *_OF_ONE_GROUP),
     ),
     _reference_check(
         "graph.pieces",

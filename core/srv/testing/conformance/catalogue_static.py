@@ -77,6 +77,12 @@ L0 = (
         _LOADED,
     ),
     _static_check(
+        "manifest.call_purity",
+        "no function of the manifest imports torch, or a package that is built on it, when it is called",
+        "call_purity",
+        "Decide by the device facts alone; move the import into `create`, a backend, or the probe.",
+    ),
+    _static_check(
         "manifest.worker_env",
         "worker_env returns a mapping of str to str for every profile",
         "worker_env",
@@ -90,7 +96,7 @@ L0 = (
     ),
     _static_check(
         "probe.answers",
-        "the probe returns a ProbeResult, whatever it finds",
+        "the probe returns a ProbeResult, whatever it finds, and the same one in another process",
         "probe_answers",
         "Return ProbeResult(False, reason, remedy, code) if the device cannot be used; raise nothing.",
         ("manifest", "probe.timeout"),
@@ -119,6 +125,12 @@ L0 = (
         "the target of each backend exists",
         "targets",
         'Correct BackendSpec.target ("package.module:Class").',
+    ),
+    _static_check(
+        "plan.ops",
+        "PlatformFacts.ops has the ops of models and of every capability, in each dtype, on every profile",
+        "ops",
+        "Add an OpSpec for it, or remove the capability on such devices.",
     ),
     _static_check(
         "plan.resolves",

@@ -11,18 +11,22 @@ from torch import Tensor
 from srv.errors import PlatformUnavailable
 from srv.platform.interface import KVBuffers
 from srv.platform.transfers import StepCopies
-from srv.specs import spec_name
+from srv.specs import KVLayout, spec_name
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.platform import same_device
 from srv.testing.conformance.pool_specs import layouts
 from srv.testing.conformance.setups import allocate_pool, select_setups
 
+Copied = tuple[tuple[int, int], ...]  # pages: (from, to)
+
 _SIZE = 1 << 16  # elements of a copy
 _ROUNDS = 4
 _PAGES = 6
+_MANY_PAGES, _MANY_COPIED = 220, 200  # more than one launch of a kernel may take
 _BLOCK, _BLOCKS = 1 << 20, 24  # more than a ring of slots that begins again would have
-_COPIED = ((1, 4), (2, 5), (3, 1), (6, 3))  # two that are consecutive, and two that are not
+_SCALE = 2.0**-10  # of the numbers of pages in the third pool; exact in every dtype
+_COPIED: Copied = ((1, 4), (2, 5), (3, 1), (6, 3))  # two that are consecutive, and two that are not
 
 
 def staging(kit: Kit) -> str:
@@ -108,32 +112,40 @@ def pages(kit: Kit) -> str:
         for layout in (setup.layout, *layouts(kit, setup, rng)):
             what = f"{spec_name(layout.group)}, {layout.order}"
             try:
-                pools = allocate_pool(kit, layout, _PAGES), allocate_pool(kit, layout, _PAGES)
+                _check_copies(kit, layout, _PAGES, _COPIED, what)
             except PlatformUnavailable:
                 continue  # the platform does not lay out such groups; pool.cache_specs says so
-            _check_copies(kit, *pools, what)
             checked.add(what)
-    return f"{len(_COPIED)} pages; pools of {', '.join(sorted(checked))}"
+        begins, ends = (rng.sample(range(1, _MANY_PAGES + 1), _MANY_COPIED) for _ in range(2))
+        copied = tuple(zip(begins, ends, strict=True))
+        _check_copies(kit, setup.with_layers(1).layout, _MANY_PAGES, copied, f"{_MANY_COPIED} pages")
+    return f"{len(_COPIED)} pages; pools of {', '.join(sorted(checked))}; {_MANY_COPIED} pages in any order"
 
 
-def _check_copies(kit: Kit, first: KVBuffers, second: KVBuffers, what: str) -> None:
-    """Copy from one pool to the host, from there to another pool, and from pool to pool."""
+def _check_copies(kit: Kit, layout: KVLayout, count: int, copied: Copied, what: str) -> None:
+    """Copy from one pool of `count` pages to the host, from there to another pool, and from pool to pool."""
+    first, second = allocate_pool(kit, layout, count), allocate_pool(kit, layout, count)
     host = _on_host(kit, first)
-    for kv, base in ((first, 1), (host, 30), (second, 60)):
-        _number_pages(kit, kv, base)
-    landed = {to: 1 + begin for begin, to in _COPIED}
-    _copy(kit, first, host)
-    _check_pages(host, landed, 30, f"{what}: a copy to the host")
-    _copy(kit, host, second)
-    expected = {to: landed.get(begin, 30 + begin) for begin, to in _COPIED}
-    _check_pages(second, expected, 60, f"{what}: a copy to the device")
+    numbers = torch.arange(1.0, count + 2)
+    for kv, scale in ((first, 1.0), (host, -1.0), (second, _SCALE)):
+        _number_pages(kit, kv, numbers * scale)
+    begins, ends = torch.tensor(copied).unbind(1)
+    landed = -numbers
+    landed[ends] = numbers[begins]
+    _copy(kit, first, host, copied)
+    _check_pages(host, landed, ends, f"{what}: a copy to the host")
+    expected = numbers * _SCALE
+    expected[ends] = landed[begins]
+    _copy(kit, host, second, copied)
+    _check_pages(second, expected, ends, f"{what}: a copy to the device")
+    expected[ends] = numbers[begins]
     kit.platform.copy_pages(first, second, ())
-    _copy(kit, first, second)
-    _check_pages(second, landed, 60, f"{what}: a copy on the device")
+    _copy(kit, first, second, copied)
+    _check_pages(second, expected, ends, f"{what}: a copy on the device")
 
 
-def _copy(kit: Kit, source: KVBuffers, target: KVBuffers) -> None:
-    kit.platform.copy_pages(source, target, _COPIED)
+def _copy(kit: Kit, source: KVBuffers, target: KVBuffers, copied: Copied) -> None:
+    kit.platform.copy_pages(source, target, copied)
     kit.synchronize()
 
 
@@ -146,19 +158,21 @@ def _on_host(kit: Kit, kv: KVBuffers) -> KVBuffers:
     return KVBuffers(kv.layout, tensors)
 
 
-def _number_pages(kit: Kit, kv: KVBuffers, base: int) -> None:
-    """Fill page i with base + i."""
+def _number_pages(kit: Kit, kv: KVBuffers, numbers: Tensor) -> None:
+    """Fill page i with numbers[i]."""
     for buffer in kv.all():
-        for page in range(_PAGES + 1):
-            buffer[page].fill_(base + page)
+        content = torch.empty(buffer.shape, dtype=buffer.dtype)
+        content.flatten(1).copy_(numbers[:, None])
+        buffer.copy_(content)
     kit.synchronize()
 
 
-def _check_pages(kv: KVBuffers, changed: dict[int, int], base: int, what: str) -> None:
+def _check_pages(kv: KVBuffers, expected: Tensor, copied: Tensor, what: str) -> None:
+    """Fault unless page i holds expected[i]; `copied`: the pages that were overwritten."""
     for buffer in kv.all():
-        found = buffer.to("cpu").float()
-        for page in range(_PAGES + 1):
-            expected = changed.get(page, base + page)
-            if not bool((found[page] == expected).all()):
-                change = "which should hold another page" if page in changed else "which should not change"
-                raise Fault(f"{what} left {float(found[page].flatten()[0]):g} in page {page}, {change} ({expected})")
+        found = buffer.to("cpu").float().flatten(1)
+        wrong = (found != expected[:, None]).any(1)
+        if bool(wrong.any()):
+            page = int(wrong.nonzero()[0])
+            change = "which should hold another page" if page in copied.tolist() else "which should not change"
+            raise Fault(f"{what} left {float(found[page, 0]):g} in page {page}, {change} ({float(expected[page]):g})")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
 from srv.platform.experts import EXPERTS, FAMILY, FP8, GGUF, INT8
-from srv.platform.ops import Ops
+from srv.platform.ops import Ops, implementations
 from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.fp8_layers import Fp8Experts
 from srv.quantization.gguf_experts import GGUFExperts
@@ -34,7 +34,8 @@ def loaded(kit: Kit) -> str:
     """Layers of experts with each backend, in each declared dtype, and with each op that the backend has."""
     seen: list[str] = []
     for spec in backend_specs(kit, FAMILY):
-        ops = Ops(kit.name, kit.platform.ops, experts=spec.name)
+        added = implementations(spec.ops, kit.device_facts)
+        ops = Ops(kit.name, (*added, *kit.platform.ops), experts=spec.name)
         for dtype in map(dtype_of, declared_dtypes(kit)):
             context = BuildContext(kit.device, dtype, ops)
             for op in (EXPERTS, INT8, GGUF, FP8):

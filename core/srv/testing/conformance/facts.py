@@ -11,6 +11,8 @@ from srv.specs import FullAttention, ModelFacts
 LAYERS = 2
 VOCABULARY = 272  # three special tokens, one token per byte, and some that no text contains
 END_TOKEN = 2
+MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # the ops that the layers of every model use
+OP_SIZE = 64  # of every dimension when it is asked whether an implementation fits
 
 
 def small_model(

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from srv.platform.interface import AttentionBatch, Graphs
-from srv.testing.conformance.bench import Bench, Row
+from srv.testing.conformance.attention import WINDOWED, run_each, run_shared_heads
+from srv.testing.conformance.bench import Bench, Row, known_on_device, step_groups
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.setups import MAX_HEAD_SIZES, Setup, dtype_of, select_setups
 
 COUNTS = (4, 2)  # row counts of the captured steps, the largest first, as in the engine
-COLUMNS = 12  # of the page table, for pages of at least `MIN_SPAN` tokens
+COLUMNS = 17  # of the page table, for pages of at least `MIN_SPAN` tokens
 LAYERS = (0, 1)
+SHARED_HEADS = ((4, 2), (14, 2), (8, 1))  # (query heads, KV heads): 2, 7 and 8 share one; eager steps have more cases
 
 
 def declared(kit: Kit) -> str:
@@ -45,8 +49,10 @@ def replay(kit: Kit) -> str:
 
 
 def lengths(kit: Kit) -> str:
-    """A replay uses the lengths of its own step: they grow, cross page boundaries, and belong to other rows."""
-    return _run_each(kit, _check_other_lengths)
+    """A replay uses the lengths of its own step: they grow, fill the page table, and belong to other rows."""
+    seen = _run_each(kit, _check_other_lengths)
+    _run_each(kit, _check_full_tables, max_head_sizes=1)
+    return f"{seen}; page tables are filled"
 
 
 def padding(kit: Kit) -> str:
@@ -64,32 +70,105 @@ def row_counts(kit: Kit) -> str:
     return _run_each(kit, _check_row_counts)
 
 
-class _Captured:
-    """Decode steps of one backend, captured for each of `COUNTS`."""
+def gqa(kit: Kit) -> str:
+    """KV heads that several query heads share, in numbers that are powers of two and not, or all of them."""
 
-    def __init__(self, kit: Kit, setup: Setup) -> None:
+    def choose(heads: int, kv_heads: int) -> tuple[Setup, ...]:
+        return _decoding(select_setups(kit, heads, kv_heads, max_page_sizes=1, captured=True))
+
+    return run_shared_heads(SHARED_HEADS, choose, lambda setup: _check_shared_heads(kit, setup))
+
+
+def groups(kit: Kit) -> str:
+    """Two cache groups in one captured step, one of them with a sliding window, whose layers follow one another."""
+    chosen = _decoding(select_setups(kit, max_page_sizes=1, fields=WINDOWED, captured=True))
+    return run_each(chosen, lambda setup: _check_groups(kit, setup))
+
+
+Sequences = Sequence[tuple[Row, ...]]  # rows of a step: of each sequence, one per cache group
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of a cache group: one token of each row, as a batch, with its inputs on the host and on the device."""
+
+    rows: Sequence[tuple[Row, int]]
+    batch: AttentionBatch
+    inputs: tuple[Tensor, Tensor, Tensor]
+    moved: Sequence[Tensor]
+
+
+class _Group:
+    """The static buffers of one cache group, which its layers in a captured step read."""
+
+    def __init__(self, kit: Kit, bench: Bench) -> None:
+        self.kit, self.bench = kit, bench
+        shape, dtype, rows = bench.setup.shape, dtype_of(bench.setup.dtype), max(COUNTS)
+        self._q = torch.zeros(rows, shape.heads, shape.head_dim, dtype=dtype, device=kit.device)
+        self._k = torch.zeros(rows, shape.kv_heads, shape.head_dim, dtype=dtype, device=kit.device)
+        self._v = torch.zeros_like(self._k)
+        columns = COLUMNS * bench.setup.span // bench.page_size
+        self._table = torch.zeros(rows, columns, dtype=torch.int32, device=kit.device)
+
+    def plan(self, count: int, lens: Sequence[int], ahead: int = 0) -> Any:
+        batch = AttentionBatch([1] * count, list(lens), self._table[:count], graph=count)
+        return self.bench.own.plan(known_on_device(batch, ahead))
+
+    def forward(self, index: int, count: int, metadata: Any) -> Tensor:
+        q, k, v = (part[:count] for part in (self._q, self._k, self._v))
+        return self.bench.own.forward(self.bench.layers[index], q, k, v, metadata)
+
+    def prepare(self, rows: Sequence[Row]) -> _Step:
+        """Allocate pages for one more token of each row, and copy its inputs to the device."""
+        pairs, inputs = [(row, 1) for row in rows], self.bench.inputs(len(rows))
+        step = _Step(pairs, self.bench.batch(pairs), inputs, [part.to(self.kit.device) for part in inputs])
+        for row in rows:
+            row.length += 1
+        return step
+
+    def load(self, step: _Step, count: int, ahead: int) -> Any:
+        """Copy a step into the static buffers, and plan it for `count` rows, of which the last are padding."""
+        used, lens = len(step.rows), step.batch.kv_lens
+        self._table.zero_()
+        self._table[:used, : step.batch.page_table.shape[1]].copy_(step.batch.page_table)
+        for static, part in zip((self._q, self._k, self._v), step.moved, strict=True):
+            static.zero_()
+            static[:used].copy_(part)
+        return self.plan(count, [*lens, *([1] * (count - used))], ahead)
+
+    def compare(self, step: _Step, results: Tensor, what: str) -> None:
+        """results: [layers, rows, heads, head_dim], on the host."""
+        q, k, v = step.inputs
+        for index, got in zip(LAYERS, results, strict=True):
+            self.bench.expect(step.rows, index, k, v)
+            self.bench.compare(step.rows, index, q, got[: len(step.rows)], what)
+
+
+class _Captured:
+    """Decode steps of one backend, captured for each of `COUNTS`.
+
+    windows: of each cache group, which has a pool and a page table of its own; all have the same lengths.
+    """
+
+    def __init__(self, kit: Kit, setup: Setup, windows: Sequence[int | None] = (None,)) -> None:
         graphs = kit.platform.graphs
         if graphs is None:
             raise NotApplicable("Platform.graphs is None")
         self.kit, self.graphs = kit, graphs
-        self.bench = Bench(kit, setup)
-        shape, dtype, rows = setup.shape, dtype_of(setup.dtype), max(COUNTS)
-        self._q = torch.zeros(rows, shape.heads, shape.head_dim, dtype=dtype, device=kit.device)
-        self._k = torch.zeros(rows, shape.kv_heads, shape.head_dim, dtype=dtype, device=kit.device)
-        self._v = torch.zeros_like(self._k)
-        self._out = torch.zeros(len(LAYERS), rows, shape.heads, shape.head_dim, dtype=dtype, device=kit.device)
-        columns = COLUMNS * setup.span // setup.layout.page_size
-        self._table = torch.zeros(rows, columns, dtype=torch.int32, device=kit.device)
+        benches = [Bench(kit, setup, seed=seed, window=window) for seed, window in enumerate(windows)]
+        self._groups = [_Group(kit, bench) for bench in benches]
+        shape = (len(benches), len(LAYERS), max(COUNTS), setup.shape.heads, setup.shape.head_dim)
+        self._out = torch.zeros(shape, dtype=dtype_of(setup.dtype), device=kit.device)
         self._results = {count: self._capture(graphs, count) for count in COUNTS}
 
     def _capture(self, graphs: Graphs, count: int) -> Tensor:
-        metadata = self._plan(count, [1] * count)
-        out = self._out[:, :count]
+        planned = [group.plan(count, [1] * count) for group in self._groups]
+        out = self._out[:, :, :count]
 
         def run() -> Tensor:
             for index in LAYERS:
-                q, k, v = (part[:count] for part in (self._q, self._k, self._v))
-                out[index].copy_(self.bench.own.forward(self.bench.layers[index], q, k, v, metadata))
+                for group, metadata, results in zip(self._groups, planned, out, strict=True):
+                    results[index].copy_(group.forward(index, count, metadata))
             return out
 
         output: object = graphs.capture(count, run)
@@ -97,52 +176,46 @@ class _Captured:
             raise Fault(f"capture returned {output!r}, not the output of the captured function")
         return output
 
-    def _plan(self, count: int, lens: Sequence[int]) -> object:
-        batch = AttentionBatch([1] * count, list(lens), self._table[:count], graph=count)
-        planned: object = self.bench.own.plan(batch)
-        return planned
+    def sequence(self) -> tuple[Row, ...]:
+        """A new sequence."""
+        return tuple(group.bench.sequence() for group in self._groups)
 
-    def step(self, rows: Sequence[Row], what: str, count: int = COUNTS[0]) -> None:
-        """Compute one token per row by replaying the captured step of `count` rows; further rows are padding."""
-        self.steps(rows, 1, what, count)
+    def step(self, rows: Sequences, what: str, count: int = COUNTS[0], ahead: int = 0) -> None:
+        """Compute one token per row by replaying the captured step of `count` rows; further rows are padding.
 
-    def steps(self, rows: Sequence[Row], number: int, what: str, count: int = COUNTS[0]) -> None:
+        ahead: as that of `Bench.step`.
+        """
+        self.steps(rows, 1, what, count, ahead)
+
+    def steps(self, rows: Sequences, number: int, what: str, count: int = COUNTS[0], ahead: int = 0) -> None:
         """Launch `number` such steps without waiting between them, and then compare all results."""
-        bench, used = self.bench, len(rows)
-        pairs = [(row, 1) for row in rows]
-        prepared = []
-        for _ in range(number):  # copies to the device come first, because a copy may wait for a running replay
-            inputs = bench.inputs(used)
-            prepared.append((bench.batch(pairs), inputs, [part.to(self.kit.device) for part in inputs]))
-            for row in rows:
-                row.length += 1
-        results = [self._replay(batch, moved, count) for batch, _, moved in prepared]
+        of_groups = list(zip(self._groups, zip(*rows, strict=True), strict=True))
+        # Copies to the device come first, because a copy may wait for a running replay.
+        prepared = [[group.prepare(own) for group, own in of_groups] for _ in range(number)]
+        results = [self._replay(steps, count, ahead) for steps in prepared]
         self.kit.synchronize()
-        for (_, inputs, _), result in zip(prepared, results, strict=True):
-            for index, got in zip(LAYERS, result.to("cpu"), strict=True):
-                bench.compare(pairs, index, inputs, got[:used], what)
+        for steps, result in zip(prepared, results, strict=True):
+            for group, step, part in zip(self._groups, steps, result.to("cpu"), strict=True):
+                group.compare(step, part, what)
 
-    def _replay(self, batch: AttentionBatch, inputs: Sequence[Tensor], count: int) -> Tensor:
-        used = len(batch.kv_lens)
-        self._table.zero_()
-        self._table[:used, : batch.page_table.shape[1]].copy_(batch.page_table)
-        for static, part in zip((self._q, self._k, self._v), inputs, strict=True):
-            static.zero_()
-            static[:used].copy_(part)
-        self.graphs.replay(count, [self._plan(count, [*batch.kv_lens, *([1] * (count - used))])])
+    def _replay(self, steps: Sequence[_Step], count: int, ahead: int) -> Tensor:
+        planned = [group.load(step, count, ahead) for group, step in zip(self._groups, steps, strict=True)]
+        self.graphs.replay(count, planned)
         return self._results[count].clone()
 
-    def prompts(self, lens: Sequence[int]) -> list[Row]:
-        """Rows whose prompts were computed eagerly."""
-        rows = [self.bench.sequence() for _ in lens]
-        self.bench.step(list(zip(rows, lens, strict=True)), "eager prompts", layers=LAYERS)
+    def prompts(self, lens: Sequence[int]) -> list[tuple[Row, ...]]:
+        """Sequences whose prompts were computed eagerly."""
+        rows = [self.sequence() for _ in lens]
+        of_groups = zip(self._groups, zip(*rows, strict=True), strict=True)
+        steps = [(group.bench, list(zip(own, lens, strict=True))) for group, own in of_groups]
+        step_groups(steps, "eager prompts", layers=LAYERS)
         return rows
 
 
 def _check_captured_lengths(kit: Kit, setup: Setup) -> None:
     captured = _Captured(kit, setup)
     for _ in range(3):
-        captured.step([captured.bench.sequence() for _ in range(COUNTS[0])], "replay at the captured lengths")
+        captured.step([captured.sequence() for _ in range(COUNTS[0])], "replay at the captured lengths")
 
 
 def _check_other_lengths(kit: Kit, setup: Setup) -> None:
@@ -153,6 +226,16 @@ def _check_other_lengths(kit: Kit, setup: Setup) -> None:
     others = captured.prompts([3 * size + 1, 2, size + 1, 5])
     captured.step(others, "replay with the lengths of other rows")
     captured.step([rows[3], others[0], rows[0], others[1]], "replay with rows in another order")
+    if setup.takes_lengths:
+        captured.step(rows, "replay with lengths that only the device knows", ahead=3)
+
+
+def _check_full_tables(kit: Kit, setup: Setup) -> None:
+    """Rows that grow to the last token of the page table's last column, next to short ones."""
+    captured, size = _Captured(kit, setup), setup.span
+    rows = captured.prompts([COLUMNS * size - 3, 2, 4 * size, 1])
+    for _ in range(3):
+        captured.step(rows, f"replay with a page table of {COLUMNS * size // setup.layout.page_size} full columns")
 
 
 def _check_padding(kit: Kit, setup: Setup) -> None:
@@ -176,9 +259,25 @@ def _check_row_counts(kit: Kit, setup: Setup) -> None:
         captured.step(rows[:2], "replay of two rows", 2)
 
 
-def _run_each(kit: Kit, check: Callable[[Kit, Setup], None]) -> str:
-    setups = select_setups(kit, max_page_sizes=1, max_head_sizes=MAX_HEAD_SIZES, captured=True)
-    chosen = [setup for setup in setups if setup.decodes]
-    for setup in chosen:
-        check(kit, setup)
-    return "; ".join(str(setup) for setup in chosen)
+def _check_shared_heads(kit: Kit, setup: Setup) -> None:
+    captured, size = _Captured(kit, setup), setup.span
+    rows = captured.prompts([1, size - 1, 2 * size + 3])
+    for _ in range(2):
+        captured.step(rows, "replay with shared KV heads")
+
+
+def _check_groups(kit: Kit, setup: Setup) -> None:
+    captured, size = _Captured(kit, setup, windows=(5, None)), setup.span
+    rows = captured.prompts([1, size - 1, 2 * size + 3])
+    for order in ((0, 1, 2), (0, 1, 2), (2, 0)):
+        what = "replay of two cache groups, one with a window of 5 tokens"
+        captured.step([rows[number] for number in order], what)
+
+
+def _decoding(setups: Sequence[Setup]) -> tuple[Setup, ...]:
+    return tuple(setup for setup in setups if setup.decodes)
+
+
+def _run_each(kit: Kit, check: Callable[[Kit, Setup], None], max_head_sizes: int = MAX_HEAD_SIZES) -> str:
+    chosen = _decoding(select_setups(kit, max_page_sizes=1, max_head_sizes=max_head_sizes, captured=True))
+    return run_each(chosen, lambda setup: check(kit, setup))

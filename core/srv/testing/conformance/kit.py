@@ -33,7 +33,9 @@ class Kit:
     """`device_text`: the value of `--device`, NAME or NAME:VARIANT. `scratch`: a folder for files of the checks.
 
     `rank` of `ranks`: as which rank of this host the live platform is created. `roles`: of attention backends, by
-    name (`srv.testing.conformance.setups`). `import_seconds`: how long importing the manifest took; 0 before that.
+    name (`srv.testing.conformance.setups`). `wrong_writers`: the attention backends, by name and role, that store keys
+    or values wrongly according to `attention.writes`. `import_seconds`: how long importing the manifest took; 0 before
+    that.
     """
 
     device_text: str
@@ -41,6 +43,7 @@ class Kit:
     rank: int = 0
     ranks: int = 1
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    wrong_writers: set[str] = field(default_factory=set)
     import_seconds: float = 0.0
 
     @functools.cached_property
@@ -76,7 +79,11 @@ class Kit:
 
     @functools.cached_property
     def probe_result(self) -> ProbeResult:
-        """The result of the probe in its child process, which runs once."""
+        """The result of the probe, which is asked once."""
+        return self.probe()
+
+    def probe(self) -> ProbeResult:
+        """Ask the probe, in a child process of its own."""
         return probe_all({self.name: self.installed}, PROBE_SECONDS)[self.name]
 
     @functools.cached_property

@@ -19,6 +19,7 @@ from srv.platform.experts import FAMILY as MOE
 from srv.platform.interface import OpArgs, OpImpl
 from srv.platform.op_choice import choose_op
 from srv.platform.ops import Ops, call_of
+from srv.testing.conformance.facts import MODEL_OPS, OP_SIZE
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.platform import same_device
@@ -26,8 +27,6 @@ from srv.testing.conformance.setups import declared_dtypes, dtype_of
 
 CONTRACTS = "srv_kernels.contracts:CONTRACTS"
 VIOLATIONS = "srv_kernels.contracts:violations"
-MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # the ops that the layers of every model use
-_SIZE = 64  # of every dimension when `supports_args` is called
 
 
 def coverage(kit: Kit) -> str:
@@ -58,7 +57,7 @@ def _compare_with_facts(kit: Kit) -> None:
     for (name, contract), invariant in itertools.product(contracts().items(), (False, True)):
         ops = Ops(kit.name, kit.platform.ops, batch_invariant=invariant)
         for dtype in contract.dtypes:
-            args = OpArgs(dtype, dict.fromkeys(contract.sizes, _SIZE))
+            args = OpArgs(dtype, dict.fromkeys(contract.sizes, OP_SIZE))
             chosen = choose_op(specs, kit.device_facts, name, call_of(args), batch_invariant=invariant).spec
             planned, live = "" if chosen is None else chosen.name, ops.name_of(name, args)
             if planned != live:
@@ -190,7 +189,7 @@ def _check(kit: Kit, name: str) -> str:
 
 def _implementations(kit: Kit, op: str, dtype: torch.dtype) -> Iterator[OpImpl]:
     """The implementations that support the dtype, at an ordinary size."""
-    args = OpArgs(dtype, dict.fromkeys(contracts()[op].sizes, _SIZE))
+    args = OpArgs(dtype, dict.fromkeys(contracts()[op].sizes, OP_SIZE))
     return (impl for impl in kit.platform.ops if impl.op == op and impl.supports_args(args) is None)
 
 

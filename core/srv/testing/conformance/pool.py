@@ -23,6 +23,7 @@ _LEAK_ATTEMPTS = 3
 _LEAK_SHARE = 16  # a pool takes 1 / _LEAK_SHARE of the free memory, at most _LEAK_BYTES
 _LEAK_BYTES = 64 << 20
 _ACCOUNTING_BYTES = 1 << 30  # large compared with an allocator's cache
+_PROMISED_SHARE, _PARTS = 0.8, 8  # of the free memory, less than a server takes; and in how many tensors
 _ALLOCATOR_BYTES = 64 << 20  # that an allocator may take in advance
 
 
@@ -117,10 +118,10 @@ def allocator(kit: Kit) -> str:
 
 def _leaked_bytes(kit: Kit, setup: Setup, pages: int) -> int:
     _write_all(allocate_pool(kit, setup.layout, pages))
-    before = _free_bytes(kit)
+    before = free_bytes(kit)
     for _ in range(_LEAK_ROUNDS):
         _write_all(allocate_pool(kit, setup.layout, pages))
-    return before - _free_bytes(kit)
+    return before - free_bytes(kit)
 
 
 def _write_all(kv: KVBuffers) -> None:
@@ -129,7 +130,7 @@ def _write_all(kv: KVBuffers) -> None:
         tensor.fill_(1)
 
 
-def _free_bytes(kit: Kit) -> int:
+def free_bytes(kit: Kit) -> int:
     """Free bytes on the device. If it uses host memory, which other processes also use: the negated RSS of this
     process, so that differences still count freed bytes.
     """
@@ -158,6 +159,27 @@ def accounting(kit: Kit) -> str:
     if free - left > size + size // 2 + _ALLOCATOR_BYTES:
         raise Fault(f"a pool of {size} bytes was allocated, and memory() says {free - left} fewer are free")
     return f"a pool of {size} bytes took {free - left}"
+
+
+def allocatable(kit: Kit) -> str:
+    """Most of what memory() says is free can be allocated. It is not written to, and released at once."""
+    if "host_memory" in kit.capabilities:
+        raise NotApplicable("the device uses host memory, in which other processes allocate at the same time")
+    free_bytes(kit)
+    free = kit.platform.memory(kit.device).free
+    if (kit.manifest.simulated or kit.device_facts.simulated) and free > psutil.virtual_memory().available // 2:
+        raise NotApplicable(f"the device is simulated in host memory, which is too small for {free} bytes")
+    part = int(free * _PROMISED_SHARE) // _PARTS
+    blocks: list[torch.Tensor] = []
+    try:
+        while len(blocks) < _PARTS:
+            blocks.append(torch.empty(part, dtype=torch.uint8, device=kit.device))
+    except Exception as error:
+        raise Fault(
+            f"memory() says {free} bytes are free, and after {len(blocks)} tensors of {part} bytes another one is "
+            f"refused: {error}"
+        ) from error
+    return f"{_PARTS * part} of {free} bytes"
 
 
 def _all_setups(kit: Kit) -> Iterator[Setup]:

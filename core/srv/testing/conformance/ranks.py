@@ -1,6 +1,6 @@
-"""L1 to L3: two ranks in two processes: their communicator alone, in captured steps, and in an engine.
+"""L1 to L3: ranks in processes of their own: their communicator alone, in captured steps, and in an engine.
 
-`communicator` and `captured` control two processes of `srv.testing.conformance.rank_process`.
+`communicator` and `captured` control processes of `srv.testing.conformance.rank_process`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from srv.testing.conformance.runner import Child, ChildFailed
 from srv.testing.conformance.setups import declared_dtypes
 from srv.testing.engine import CheckedEngine
 
-RANKS = 2
+RANKS = 3  # of a communicator: more than one pair
+PAIR = 2  # of an engine, whose heads they divide; and of a communicator, if there are no more devices
 START_S = 120.0  # for starting both platforms and joining them
 TIMEOUT_S = 30.0  # of operations that all ranks join, on a busy machine
 LOSS_S = 2.0  # of the operation that a rank does not join
@@ -40,33 +41,37 @@ POOL_PADDING = 1.5  # a rank's pool may be that much larger than its share, for 
 
 
 def communicator(kit: Kit) -> str:
-    """All operations in two processes; then, in a new group of the same name, a rank that stays away."""
-    _require_devices(kit)
-    with _rank_processes(kit) as ranks:
+    """All operations between all ranks; then, in a new group of the same name, a rank that stays away."""
+    count = _count_ranks(kit)
+    with _rank_processes(kit, count) as ranks:
         results = ranks.perform("operations", TIMEOUT_S)
         _check_operations(results)
         ranks.perform("leave", TIMEOUT_S)
-        (lost, _) = ranks.perform("lose", LOSS_S)
+        lost = ranks.perform("lose", LOSS_S)[0]
         ranks.perform("leave", LOSS_S)
-    return f"{len(results[0]['sums'])} sums and gathers in {', '.join(declared_dtypes(kit))}; {lost['summary']}"
+    done = f"{len(results[0]['sums'])} sums and gathers in {', '.join(declared_dtypes(kit))}"
+    return f"{count} ranks; {done}; {lost['summary']}"
 
 
 def captured(kit: Kit) -> str:
-    """All_reduce and all_gather in a captured step of two ranks."""
+    """All_reduce and all_gather in a captured step of all ranks."""
     if "communicator" not in kit.capabilities:
         raise NotApplicable("the plugin does not declare the capability communicator")
-    _require_devices(kit)
-    with _rank_processes(kit) as ranks:
-        (first, _) = ranks.perform("capture", TIMEOUT_S)
+    count = _count_ranks(kit)
+    with _rank_processes(kit, count) as ranks:
+        first = ranks.perform("capture", TIMEOUT_S)[0]
         ranks.perform("leave", TIMEOUT_S)
-    return str(first["summary"])
+    return f"{count} ranks; {first['summary']}"
 
 
-def _require_devices(kit: Kit) -> None:
-    """Raise NotApplicable if this host has too few devices; in host memory, ranks need none of their own."""
+def _count_ranks(kit: Kit) -> int:
+    """As many as there are devices for. NotApplicable for one; in host memory, ranks need none of their own."""
     count = kit.device_facts.count
-    if count < RANKS and "host_memory" not in kit.capabilities:
-        raise NotApplicable(f"{RANKS} ranks need a device each, and this host has {count}")
+    if "host_memory" in kit.capabilities:
+        return RANKS
+    if count < PAIR:
+        raise NotApplicable(f"{PAIR} ranks need a device each, and this host has {count}")
+    return min(count, RANKS)
 
 
 class _RankProcesses:
@@ -82,7 +87,7 @@ class _RankProcesses:
         """
         directory = tempfile.mkdtemp(prefix=f"{task}-", dir=self._folder)
         for rank, process in enumerate(self._processes):
-            group = RankGroup(GROUP, rank, RANKS, directory, timeout_s, START_S)
+            group = RankGroup(GROUP, rank, len(self._processes), directory, timeout_s, START_S)
             process.send(json.dumps({"task": task, "group": asdict(group)}))
         deadline = time.monotonic() + START_S + timeout_s
         answers = []
@@ -90,22 +95,24 @@ class _RankProcesses:
             try:
                 answers.append(process.answer(deadline - time.monotonic()))
             except ChildFailed as failure:
-                raise Fault(f"rank {rank} of {RANKS} {failure}") from failure
-        faults = [f"rank {rank} of {RANKS}: {each['fault']}" for rank, each in enumerate(answers) if each["fault"]]
+                raise Fault(f"rank {rank} of {len(self._processes)} {failure}") from failure
+        faults = [
+            f"rank {rank} of {len(answers)}: {each['fault']}" for rank, each in enumerate(answers) if each["fault"]
+        ]
         if faults:
             raise Fault("; ".join(faults))
         return answers
 
 
 @contextmanager
-def _rank_processes(kit: Kit) -> Iterator[_RankProcesses]:
+def _rank_processes(kit: Kit, count: int) -> Iterator[_RankProcesses]:
     """Processes with the environment of the plugin's workers, which are killed in any case."""
     folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=kit.scratch))
     processes: list[Child] = []
     try:
-        for rank in range(RANKS):
+        for rank in range(count):
             environment = worker_environment(kit.manifest, kit.device_facts, rank)
-            processes.append(Child(kit.device_text, str(kit.scratch), environment, PROCESS, rank, RANKS))
+            processes.append(Child(kit.device_text, str(kit.scratch), environment, PROCESS, rank, count))
         yield _RankProcesses(processes, folder)
     finally:
         for process in processes:
@@ -147,12 +154,12 @@ class _RankedEngine(CheckedEngine):
 
 def engine(kit: Kit) -> str:
     """The small model on two ranks, with captured steps if they are declared, and the bytes that each rank holds."""
-    _require_devices(kit)
-    with engine_under_test(kit, kind=_RankedEngine, disable_graphs=None, tp_size=RANKS) as tested:
+    _count_ranks(kit)
+    with engine_under_test(kit, kind=_RankedEngine, disable_graphs=None, tp_size=PAIR) as tested:
         assert isinstance(tested.engine, _RankedEngine)
         held = _check_shares(tested, tested.engine)
         prompts = tested.prompts()
-        tested.check(prompts, tested.generate(prompts), f"greedy output of {RANKS} ranks")
+        tested.check(prompts, tested.generate(prompts), f"greedy output of {PAIR} ranks")
         return f"{len(prompts)} prompts, {OUTPUT_TOKENS} tokens each, in {tested.dtype}; {held}"
 
 
@@ -160,7 +167,7 @@ def _check_shares(tested: EngineUnderTest, engine: _RankedEngine) -> str:
     """Fault unless every rank holds its share of the weights, and of the KV pool up to padding."""
     spec, ready = engine.spec(), engine.ready
     config = Config.from_json(spec.config)
-    weights = tested.reference.parameters(RANKS) * torch_dtype(tested.dtype).itemsize
+    weights = tested.reference.parameters(PAIR) * torch_dtype(tested.dtype).itemsize
     pool = sum(size * (count + 1) for size, count in zip(bytes_per_page(config, spec.model), ready.pages, strict=True))
     held = zip(engine.executor.memory, engine.executor.allocations, strict=True)
     for rank, (loaded, allocated) in enumerate(held):

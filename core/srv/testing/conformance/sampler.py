@@ -32,6 +32,7 @@ NOISE_VALUES = 2048  # of the exact check
 DRAWS = 8192  # of the statistical check
 SMALL, LARGE = 50, 32003  # vocabulary sizes; the large one is odd
 MIN_EXPECTED = 8.0  # tokens with fewer expected draws are counted together
+_TIED = ((3, 40), (0, LARGE - 1), (17, 18), (1000, 9001, 20002), (5, 12345, LARGE - 2))  # tokens with equal logits
 SIGNIFICANCE = 1e-9  # below it the statistical check fails; the noise is the same in every run
 LARGEST_NOISE = 1.0 - 2.0**-53
 
@@ -145,7 +146,8 @@ def greedy(kit: Kit) -> str:
             raise Fault(f"{name}: rows of temperature 0 get other tokens in a batch with sampled rows")
         if isinstance(backend, GreedySampling):
             _check_most_likely(kit, name, backend, rows)
-    return f"{len(rows)} rows"
+        _check_ties(kit, name, backend)
+    return f"{len(rows)} rows, and {len(_TIED)} with equal logits"
 
 
 def _check_most_likely(kit: Kit, name: str, backend: GreedySampling, rows: Sequence[Row]) -> None:
@@ -162,6 +164,30 @@ def _check_most_likely(kit: Kit, name: str, backend: GreedySampling, rows: Seque
         if not np.array_equal(seen[good, tokens[good]], seen[good].max(-1)) or tokens[~good].any():
             raise Fault(
                 f"{name}: most_likely does not return the largest {dtype} logit, or 0 for a row that is not finite"
+            )
+
+
+def _check_ties(kit: Kit, name: str, backend: SamplingBackend) -> None:
+    """Of equal largest logits one is taken, and the same one alone, next to sampled rows, and by the shortcut."""
+    values = np.stack([logits(LARGE, seed) for seed in range(len(_TIED))])
+    for row, tied in zip(values, _TIED, strict=True):
+        row[list(tied)] = 9.0  # exact in either dtype
+    rows = [Row(row, temperature=0.0) for row in values]
+    tokens = draw(kit, backend, rows, np.zeros(len(rows)))
+    if not all(token in tied for token, tied in zip(tokens, _TIED, strict=True)):
+        raise Fault(f"{name}: of equal largest logits, rows of temperature 0 get none of them")
+    others = {"next to a sampled row": draw(kit, backend, [Row(values[0]), *rows], np.zeros(len(rows) + 1))[1:]}
+    if isinstance(backend, GreedySampling):
+        for dtype in (torch.float32, torch.bfloat16):
+            found, _ = backend.most_likely(torch.from_numpy(values).to(dtype).to(kit.device))
+            others[f"by most_likely in {dtype}"] = found.to("cpu").numpy()
+    for what, other in others.items():
+        if not np.array_equal(other, tokens):
+            index = int((other != tokens).argmax())
+            raise Fault(
+                f"{name}: of the equal largest logits {_TIED[index]}, sample takes token {tokens[index]} and, {what}, "
+                f"token {other[index]}",
+                "Take the same of several largest logits on every path, such as the first.",
             )
 
 

@@ -93,6 +93,18 @@ class Setup:
         """Whether the backend computes decode steps, which may be captured."""
         return self.role != "prefill"
 
+    @property
+    def takes_lengths(self) -> bool:
+        """Whether all steps may be planned with `AttentionBatch.lengths`."""
+        return self.spec.lengths == self.partner.lengths == "device"
+
+    def computing(self, queries: int) -> Setup:
+        """The setup of the backend that computes rows of so many query tokens: this one, or that of the partner."""
+        if self.role == BOTH or (self.role == "decode") == (queries == 1):
+            return self
+        role = "prefill" if self.role == "decode" else "decode"
+        return replace(self, spec=self.partner, partner=self.spec, role=role)
+
     def with_layers(self, count: int) -> Setup:
         """The same for a model of `count` layers."""
         group = structs.replace(self.layout.group, layers=tuple(range(count)))

@@ -7,7 +7,9 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,15 @@ from srv.args.spec import Argument
 from srv.args.statement import Resolved, UserStatement
 from srv.args.support import by_argument, on_variant, support_of_value
 from srv.errors import PluginError, Refusal
-from srv.platform.experts import EXPERT_OPS
+from srv.platform.capabilities import OPS_OF
+from srv.platform.experts import EXPERT_OPS, with_added
 from srv.platform.experts import FAMILY as MOE
-from srv.platform.facts import BackendSpec, DeviceFacts
-from srv.platform.manifest import AUTOLOAD
+from srv.platform.facts import BackendSpec, DeviceFacts, OpCall
+from srv.platform.import_wall import HEAVY_PREFIXES
+from srv.platform.manifest import AUTOLOAD, ProbeResult
+from srv.platform.op_choice import choose_op
 from srv.platform.registry import find_all_backends
-from srv.testing.conformance.facts import small_model
+from srv.testing.conformance.facts import MODEL_OPS, OP_SIZE, small_model
 from srv.testing.conformance.kit import PROBE_SECONDS, Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.values import candidate_statements, implemented, user_input, user_statement
@@ -38,6 +43,7 @@ importlib.import_module(sys.argv[1])
 print(time.perf_counter() - started)
 """
 OFF_SWITCHES = ("disable_graphs", "disable_overlap_schedule", "disable_radix_cache")
+_OP_SIZES = ("dim", "head_dim", "rotary_dim", "inputs", "outputs")  # of the ops of models and capabilities
 _PROBE_FAULTS = ("probe_crashed", "probe_raised", "probe_garbage")
 
 
@@ -115,6 +121,39 @@ def reasons(kit: Kit) -> str:
     facts = kit.manifest.facts
     count = len(facts.defaults) + len(facts.contributions) + len(facts.constraints) + len(facts.support)
     return f"each of {count} defaults, contributions, constraints and declarations has a reason"
+
+
+def call_purity(kit: Kit) -> str:
+    """No function of the manifest imports torch when it is called: `srv plan` calls them all, without a device."""
+    profiles, count = kit.manifest.facts.profiles, 0  # capabilities has been called when the manifest was validated
+    if imported := _heavy_modules():
+        raise Fault(f"a function of the manifest, such as capabilities, imports {min(imported, key=len)}")
+    for name, device in profiles.items():
+        for what, call in _calls(kit, device):
+            count += 1
+            with suppress(Exception):  # other checks report what a function raises
+                call()
+            if imported := _heavy_modules():
+                raise Fault(f"on profile {name}, {what} imports {min(imported, key=len)}")
+    return f"{count} calls import neither torch nor anything built on it"
+
+
+def _calls(kit: Kit, device: DeviceFacts) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What `srv plan` calls for a profile; the last calls every function of defaults, constraints and backends."""
+    facts = kit.manifest.facts
+    yield "worker_env", partial(kit.manifest.worker_env, device, 0)
+    for spec in facts.ops:
+        yield f"the check of OpSpec {spec.name} of {spec.op}", partial(spec.check, device, _op_call("float32"))
+    yield "resolving a small model", partial(_resolve, kit, device, "float32")
+
+
+def _heavy_modules() -> set[str]:
+    """The imported packages that no manifest may import."""
+    return {name for name in sys.modules if name.partition(".")[0].startswith(HEAVY_PREFIXES)}
+
+
+def _op_call(dtype: str) -> OpCall:
+    return OpCall(dtype, dict.fromkeys(_OP_SIZES, OP_SIZE))
 
 
 def worker_env(kit: Kit) -> str:
@@ -210,6 +249,25 @@ def _declared_supported(kit: Kit, device: DeviceFacts) -> Iterator[tuple[Argumen
                 yield argument, value
 
 
+def ops(kit: Kit) -> str:
+    """The facts list an op for all that models and capabilities need, in each dtype, on every profile."""
+    facts, count = kit.manifest.facts, 0
+    if not facts.ops:
+        raise NotApplicable("PlatformFacts.ops lists no ops")
+    for name, device, dtype in _profile_dtypes(kit):
+        declared = facts.capabilities(device)
+        needed = {op: f"the capability {each}" for each, found in OPS_OF.items() if each in declared for op in found}
+        for op, why in (dict.fromkeys(MODEL_OPS, "every model") | needed).items():
+            choice = choose_op(facts.ops, device, op, _op_call(dtype))
+            if choice.spec is None:
+                reasons = "; ".join(f"{spec}: {reason}" for spec, reason in choice.rejected) or "none is listed"
+                raise Fault(
+                    f"on profile {name}, {why} needs {op} in {dtype}, but PlatformFacts.ops has none: {reasons}"
+                )
+            count += 1
+    return f"{count} ops of profiles and dtypes"
+
+
 def families(kit: Kit) -> str:
     """There is a backend of each family that a server needs."""
     specs = dict(_backends(kit))
@@ -234,29 +292,40 @@ def targets(kit: Kit) -> str:
         for spec in specs:
             if family == MOE:
                 _require_ops(kit, spec)
-                continue
-            reason = _target_error(spec.target)
-            if reason:
-                raise Fault(f"{family} backend {spec.name} points to {spec.target}, but {reason}")
-            count += 1
+            for target in [op.target for op in spec.ops] if family == MOE else [spec.target]:
+                reason = _target_error(target)
+                if reason:
+                    raise Fault(f"{family} backend {spec.name} points to {target}, but {reason}")
+                count += 1
     return f"{count} targets exist"
 
 
 def _require_ops(kit: Kit, spec: BackendSpec) -> None:
     """Fault unless a backend of experts, which has no target, has ops of its name."""
-    if not any(each.name == spec.name and each.op in EXPERT_OPS for each in kit.manifest.facts.ops):
+    specs = with_added(kit.manifest.facts.ops, [spec])
+    if not any(each.name == spec.name and each.op in EXPERT_OPS for each in specs):
         raise Fault(
             f"moe backend {spec.name} has none of the ops {', '.join(EXPERT_OPS)}",
-            "List OpSpecs with the backend's name in PlatformFacts.ops.",
+            "List OpSpecs with the backend's name in PlatformFacts.ops, or in BackendSpec.ops if a package adds it.",
         )
 
 
 def probe_answers(kit: Kit) -> str:
-    """The probe returns a result, whatever it finds."""
+    """The probe returns a result, whatever it finds, and the same one in another process."""
     result = kit.probe_result
     if result.code in _PROBE_FAULTS:
         raise Fault(result.reason)
+    again = kit.probe()
+    if (again.available, again.code, again.device) != (result.available, result.code, result.device):
+        raise Fault(
+            f"asked twice, it first finds {_found(result)}, and then {_found(again)}",
+            "Report only what stays the same; release what the probe opens, and keep nothing for the next process.",
+        )
     return "it finds a device" if result.available else f"it finds no usable device: {result.reason} [{result.code}]"
+
+
+def _found(result: ProbeResult) -> str:
+    return str(result.device) if result.available else f"no usable device: {result.reason} [{result.code}]"
 
 
 def probe_timeout(kit: Kit) -> str:

@@ -84,22 +84,26 @@ class GraphMemory:
             self._blocks[host.data_ptr()] = self._memory.allocate(host)
         return Lease(self, host)
 
-    def release(self, block: torch.UntypedStorage) -> None:
-        if block.nbytes():
+    def release(self, block: torch.UntypedStorage, address: int) -> None:
+        """address: that of the block when it was leased; an operator with `out=` may have moved it to larger memory."""
+        if block.data_ptr() != address:
+            self._blocks.pop(address, None)
+        elif block.nbytes():
             self._free.append(block)
 
 
 class Lease:
     """A block used by one device storage, and free again after that is freed. `host`: as in `Allocation`."""
 
-    __slots__ = ("_memory", "host")
+    __slots__ = ("_address", "_memory", "host")
 
     def __init__(self, memory: GraphMemory, host: torch.UntypedStorage) -> None:
         self._memory = memory
+        self._address = host.data_ptr()
         self.host = host
 
     def __del__(self) -> None:
-        self._memory.release(self.host)
+        self._memory.release(self.host, self._address)
 
 
 @dataclass(slots=True)

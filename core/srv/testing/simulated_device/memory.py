@@ -55,17 +55,21 @@ class Blocks(Protocol):
 
 
 class Allocation:
-    """One block of device memory. Its bytes count as allocated for as long as this object lives."""
+    """One block of device memory. Its bytes count as allocated for as long as this object lives.
 
-    __slots__ = ("__weakref__", "_memory", "_size", "host")
+    An operator with `out=` may move `host` to larger memory, which has a block of its own from then on.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_memory", "_size", "host")
 
     def __init__(self, memory: DeviceMemory, host: torch.UntypedStorage, size: int) -> None:
         self._memory = memory
         self._size = size
+        self._address = host.data_ptr()
         self.host = host
 
     def __del__(self) -> None:
-        self._memory.release(self._size, self.host)
+        self._memory.release(self._size, self.host if self.host.data_ptr() == self._address else None)
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -154,10 +158,11 @@ class DeviceMemory:
         else:
             view.zero_()
 
-    def release(self, size: int, host: torch.UntypedStorage) -> None:
+    def release(self, size: int, host: torch.UntypedStorage | None) -> None:
+        """Count `size` bytes as free. host: their memory; None if it is gone."""
         with self._lock:
             self._allocated -= size
-        if self.freed is not None:
+        if self.freed is not None and host is not None:
             self.freed(host)
 
     def _exhausted(self, nbytes: int) -> torch.OutOfMemoryError:

@@ -23,6 +23,7 @@ import pytest
 
 from srv.testing.conformance import Level, Outcome, Report
 from srv.testing.conformance.catalogue import CHECKS
+from srv.testing.conformance.catalogue_reference import GRAPHS
 from srv.testing.conformance.model import read_report
 
 BROKEN = Path(__file__).parent / "broken"
@@ -112,6 +113,7 @@ FAULTS = {fault.plugin: fault for fault in faults()}
 SLEEPING = [FAULTS["hangs_in_probe"], FAULTS["slow_manifest"]]
 STATIC = [fault for fault in FAULTS.values() if fault.level is Level.L0 and fault not in SLEEPING]
 LIVE = [*SLEEPING, *(fault for fault in FAULTS.values() if fault.level > Level.L0)]
+WRITERS = [fault for fault in LIVE if fault.check == "attention.writes"]
 
 
 def install(plugin: str, folder: Path) -> None:
@@ -158,7 +160,8 @@ def reports(
     environment = dict(os.environ)  # copied here, because pytest changes it while the threads run
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="conformance") as pool:
         yield {
-            plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment) for plugin in plugins
+            plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment)
+            for plugin in dict.fromkeys(plugins)
         }
         pool.shutdown(cancel_futures=True)
 
@@ -180,13 +183,25 @@ def test_a_fault_that_needs_no_device_is_caught_by_name(fault: Fault, reports: M
     assert_caught(reports[fault.plugin].result(), fault)
 
 
-@pytest.mark.proof
+@pytest.mark.proof(minutes=0.4)
 @pytest.mark.parametrize("fault", LIVE, ids=lambda fault: fault.plugin)
 def test_a_fault_of_the_live_platform_is_caught_by_name(fault: Fault, reports: Mapping[str, Future[Report]]) -> None:
     assert_caught(reports[fault.plugin].result(), fault)
 
 
-@pytest.mark.proof
+@pytest.mark.proof(minutes=0.4)
+@pytest.mark.parametrize("fault", WRITERS, ids=lambda fault: fault.plugin)
+def test_attention_is_judged_although_keys_and_values_are_stored_wrongly(
+    fault: Fault, reports: Mapping[str, Future[Report]]
+) -> None:
+    report = reports[fault.plugin].result()
+    unjudged = [each.check for each in report.of("skipped") if f"{fault.check} failed" in each.message]
+    assert unjudged == [check.name for check in GRAPHS]
+    passed = {each.check for each in report.of("passed")}
+    assert {"attention.several_pages", "attention.gqa", "attention.extend", "attention.window_pages"} <= passed
+
+
+@pytest.mark.proof(minutes=0.4)
 @pytest.mark.parametrize("plugin", CONTROLS)
 def test_the_plugin_without_a_fault_passes(plugin: str, reports: Mapping[str, Future[Report]]) -> None:
     report = reports[plugin].result()

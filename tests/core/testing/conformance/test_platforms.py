@@ -47,7 +47,15 @@ PIECES = ("graph.pieces", "engine.pieces")
 # Expected skips: checks of features that a device does not declare or cannot show. No dtype is served twice. NPUs
 # support neither float32, nor sliding windows, nor capped scores; nor do they and the toy device add position biases.
 CPU = frozenset(
-    (*PIECES, "pool.accounting", "op.others", "engine.float32", "arguments.refused", "arguments.undeclared")
+    (
+        *PIECES,
+        "pool.accounting",
+        "pool.allocatable",
+        "op.others",
+        "engine.float32",
+        "arguments.refused",
+        "arguments.undeclared",
+    )
 )
 # Neither the toy device nor NPUs support weights that stay quantized, and keys and values of 8 bits.
 KEPT = (
@@ -62,6 +70,7 @@ TOY = frozenset(
         *KEPT,
         *RANKS,
         COMPILED,
+        "attention.device_lengths",
         "attention.alibi",
         "attention.sinks",
         "attention.chunks",
@@ -78,7 +87,9 @@ NPU = frozenset(
         *RANKS,
         *PIECES,
         COMPILED,
+        "pool.allocatable",
         "op.others",
+        "attention.device_lengths",
         "attention.soft_cap",
         "attention.alibi",
         "attention.sinks",
@@ -92,8 +103,10 @@ CASES = (
     # The other tiers run all evidence of the processor anyway.
     Case("cpu", CPU, tests=("tests/platforms/cpu/test_ops.py",), simulated=False),
     Case("toy", TOY),
-    Case("npu:a2", NPU, {"SRV_NPU_SIMULATOR": "a2"}),
-    # The same tests as on a2, which differs in what is declared; so the ones about arguments.
+    # Models are proofs in tests/platforms/npu. a3 differs in what is declared: it runs what is of arguments.
+    Case(
+        "npu:a2", NPU, {"SRV_NPU_SIMULATOR": "a2"}, ("tests/e2e/test_e2e_openai.py", "tests/e2e/test_e2e_arguments.py")
+    ),
     Case("npu:a3", NPU, {"SRV_NPU_SIMULATOR": "a3"}, ("tests/e2e/test_e2e_arguments.py",)),
 )
 
@@ -123,7 +136,7 @@ def inherited() -> dict[str, str]:
 # Higher levels exercise other backends; there is one GPU, and so no second rank.
 GPU = Case(
     "cuda",
-    frozenset({"backends.exercised", "platform.communicator"}),
+    frozenset({"backends.exercised", "platform.communicator", "pool.allocatable"}),
     {"SRV_GPU_SIMULATOR": "sm90", "TRITON_INTERPRET": "1"},
 )
 LEVEL_OF = {"cpu": "L3", "toy": "L3", "npu:a2": "L3", "cuda": "L1"}
@@ -151,7 +164,7 @@ def test_the_suite_passes(case: Case, tmp_path: Path) -> None:
 
 
 PLATFORM_SH = [
-    pytest.param(case, marks=[pytest.mark.proof(minutes=2), pytest.mark.xdist_group(f"platform.sh {case.device}")])
+    pytest.param(case, marks=[pytest.mark.proof(minutes=1.2), pytest.mark.xdist_group(f"platform.sh {case.device}")])
     for case in CASES
 ]
 

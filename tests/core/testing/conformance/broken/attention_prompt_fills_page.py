@@ -1,6 +1,6 @@
 """If a prompt ends at a page boundary, the keys and values of its last token are written to page 0.
 
-Caught by attention.page_boundaries at L2, naming "at a page boundary".
+Caught by attention.writes at L2, naming "slot 3 does not hold the key of token 3".
 """
 
 from __future__ import annotations
