@@ -9,6 +9,8 @@
     ├── OutOfMemory         memory ran out; names the line of the memory ledger that was wrong
     ├── RequestError        one request cannot be served; becomes an HTTP 4xx response, the server goes on
     ├── GrammarError        a grammar for structured output cannot be compiled; becomes a RequestError
+    │   ├── EmptyGrammar    no text follows it
+    │   └── NotEnforceable  a schema says what no grammar holds
     └── InternalError       a bug in `srv`: an invariant does not hold
         ├── IntegrityError  pages, slots or locks do not add up
         └── EngineDead      the engine process has ended
@@ -18,8 +20,10 @@ Every message says what was refused, which value, who set it, why, and what to d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+MAX_LISTED = 5  # names in one message
 
 
 class SrvError(Exception):
@@ -51,6 +55,12 @@ class Rejection:
 def as_sentence(remedy: str) -> str:
     """With the full stop that the remedies of exceptions lack."""
     return remedy if remedy.endswith((".", "?")) else f"{remedy}."
+
+
+def listed(names: Collection[str]) -> str:
+    """The first few names, and the total number."""
+    shown = ", ".join(list(names)[:MAX_LISTED])
+    return shown if len(names) <= MAX_LISTED else f"{shown} and {len(names) - MAX_LISTED} more ({len(names)} in all)"
 
 
 class Refusal(SrvError):
@@ -125,6 +135,17 @@ class RequestError(SrvError):
 
 class GrammarError(SrvError):
     """A grammar for structured output cannot be compiled. The message says why, as a clause about the grammar."""
+
+
+class EmptyGrammar(GrammarError):
+    """A grammar that no text follows, because it contradicts itself. `why`: a clause, if it is known."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(f"it allows no text{': ' if why else ''}{why}")
+
+
+class NotEnforceable(GrammarError):
+    """A right schema with a part that no grammar holds, of any backend."""
 
 
 class InternalError(SrvError):

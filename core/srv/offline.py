@@ -22,6 +22,7 @@ import os
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from typing import Any, Self, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from srv.args.config import find_argument_or_deprecated
+from srv.args.config import ARGUMENTS, find_argument_or_deprecated
 from srv.args.extra import start_hooks
 from srv.args.sources import gather_keywords
 from srv.commands import Command, StartProfile, StopProfile
@@ -44,6 +45,7 @@ from srv.offline_inputs import Body, as_batch, prompt_batch, request_bodies
 from srv.planning.resolution import LaunchContext, resolve_launch
 from srv.server.client import EngineClient
 from srv.server.generation import CompletedSequence
+from srv.server.grammar_rules import not_enforced
 from srv.server.protocols.chat import Chat
 from srv.server.protocols.completions import Completions
 from srv.server.protocols.embeddings import Embeddings
@@ -135,7 +137,7 @@ class LLM:
 
     `model`: a GGUF file, a Hugging Face folder or a hub id; None takes the demo model. `arguments` are server arguments
     by name, as in a YAML file (`srv args list`); SRV_ environment variables apply as well. Arguments of the HTTP server
-    are refused.
+    are refused. Only warnings are logged unless `log_level` says otherwise; a terminal or notebook shows a bar.
 
     Raises Refusal for arguments that cannot be satisfied, ModelError for a tokenizer that cannot be read, and
     StartError if the engine fails to start.
@@ -144,7 +146,7 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **arguments: object) -> None:
         if refused := [*_http_arguments(arguments), *_second_model(model, arguments)]:
             raise Refusal(refused)
-        named = {"model_path": model, **arguments} if model is not None else arguments
+        named = {**_quiet(os.environ), **({"model_path": model} if model is not None else {}), **arguments}
         self._context = resolve_launch(gather_keywords(named, os.environ, "LLM"))
         for note in self._context.notes:
             logger.warning("%s", note)
@@ -155,7 +157,9 @@ class LLM:
         self._thread.start()
         atexit.register(self.close)
         try:
-            self._run(self._start(self._context))
+            with _progress_bar(None) as bar:
+                bar.add_task(f"starting {self._context.model.name}", total=None)
+                self._run(self._start(self._context))
         except BaseException:
             self.close()
             raise
@@ -172,8 +176,8 @@ class LLM:
 
         Outputs are in the order of the prompts. `fields` are the sampling fields of `/v1/completions` (max_tokens,
         temperature, top_p, n, stop, seed, logprobs ...); `overrides` has one mapping per prompt, of fields that differ
-        for it. `progress`: a bar on standard error; None shows one if that is a terminal. Raises RequestError for the
-        first prompt or field that is refused, and EngineDead.
+        for it. `progress`: a bar on standard error; None shows one in a terminal or notebook. Raises RequestError for
+        the first prompt or field that is refused, and EngineDead.
         """
         bodies = request_bodies("prompt", prompt_batch(prompts, "prompt"), fields, overrides)
         complete = partial(self._complete, Completions(self._service))
@@ -323,8 +327,10 @@ class LLM:
         return max(1, sequences // max(1, most))
 
     async def _complete(self, endpoint: OpenAIEndpoint, body: Body) -> RequestOutput:
-        parsed = await endpoint.parse(body)
-        ticket, group = self._service.start(parsed.prompts, [uuid.uuid4().hex], time.perf_counter())
+        asked = await endpoint.ask(body)
+        for name in not_enforced(each.grammar for each in asked.prompts).values():
+            warnings.warn(f"no grammar enforces {name} of the schema; check these parts of the output", stacklevel=2)
+        ticket, group = self._service.start(asked.prompts, [uuid.uuid4().hex], time.perf_counter())
         try:
             results = await group.gather()
         finally:
@@ -353,10 +359,16 @@ async def _run_one(serve: Callable[[Body], Awaitable[T]], body: Body, limit: asy
 
 
 def _progress_bar(wanted: bool | None) -> Progress:
-    """A bar on standard error; None shows it if that is a terminal."""
+    """A bar on standard error; None shows it if that is a terminal or a notebook."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=not (console.is_terminal if wanted is None else wanted))
+    seen = console.is_terminal or console.is_jupyter
+    return Progress(*columns, console=console, disable=not (seen if wanted is None else wanted))
+
+
+def _quiet(environment: Mapping[str, str]) -> dict[str, object]:
+    """The log level of an engine that is used from Python, unless the environment sets one."""
+    return {} if ARGUMENTS["log_level"].variable in environment else {"log_level": "warning"}
 
 
 def _output(result: CompletedSequence) -> CompletionOutput:

@@ -246,7 +246,8 @@ class ModelFacts:
     or several modes of sentence-transformers joined by "+"), or None. `text_part_of`: the class of the vision model
     whose language model these facts describe, or None. `overrides`: the fields of `config` that the user replaced.
     `remote_code`: whether Python code in its folder may be run. `generates`: it generates text; if not, its hidden
-    states are pooled. `head`: what follows pooling.
+    states are pooled. `head`: what follows pooling. `untied`: its output layer is stored and differs from the embedding
+    that its configuration ties it to; `config` does not tie them then.
 
     Without weights, `parameters`, `weight_bytes` and, of quantized models, `stored_types` follow from the
     configuration, if the sizes of the architecture are known; `unknown_sizes` is a clause that says why they are not,
@@ -281,6 +282,7 @@ class ModelFacts:
     remote_code: bool = False
     generates: bool = True
     head: PooledHead = PooledHead()  # noqa: RUF009 - immutable
+    untied: bool = False
 
     @property
     def has_pool(self) -> bool:

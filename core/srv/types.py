@@ -23,6 +23,25 @@ class FinishReason(str, enum.Enum):
     ERROR = "error"  # the engine failed on this request
 
 
+TokenSequence = tuple[int, ...]
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """After `tokens` tokens of reasoning, only the tokens `end` may follow, in order.
+
+    `inside`: the output starts with reasoning. It begins behind one of the texts `begins`, at the start of the output
+    or, if `anywhere`, later as well; it ends with one of the texts `ends`, which the model may write by itself, in
+    whatever tokens.
+    """
+
+    tokens: int
+    end: TokenSequence
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    inside: bool
+    anywhere: bool = False
+
+
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling parameters that reach the worker as the client sets them, each declared here and nowhere else.
 
@@ -43,6 +62,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: the same for the prompt, from position `prompt_logprobs_start` on.
     logprob_token_ids: tokens whose log-probabilities are reported at each of these positions.
     hidden_states: return the hidden state of every computed position (after the last norm).
+    thinking: how long the model may reason; None: as long as it wants.
     custom_processor: the name of a logit processor of another distribution, "" for none; custom_params: its parameters,
     a JSON object.
     """
@@ -83,6 +103,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs_start: int = 0
     logprob_token_ids: tuple[int, ...] = ()
     hidden_states: bool = False
+    thinking: ThinkingBudget | None = None
     custom_processor: str = ""
     custom_params: str = ""
 

@@ -33,7 +33,6 @@ ARGUMENTS: dict[str, Any] = {
     "max_queued_requests": 5,
     "max_total_tokens": 4096,
     "disable_graphs": True,
-    "log_level": "warning",
 }
 
 
@@ -199,6 +198,22 @@ REFUSED: dict[str, tuple[Callable[[LLM], object], tuple[str, ...]]] = {
     "no boolean": (lambda llm: llm.embed("a", normalize=1), ("normalize = 1 is refused",)),  # type: ignore[arg-type]
     "tools": (lambda llm: llm.chat([USER], tools=[{}]), ("tools[0].type is required",)),
 }
+
+
+@pytest.mark.slow
+def test_only_warnings_are_logged_unless_a_level_is_set(llm: LLM, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert llm._context.resolved.config.server.log_level == "warning"
+    code = f"from srv import LLM\nLLM({str(model)!r}, **{ARGUMENTS!r}).close()"
+    logged = {}
+    for level in ("info", None):
+        monkeypatch.delenv("SRV_LOG_LEVEL", raising=False) if level is None else monkeypatch.setenv(
+            "SRV_LOG_LEVEL", level
+        )
+        command = [sys.executable, "-P", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        logged[level] = [line for line in done.stderr.splitlines() if " INFO " in line]
+    assert logged["info"]
+    assert logged[None] == []
 
 
 def test_refused_inputs_name_what_is_wrong_and_the_engine_lives_on(llm: LLM) -> None:

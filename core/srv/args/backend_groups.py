@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from srv.errors import Rejection
 from srv.kept import kept_per_object
 from srv.models.architectures.registry import find as find_architecture
 from srv.models.architectures.registry import native_or_reason
@@ -26,7 +27,7 @@ def unread_groups(model: ModelFacts | None, spec: BackendSpec) -> tuple[str, ...
     groups = model.cache_groups if model else ()
     recurrent = tuple(
         f"the cache group of {layer_names(group.layers)} is {spec_name(group)}, which no attention backend of this "
-        f"version of srv reads{_why_not_native(model)}"
+        "version of srv reads"
         for group in groups
         if isinstance(group, Recurrent)
     )
@@ -47,12 +48,29 @@ def sparse_arguments(slot: str, model: ModelFacts | None) -> tuple[str, ...]:
     return SPARSE.get(slot, ()) if model is None or has_indexer(model) else ()
 
 
-def _why_not_native(model: ModelFacts | None) -> str:
-    """What keeps the native layers of an architecture from computing the model; "" if there are none."""
-    if model is None or find_architecture(model.architecture) is None:
-        return ""
+def why_not_native(model: ModelFacts, model_impl: str | None) -> str | None:
+    """Why no native layers compute a model; None if they do."""
+    if model_impl == "transformers":
+        return "model_impl is transformers"
     native = native_or_reason(model.architecture, model.config)
-    return f" (native layers, which would, do not compute it: {native})" if isinstance(native, str) else ""
+    return native if isinstance(native, str) else None
+
+
+def unserved_states(model: ModelFacts | None, model_impl: str | None) -> Rejection | None:
+    """The refusal of a model that keeps recurrent states, if no native layers compute it: only they read these."""
+    spec = next((each for each in (model.cache_groups if model else ()) if isinstance(each, Recurrent)), None)
+    why = None if model is None or spec is None else why_not_native(model, model_impl)
+    if spec is None or why is None:
+        return None
+    return Rejection(
+        "recurrent_states",
+        "model",
+        None,
+        "memory budget",
+        f"{len(spec.layers)} of its layers keep recurrent states ({', '.join(each.name for each in spec.states)}), and "
+        f"no native layers compute them here ({why}): the classes of transformers keep such states themselves",
+        "Choose a model with native layers and leave --model-impl at auto, or one whose layers all use attention.",
+    )
 
 
 @kept_per_object

@@ -7,13 +7,14 @@ attention slots must also agree on the axis order of the KV pool. Pure functions
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from srv.args.backend_arguments import check_declared, check_requirement, requirement_text
-from srv.args.backend_groups import sparse_arguments, unread_groups, without_states
+from srv.args.backend_groups import sparse_arguments, unread_groups, unserved_states, without_states
 from srv.args.backend_slot import BackendSlot, Candidate
 from srv.args.config import ARGUMENTS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
@@ -53,8 +54,9 @@ REQUIRED_FAMILIES = tuple(family for family in USED_FAMILIES if family != MOE)  
 
 # The slots whose backends run in captured steps.
 _CAPTURED = ("decode_attention_backend", MOE_SLOT)
-_CARRIED = ("no_backend_fits", "backend_unfit")
+_CARRIED = ("no_backend_fits", "backend_unfit", "recurrent_states")
 
+_OTHER_PLATFORM = "Choose another platform with --device"
 _NOT_INVARIANT = (
     "it is not batch invariant: a result may depend on the other rows of its step, which "
     "enable_deterministic_inference excludes"
@@ -104,12 +106,16 @@ def choose_backends(
     """
     values = {name: statement.value for name, statement in user.items()}
     moe = None if facts.model is None else mixture(facts.model, values)
-    facts = facts._replace(model=on_one_rank(facts.model, user["tp_size"].value if "tp_size" in user else 1))
+    whole = facts.model
+    facts = facts._replace(model=on_one_rank(whole, user["tp_size"].value if "tp_size" in user else 1))
     layers = () if facts.model is None else _layer_kinds_of(facts.model)
     names = [name for name in SLOTS if name != MOE_SLOT or moe is not None]
     slots = [_make_slot(name, platform, offered, facts, layers, user) for name in names]
     slots = [_without_ops(slot, facts, values, ops) if slot.name == MOE_SLOT else slot for slot in slots]
-    rejections = _distinct(rejected for slot in slots for rejected in _slot_rejections(slot, platform, user))
+    states = unserved_states(whole, values.get("model_impl"))  # no other backend would help
+    judged = [slot for slot in slots if states is None or slot.family != "attention"]
+    rejections = _distinct(rejected for slot in judged for rejected in _slot_rejections(slot, platform, user))
+    rejections = rejections if states is None else (states, *rejections)
     carried: tuple[Rejection, ...] = ()
     if carry and all(each.code in _CARRIED for each in rejections):
         carried, rejections = rejections, ()
@@ -238,7 +244,7 @@ def _slot_rejections(slot: BackendSlot, platform: str, user: Mapping[str, Statem
             None,
             "automatic choice",
             reasons or f"platform {platform} has none",
-            _no_backend_remedy(slot),
+            _no_backend_remedy(slot, user),
         )
         return
     chosen, argument = slot.user_choice, ARGUMENTS[slot.user_choice.argument]
@@ -266,8 +272,13 @@ def _slot_rejections(slot: BackendSlot, platform: str, user: Mapping[str, Statem
     )
 
 
-def _no_backend_remedy(slot: BackendSlot) -> str:
-    remedy = "Change the conflicting settings" if slot.candidates else "Choose another platform with --device"
+def _no_backend_remedy(slot: BackendSlot, user: Collection[str]) -> str:
+    """`user`: the arguments that the user has set; nobody can change settings that are none of them."""
+    reasons = " ".join(reason for each in slot.candidates for reason in each.reasons)
+    if any(re.search(rf"\b{name}\b", reasons) for name in user):
+        remedy = "Change the conflicting settings"
+    else:
+        remedy = "Serve another model, or choose another platform with --device" if slot.candidates else _OTHER_PLATFORM
     return f"{remedy}, or set --model-impl to transformers." if slot.family == MOE else f"{remedy}."
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from srv.args.config import ARGUMENTS, DEPRECATED, GROUPS, plugin_arguments
-from srv.args.parser import Parser
+from srv.args.parser import HelpAll, Parser
 from srv.args.spec import Argument
 
 _TITLES = {
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--config` and a flag for every argument, with one help section per group."""
     parser.set_defaults(takes_server_arguments=True)
     parser.usage = f"{parser.prog} [FLAG ...]"
+    parser.add_argument("--help-all", action=HelpAll, help="as --help, with what is planned or deprecated")
     flags = _Flags(parser)
     if isinstance(parser, Parser):
         parser.add_lazily(flags.add)
@@ -83,7 +84,7 @@ class _Flags:
         for argument in (*self._pending.values(), *self._of_plugins(flags)):
             if flags is None or not flags.isdisjoint(_spellings(argument)):
                 self._pending.pop(argument.name, None)
-                _add_flag(self._section("deprecated" if argument.deprecated else argument.group), argument)
+                self._add_flag(argument)
 
     def _of_plugins(self, flags: Set[str] | None) -> list[Argument]:
         """The arguments of plugins that have not been added yet."""
@@ -91,6 +92,14 @@ class _Flags:
         chosen = [each for each in found if flags is None or not flags.isdisjoint(_spellings(each))]
         self._added.update(each.name for each in chosen)
         return chosen
+
+    def _add_flag(self, argument: Argument) -> None:
+        """Add its flags; `--help` shows those that work, without the values that do not."""
+        section = self._section("deprecated" if argument.deprecated else argument.group)
+        shown = _add_flag(section, argument)
+        if isinstance(self._parser, Parser):
+            works = not argument.deprecated and not argument.arg.planned
+            self._parser.brief[shown] = _escaped(what_works(argument)) if works else argparse.SUPPRESS
 
     def _section(self, group: str) -> argparse._ArgumentGroup:
         if group not in self._sections:
@@ -115,17 +124,23 @@ def _spellings(argument: Argument) -> list[str]:
     return [*argument.flags, *("--no-" + flag.removeprefix("--") for flag in argument.flags)]
 
 
-def _add_flag(section: argparse._ArgumentGroup, argument: Argument) -> None:
-    help_text = help_line(argument).replace("%", "%%")
+def _add_flag(section: argparse._ArgumentGroup, argument: Argument) -> argparse.Action:
+    """Add the flags of an argument to a section of the help; returns the action that the help shows."""
+    help_text = _escaped(help_line(argument))
     flags = [flag for name, flag in zip(argument.names, argument.flags, strict=True) if name not in argument.old_names]
-    _add_names(section, argument, argument.name, flags, help_text)
+    shown = _add_names(section, argument, argument.name, flags, help_text)
     for name in argument.old_names:  # separately and hidden from the help; their use logs a note
         _add_names(section, argument, name, ["--" + name.replace("_", "-")], argparse.SUPPRESS)
+    return shown
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
 
 
 def _add_names(
     section: argparse._ArgumentGroup, argument: Argument, name: str, flags: Sequence[str], help_text: str
-) -> None:
+) -> argparse.Action:
     options: dict[str, Any] = {
         "dest": PREFIX + name,
         "default": argparse.SUPPRESS,
@@ -133,16 +148,16 @@ def _add_names(
         "action": StoreFlag,
     }
     if argument.kind.base is bool and not argument.kind.many:
-        section.add_argument(*flags, nargs=0, const="true", **options)
+        shown = section.add_argument(*flags, nargs=0, const="true", **options)
         negations = ["--no-" + flag.removeprefix("--") for flag in flags]
         options["help"] = argparse.SUPPRESS
         section.add_argument(*negations, nargs=0, const="false", **options)
-    elif argument.kind.many:
-        section.add_argument(*flags, nargs="+", metavar=metavar(argument), **options)
-    elif argument.arg.const is not None:
-        section.add_argument(*flags, nargs="?", const=argument.arg.const, metavar=metavar(argument), **options)
-    else:
-        section.add_argument(*flags, metavar=metavar(argument), **options)
+        return shown
+    if argument.kind.many:
+        return section.add_argument(*flags, nargs="+", metavar=metavar(argument), **options)
+    if argument.arg.const is not None:
+        return section.add_argument(*flags, nargs="?", const=argument.arg.const, metavar=metavar(argument), **options)
+    return section.add_argument(*flags, metavar=metavar(argument), **options)
 
 
 def metavar(argument: Argument) -> str:
@@ -152,13 +167,19 @@ def metavar(argument: Argument) -> str:
     return argument.arg.metavar or (argument.arg.unit or argument.kind.base.__name__).upper()
 
 
-def help_line(argument: Argument) -> str:
-    """The help text of an argument: its sentence, its check, its default, and whether it is planned or deprecated."""
+def what_works(argument: Argument) -> str:
+    """The sentence of an argument, its check and its default."""
     line = argument.arg.help
     if argument.expected and argument.kind.base in (int, float):
         line += f" Must be {argument.expected}."
     if argument.default is not None and argument.kind.base is not bool:
         line += f" (default: {argument.show(argument.default)})"
+    return line
+
+
+def help_line(argument: Argument) -> str:
+    """The whole help text of an argument: what works, and what is planned or deprecated."""
+    line = what_works(argument)
     if argument.arg.planned_values:
         line += f" [planned: {', '.join(value for value, _ in argument.arg.planned_values)}]"
     if argument.deprecated:

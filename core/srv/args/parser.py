@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NoReturn
 
 from srv.errors import Refusal, Rejection
 
 SOURCE = "command line"
-HELP = ("-h", "--help")
+HELP = ("-h", "--help", "--help-all")
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,11 +18,14 @@ class Parser(argparse.ArgumentParser):
 
     A command line uses one subcommand and few of its flags, and adding hundreds of flags takes noticeable time. So the
     callbacks of `add_lazily` run when the parser is first used, and add only the flags that are on the command line.
+
+    `brief` has what `--help` shows of a flag in place of its help text, which `--help-all` shows.
     """
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         named["allow_abbrev"] = False
         self._lazy: list[Callable[[Set[str] | None], None]] = []
+        self.brief: dict[argparse.Action, str] = {}
         super().__init__(*positional, **named)
 
     def add_lazily(self, add: Callable[[Set[str] | None], None]) -> None:
@@ -45,8 +48,32 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
+        """What `--help` shows: of the flags in `brief`, that text instead of their own."""
+        self.add_pending()
+        whole = [(action, action.help) for action in self.brief]
+        try:
+            for action, text in self.brief.items():
+                action.help = text
+            return super().format_help()
+        finally:
+            for action, own in whole:
+                action.help = own
+
+    def format_whole_help(self) -> str:
+        """What `--help-all` shows."""
         self.add_pending()
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         raise Refusal([Rejection("bad_command_line", self.prog, None, SOURCE, message, f"See `{self.prog} --help`.")])
+
+
+class HelpAll(argparse.Action):
+    """Prints the help with everything that `--help` leaves out, and ends the program."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        sys.stdout.write(parser.format_whole_help() if isinstance(parser, Parser) else parser.format_help())
+        parser.exit()

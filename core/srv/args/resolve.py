@@ -38,6 +38,8 @@ from srv.args.statement import BackendChoice, Layer, Provenance, Quantity, Resol
 from srv.args.support import REFUSED, by_argument_on, constraints_from_support, support_of_value
 from srv.args.wording import names_used, reworded, without_excluded
 from srv.errors import PluginError, Refusal, Rejection
+from srv.platform.experts import FAMILY as MOE
+from srv.platform.experts import with_added
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -189,7 +191,7 @@ def _choose_backends(
     offered = {family: (*manifest.facts.backends.get(family, ()), *extra.get(family, ())) for family in FAMILIES}
     user = _user_winners(state)
     carry = state.carried is not None
-    ops = manifest.facts.ops
+    ops = with_added(manifest.facts.ops, offered[MOE])
     selection: BackendSelection = choose_backends(manifest.name, offered, state.facts, user, ops=ops, carry=carry)
     for statement in selection.statements:
         state.statements[statement.argument].append(statement)

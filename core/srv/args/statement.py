@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srv.args.config import Config, argument_named
 from srv.errors import Rejection
+from srv.platform.registry import ProvidedBackend
 
 if TYPE_CHECKING:
     from srv.platform.facts import BackendSpec, DeviceFacts
@@ -156,8 +157,18 @@ class BackendChoice(NamedTuple):
     reason: str
     rejected: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
+    @property
+    def provider(self) -> str:
+        """The distribution of a backend that the platform's own does not have, with its version; else ""."""
+        return self.spec.provider if isinstance(self.spec, ProvidedBackend) else ""
+
+    @property
+    def shown(self) -> str:
+        """The name of the backend, and whose it is if it is not the platform's."""
+        return f"{self.spec.name} of {self.provider}" if self.provider else self.spec.name
+
     def __str__(self) -> str:
-        lines = [f"{self.slot} = {self.spec.name} because {self.reason}"]
+        lines = [f"{self.slot} = {self.shown} because {self.reason}"]
         lines += [f"    not {name}: {'; '.join(reasons)}" for name, reasons in self.rejected]
         return "\n".join(lines)
 

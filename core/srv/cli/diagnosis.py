@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from srv.cli.families import Plugin
 from srv.errors import Rejection
 from srv.planning.resolution import ResolvedPlan
 from srv.platform.finding import Finding
@@ -14,7 +15,10 @@ from srv.platform.registry import InstalledPlatform
 
 @dataclass(frozen=True, slots=True)
 class ExaminedPlatform:
-    """One platform. `resolved` is None if it is not available, or if `refusals` is not empty."""
+    """One platform. `resolved` is None if it is not available, or if its arguments are refused.
+
+    `refusals`: of its arguments, or of what a launch refuses before it reads weights.
+    """
 
     installed: InstalledPlatform
     probed: ProbeResult
@@ -57,9 +61,11 @@ class Diagnosis:
     environment: tuple[Finding, ...]
     platforms: Mapping[str, ExaminedPlatform]
     choice: Choice
+    plugins: tuple[Plugin, ...] = ()
 
     @property
     def can_start(self) -> bool:
         """Whether `srv launch`, with the same --device, could serve on this machine."""
         chosen = self.platforms.get(self.choice.platform or "")
-        return chosen is not None and chosen.usable and all(each.status != "error" for each in self.environment)
+        findings = (*(each.status for each in self.environment), *(each.state for each in self.plugins))
+        return chosen is not None and chosen.usable and "error" not in findings

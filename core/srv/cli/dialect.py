@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _FLAG = "--dialect"
 _HELP = "use the flags of another engine: rtp-llm, vllm or sglang"
-_OWN_WORDS = ("-h", "--help", "--json")  # of `srv launch` and `srv plan`; they are not translated
+_OWN_WORDS = ("-h", "--help", "--help-all", "--json")  # of `srv launch` and `srv plan`; they are not translated
 _COMMANDS = ("launch", "plan")
 
 

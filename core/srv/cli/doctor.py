@@ -1,8 +1,9 @@
 """`srv doctor`: diagnose whether a server can start on this machine, and what to do if it cannot.
 
-Checks the environment and every installed platform: discovers it, probes it, creates it in a child process, runs its
-own checks, and resolves the arguments with the model. Exit status 0 if a server could start (on `--device`, or on the
-automatically chosen platform), else 2. Torch-free: everything that needs torch runs in child processes.
+Checks the environment, lists the plugins of all families, and examines every installed platform: discovers it, probes
+it, creates it in a child process, runs its own checks, and resolves the arguments with the model. Exit status 0 if a
+server could start (on `--device`, or on the automatically chosen platform), else 2. Torch-free: everything that needs
+torch runs in child processes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import srv
 from srv.args.backends import USED_FAMILIES, unused_backends
 from srv.args.statement import UserInput
 from srv.cli.diagnosis import Choice, Diagnosis, ExaminedPlatform
+from srv.cli.families import DOCTOR_GROUP, installed_plugins
 from srv.cli.platforms import platform_dict, seconds
 from srv.errors import PlatformUnavailable, PluginError, Refusal, Rejection
 from srv.planning.resolution import ResolvedPlan, resolve_plan
@@ -31,16 +33,13 @@ from srv.platform import API_VERSION, environment
 from srv.platform.choose import choose, parse_device, unused_cards
 from srv.platform.doctor import DEFAULT_TIMEOUT_S, examine
 from srv.platform.finding import Finding
-from srv.platform.hook_plugins import hook_plugins
 from srv.platform.host import versions
 from srv.platform.installed import entries
 from srv.platform.manifest import ProbeResult
 from srv.platform.probe import probe_all
-from srv.platform.registry import InstalledPlatform, find_all_backends, find_platforms
+from srv.platform.registry import InstalledPlatform, check_requirement, find_all_backends, find_platforms
 
 FORMAT = 1  # version of the JSON; increased by incompatible changes
-GROUP = "srv.doctor"
-"""Entry points: functions from a platform's name and a device's variant to findings about that device."""
 _CONCURRENCY = 3  # child processes that import torch at the same time
 
 
@@ -119,15 +118,17 @@ def diagnose(user: UserInput, timeout_s: float = DEFAULT_TIMEOUT_S) -> Diagnosis
     requested = user.value("device")
     selected = _selected(requested, found)
     probed = probe_all(selected)
+    plugins = tuple(installed_plugins(frozenset(selected)))
     with ThreadPoolExecutor(_CONCURRENCY, thread_name_prefix="doctor") as pool:
         environment_findings = pool.submit(environment.findings, os.environ, timeout_s)
         examined = pool.map(lambda name: _examine(selected[name], probed[name], user, timeout_s), selected)
         platforms = dict(zip(selected, examined, strict=True))
         return Diagnosis(
             versions=_versions(),
-            environment=(*environment_findings.result(), *_hook_findings(), *_argument_findings(user)),
+            environment=(*environment_findings.result(), *_argument_findings(user)),
             platforms=platforms,
             choice=_choice(requested, found, probed),
+            plugins=plugins,
         )
 
 
@@ -140,18 +141,11 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _hook_findings() -> list[Finding]:
-    """One per plugin of hooks, with the hooks that it implements."""
-    return [
-        Finding("hooks", "ok", f"{each.distribution} {each.version} ({each.name}): {', '.join(each.hooks)}")
-        for each in hook_plugins()
-    ]
-
-
 def _faulty_hooks(error: PluginError) -> Diagnosis:
     """The diagnosis if a plugin of hooks cannot be used: no server can start, on whichever platform."""
     finding = Finding("hooks", "error", f"plugin {error.distribution}: {error.member}: {error.reason}", error.remedy)
-    return Diagnosis(_versions(), (finding,), {}, Choice(None, None, "a plugin of hooks cannot be used", error.remedy))
+    choice = Choice(None, None, "a plugin of hooks cannot be used", error.remedy)
+    return Diagnosis(_versions(), (finding,), {}, choice, tuple(installed_plugins(frozenset())))
 
 
 def _selected(requested: str | None, found: Mapping[str, InstalledPlatform]) -> Mapping[str, InstalledPlatform]:
@@ -186,8 +180,9 @@ def _examine(installed: InstalledPlatform, probed: ProbeResult, user: UserInput,
 
 def _contributed(platform: str, variant: str) -> Iterator[Finding]:
     """What other distributions know of a device. One that fails is a warning and does not affect the others."""
-    for each in entries(GROUP):
+    for each in entries(DOCTOR_GROUP):
         try:
+            check_requirement(each)
             yield from each.load()(platform, variant)
         except Exception as error:  # noqa: BLE001 - a distribution may raise anything; only its own finding is missing
             remedy = f"Update or uninstall {each.distribution}, or report this to its maintainer."
@@ -206,12 +201,13 @@ def _unused(installed: InstalledPlatform) -> tuple[Finding, ...]:
 def _resolve(
     installed: InstalledPlatform, probed: ProbeResult, user: UserInput
 ) -> tuple[ResolvedPlan | None, tuple[Rejection, ...]]:
-    """Resolve a launch on this platform, regardless of --device; returns the plan, or else all refusals."""
+    """Resolve a launch on this platform, regardless of --device; returns the plan, if any, and all refusals."""
     assert probed.device is not None
     rest = UserInput(tuple(each for each in user.statements if each.argument != "device"))
     try:
         target = make_target(installed.loaded, probed.device, "examined by srv doctor", probed.notes)
-        return resolve_plan(rest, lambda text, source: target, model_needed=False), ()
+        plan = resolve_plan(rest, lambda text, source: target, model_needed=False)
+        return plan, plan.check.refusals
     except Refusal as refusal:
         return None, refusal.rejections
     except Exception as error:  # noqa: BLE001 - a plugin's functions may raise anything; it is reported
@@ -241,6 +237,7 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "can_start": diagnosis.can_start,
         "versions": dict(diagnosis.versions),
         "environment": [msgspec.to_builtins(each) for each in diagnosis.environment],
+        "plugins": [each._asdict() for each in diagnosis.plugins],
         "choice": asdict(diagnosis.choice),
         "platforms": [_examined_dict(each) for each in diagnosis.platforms.values()],
     }
@@ -259,6 +256,7 @@ def _examined_dict(each: ExaminedPlatform) -> dict[str, Any]:
         "backends": {
             slot: {
                 "name": choice.spec.name,
+                "distribution": choice.provider or None,
                 "because": choice.reason,
                 "rejected": {name: list(reasons) for name, reasons in choice.rejected},
             }

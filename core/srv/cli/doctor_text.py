@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from srv.cli.families import absent_families
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from srv.cli.diagnosis import Diagnosis, ExaminedPlatform
+    from srv.cli.families import Plugin
     from srv.platform.finding import Finding
 
 # verdict, name of the check, details, remedy
@@ -23,6 +26,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     """Print all findings."""
     versions = ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items())
     _section(console, "Environment", [("", "versions", versions, ""), *_rows(diagnosis.environment)])
+    _section(console, "Plugins", [*map(_plugin, diagnosis.plugins), ("", "none", ", ".join(absent_families()), "")])
     for each in diagnosis.platforms.values():
         simulated = " (simulated)" if each.simulated else ""
         _section(console, f"Platform {each.installed.name}{simulated}", _platform(each))
@@ -46,6 +50,12 @@ def _section(console: Console, title: str, rows: Iterable[Row]) -> None:
 
 def _rows(findings: Iterable[Finding]) -> list[Row]:
     return [(each.status, each.name, each.detail, each.remedy) for each in findings]
+
+
+def _plugin(each: Plugin) -> Row:
+    detail = f"{each.distribution} {each.version}".strip() + (f": {each.detail}" if each.detail else "")
+    shown = "" if each.state == "not examined" else each.state
+    return shown, f"{each.family or each.group} {each.name}", detail, each.remedy
 
 
 def _platform(each: ExaminedPlatform) -> Iterator[Row]:

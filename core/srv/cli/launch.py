@@ -80,7 +80,7 @@ def run(namespace: argparse.Namespace) -> int:
     logging.basicConfig(
         level=config.server.log_level.upper(), format="%(asctime)s api %(levelname)s %(message)s", stream=sys.stderr
     )
-    _log_provenance(context)
+    log_provenance(context)
     hooks = start_hooks("api", config.extras)
     try:
         key = api_key(context.resolved)
@@ -111,14 +111,18 @@ def _report(refusal: Refusal) -> None:
             observe(Refused(code=each.code, what=each.what, status=None, message=str(each)))
 
 
-def _log_provenance(context: LaunchContext) -> None:
-    logger.info("platform %s: %s", context.platform, context.reason)
+def log_provenance(context: LaunchContext) -> None:
+    from srv.planning.target import device_text
+
+    logger.info("platform %s: %s", device_text(context.platform, context.device), context.reason)
     for note in context.notes:
         logger.warning("%s", note)
     for provenance in context.resolved.provenance.values():
         logger.debug("%s", provenance)
-    for choice in context.resolved.backends.values():
-        logger.info("%s", choice)
+    backends = context.resolved.backends
+    logger.info("backends: %s", ", ".join(f"{slot} = {choice.shown}" for slot, choice in backends.items()))
+    for choice in backends.values():
+        logger.debug("%s", choice)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -245,7 +249,7 @@ async def _serve_http(
         app = create_app(settings, client, text, hooks, observation.tracer, observation.recorder)
         server = _http_server(app, config.server, tls)
     for phase in phases.done:
-        logger.info("start of api, %s", phase)
+        logger.log(logging.INFO if phase.cause else logging.DEBUG, "start of api, %s", phase)
     receiving = asyncio.create_task(client.run())
     receiving.add_done_callback(lambda _: server.lose_engine())
     limits = WatchdogLimits(config.server.soft_watchdog_timeout, config.server.watchdog_timeout)
@@ -278,6 +282,7 @@ def _http_server(app: FastAPI, server: ServerArgs, tls: Mapping[str, Any]) -> Gr
         app.state.service.metrics.responded,
         app.state.refused,
         ConnectionLimits(server.max_connections, server.connection_timeout_seconds),
+        server.root_path,
     )
     return GracefulServer(
         uvicorn.Config(

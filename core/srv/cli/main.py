@@ -14,13 +14,13 @@ import gc
 import importlib
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import srv
 from srv.args.parser import Parser
 from srv.cli.dialect import expand_dialect
+from srv.cli.text import columns, wrapped
 from srv.errors import InternalError, PluginError, Refusal, Rejection, SrvError
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InternalError:
         raise
     except SrvError as error:
-        width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
-        sys.stderr.write(error_text(error, width or None))
+        sys.stderr.write(error_text(error, columns(sys.stderr)))
         return OPERATOR_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -110,15 +109,21 @@ def _further_commands() -> tuple[Entry, ...]:
 
 def _add_further(command: Entry, subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Let a distribution add its command; if that fails, the command is listed as broken, and the others still work."""
+    from srv.platform.registry import check_requirement
+
     try:
+        check_requirement(command)
         command.load()(subparsers)
+        return
+    except PluginError as error:
+        fault = error
     except Exception as error:  # noqa: BLE001 - a distribution may raise anything; only its own command fails
         distribution = command.distribution
         reason = f"adding it raised {type(error).__name__}: {error}"
         remedy = f"Reinstall or update {distribution}, or uninstall it"
         fault = PluginError(distribution, f"command {command.name}", reason, remedy)
-        parser = subparsers.choices.get(command.name) or subparsers.add_parser(command.name, help="cannot be loaded")
-        parser.set_defaults(handler=functools.partial(_refuse_broken, fault), takes_server_arguments=True)
+    parser = subparsers.choices.get(command.name) or subparsers.add_parser(command.name, help="cannot be loaded")
+    parser.set_defaults(handler=functools.partial(_refuse_broken, fault), takes_server_arguments=True)
 
 
 def _refuse_broken(fault: PluginError, namespace: argparse.Namespace) -> NoReturn:
@@ -144,16 +149,7 @@ def error_text(error: SrvError, width: int | None = None) -> str:
     """
     if isinstance(error, Refusal):
         count = len(error.rejections)
-        head = f"srv: {count} refusal{'s' if count != 1 else ''}:\n"
-        return head + "".join(_wrapped(f"  - {rejected}", "    ", width) for rejected in error.rejections)
-    return _wrapped(f"srv: {error}", "  ", width)
-
-
-def _wrapped(text: str, indent: str, width: int | None) -> str:
-    """The text, whose lines after the first are indented if it is wrapped. Words longer than a line stay whole."""
-    if width is None:
-        return f"{text}\n"
-    wrap = functools.partial(
-        textwrap.fill, width=width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return "".join(f"{wrap(line)}\n" for line in text.split("\n"))
+        lines = [f"srv: {count} refusal{'s' if count != 1 else ''}:"]
+        lines += [wrapped(f"  - {rejected}", "  ", width) for rejected in error.rejections]
+        return "\n".join(lines) + "\n"
+    return wrapped(f"srv: {error}", "  ", width) + "\n"

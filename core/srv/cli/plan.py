@@ -14,6 +14,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from srv.cli.text import columns, wrapped
 from srv.errors import Refusal
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def run(namespace: argparse.Namespace) -> int:
         text = json.dumps(to_dict(planned), indent=2)
     else:
         text = kernel_text(planned) if namespace.kernels else to_text(planned)
-    print(text, flush=True)
+    print(text if namespace.json else wrapped(text, "    ", columns(sys.stdout)), flush=True)
     if refused:
         raise Refusal(planned.refusals)
     return REFUSED if planned.refusals else 0
@@ -136,13 +137,10 @@ def to_text(planned: LaunchPlan) -> str:
 
 def _head(planned: LaunchPlan) -> list[str]:
     """What a launch would refuse, the device and the model."""
-    from srv.args.statement import amount_text
+    from srv.planning.target import device_text
 
-    device = planned.target.device
-    name = f"{planned.target.manifest.name}:{device.variant}"
-    memory = amount_text(device.memory_bytes, "bytes")
     lines = _refused_lines(planned)
-    lines.append(f"device  {name}, {device.count} x {memory}{', ' + device.name if device.name else ''}")
+    lines.append(f"device  {device_text(planned.target.manifest.name, planned.target.device)}")
     lines.append(f"model   {_model_line(planned.model)}")
     return lines
 
@@ -203,6 +201,7 @@ def to_dict(planned: LaunchPlan) -> dict[str, Any]:
         "backends": {
             slot: {
                 "name": choice.spec.name,
+                "distribution": choice.provider or None,
                 "because": choice.reason,
                 "rejected": {name: list(reasons) for name, reasons in choice.rejected},
             }

@@ -1,7 +1,8 @@
-"""`srv plugin new NAME`: generate the package of a third-party platform, which works without changes.
+"""`srv plugin new NAME`: generate the package of a third party's plugin, which works without changes.
 
-The template is part of `srv` (`srv/plugin_template`) and is made from a platform that is tested together with it.
-Owns the names that are inserted, and their rules. Must not know the contents of the template's files.
+The templates are part of `srv`. That of a platform (`srv/plugin_template`) is made from a platform that is tested
+together with it; those of the other families are in `srv/plugin_kinds`, with what all of them have in `common`.
+Owns the names that are inserted, and their rules. Must not know the contents of the templates' files.
 `srv plugin docs` prints the pages for authors of plugins, which the wheel contains.
 """
 
@@ -19,15 +20,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from srv.errors import Refusal, Rejection
 from srv.platform.doctor import run_child
 from srv.platform.manifest import AUTOLOAD
 from srv.platform.registry import find_platforms
 
-TEMPLATE = "plugin_template"
-# The first one is the guide; pyproject.toml puts them into the wheel.
-PAGES = ("plugin-authors", "conformance", "quantization", "drafters", "hooks")
+if TYPE_CHECKING:
+    from srv.cli.families import Family
+
+TEMPLATE, TEMPLATES_OF_KINDS, COMMON = "plugin_template", "plugin_kinds", "common"
+PLATFORM = "platform"  # the kind that is made without --kind
 SUFFIX = ".template"
 _CHECK_TIMEOUT_S = 60.0
 _IS_TORCH_NAME = """
@@ -44,23 +48,26 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of a platform, its import package and its distribution."""
+    """The names of a plugin, its import package and its distribution. `platform`: the one that a backend is for."""
 
     name: str
     package: str
     distribution: str
+    platform: str = ""
 
-    def fill(self, text: str) -> str:
-        """Insert these names into a text of the template."""
-        placeholders = {
-            "{{package}}": self.package,
-            "{{distribution}}": self.distribution,
-            "{{name}}": self.name,
-            "{{Name}}": "".join(part.capitalize() for part in self.name.split("_")),
-            "{{NAME}}": self.name.upper(),
+    def fill(self, text: str, family: Family | None = None) -> str:
+        """Insert the words of a family, and then these names, into a text of the template."""
+        placeholders = {} if family is None else family._asdict()
+        placeholders |= {
+            "package": self.package,
+            "distribution": self.distribution,
+            "platform": self.platform,
+            "name": self.name,
+            "Name": "".join(part.capitalize() for part in self.name.split("_")),
+            "NAME": self.name.upper(),
         }
         for placeholder, value in placeholders.items():
-            text = text.replace(placeholder, value)
+            text = text.replace(f"{{{{{placeholder}}}}}", str(value))
         return text
 
     def fill_path(self, path: str) -> str:
@@ -69,16 +76,27 @@ class Names:
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("plugin", help="create your own platform")
+    from srv.cli.families import FAMILIES
+
+    parser = subparsers.add_parser("plugin", help="create your own platform, or another plugin")
     parser.set_defaults(handler=lambda _: _help(parser))
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     new = verbs.add_parser(
         "new",
-        help="create a package with a working platform",
-        description="Create a distribution with one platform, initially a simulated device. Without any changes it"
-        " can be installed, serves models and passes `srv conformance run`.",
+        help="create a package with a working plugin",
+        description="Create a distribution with one plugin, which works without any changes, and with its own tests."
+        " A platform is initially a simulated device: it serves models and passes `srv conformance run`.",
     )
-    new.add_argument("name", metavar="NAME", help="name of the platform, as passed to --device")
+    new.add_argument("name", metavar="NAME", help="name of the plugin, such as that of a platform for --device")
+    kinds = [PLATFORM, *(family.kind for family in FAMILIES if family.use)]
+    new.add_argument(
+        "--kind", choices=kinds, default=PLATFORM, help="what the plugin is (default: %(default)s)", metavar="KIND"
+    )
+    new.add_argument(
+        "--platform",
+        metavar="PLATFORM",
+        help="platform that a backend is for (default: the one that is chosen if no other is available)",
+    )
     new.add_argument(
         "--into",
         type=Path,
@@ -89,12 +107,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     new.set_defaults(handler=run_new)
     docs = verbs.add_parser(
         "docs",
-        help="print the guide for authors of platforms",
+        help="print the documentation for authors of plugins",
         description="Print a page of the documentation for authors of plugins, in the version of this srv.",
     )
+    names = pages()
     docs.add_argument(
-        "page", nargs="?", choices=PAGES, default=PAGES[0], metavar="PAGE", help=f"one of: {', '.join(PAGES)}"
+        "page", nargs="?", choices=names, default=names[0], metavar="PAGE", help=f"one of: {', '.join(names)}"
     )
+    docs.add_argument("--all", action="store_true", help="print all pages, one after the other")
     docs.set_defaults(handler=run_docs)
 
 
@@ -105,12 +125,21 @@ def _help(parser: argparse.ArgumentParser) -> int:
 
 def run_new(namespace: argparse.Namespace) -> int:
     """Create the package and print the next steps. Refusal, with nothing written, if its name or folder is taken."""
+    from srv.cli.families import FAMILIES
+
+    family = next(each for each in FAMILIES if each.kind == namespace.kind)
     name = namespace.name
     folder = namespace.into / f"srv-{name.replace('_', '-')}"
-    _check_name(name)
+    names = Names(name, f"srv_{name}", folder.name, _platform_of(namespace.platform))
+    _check_name(names, family)
     _check_folder(folder)
-    names = Names(name, f"srv_{name}", folder.name)
-    written = write(names, folder)
+    written = write(names, folder, family)
+    if family.kind != PLATFORM:
+        print(f"{folder}: {len(written)} files. README.md says what to do with them.")
+        print(f"    python -m pip install -e '{folder}[test]'")
+        print(f"    python -m pytest {folder / 'tests'}")
+        print(f"    {names.fill(family.use)}")
+        return 0
     print(f"{folder}: {len(written)} files. The device is simulated; README.md explains how to implement your own.")
     print(f"    python -m pip install -e {folder}")
     print(f"    srv doctor --device {name}")
@@ -120,13 +149,20 @@ def run_new(namespace: argparse.Namespace) -> int:
 
 
 def run_docs(namespace: argparse.Namespace) -> int:
-    """Print one page, as Markdown."""
-    print(page(namespace.page), end="")
+    """Print one page or all, as Markdown."""
+    print("\n".join(map(page, pages() if namespace.all else (namespace.page,))), end="")
     return 0
 
 
+def pages() -> tuple[str, ...]:
+    """The guide for authors of platforms, what the kit checks, and the pages of all families. The wheel has them."""
+    from srv.cli.families import FAMILIES
+
+    return tuple(dict.fromkeys(("plugin-authors", "conformance", "plugin-families", *(each.page for each in FAMILIES))))
+
+
 def page(name: str) -> str:
-    """The text of one of `PAGES`: from the wheel, or from the checkout that srv is imported from."""
+    """The text of one of `pages()`: from the wheel, or from the checkout that srv is imported from."""
     package = importlib.resources.files("srv")
     installed = package / "docs" / f"{name}.md"
     if installed.is_file():
@@ -134,11 +170,11 @@ def page(name: str) -> str:
     return (Path(str(package)).parents[1] / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def write(names: Names, folder: Path) -> list[Path]:
+def write(names: Names, folder: Path, family: Family | None = None) -> list[Path]:
     """Write the filled template to a new folder; returns the files. FileExistsError if the folder exists."""
     folder.mkdir(parents=True)
     written = []
-    for path, text in rendered(names):
+    for path, text in rendered(names, family):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -146,15 +182,20 @@ def write(names: Names, folder: Path) -> list[Path]:
     return written
 
 
-def rendered(names: Names) -> Iterator[tuple[str, str]]:
-    """The path (with "/") and the text of every file of the package."""
-    for path, text in template():
-        yield names.fill_path(path), names.fill(text)
+def rendered(names: Names, family: Family | None = None) -> Iterator[tuple[str, str]]:
+    """The path (with "/") and the text of every file of the package. `family`: None is that of platforms."""
+    for path, text in template(PLATFORM if family is None else family.kind):
+        yield names.fill_path(path), names.fill(text, family)
 
 
-def template() -> Iterator[tuple[str, str]]:
-    """The path and the text of every file of the template."""
-    yield from _files(importlib.resources.files("srv") / TEMPLATE, "")
+def template(kind: str = PLATFORM) -> Iterator[tuple[str, str]]:
+    """The path and the text of every file of the template of a kind."""
+    package = importlib.resources.files("srv")
+    if kind == PLATFORM:
+        yield from _files(package / TEMPLATE, "")
+        return
+    for folder in (COMMON, kind):
+        yield from _files(package / TEMPLATES_OF_KINDS / folder, "")
 
 
 def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
@@ -165,11 +206,35 @@ def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
             yield prefix + each.name, each.read_text(encoding="utf-8")
 
 
-def _check_name(name: str) -> None:
-    """Refusal unless the name is valid and free for a platform, a Python package and a PyTorch device."""
-    example = "Choose another name, such as that of your device: srv plugin new mychip"
+def _platform_of(name: str | None) -> str:
+    """The installed platform of this name; by default, the one with the lowest priority."""
+    found = find_platforms()
+    if name is not None and name not in found:
+        raise _refused("unknown_platform", name, "no installed platform has this name", f"Use {' or '.join(found)}.")
+    manifests = {each: found[each].manifest for each in found} if name is None else {}
+    real = {each: manifest.priority for each, manifest in manifests.items() if manifest and not manifest.simulated}
+    return name or min(real, key=lambda each: real[each])
+
+
+def _check_name(names: Names, family: Family) -> None:
+    """Refusal unless the name is valid and free for the plugin and a Python package; for a platform, as a device."""
+    name, example = names.name, "Choose another name, such as that of your company: srv plugin new acme"
     if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii() or name != name.lower():
         raise _refused("bad_name", name, "it is not a lower-case Python identifier", example)
+    if family.kind == PLATFORM:
+        _check_device(name)
+    if importlib.util.find_spec(names.package) is not None:
+        raise _refused("name_taken", name, f"a package {names.package} is already installed", example)
+    if family.has(names.fill(family.entry)):
+        raise _refused("name_taken", name, f"{family.noun} {names.fill(family.entry)} is there already", example)
+    if _clashes(names, family.kind):
+        raise _refused("name_taken", name, "the generated package already uses this name", example)
+    if family.kind == PLATFORM and _is_torch_name(name):
+        raise _refused("name_taken", name, "PyTorch already uses this name", example)
+
+
+def _check_device(name: str) -> None:
+    example = "Choose another name, such as that of your device: srv plugin new mychip"
     if not name.replace("_", "").isalpha() or name.startswith("_"):
         reason = "names of PyTorch devices have only letters and underscores, and platform names begin with a letter"
         raise _refused("bad_name", name, reason, example)
@@ -178,22 +243,23 @@ def _check_name(name: str) -> None:
         reason = f"{found[name].distribution} {found[name].version} provides a platform of this name"
         remedy = f"Choose another name, or uninstall it. These are taken: {', '.join(found)}."
         raise _refused("name_taken", name, reason, remedy)
-    if importlib.util.find_spec(f"srv_{name}") is not None:
-        raise _refused("name_taken", name, f"a package srv_{name} is already installed", example)
-    if name in _identifiers() or _is_torch_name(name):
-        raise _refused("name_taken", name, "PyTorch, or the generated package, already uses this name", example)
 
 
-def _identifiers() -> frozenset[str]:
-    """Every identifier in the template's code: a platform must not have the name of one of its variables."""
-    neutral = Names("xx", "xx", "xx")
-    texts = [neutral.fill(text) for path, text in template() if path.endswith(f".py{SUFFIX}")]
-    return frozenset(
+def _clashes(names: Names, kind: str) -> bool:
+    """Whether a name that the template makes from the plugin's is one that its code has already."""
+    neutral = Names("zzz", "zzz", "zzz")
+    texts = [neutral.fill(text) for path, text in template(kind) if path.endswith(f".py{SUFFIX}")]
+    found = {
         token.string
         for text in texts
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
         if token.type == tokenize.NAME
-    )
+    }
+    made = {each for each in found if "zzz" in each.lower()}
+    placeholders = {"zzz": "{{name}}", "Zzz": "{{Name}}", "ZZZ": "{{NAME}}"}
+    for word, placeholder in placeholders.items():
+        made = {each.replace(word, placeholder) for each in made}
+    return any(names.fill(each) in found for each in made)
 
 
 def _is_torch_name(name: str) -> bool:

@@ -9,9 +9,11 @@ import argparse
 import base64
 import http.client
 import json
+import math
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,16 @@ from typing import Any, NamedTuple
 FAILED = 1  # exit status: a request had no answer, or one that says that the server failed
 _MAX_THREADS = 512
 _SHOWN = 300  # characters of an answer
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like any other: following it would send the key to another server."""
+
+    def redirect_request(self, *args: object, **more: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 class Answer(NamedTuple):
@@ -40,11 +52,18 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("file", type=Path, metavar="FILE", help="the dump")
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
     parser.add_argument("--api-key", help="key that the server requires")
-    parser.add_argument("--speed", type=float, default=1.0, help="divides the pauses; 0 sends everything at once")
+    parser.add_argument("--speed", type=_speed, default=1.0, help="divides the pauses; 0 sends everything at once")
     parser.add_argument("--incomplete", action="store_true", help="only the requests that had no complete response")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds that a request may take")
     parser.add_argument("--show", action="store_true", help="print the beginning of every answer")
     parser.set_defaults(handler=run)
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not (math.isfinite(speed) and speed >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 0")
+    return speed
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -53,13 +72,15 @@ def run(namespace: argparse.Namespace) -> int:
     header, requests = read_dump(namespace.file)
     if namespace.incomplete:
         requests = [each for each in requests if not each.get("complete")]
-    print(f"{len(requests)} requests of {header.get('model')}, dumped because {header.get('reason')}")
+    model, reason = (ascii(str(header.get(name)))[1:-1] for name in ("model", "reason"))
+    print(f"{len(requests)} requests of {model}, dumped because {reason}")
     answers = replay(requests, namespace.url, key=namespace.api_key, speed=namespace.speed, timeout=namespace.timeout)
     for number, (request, answer) in enumerate(zip(requests, answers, strict=True), 1):
         before = request.get("status") or "none"
         outcome = str(answer.status) if answer.status else f"no answer: {answer.text}"
         print(
-            f"{number:>4}  {request['method']} {request['path']}  then {before}  now {outcome}  {answer.seconds:.3f} s"
+            f"{number:>4}  {request['method']} {ascii(request['path'])[1:-1]}  then {before}  now {outcome}"
+            f"  {answer.seconds:.3f} s"
         )
         if namespace.show and answer.status:
             print(f"      {answer.text[:_SHOWN]}")
@@ -88,7 +109,7 @@ def replay(
     for number, request in enumerate(requests):
         if speed > 0:
             due = began + (float(request["at"]) - float(requests[0]["at"])) / speed
-            time.sleep(max(0.0, due - time.monotonic()))
+            time.sleep(min(max(0.0, due - time.monotonic()), threading.TIMEOUT_MAX))
         free.acquire()
         thread = threading.Thread(target=send, args=(number, request), daemon=True)
         thread.start()
@@ -107,9 +128,11 @@ def _send(request: Mapping[str, Any], url: str, key: str | None, timeout: float)
     body = json.dumps(request["body"]).encode() if "body" in request else base64.b64decode(request.get("base64", ""))
     began = time.monotonic()
     try:
-        made = urllib.request.Request(url + request["path"], body, headers, method=request["method"])
+        # Quoted: a path such as "@host/" would otherwise name another server.
+        target = url + urllib.parse.quote(request["path"])
+        made = urllib.request.Request(target, body, headers, method=request["method"])
         try:
-            with urllib.request.urlopen(made, timeout=timeout) as response:
+            with _OPENER.open(made, timeout=timeout) as response:
                 return Answer(response.status, response.read().decode(errors="replace"), time.monotonic() - began)
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.read().decode(errors="replace"), time.monotonic() - began)

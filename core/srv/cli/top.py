@@ -1,6 +1,7 @@
 """`srv top`: what a server does, in a terminal, from the metrics that it serves over HTTP.
 
-    running 12   queued 3   pool 41 %   cache hits 30 %   812 tokens/s        each with its history
+    running 12   queued 3   pool 41 %   cache hits 30 %   812 tokens/s   first token 0.21 s   each with its history
+    failures: 2 aborted, 1 answer of 500        slow paths: graphs, no graph of 40 rows: 12 % of steps
 
 It reads the names of srv, vLLM or SGLang, whichever the server has. Must not know how a server counts.
 """
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from srv.errors import SrvError
@@ -33,6 +35,21 @@ _PROMPT = ("srv_prompt_tokens_total", "vllm:prefix_cache_queries_total", "sglang
 _CACHED = ("srv_cached_tokens_total", "vllm:prefix_cache_hits_total")
 _HIT_RATE = ("srv_cache_hit_ratio", "sglang:cache_hit_rate")
 _GENERATED = ("srv_generated_tokens_total", "vllm:generation_tokens_total", "sglang:generation_tokens_total")
+# Histograms: the mean of the requests or tokens since the last reading is shown.
+_FIRST_TOKEN = (
+    "srv_time_to_first_token_seconds",
+    "vllm:time_to_first_token_seconds",
+    "sglang:time_to_first_token_seconds",
+)
+_BETWEEN_TOKENS = (
+    "srv_inter_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:time_per_output_token_seconds",
+    "sglang:inter_token_latency_seconds",
+)
+_ABORTED = ("srv_sequences_aborted_total", "sglang:num_aborted_requests_total")
+_RESPONSES, _SLOW_STEPS, _STEPS = "srv_http_responses_total", "srv_slow_path_steps_total", "srv_engine_steps_total"
+_SERVER_ERROR = 500
 _FINISHED = ("srv_sequences_finished_total", "vllm:request_success_total", "sglang:num_requests_total")
 
 
@@ -45,8 +62,24 @@ class TopError(SrvError):
         )
 
 
+class Total(NamedTuple):
+    """A histogram so far: the sum in seconds, and how many there were."""
+
+    seconds: float = 0.0
+    number: float = 0.0
+
+    def mean_since(self, before: Total) -> float | None:
+        """The mean of those that came since; None if there are none."""
+        number = self.number - before.number
+        return (self.seconds - before.seconds) / number if number > 0 else None
+
+
 class Sample(NamedTuple):
-    """One reading. Rates are per second since the previous one, None at the first. `usage`, `hit_rate`: 0 to 1."""
+    """One reading. Rates are per second since the previous one, None at the first. `usage`, `hit_rate`: 0 to 1.
+
+    `first_token`, `between_tokens`: mean seconds since the previous reading, at the first since the start.
+    `failures`: how many of each kind since the start. `slow_paths`: the share of steps, by what was slow and why.
+    """
 
     at: float
     running: float
@@ -59,14 +92,21 @@ class Sample(NamedTuple):
     finished: float
     generation_rate: float | None = None
     prompt_rate: float | None = None
+    first_tokens: Total = Total()
+    tokens: Total = Total()
+    first_token: float | None = None
+    between_tokens: float | None = None
+    failures: Mapping[str, float] = MappingProxyType({})
+    slow_paths: Mapping[str, float] = MappingProxyType({})
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "top",
         help="watch a server",
-        description="Show what a server does: running and queued requests, the KV pool, prefix cache hits and tokens"
-        " per second, with their history. Works with every server that has the metrics of srv, vLLM or SGLang.",
+        description="Show what a server does: running and queued requests, the KV pool, prefix cache hits, tokens per"
+        " second and latency, with their history, and what failed or was slow. Works with every server that has the"
+        " metrics of srv, vLLM or SGLang.",
     )
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="the server (default: %(default)s)")
     parser.add_argument("--api-key", help="key that the server requires for /metrics")
@@ -106,20 +146,25 @@ class Watch:
 
     def read(self) -> Sample:
         sample = sample_of(parse(self._fetch()), self._clock())
-        if self.samples:
-            before = self.samples[-1]
-            seconds = sample.at - before.at
-            if seconds > 0 and sample.generated >= before.generated:  # else, the server was started again
-                sample = sample._replace(
-                    generation_rate=(sample.generated - before.generated) / seconds,
-                    prompt_rate=(sample.prompt - before.prompt) / seconds,
-                )
+        before = self.samples[-1] if self.samples else None
+        goes_on = before is not None and sample.generated >= before.generated  # else, the server was started again
+        if before is not None and goes_on and (seconds := sample.at - before.at) > 0:
+            sample = sample._replace(
+                generation_rate=(sample.generated - before.generated) / seconds,
+                prompt_rate=(sample.prompt - before.prompt) / seconds,
+            )
+        first_tokens, tokens = (before.first_tokens, before.tokens) if before and goes_on else (Total(), Total())
+        sample = sample._replace(
+            first_token=sample.first_tokens.mean_since(first_tokens), between_tokens=sample.tokens.mean_since(tokens)
+        )
         self.samples.append(sample)
         return sample
 
     def render(self, url: str) -> RenderableType:
+        from rich.console import Group
         from rich.panel import Panel
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=None, expand=True, show_header=False)
         table.add_column(no_wrap=True)
@@ -134,11 +179,17 @@ class Watch:
             ("cache hits", _percent(last.hit_rate), [each.hit_rate for each in self.samples]),
             ("tokens/s", _rate(last.generation_rate), [each.generation_rate for each in self.samples]),
             ("prompt tokens/s", _rate(last.prompt_rate), [each.prompt_rate for each in self.samples]),
+            ("first token", _seconds(last.first_token), [each.first_token for each in self.samples]),
+            ("between tokens", _seconds(last.between_tokens), [each.between_tokens for each in self.samples]),
             ("finished", f"{last.finished:.0f}", []),
         )
         for label, shown, values in rows:
             table.add_row(label, shown, history(values))
-        return Panel(table, title=f"srv top  {url}", expand=True)
+        failures = ", ".join(f"{count:.0f} {kind}" for kind, count in last.failures.items() if count) or "none"
+        shares = sorted(last.slow_paths.items(), key=lambda each: -each[1])
+        slow = [Text(f"  {what}: {100 * share:.0f} % of steps") for what, share in shares if share > 0]
+        below = [Text(f"failures: {failures}"), Text("slow paths:" if slow else "slow paths: none"), *slow]
+        return Panel(Group(table, *below), title=f"srv top  {url}", expand=True)
 
 
 def fetch(url: str, key: str | None = None) -> str:
@@ -156,47 +207,80 @@ def fetch(url: str, key: str | None = None) -> str:
         raise TopError(url, str(getattr(error, "reason", error))) from error
 
 
-def parse(text: str) -> dict[str, float]:
-    """The sum of the samples of each metric, over its labels."""
-    sums: dict[str, float] = {}
-    for line in text.splitlines():
-        if not line or line.startswith("#"):
-            continue
-        name, _, rest = line.partition("{")
-        value = rest.rpartition("}")[2] if rest else ""
-        if not rest:
-            name, _, value = line.partition(" ")
-        try:
-            sums[name] = sums.get(name, 0.0) + float(value.split()[0])
-        except (ValueError, IndexError):
-            continue
-    return sums
+class Metrics(NamedTuple):
+    """The samples of a server by name: those of each set of labels, and the sum of each name over them."""
+
+    labelled: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+    sums: Mapping[str, float]
+
+    def first(self, names: Sequence[str]) -> float | None:
+        return next((self.sums[name] for name in names if name in self.sums), None)
+
+    def total(self, names: Sequence[str]) -> Total:
+        """The first of these histograms that is there."""
+        found = next((name for name in names if f"{name}_count" in self.sums), None)
+        return Total() if found is None else Total(self.sums.get(f"{found}_sum", 0.0), self.sums[f"{found}_count"])
 
 
-def sample_of(metrics: Mapping[str, float], at: float) -> Sample:
+def parse(text: str) -> Metrics:
+    """Raises TopError if the text is not of Prometheus' format."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    labelled: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labelled.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except ValueError as error:
+        raise TopError("the server", f"its /metrics cannot be read ({error})") from error
+    return Metrics(labelled, {name: sum(value for _, value in samples) for name, samples in labelled.items()})
+
+
+def sample_of(metrics: Metrics, at: float) -> Sample:
     """A reading. Raises TopError if the server has none of the metrics."""
-    running = _first(metrics, _RUNNING)
+    running = metrics.first(_RUNNING)
     if running is None:
         raise TopError("the server", "its /metrics has no metrics of srv, vLLM or SGLang")
     pages = None
-    usage, total = _first(metrics, _USAGE), metrics.get("srv_kv_pages_total")
+    usage, total = metrics.first(_USAGE), metrics.sums.get("srv_kv_pages_total")
     if total:
-        pages = metrics.get("srv_kv_pages_held", 0.0), total
+        pages = metrics.sums.get("srv_kv_pages_held", 0.0), total
         usage = pages[0] / total
-    prompt, cached, hit_rate = _first(metrics, _PROMPT), _first(metrics, _CACHED), _first(metrics, _HIT_RATE)
+    prompt, cached, hit_rate = metrics.first(_PROMPT), metrics.first(_CACHED), metrics.first(_HIT_RATE)
     if hit_rate is None and cached is not None and prompt:
         hit_rate = cached / prompt
     return Sample(
         at,
         running,
-        _first(metrics, _QUEUED) or 0.0,
+        metrics.first(_QUEUED) or 0.0,
         usage,
         pages,
         hit_rate,
-        _first(metrics, _GENERATED) or 0.0,
+        metrics.first(_GENERATED) or 0.0,
         prompt or 0.0,
-        _first(metrics, _FINISHED) or 0.0,
+        metrics.first(_FINISHED) or 0.0,
+        first_tokens=metrics.total(_FIRST_TOKEN),
+        tokens=metrics.total(_BETWEEN_TOKENS),
+        failures=_failures(metrics),
+        slow_paths=_slow_paths(metrics),
     )
+
+
+def _failures(metrics: Metrics) -> Mapping[str, float]:
+    """Aborted sequences, and answers of each status that says that the server failed."""
+    found = {"aborted": metrics.first(_ABORTED) or 0.0}
+    for labels, count in metrics.labelled.get(_RESPONSES, ()):
+        status = labels.get("status", "")
+        if status.isdecimal() and int(status) >= _SERVER_ERROR:
+            found[f"answers of {status}"] = count
+    return found
+
+
+def _slow_paths(metrics: Metrics) -> Mapping[str, float]:
+    """The share of all steps in which a slower path computed a part, by the part and the reason."""
+    steps = metrics.sums.get(_STEPS, 0.0)
+    samples = metrics.labelled.get(_SLOW_STEPS, ())
+    return {f"{labels.get('path')}, {labels.get('reason')}": count / steps for labels, count in samples if steps}
 
 
 def history(values: Sequence[float | None]) -> str:
@@ -208,13 +292,13 @@ def history(values: Sequence[float | None]) -> str:
     return "".join(" " if value is None else _BARS[round(steps * max(0.0, value) / most)] for value in values)
 
 
-def _first(metrics: Mapping[str, float], names: tuple[str, ...]) -> float | None:
-    return next((metrics[name] for name in names if name in metrics), None)
-
-
 def _percent(value: float | None) -> str:
     return "unknown" if value is None else f"{100 * value:.1f} %"
 
 
 def _rate(value: float | None) -> str:
     return "..." if value is None else f"{value:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "..." if value is None else f"{value:.3f} s" if value >= 0.1 else f"{1000 * value:.1f} ms"

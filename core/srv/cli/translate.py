@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srv.errors import Refusal, Rejection
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from srv.planning.target import Target
     from srv.specs import ModelFacts
 
+UNCHECKED_DEVICE = "a launch may refuse more: name the device with --device NAME:PROFILE to have its rules checked"
+UNCHECKED_MODEL = "a launch may refuse more: the files of the model are not on this machine"
 FORMATS = ("all", "command", "yaml", "json")
 
 
@@ -61,8 +63,10 @@ def run(namespace: argparse.Namespace) -> int:
         return 0
     words = namespace.words[1:] if namespace.words[:1] == ["--"] else namespace.words
     translation = translate(namespace.dialect, words, lambda device: _memory(device or namespace.device))
-    rejections = (*translation.rejections, *bad_values(translation), *launch_refusals(translation, namespace.device))
-    translation = replace(translation, rejections=tuple(dict.fromkeys(rejections)))
+    verdict = launch_verdict(translation, namespace.device)
+    rejections = (*translation.rejections, *bad_values(translation), *verdict.refusals)
+    notes = translation.notes if rejections else (*translation.notes, *verdict.unchecked)
+    translation = replace(translation, rejections=tuple(dict.fromkeys(rejections)), notes=notes)
     print(to_text(translation, namespace.format))
     if translation.rejections and namespace.format != "json":
         raise Refusal(translation.rejections)
@@ -84,7 +88,14 @@ def bad_values(translation: Translation) -> list[Rejection]:
     return [*refused, *invalid]
 
 
-def launch_refusals(translation: Translation, device: str | None) -> list[Rejection]:
+class Verdict(NamedTuple):
+    """What a launch refuses, and what could not be asked."""
+
+    refusals: list[Rejection]
+    unchecked: list[str]
+
+
+def launch_verdict(translation: Translation, device: str | None) -> Verdict:
     """Refusals of valid values, by the rules of a launch.
 
     The rules of a platform apply only if the command line or `device` names it with its profile (or it is available
@@ -95,7 +106,7 @@ def launch_refusals(translation: Translation, device: str | None) -> list[Reject
     from srv.args.deprecated import translate
     from srv.args.statement import UserInput
     from srv.errors import ModelError, PlatformUnavailable
-    from srv.planning.launchable import check_launch
+    from srv.planning.launchable import check_launch, check_model
     from srv.planning.resolution import argument_fault, model_fault, read_options, resolve_arguments
 
     statements, _ = read_translation(replace(translation, rejections=()))
@@ -113,13 +124,16 @@ def launch_refusals(translation: Translation, device: str | None) -> list[Reject
         model = _local_model(user.value("model_path"), read_options(user))
     except ModelError as error:
         faults.append(model_fault(user, error))
+    unchecked = [] if target is not None or faults else [UNCHECKED_DEVICE]
+    unchecked += [] if model is not None or faults else [UNCHECKED_MODEL]
     try:
         resolved = resolve_arguments(user, target, model)
     except Refusal as refusal:
-        return [*faults, *refusal.rejections]
-    if target is not None and model is not None:
-        faults += check_launch(target, model, resolved, None).refusals
-    return faults
+        return Verdict([*faults, *refusal.rejections], unchecked)
+    if model is not None:
+        found = check_model(model, resolved) if target is None else check_launch(target, model, resolved, None).refusals
+        faults += found
+    return Verdict(faults, unchecked)
 
 
 def _target(user: UserInput, device: str | None) -> Target | None:

@@ -41,18 +41,19 @@ STATES = Recurrent((1, 2), (StateTensor("state", (4,), "float32"),))
 
 
 @every(
-    ("group", "architecture", "reason"),
+    ("group", "architecture", "code", "reason"),
     [
         (
             Latent((1, 2), 32, 8),
             "LlamaForCausalLM",
+            "no_backend_fits",
             "it cannot compute layers 1-2: it does not support multi-head latent attention (MLA)",
         ),
-        (STATES, "JambaForCausalLM", "the cache group of layers 1-2 is recurrent"),
+        (STATES, "JambaForCausalLM", "recurrent_states", "architecture JambaForCausalLM has no native layers"),
     ],
 )
 def test_attention_backends_are_not_asked_about_other_cache_groups(
-    group: CacheSpec, architecture: str, reason: str
+    group: CacheSpec, architecture: str, code: str, reason: str
 ) -> None:
     """Their checks, of plugins of any age, may read the heads of every group."""
     groups = (FullAttention((0,), 8, 64, 64), group)
@@ -60,7 +61,7 @@ def test_attention_backends_are_not_asked_about_other_cache_groups(
         backend("any", 1, lambda context: Requires({"page_size": (context.model.cache_groups[1].kv_heads,)}))
     )
     rejected = refused(None, platform, model=model(architecture=architecture, cache_groups=groups))
-    assert rejected[0].code == "no_backend_fits"
+    assert rejected[0].code == code
     assert reason in rejected[0].reason
 
 
@@ -99,8 +100,9 @@ def test_attention_backends_do_not_see_the_states_of_native_layers() -> None:
 def test_a_model_of_states_alone_is_refused_with_what_native_layers_lack() -> None:
     config = {"num_experts": 0, "num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}
     facts = model(architecture="Qwen3NextForCausalLM", config=config, cache_groups=(STATES,))
-    (rejected, *_) = refused(None, manifest(backend("any")), model=facts)
-    assert "native layers, which would, do not compute it: layer_types has no layer of full_att" in rejected.reason
+    (rejected,) = refused(None, manifest(backend("any")), model=facts)
+    assert "no native layers compute them here (layer_types has no layer of full_attention)" in rejected.reason
+    assert "conflicting" not in rejected.remedy
 
 
 def test_backend_for_one_slot_is_chosen_only_there() -> None:

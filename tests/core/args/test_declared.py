@@ -69,6 +69,7 @@ def test_arguments_are_the_published_ones_and_our_own() -> None:
     ours |= {"max_held_request_bytes", "max_connections", "connection_timeout_seconds"}
     ours |= {"api_key_file", "admin_api_key", "allowed_hosts", "allowed_origins"}
     ours |= {"dequantize_weights", "pooling", "score_template", "ui", "access_log", "uds", "root_path", "api_keys_file"}
+    ours |= {"share_cache", "trust_request_chat_template"}
     ours |= {"ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "calculate_kv_scales"}
     assert {name for name, _ in reached} == (ARGUMENTS.keys() | DEPRECATED.keys()) - ours
 

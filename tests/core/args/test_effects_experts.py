@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_small import Small, engine, make_small, messages
+from platform_plugins import write_plugin
 
 from srv.commands import (
     Answer,
@@ -54,6 +55,37 @@ def test_moe_runner_backend(mixture: Small, tmp_path: Path) -> None:
     assert refusal(dense.folder, dense, moe_runner_backend=BACKENDS[0])[0] == "inert"
     code, reason = refusal(mixture.folder, mixture, moe_runner_backend=BACKENDS[0], model_impl="transformers")
     assert (code, "no experts that native layers compute" in reason) == ("inert", True), reason
+
+
+ADDED = """
+from srv.platform.facts import BackendSpec, OpSpec, Requires
+
+def unless_wide(device, call):
+    return "it is too wide" if call.sizes["hidden"] > 1 << 20 else None
+
+OP = OpSpec("experts", "nothing", unless_wide, __name__ + ":experts")
+SPEC = BackendSpec("nothing", 0, lambda context: Requires(), "", ops=(OP,))
+
+def experts(x, *operands):
+    return x * 0
+"""
+
+
+def test_another_package_adds_a_backend_of_experts(
+    mixture: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its op computes the experts if it is named, as the plan says; those of the platform stay the default."""
+    write_plugin(tmp_path, "nothing", ADDED, group="srv.backends.moe", entry="cpu.nothing", attribute="SPEC")
+    monkeypatch.syspath_prepend(tmp_path)
+    with engine(mixture, moe_runner_backend="nothing") as served:
+        found = [result.tokens for result in served.generate(messages(mixture.prompts))]
+        assert {name for key, name in served.ready.kernels.items() if key.startswith("experts ")} == {"nothing"}
+        assert served.context.kernels.differences(served.ready.kernels) == {}
+    assert found != mixture.tokens
+    with engine(mixture) as served:
+        assert [result.tokens for result in served.generate(messages(mixture.prompts))] == mixture.tokens
+    code, reason = refusal(mixture.folder, mixture, moe_runner_backend="nothing", quantization="w8a8_int8")
+    assert (code, "it has no experts_int8" in reason) == ("backend_unfit", True), reason
 
 
 @covers("moe_runner_backend=auto", platform="cpu")

@@ -54,6 +54,7 @@ UNREACHABLE = {
     "no_integers",  # needs weights that are neither floats nor integers of 8 bits
     "folder_unusable",  # only a launch writes there
     "other_algorithm",  # needs a package with a drafter
+    "recurrent_states",  # needs a model with recurrent layers: tests/core/args/test_backends.py
 }
 
 

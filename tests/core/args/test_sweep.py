@@ -117,6 +117,7 @@ def test_built_in_platforms_are_installed() -> None:
         assert set(found.loaded.variants) <= found.loaded.facts.profiles.keys(), name
 
 
+@pytest.mark.slow
 @every(("platform", "profile"), {name: (name, profile) for name, profile in reversed(PROFILES)}.values())
 def test_implemented_arguments_are_accepted_or_refused(platform: str, profile: str) -> None:
     implemented = (each for each in ARGUMENTS.values() if each.status == "implemented")

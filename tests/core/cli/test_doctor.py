@@ -128,7 +128,7 @@ def test_a_working_platform_is_examined_from_manifest_to_computation(tmp_path: P
     write_distribution(tmp_path, "almanac", "[srv.doctor]\nalmanac = almanac:known\n", known)
     answer = diagnosis(tmp_path, "--device", "mine")
     assert (answer["format"], answer["choice"]["platform"]) == (1, "mine")
-    assert answer.keys() == {"format", "can_start", "versions", "environment", "choice", "platforms"}
+    assert answer.keys() == {"format", "can_start", "versions", "environment", "plugins", "choice", "platforms"}
     assert {"srv", "contract", "python", "torch"} <= answer["versions"].keys()
     (mine,) = answer["platforms"]
     assert mine.keys() >= {
@@ -239,6 +239,18 @@ def test_statement_that_raises_becomes_a_refusal_of_its_platform(tmp_path: Path)
     assert [refusal["code"] for refusal in bad["refusals"]] == ["statement_raised"]
     assert "AttributeError" in bad["refusals"][0]["reason"]
     assert [each["name"] for each in bad["findings"]][:3] == ["start", "memory", "computation"]
+
+
+def test_a_faulty_reply_format_is_listed_and_refused_as_by_a_launch(tmp_path: Path) -> None:
+    write_platform(tmp_path, "mine")
+    write_plugin(tmp_path, "acme", "FORMAT = 5", group="srv.tool_formats", attribute="FORMAT")
+    answer = diagnosis(tmp_path, "--device", "mine", status=2)
+    (listed,) = [each for each in answer["plugins"] if each["distribution"] == "srv-acme"]
+    assert (listed["family"], listed["version"], listed["state"]) == ("tool format", "3.2.1", "warning")
+    assert "is int, not a ToolFormat" in listed["detail"]
+    (refusal,) = answer["platforms"][0]["refusals"]
+    assert (refusal["code"], refusal["what"]) == ("plugin_refused", "tool_call_parser")
+    assert diagnosis(tmp_path, "--device", "mine", SRV_TOOL_CALL_PARSER="qwen")["platforms"][0]["refusals"] == []
 
 
 def test_unused_backends_are_reported(tmp_path: Path) -> None:

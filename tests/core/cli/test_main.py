@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,14 +52,46 @@ def test_without_a_command_help_is_printed(capsys: pytest.CaptureFixture[str]) -
     assert all(command in out for command in ("launch", "plan", "args", "platforms"))
 
 
-@every("words", [["plan", "--help"], ["launch", "--help"], ["args", "explain", "--help"]])
-def test_help_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def printed_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 0
-    out = capsys.readouterr().out
-    if "explain" not in words:
-        assert all(argument.flag in out for argument in ARGUMENTS.values())
+    return capsys.readouterr().out
+
+
+def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--device" in printed_help(["args", "explain", "--help"], capsys)
+
+
+@every("command", ["plan", "launch"])
+def test_help_shows_what_works_and_nothing_else(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    short, whole = (printed_help([command, flag], capsys) for flag in ("--help", "--help-all"))
+    shown = {flag for flag in re.findall(r"^  (--[\w-]+)", short, re.MULTILINE) if flag != "--help-all"}
+    own = {"--config", "--dialect", "--json", "--kernels", "--fit"}
+    assert shown - own == {each.flag for each in ARGUMENTS.values() if not each.arg.planned}
+    assert "planned:" not in short
+    assert all(f"  {each.flag}" in whole for each in (*ARGUMENTS.values(), *DEPRECATED.values()))
+
+
+def test_a_plan_is_wrapped_for_a_terminal_and_whole_for_a_program(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = f"plan --device imagined:mk1 --model-path {folder} --load-format dummy".split()
+    printed = {}
+    monkeypatch.setenv("COLUMNS", "100")  # of the terminal
+    for width in (None, 100):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda shown=width is not None: shown)
+        assert main(words) == 0
+        printed[width] = capsys.readouterr().out
+    assert max(len(line) for line in printed[None].splitlines()) > 100
+    assert all(len(line) <= 100 or len(line.split()) == 1 for line in printed[100].splitlines())
+    assert printed[100].split() == printed[None].split()
+    begins = [line for line in printed[None].splitlines() if line]
+    continued = [
+        line for line in printed[100].splitlines() if line and not any(each.startswith(line) for each in begins)
+    ]
+    assert continued
+    assert all(line.startswith("    ") for line in continued)
 
 
 def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,10 +258,13 @@ def test_torch_is_not_imported(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_module_can_be_run_as_the_command() -> None:
-    command = [sys.executable, "-m", "srv", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == f"srv {srv.__version__}\n"
+@every("options", [(), ("-P",)])
+def test_module_can_be_run_as_the_command_in_any_folder(options: tuple[str, ...], tmp_path: Path) -> None:
+    for name in ("argparse", "msgspec", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
+    command = [sys.executable, *options, "-m", "srv", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"srv {srv.__version__}\n", "")
 
 
 FLAGS = st.sampled_from([flag for argument in ARGUMENTS.values() for flag in argument.flags])

@@ -148,14 +148,16 @@ def step_budget(given: ConversionInput) -> Outcome:
 
 
 def draft_tokens(given: ConversionInput) -> Outcome:
-    """Draft tokens per step, as one chain; a draft model generates one of them in each of its own steps."""
+    """Draft tokens per step, as one chain; a draft model generates one of them in each of its own steps.
+
+    `speculative_num_draft_tokens` counts the token before them as well, which the model verifies with them.
+    """
     number = parse_integer(given.text)
     if number is None or number < 1:
         return wrong_type(given, "a positive integer")
     (method,) = given.row.partners
-    if given.other(method) in ("ngram", "[ngram]"):
-        return Converted({"speculative_num_draft_tokens": str(number)})
-    steps = {"speculative_num_steps": str(number), "speculative_eagle_topk": "1"}
+    by_lookup = given.other(method) in ("ngram", "[ngram]")
+    steps = {} if by_lookup else {"speculative_num_steps": str(number), "speculative_eagle_topk": "1"}
     note = "the token that the model itself adds is included"
     return Converted({**steps, "speculative_num_draft_tokens": str(number + 1)}, note)
 

@@ -73,8 +73,8 @@ class PlatformArgs(NamedTuple):
     constrained_json_whitespace_pattern: Annotated[
         str | None,
         Arg(
-            "Regular expression for the white space between the tokens of constrained JSON output; by default up to 64 "
-            "characters.",
+            "Regular expression for the white space between the tokens of constrained JSON output; by default at most "
+            "one blank. ' |\\n {0,32}' allows indented lines.",
             is_pattern(),
             metavar="PATTERN",
         ),

@@ -41,6 +41,14 @@ class ServerArgs(NamedTuple):
             metavar="FILE",
         ),
     ] = None
+    share_cache: Annotated[
+        bool,
+        Arg(
+            "Let the keys of --api-keys-file share the prefix cache. Each of them can then find out whether another one"
+            " has sent a certain prompt.",
+            only_with=("api_keys_file",),
+        ),
+    ] = False
     admin_api_key: Annotated[
         str | None,
         Arg(
@@ -54,7 +62,8 @@ class ServerArgs(NamedTuple):
         tuple[str, ...] | None,
         Arg(
             "Host names by which clients may call the server, besides localhost and loopback addresses; * allows all."
-            " Checked for requests that change something, if the server listens on a loopback address or this is set.",
+            " Checked if the server listens on a loopback address or this is set; /health, /metrics and /ping can also"
+            " be asked for by address.",
             metavar="NAMES",
         ),
     ] = None
@@ -116,7 +125,8 @@ class ServerArgs(NamedTuple):
     max_connections: Annotated[
         int,
         Arg(
-            "Maximum number of open connections; a further one is refused with status 503.",
+            "Maximum number of open connections. A further one takes the place of one that sends no request; if there"
+            " is none, it can ask for /health, /metrics and /ping, and is refused anything else with status 503.",
             at_least(1),
             metavar="COUNT",
         ),
@@ -211,6 +221,13 @@ class ServerArgs(NamedTuple):
             metavar="ADDRESSES",
         ),
     ] = None
+    trust_request_chat_template: Annotated[
+        bool,
+        Arg(
+            "Let requests bring a Jinja chat template (chat_template) instead of the model's. It is rendered in such a"
+            " sandbox as the model's, with the same limits on time and memory.",
+        ),
+    ] = False
     enable_custom_logit_processor: Annotated[
         bool,
         Arg(

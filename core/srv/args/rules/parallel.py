@@ -6,7 +6,7 @@ from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.dist.placing import device_index
 from srv.models.architectures.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
-from srv.quantization.registry import chosen
+from srv.quantization.registry import chosen, find
 
 _GIB = 2**30
 
@@ -41,6 +41,17 @@ def _model_divides(context: ResolutionContext) -> str | None:
     if not (obstacles := sizes.obstacles(ranks)):
         return None
     return f"{'; '.join(obstacles)} (this model allows {', '.join(map(str, sizes.legal_ranks()))})"
+
+
+def _method_divides(context: ResolutionContext) -> str | None:
+    """Whether the method that the user names can be sharded; if the model is known, its files decide.
+
+    Of a method whose weights can be dequantized, only a model says whether they are.
+    """
+    method = None if context.model is not None or context["tp_size"] == 1 else find(context["quantization"])
+    if method is None or method.sharding is None or method.dequantizable:
+        return None
+    return f"{method.sharding} (quantization is {method.name})"
 
 
 def _enough_devices(context: ResolutionContext) -> str | None:
@@ -164,6 +175,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _model_divides,
         "Choose a number of ranks that the model allows, or leave it at 1.",
         reads=("model_impl", "quantization", "torchao_config", "dequantize_weights", "load_format"),
+    ),
+    Constraint(
+        "tp_size",
+        "unsupported_sharding",
+        _method_divides,
+        "Leave it at 1.",
+        reads=("quantization",),
     ),
     Constraint(
         "nnodes",
