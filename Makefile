@@ -21,32 +21,38 @@ PROOF  := build/proof.json
 CLIENTS := build/clients
 # The folders with the slowest test files.
 LONGEST := tests/platforms tests/core tests/kernels tests/e2e
-FOLDERS := $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/,%,$(wildcard tests/*/)))
+FOLDERS := $(LONGEST) $(filter-out $(LONGEST) tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Builds of the native kernels (in the tree, in wheels, in copies of the tree) share object files.
 export NATIVE_OBJECTS := $(CURDIR)/build/native-objects
+# Tests start hundreds of processes, and each takes twice as long to import srv if it must compile it.
+unexport PYTHONDONTWRITEBYTECODE
 # A vendor's wheel without its driver must not break `import torch` in tests.
 export TORCH_DEVICE_BACKEND_AUTOLOAD := 0
 
-.PHONY: env clients serve check test test-all proof test-flaky test-faults test-faults-drawn lint triton bench bench-peers
+.PHONY: env native clients serve check test test-all proof test-flaky test-faults test-faults-drawn lint triton bench bench-peers
 .PHONY: matrix pages architectures evidence docs clean
 
 env: $(READY) $(NATIVE)
 
 # torch comes from the configured package index. If that has only GPU builds, the download is several gigabytes. The
-# native kernels are compiled by the next rule, so that linters need not wait for it.
+# native kernels are compiled by the next rule, so that linters need not wait for it. Python compiles what is imported,
+# so that pip need not compile everything.
 $(READY): constraints.txt pyproject.toml kernels/pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "srv needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip install -q -e kernels -e ".[dev]" $(PLUGINS:%=-e %)
-	$(BIN)/python -m pip install -q --no-deps $(ALONE)
+	$(BIN)/python -m pip install -q --no-compile "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip install -q --no-compile -e kernels -e ".[dev]" $(PLUGINS:%=-e %)
+	$(BIN)/python -m pip install -q --no-compile --no-deps $(ALONE)
 	touch $@
 
-# Recompiled after an edit. Without a compiler, the server runs on torch alone and logs that at startup.
-$(NATIVE): $(CPU)/build.py $(wildcard $(CPU)/native/*.cpp $(CPU)/native/*.h) | $(READY)
-	$(BIN)/python $(CPU)/build.py && touch $@ || echo "going on without the native CPU kernels"
+# Recompiled after an edit. Without a compiler, the server runs on torch alone and logs that at startup. It needs no
+# package, so that it can be compiled while packages are installed.
+native: $(NATIVE)
+
+$(NATIVE): $(CPU)/build.py $(wildcard $(CPU)/native/*.cpp $(CPU)/native/*.h)
+	$(PYTHON) $(CPU)/build.py && touch $@ || echo "going on without the native CPU kernels"
 
 # Triton, in the version of the recorded compilations unless torch brought its own. Without it, `make test` skips the
 # tests of its kernels and says so.
@@ -90,15 +96,15 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --no-loadscope-reorder 
     $(if $(EVIDENCE),--srv-evidence=$(EVIDENCE) --srv-evidence-device=cpu --srv-evidence-any-tree)
 
 test: env
-	$(PYTEST) -m "not slow and not proof" --dist loadfile --times=$(TIMES)-test.jsonl $(FOLDERS)
+	$(PYTEST) --tier fast --dist loadfile --times=$(TIMES)-test.jsonl $(FOLDERS)
 
 test-all: env triton
-	$(PYTEST) -m slow --dist loadfile --times=$(TIMES)-test-all.jsonl $(FOLDERS)
+	$(PYTEST) --tier slow --dist loadfile --times=$(TIMES)-test-all.jsonl $(FOLDERS)
 
 # The long proofs; the next call goes on with those that have not passed. SLICE=3/10 runs a tenth, SLICE=commit/10 the one
 # that the hash of HEAD names.
 proof: env triton clients
-	$(PYTEST) -m proof --dist loadgroup --times=$(TIMES)-proof.jsonl --passed=$(PROOF) \
+	$(PYTEST) --tier proof --dist loadgroup --times=$(TIMES)-proof.jsonl --passed=$(PROOF) \
 	    $(if $(SLICE),--slice=$(SLICE)) $(FOLDERS)
 
 # Plants the faults of tests/faults in copies of the tree, one at a time, and fails if the tests do not catch one.

@@ -80,7 +80,7 @@ def main() -> int:
     extra = [argument for argument in sys.argv[1:] if argument != "--oneshot"]
     port = free_port(30000)
     base = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen([sys.executable, "-m", "srv", "launch", "--port", str(port), *extra])
+    server = subprocess.Popen([sys.executable, "-P", "-m", "srv", "launch", "--port", str(port), *extra])
     chunks = 0
     try:
         wait_healthy(base, server)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tiers import COLLECTED, PASSED, Progress, Slice, check_tiers
+from tiers import COLLECTED, PASSED, TIERS, Progress, Slice, check_tiers
 from times import Recorder, Stopwatch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
@@ -25,11 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("srv-tiers", "tiers of tests, and how long they take")
     group.addoption("--times", metavar="FILE", help="write how long each test takes to FILE, as lines of JSON")
+    group.addoption("--tier", choices=list(TIERS), help="run the tests of this tier only")
     group.addoption("--slice", metavar="N/COUNT", help="run a part of the proof; commit/COUNT takes N from HEAD's hash")
     group.addoption("--passed", metavar="FILE", help="run only tests that have not passed yet, by FILE, and update it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (tier := config.getoption("--tier")) is not None:
+        config.option.markexpr = TIERS[tier]
     reports = not hasattr(config, "workerinput")  # a worker of xdist sends them to the process that started it
     if (path := config.getoption("--times")) is not None:
         config.pluginmanager.register(Stopwatch(), "srv-stopwatch")
@@ -37,6 +40,16 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Recorder(Path(path)), "srv-times")
     if reports and (path := config.getoption("--passed")) is not None:
         config.pluginmanager.register(Progress(Path(path), config.rootpath), PASSED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """With --dist loadgroup, a file that has a group runs in one process, and all other tests one by one."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from process_groups import scheduling  # it needs xdist
+
+    return scheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)  # after deselection

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     report, written = options.out / "doctor.json", options.out / "environment.json"
     for file in (report, written):
         file.unlink(missing_ok=True)
-    doctor_command = [sys.executable, "-m", "srv", "doctor", "--device", options.device, "--report", str(report)]
+    doctor_command = [sys.executable, "-P", "-m", "srv", "doctor", "--device", options.device, "--report", str(report)]
     subprocess.run(doctor_command, check=False)
     if not report.exists():
         print("srv doctor wrote no report: see the log")

@@ -188,7 +188,7 @@ def _model(out: Path, python: str, constraints: str) -> list[Path]:
 
 
 def _pip(command: str) -> list[str]:
-    return [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check"]
+    return [sys.executable, "-P", "-m", "pip", command, "--quiet", "--disable-pip-version-check"]
 
 
 def _run(command: Sequence[str]) -> None:

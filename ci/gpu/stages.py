@@ -98,7 +98,7 @@ def _kernels(options: Options) -> Stage:
         files = ["tests/kernels/triton/test_triton_ops.py", *few]
     environment = {"SRV_KERNEL_DEVICE": options.device}
     workers = ["-n", str(options.workers)] if options.workers > 1 else []
-    command = [*_pytest(*files), "-m", "not slow and not proof", *workers]
+    command = [*_pytest(*files), "--tier", "fast", *workers]
     return Stage("kernels", "Triton's kernels compared with float64", 110, command, environment)
 
 
@@ -143,8 +143,8 @@ def _python(script: str) -> list[str]:
 
 
 def _srv(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "srv", *arguments]
+    return [sys.executable, "-P", "-m", "srv", *arguments]
 
 
 def _pytest(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *arguments]
+    return [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", *arguments]

@@ -50,7 +50,7 @@ def server(device: str, *more: str) -> Iterator[str]:
         port = probe.getsockname()[1]
     arguments = ["--device", device, "--port", str(port), "--dtype", "float32", "--dequantize-weights"]
     limits = ["--max-running-requests", str(len(PROMPTS)), "--max-total-tokens", "4096"]
-    command = [sys.executable, "-m", "srv", "launch", *arguments, *limits, *more]
+    command = [sys.executable, "-P", "-m", "srv", "launch", *arguments, *limits, *more]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         _wait_healthy(process, f"http://127.0.0.1:{port}/health")

@@ -55,7 +55,7 @@ def create(environment: Path, wheels: Sequence[Path], root: Path = ROOT) -> Path
     shutil.rmtree(environment, ignore_errors=True)
     venv.create(environment, system_site_packages=True, with_pip=False, symlinks=True)
     packages = next(environment.glob("lib/python*/site-packages"))
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+    command = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
     subprocess.run([*command, "--target", str(packages), *map(str, wheels)], check=True, stdout=sys.stderr)
     # If this interpreter is that of an environment too, the new one does not see its packages by itself.
     parents = [path for path in site.getsitepackages() if Path(path).is_dir()]

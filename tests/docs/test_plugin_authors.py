@@ -15,7 +15,7 @@ from host_transfers import HOST_TRANSFERS, HostMemory
 from srv.args.resolve import resolve
 from srv.args.statement import Resolved
 from srv.cli.main import main
-from srv.cli.plugin import PAGES, page, template
+from srv.cli.plugin import page, pages, template
 from srv.errors import Refusal
 from srv.platform import API_VERSION
 from srv.platform.checks import check_manifest
@@ -110,7 +110,7 @@ def test_versions_and_counts_are_the_present_ones() -> None:
 
 
 def test_the_pages_can_be_printed_without_a_checkout(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in PAGES:
+    for name in pages():
         assert page(name) == GUIDE.with_name(f"{name}.md").read_text()
     assert main(["plugin", "docs"]) == 0
     assert capsys.readouterr().out == GUIDE.read_text()

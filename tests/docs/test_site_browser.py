@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -20,6 +21,7 @@ from every import every
 from matrix_world import evidence, matrix
 
 from srv_matrix.data import to_json
+from srv_matrix.matrix import Matrix
 from srv_matrix.site import data_script, write_site
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def missing() -> list[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The docs site and, in alone/, the self-contained page with evidence and further kinds of records."""
+    """The docs site; self-contained pages with further kinds of records (alone/) and of a plugin's report (report/)."""
     if lacks := missing():
         reason = f"there is no browser to test the site in; run {' and '.join(lacks)}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
@@ -67,7 +69,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = to_json(small)
     more = json.dumps(json.loads(data) | FURTHER, ensure_ascii=False)
     page.write_text(page.read_text(encoding="utf-8").replace(data_script(data), data_script(more)), encoding="utf-8")
+    write_site(of_report(), out / "report")
     return out
+
+
+def of_report() -> Matrix:
+    """The matrix of a plugin whose profiles name products, with evidence of a conformance report."""
+    reported = matrix(evidence=[evidence("schedule_policy=lpm", commit="", test="srv conformance: engine.greedy")])
+    (manifest,) = reported.manifests
+    named = {variant: replace(each, name=f"Imagined {variant}") for variant, each in manifest.facts.profiles.items()}
+    return replace(reported, manifests=(replace(manifest, facts=replace(manifest.facts, profiles=named)),))
 
 
 @pytest.fixture(scope="module")
@@ -356,6 +367,17 @@ def test_contrast_in_both_color_schemes(browser: Browser, scheme: str, size: tup
         backgrounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
     bright = [sum(int(part) for part in color[4:-1].split(",")) > 3 * 128 for color in backgrounds]
     assert bright == [scheme == "light"] * len(backgrounds)
+
+
+def test_a_page_of_a_report_names_product_and_run_and_opens_a_folded_cell(browser: Browser) -> None:
+    """Its evidence has no commit."""
+    browser.open("report/index.html#values=1&cell=schedule_policy%3Dlpm%40imagined")
+    assert browser.texts("h1") == ["What works on imagined"]
+    named = "imagined:mk1 · Imagined mk1 · 2026-01-02 · Imagined One · imagined 1.0 · torch 2.13.0 · 1 cells"
+    assert browser.texts("#runs li") == [named]
+    assert browser.texts("#detail-evidence li")[0].endswith("E4 · 2026-01-02")
+    browser.open("report/index.html#cell=schedule_policy%3Dlpm%40imagined%3Amk1")
+    assert browser.texts("#detail-facts dd")[0] == "Imagined mk1"
 
 
 def test_reader_can_choose_the_color_scheme(browser: Browser) -> None:

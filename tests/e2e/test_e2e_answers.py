@@ -80,6 +80,7 @@ def other(
         "skip_server_warmup": False,
         "warmups": ["chat", "long_prompt", "batch"],
         "enable_custom_logit_processor": True,
+        "trust_request_chat_template": True,
         "file_storage_path": str(folder / "new" / "uploads"),
     }
     config.write_text(json.dumps(arguments))
@@ -302,6 +303,16 @@ def test_enable_custom_logit_processor(plain: Server, other: Server) -> None:
     wrong = {"custom_logit_processor": "only", "custom_params": {"token": -1}}
     assert refused(other, "/v1/completions", **body, **wrong) == ("invalid_value", "custom_params")
     assert refused(other, "/v1/completions", **body, custom_params={"token": 1})[1] == "custom_params"
+
+
+@covers("trust_request_chat_template=false", "trust_request_chat_template=true")
+def test_trust_request_chat_template(plain: Server, other: Server) -> None:
+    source = "{% for one in messages %}a{{ one.content }}"
+    body = {"messages": [{"role": "user", "content": "b"}], "chat_template": source}
+    assert refused(plain, "/tokenize", **body) == ("templates_disabled", "chat_template")
+    assert refused(other, "/tokenize", **body) == ("invalid_value", "chat_template")
+    body["chat_template"] = source + "{% endfor %}"
+    assert other.post("/tokenize", **body).json()["tokens"] == other.post("/tokenize", prompt="ab").json()["tokens"]
 
 
 def test_a_processor_that_fails_ends_its_own_request_alone(other: Server) -> None:

@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from e2e_support import REQUEST_S, Server, free_port, greedy, launch, launched, wait_until
+from e2e_support import REQUEST_S, Server, free_port, greedy, launch, launched, read_events, wait_until
 from letters_model import ALPHABET, CONFIG, CONTEXT, write_tokenizer
 
 from srv_matrix.pytest_plugin import covers
@@ -286,18 +286,19 @@ def test_max_queued_requests(plain: Server, other: Server) -> None:
 )
 def test_graceful_shutdown_seconds(common: tuple[str, ...], tmp_path: Path, seconds: str, ends: str) -> None:
     """After SIGTERM, a server lets the request finish, and one without patience aborts it."""
-    count = 90_000 if ends == "abort" else 6_000  # it runs long enough for the metric to be read meanwhile
-    answers: list[Any] = []
+    count = 90_000 if ends == "abort" else 1_000
     with launched(tmp_path / "log", *common, "--graceful-shutdown-seconds", seconds) as server:
-        client = threading.Thread(target=lambda: answers.append(server.generate(**greedy("a", count))), daemon=True)
-        client.start()
-        wait_until(lambda: server.metrics()["srv_requests_running"] == 1, 30, "the request runs")
-        stopped = time.monotonic()
-        server.terminate()
-        client.join(60)
+        body = greedy("a", count, stream=True)
+        with server.client() as client, client.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            received = [next(lines)]  # so that it runs
+            stopped = time.monotonic()
+            server.terminate()
+            received += lines
         assert server.wait() == 0, server.log_text()
         assert time.monotonic() - stopped < 55
-    assert answers[0]["meta_info"]["finish_reason"]["type"] == ends
+    outputs = [event for event in read_events(received) if "meta_info" in event]
+    assert outputs[-1]["meta_info"]["finish_reason"]["type"] == ends
 
 
 @covers("engine_start_timeout_seconds=900.0", "engine_start_timeout_seconds=0.05")

@@ -19,7 +19,7 @@ SMALL = ("--max-total-tokens", "512", "--max-running-requests", "2")
 # Slots for drafts, chunks shorter than the prompt, and captured steps, which xpu has not.
 DRAFTS = ("--speculative-algorithm", "NGRAM", "--chunked-prefill-size", "16")
 PROMPT = "the cat sat on the mat and the cat sat on "
-pytestmark = [pytest.mark.e2e, pytest.mark.proof(minutes=2), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.proof(minutes=0.5), pytest.mark.timeout(900)]
 
 
 def simulated(variant: str, **more: str) -> dict[str, str]:

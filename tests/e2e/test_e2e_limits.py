@@ -106,14 +106,29 @@ def test_max_held_request_bytes(plain: Server, guarded: Server) -> None:
 
 @covers("max_connections=1000", "max_connections=8")
 def test_max_connections(plain: Server, guarded: Server) -> None:
+    get = f"GET %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+
+    def status(connection: socket.socket, path: str) -> bytes:
+        connection.sendall((get % path).encode())
+        return connection.recv(12)
+
+    def connect(server: Server) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
     for server, expected in ((plain, b"HTTP/1.1 200"), (guarded, b"HTTP/1.1 503")):
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(8)]
-        with closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as another:
-            another.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert another.recv(100).startswith(expected)
-        for each in idle:
+        used = [connect(server) for _ in range(8)]
+        assert [status(each, "/health") for each in used] == [b"HTTP/1.1 200"] * 8
+        with closing(connect(server)) as another, closing(connect(server)) as probe:
+            assert status(another, "/v1/models") == expected
+            assert status(probe, "/health") == b"HTTP/1.1 200"
+        for each in used:
             each.close()
-    wait_until(lambda: guarded.health() == 200, 10, "connections are free again")
+
+    def free() -> bool:
+        with closing(connect(guarded)) as another:
+            return status(another, "/v1/models") == b"HTTP/1.1 200"
+
+    wait_until(free, 10, "connections are free again")
 
 
 @covers("connection_timeout_seconds=60.0", "connection_timeout_seconds=1.5")
@@ -183,7 +198,7 @@ def test_smallest_limits(common: tuple[str, ...], tmp_path: Path) -> None:
         def another() -> bytes:
             with closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as connection:
                 with suppress(ConnectionError):
-                    connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     return connection.recv(12)
                 return b""  # idle for 10 ms before the request arrived
 

@@ -190,6 +190,7 @@ def test_histograms_of_token_counts(plain: Server, watched: Server) -> None:
     assert bounds(watched, "sglang:prompt_tokens_histogram") == ["2.0", "4.0", "+Inf"]
     assert bounds(watched, "vllm:request_generation_tokens") == ["4.0", "6.0", "8.0", "10.0", "12.0", "+Inf"]
     assert bounds(plain, "sglang:prompt_tokens_histogram") == []
+    assert len(bounds(plain, "vllm:request_prompt_tokens")) > 10, "vLLM has them without an argument"
     assert watched.metrics()['srv_request_prompt_tokens_bucket{le="2.0",team="search"}'] == 0
     assert watched.metrics()['srv_request_prompt_tokens_bucket{le="4.0",team="search"}'] == 1
 
@@ -230,6 +231,16 @@ def test_time_of_each_stage(plain: Server, watched: Server) -> None:
     assert stages.keys() == {"rid", "queue", "prefill", "decode", "total"}
     assert stages["queue"] + stages["prefill"] + stages["decode"] == pytest.approx(stages["total"], abs=0.01)
     assert logged(plain, "time of") == []
+
+
+def test_a_start_prints_about_ten_lines(plain: Server) -> None:
+    """Device, backends, weights, memory, address; phases that were slow, which depends on the machine, come on top."""
+    text, _, _ = plain.log_text().partition("Started server process")
+    begun = [line for line in text.splitlines() if "; slow: " not in line]
+    assert len(begun) <= 12, text
+    for part in ("platform cpu:", "backends: ", "loaded ", "memory: ", "is ready on cpu", "serving "):
+        assert any(part in line for line in begun), part
+    assert "start of engine, weights" not in text
 
 
 @covers("log_level_http=info", "log_level_http=error")

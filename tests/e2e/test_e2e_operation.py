@@ -245,6 +245,26 @@ def test_api_keys_file(plain: Server, secured: SecuredServer, common: tuple[str,
     assert (status, "line 1" in text, "KEY req" in text) == (2, True, False)
 
 
+@covers("share_cache=true", "share_cache=false")
+def test_share_cache(secured: SecuredServer, common: tuple[str, ...], tmp_path: Path) -> None:
+    """What one key has sent is in the prefix cache of another one only if they share it."""
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    shared = ("--api-keys-file", str(keys), "--admin-api-key", ADMIN, "--share-cache")
+    body = {"text": "letters of the first key " * 40, "sampling_params": {"max_new_tokens": 1}}
+
+    def cached(server: Server, key: str) -> int:
+        with server.client(headers=as_client(server, key)) as client:
+            return int(client.post("/generate", json=body).json()["meta_info"]["cached_tokens"])
+
+    with launched(tmp_path / "log", *common, *shared) as sharing:
+        assert cached(sharing, ADMIN) == 0
+        assert cached(sharing, TEAM) > 0
+    assert cached(secured, ADMIN) == 0
+    assert cached(secured, TEAM) == 0
+    assert cached(secured, TEAM) > 0
+
+
 # ---- how it is operated
 
 

@@ -38,6 +38,7 @@ def logits(model: Any, first: str, second: str | None = None) -> Tensor:
     "model:BertForSequenceClassification/safetensors",
     "endpoint:POST /rerank",
     "endpoint:POST /v1/rerank",
+    "endpoint:POST /v2/rerank",
     "endpoint:POST /score",
     "endpoint:POST /v1/score",
     platform="cpu",
@@ -50,7 +51,7 @@ def test_a_cross_encoder_reads_pairs_as_its_tokenizer_joins_them(tmp_path: Path)
         for path in ("/score", "/v1/score"):
             data = server.post(path, text_1="a b", text_2=documents).json()["data"]
             assert [each["score"] for each in data] == pytest.approx(wanted, abs=1e-5)
-        for path in ("/rerank", "/v1/rerank"):
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
             results = server.post(path, query="a b", documents=documents, top_n=2).json()["results"]
             best = sorted(range(4), key=lambda index: -wanted[index])[:2]
             assert [each["index"] for each in results] == best

@@ -34,14 +34,14 @@ from pathlib import Path
 from fault import ROOT
 from mutations import Mutation, commented, draw
 from nearest_tests import ImportGraph, waves
-from plant import FAST, NO_BYTECODE, NO_TEST_FAILED, TEST_LIMIT_S, Copy, Run, clone, copy_tree
+from plant import NO_BYTECODE, NO_TEST_FAILED, TEST_LIMIT_S, Copy, Run, clone, copy_tree
+from tiers import TIERS
 
+PACKAGES = ("core", "platforms", "plugins", "kernels", "support_matrix")  # the folders that have some
 MODULES = ("core/srv/*.py", "platforms/*/srv_*/*.py", "kernels/srv_kernels/*.py")
-TIERS = {"fast": FAST, "slow": "slow and not proof", "proof": "proof"}
 LONG_LIMIT_S = 1800  # per test of the slow tiers
 NO_TESTS = 5  # exit status of pytest
 CAUGHT, ESCAPED, TIME_UP = "caught", "ESCAPED", "TIME UP"
-OF_TEXT = ("tests/house/test_faults.py",)  # fails if a quoted line of a module changes at all
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,10 @@ class Outcome:
 
 
 def draw_modules(seed: int, count: int, root: Path = ROOT) -> Iterator[Drawn]:
-    """`count` modules and a fault of each. A larger count only adds to them."""
+    """`count` modules and a fault of each. A larger count only adds to them, and another module moves none of them."""
     listed = subprocess.run(["git", "ls-files", "-z", *MODULES], cwd=root, capture_output=True, check=True)
-    modules = sorted(filter(None, listed.stdout.decode().split("\0")))
-    random.Random(seed).shuffle(modules)
-    for module in modules:
+    modules = filter(None, listed.stdout.decode().split("\0"))
+    for module in sorted(modules, key=lambda module: random.Random(f"{seed} of {module}").random()):
         if count == 0:
             return
         source = (root / module).read_text(encoding="utf-8")
@@ -149,7 +148,7 @@ class Hunt:
         with self._copy.restored(module) as path:
             path.write_text(source, encoding="utf-8")
             return self._copy.pytest(
-                tests, "-x", f"--timeout={limit}", *deselected, limit_s=limit_s, marked=TIERS[tier], **NO_BYTECODE
+                tests, "-x", f"--timeout={limit}", *deselected, limit_s=limit_s, tier=tier, **NO_BYTECODE
             )
 
 
@@ -185,10 +184,13 @@ def hunt_all(faults: Sequence[Drawn], options: argparse.Namespace, record: Path)
 
 
 def copy_with_history(to: Path) -> Copy:
-    """A copy that is a repository too: some tests ask git for commits, or for what is tracked."""
+    """A copy that is a repository too: some tests ask git for commits, or for what is tracked. Its packages are
+    compiled, as no later run of pytest may write bytecode."""
     subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(to)], check=True)
     subprocess.run(["git", "reset", "--quiet"], cwd=to, check=True)
-    return copy_tree(to)
+    copy = copy_tree(to)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *PACKAGES], cwd=to, check=True)
+    return copy
 
 
 def recorded(record: Path) -> Mapping[tuple[str, int, str, str], Outcome]:

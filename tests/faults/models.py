@@ -9,7 +9,6 @@ _GEMMA3 = "tests/core/models/architectures/test_gemma3.py"
 _GGUF = "tests/core/models/config/test_gguf_config.py"
 _HF = "tests/core/models/config/test_hf_config.py"
 _LAYER_NORM = "tests/core/models/architectures/test_layer_norm.py"
-_TEXT_PART = "tests/core/models/config/test_text_part.py"
 
 _MOE = "tests/core/models/architectures/test_moe.py"
 
@@ -57,11 +56,11 @@ FAULTS = (
     ),
     Fault(
         name="stored-output-layer-is-ignored",
-        file="core/srv/models/config/text_part.py",
-        text='if any(text_weight_name(name) == "lm_head.weight" for name in stored):',
-        planted="if not stored:",
-        effect="Mistral 3 computes its logits with the embedding instead of the output layer.",
-        tests=(_TEXT_PART,),
+        file="core/srv/models/config/hf_config.py",
+        text="if checkpoint is None or options.headers_only or TIED in options.overrides:",
+        planted="if TIED not in options.overrides:",
+        effect="A fine-tuned model computes its logits with the embedding instead of its output layer.",
+        tests=("tests/core/models/formats/test_own_head.py",),
     ),
     Fault(
         name="rope-rows-stay-interleaved",

@@ -46,7 +46,6 @@ SOURCE_ROOTS = ("core", "platforms/*", "plugins/*", "kernels", "support_matrix")
 NATIVE_FOLDER = "kernels/srv_kernels/cpu"
 OBJECTS = ROOT / "build" / "native-objects"  # of the native library; those of `make env`
 NO_TEST_FAILED, TESTS_FAILED = 0, 1  # exit statuses of pytest
-FAST = "not slow and not proof"  # the marks of the tests of `make test`
 NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}  # so that no bytecode can outlive the source that it was made from
 
 
@@ -106,16 +105,16 @@ class Copy:
         tests: Sequence[str],
         *options: str,
         limit_s: float,
-        marked: str = FAST,
+        tier: str = "fast",
         native: bool = False,
         **more: str,
     ) -> Run:
-        """Run these tests; they must be of one folder (see `Fault.folder`). Of whole files, those `marked` so."""
+        """Run these tests; they must be of one folder (see `Fault.folder`). Of whole files, those of a tier."""
         arguments = ["-q", "--no-header", "--tb=short", "--hypothesis-seed=0", *options]
-        if not all("::" in each for each in tests):
-            arguments += ["-m", marked]
         if not tests[0].startswith("tests/"):
             arguments.append("--import-mode=prepend")  # tests of a plugin import modules beside them
+        elif not all("::" in each for each in tests):
+            arguments += ["--tier", tier]
         environment = {**self._environment, **({"SRV_CPU_LIBRARY": str(self.library)} if native else {}), **more}
         begin = time.monotonic()
         with subprocess.Popen(

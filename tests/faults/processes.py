@@ -48,6 +48,7 @@ FAULTS = (
         planted="rank.socket.send(encoded)",
         effect="If a rank dies while the engine is idle, the engine hangs.",
         tests=(_EXECUTOR,),
+        hangs=True,
     ),
     Fault(
         name="page-table-of-the-last-request",

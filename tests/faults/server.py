@@ -13,8 +13,26 @@ _DETOKENIZE = "tests/core/server/text/test_detokenize.py"
 _OFFLINE = "tests/core/test_offline.py"
 _TEXT_WORK = "tests/core/server/test_text_work.py"
 _RATES = "tests/core/server/http/test_rate_limiter.py"
+_REQUEST_IDS = "tests/core/server/http/test_request_ids.py"
+_THINKING = "tests/core/engine/test_thinking.py"
 
 FAULTS = (
+    Fault(
+        name="refusal-of-a-connection-without-a-request-id",
+        file="core/srv/server/http/connection.py",
+        text='{"connection": "close", HEADER: id_of(scope)}, scope)',
+        planted='{"connection": "close"})',
+        effect="Nobody can find a refused request in a log, and Anthropic's clients cannot read the error.",
+        tests=(f"{_REQUEST_IDS}::test_refusals_of_a_connection",),
+    ),
+    Fault(
+        name="end-of-reasoning-begins-again",
+        file="core/srv/engine/thinking.py",
+        text="return end[next(begun, 0)]",
+        planted="return end[0]",
+        effect="A budget of reasoning repeats the first token of an end marker of several tokens for ever.",
+        tests=(f"{_THINKING}::test_what_follows_an_output",),
+    ),
     Fault(
         name="text-work-dropped-without-an-answer",
         file="core/srv/server/text_work.py",
@@ -58,8 +76,8 @@ FAULTS = (
     Fault(
         name="stream-without-its-end",
         file="core/srv/server/protocols/openai.py",
-        text="        yield DONE\n",
-        planted="",
+        text=' else b"") + DONE\n',
+        planted=' else b"")\n',
         effect="Streams do not end with [DONE], and clients wait for more.",
         tests=(_OPENAI,),
     ),
@@ -139,22 +157,22 @@ FAULTS = (
     Fault(
         name="any-key-of-the-right-length",
         file="core/srv/server/access.py",
-        text="hmac.compare_digest(given, key)",
-        planted="len(given) == len(key)",
+        text="hmac.compare_digest(given, expected)",
+        planted="len(given) == len(expected)",
         effect="Any API key of the right length is accepted.",
         tests=(_ADMIN,),
     ),
     Fault(
         name="salts-share-a-cache",
         file="core/srv/server/generation.py",
-        text="            namespace=self.prompt.namespace,\n",
+        text="            namespace=self._cache + self.prompt.namespace,\n",
         planted="",
         effect="Requests with different cache_salt share cached prompts, which their timing reveals.",
         tests=("tests/core/server/protocols/test_foreign_fields.py",),
     ),
     Fault(
         name="special-tokens-twice",
-        file="core/srv/server/protocols/chat.py",
+        file="core/srv/server/protocols/reply_reader.py",
         text="special=False,",
         planted="special=True,",
         effect="Chat prompts begin with two begin-of-text tokens, and answers get worse.",
@@ -207,5 +225,29 @@ FAULTS = (
         planted="entries = range(max(1, len(states) // size - len(prompt) + 1))",
         effect="The hidden states include those of tokens after the stop string, and do not match the output ids.",
         tests=("tests/core/server/protocols/test_native.py",),
+    ),
+    Fault(
+        name="cut-call-is-complete",
+        file="core/srv/reply/output.py",
+        text='is_cut = self.cut and not isinstance(parsed("".join(self._fragments)), dict)',
+        planted="is_cut = False",
+        effect="A call that max_tokens cut is complete in Responses, and a block with invented {} of Anthropic's.",
+        tests=("tests/core/server/protocols/test_reply_parts.py",),
+    ),
+    Fault(
+        name="half-marker-of-a-forced-call",
+        file="core/srv/reply/parser.py",
+        text=" if cut and self._forced else events",
+        planted=" if False else events",
+        effect="A forced call that max_tokens cuts before its arguments is text such as <tool_call> in the answer.",
+        tests=("tests/core/reply/test_forced.py",),
+    ),
+    Fault(
+        name="cut-arguments-are-refused",
+        file="core/srv/server/protocols/conversations.py",
+        text="    for form in _simpler_forms(conversation.messages):\n",
+        planted="    for form in [with_leading_system_only(conversation.messages)]:\n",
+        effect="A history with a call that max_tokens cut is refused by templates that iterate over arguments.",
+        tests=("tests/core/server/protocols/test_tools.py",),
     ),
 )

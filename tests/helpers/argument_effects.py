@@ -188,6 +188,7 @@ EFFECTS: Mapping[str, str] = {
     "engine_start_timeout_seconds": SERVER + "test_engine_start_timeout_seconds",
     # how the server is reached
     "api_keys_file": OPERATION + "test_api_keys_file",
+    "share_cache": OPERATION + "test_share_cache",
     "ssl_certfile": OPERATION + "test_ssl_certfile",
     "ssl_keyfile": OPERATION + "test_ssl_certfile",
     "ssl_keyfile_password": OPERATION + "test_ssl_certfile",
@@ -210,6 +211,7 @@ EFFECTS: Mapping[str, str] = {
     "skip_server_warmup": ANSWERS + "test_skip_server_warmup_and_warmups",
     "warmups": ANSWERS + "test_skip_server_warmup_and_warmups",
     "enable_custom_logit_processor": ANSWERS + "test_enable_custom_logit_processor",
+    "trust_request_chat_template": ANSWERS + "test_trust_request_chat_template",
     "skip_tokenizer_init": ANSWERS + "test_skip_tokenizer_init",
     "file_storage_path": ANSWERS + "test_file_storage_path",
 }

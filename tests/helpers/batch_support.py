@@ -13,6 +13,7 @@ from srv.server.batches.runner import ENDED
 from srv.testing.fake_engine import FakeEngine
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 LONG = {"prompt": "x", "max_tokens": 200}  # a line that runs for seconds at `long_and_short`
 FORM = b'--x\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepseek_small import EXPERTS, GROUPS, YARN
-from model_cells import Combined, decided, random_model, rounded
+from model_cells import Combined, decided, random_model, root_mean_square, rounded
 from models_small import GRANITE
 
 COUNT = 8  # experts
@@ -62,7 +62,7 @@ class Model:
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
     experts: int = 0
-    of: Combined = max
+    of: Combined = root_mean_square
 
     def made(self) -> Any:
         """In float32, with the values of a bfloat16 checkpoint."""

@@ -1,4 +1,4 @@
-"""`make check`: formats, lints and types what has changed, and runs the fast tests that are nearest to it.
+"""`make check`: checks format, lint and types of what has changed, and runs the fast tests that are nearest to it.
 
     python tests/helpers/check_change.py [--base REV] [--seconds N]
 
@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nearest_tests import ImportGraph, Nearest, waves
-from tiers import FAST
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -29,8 +28,8 @@ PYTEST = (
     "--no-header",
     "-r",
     "fE",
-    "-m",
-    FAST,
+    "--tier",
+    "fast",
     "-p",
     "time_budget",
 )
@@ -41,10 +40,10 @@ ENDED_WELL = (0, 5)  # exit statuses of pytest: all passed, or there was no fast
 
 
 def changed_files(base: str, root: Path = ROOT) -> list[str]:
-    """What differs from the newest common ancestor of HEAD and `base`, committed or not, without what was deleted."""
+    """What differs from the newest common ancestor of HEAD and `base`, committed or not, and what was deleted."""
     ancestor = _git(root, "merge-base", base, "HEAD")
     listed = [*_git(root, "diff", "--name-only", *ancestor), *_git(root, "ls-files", "--others", "--exclude-standard")]
-    return [name for name in dict.fromkeys(listed) if (root / name).is_file()]
+    return list(dict.fromkeys(listed))
 
 
 def static_checks(changed: Sequence[str]) -> Iterator[list[str]]:
@@ -84,14 +83,17 @@ def main() -> int:
     parser.add_argument("--base", default="HEAD", help="what changed since this revision (default: HEAD)")
     parser.add_argument("--seconds", type=float, default=40, help="of tests; none begins after that (default: 40)")
     options = parser.parse_args()
-    changed = changed_files(options.base)
-    if not changed:
+    listed = changed_files(options.base)
+    if not listed:
         print(f"nothing has changed since {options.base}; BASE=REV names another revision")
         return 0
+    changed = [name for name in listed if (ROOT / name).is_file()]
     failed = [command[0] for command in static_checks(changed) if _run(command) != 0]
     nearest = ImportGraph(ROOT).nearest(changed)
     passed, left_out = run_tests(nearest, options.seconds)
     print(f"{len(changed)} changed files; imports lead to them from {len(nearest)} test files")
+    if len(changed) < len(listed):
+        print(f"{len(listed) - len(changed)} files were deleted; make lint and make test find what imported them")
     if left_out:
         print(f"{left_out} of these files, the furthest away, were not run, or not to the end; make test runs all")
     if failed := [*failed, *([] if passed else ["pytest"])]:

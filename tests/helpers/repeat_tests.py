@@ -3,14 +3,16 @@
     python tests/helpers/repeat_tests.py [-n 20] [TEST ...]
 
 Each repetition is a process of its own. A loop per core, of the same priority as the tests, keeps the machine busy; the
-loops end with this process. Without TEST, it runs the fast tests that wait: those in whose function, or in a fixture of
-whose file, something sleeps, waits, has a timeout, or is a signal, a thread or a process.
+loops end with this process. Without TEST, it runs the slowest of the last `make test`, and the fast tests that wait:
+those in whose function, or in a fixture of whose file, something sleeps, waits, has a timeout, or is a signal, a thread
+or a process.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import re
 import subprocess
@@ -21,14 +23,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import tiers
-
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 WAITS = {"sleep", "wait", "wait_for", "join", "communicate", "kill", "send_signal", "Popen", "Thread", "timeout"}
-FAST = ("-m", tiers.FAST)
+FAST = ("--tier", "fast")
 FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 ENDED = (0, 1)  # exit statuses of pytest: all passed, or some failed
+SLOWEST = 30  # tests
 SHOWN = 8000  # characters of the first failure's output
 
 
@@ -59,6 +60,13 @@ def waiting_tests(root: Path = ROOT) -> list[str]:
     return [test for path in sorted((root / "tests").rglob("test_*.py")) for test in _waiting_in(path, root)]
 
 
+def slowest_tests(root: Path = ROOT) -> list[str]:
+    """The node ids of the slowest tests of the last `make test`; none if there was no such run."""
+    runs = sorted((root / "build" / "times").glob("*-test.jsonl"))
+    rows = map(json.loads, runs[-1].read_text(encoding="utf-8").splitlines()) if runs else ()
+    return [row["test"] for row in sorted(rows, key=lambda row: -row["wall"])[:SLOWEST]]
+
+
 def repeat(tests: Sequence[str], times: int, options: Sequence[str] = (), root: Path = ROOT) -> Repetitions:
     """Run the tests so often. RuntimeError if they cannot be run."""
     repetitions = Repetitions()
@@ -86,11 +94,11 @@ def busy(loops: int) -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Repeat tests beside busy loops, and list which failed how often.")
-    parser.add_argument("tests", nargs="*", metavar="TEST", help="files or node ids (default: fast tests that wait)")
+    parser.add_argument("tests", nargs="*", metavar="TEST", help="files or node ids (default: see above)")
     parser.add_argument("-n", dest="times", type=int, default=20, help="repetitions (default: 20)")
     parser.add_argument("--loops", type=int, default=os.cpu_count() or 2, help="busy loops (default: one per core)")
     options = parser.parse_args()
-    tests, selected = (options.tests, ()) if options.tests else (waiting_tests(), FAST)
+    tests, selected = (options.tests, ()) if options.tests else ([*waiting_tests(), *slowest_tests()], FAST)
     print(f"{len(tests)} tests or files, {options.times} times beside {options.loops} busy loops", flush=True)
     with busy(options.loops):
         repetitions = repeat(tests, options.times, selected)

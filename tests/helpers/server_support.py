@@ -115,7 +115,8 @@ async def listening(
     async with serving(engine, **changes) as inner:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        protocol = http_protocol(inner.app.state.service.metrics.responded, inner.app.state.refused, limits)
+        service = inner.app.state.service
+        protocol = http_protocol(service.metrics.responded, inner.app.state.refused, limits, service.settings.root_path)
         config = uvicorn.Config(inner.app, http=protocol, log_level="warning", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,11 +1,12 @@
 """The three tiers of tests, slices of the third, and what is left of it.
 
 `slow` puts a test into `make test-all`, `proof` into `make proof`; all others run in `make test`. So each test is in
-exactly one tier, and nothing that was recorded earlier decides whether it runs.
+exactly one tier, and nothing that was recorded earlier decides whether it runs. `--tier fast` selects those of a tier.
 
 A slice is a tenth of the proof, or another fraction of it: `--slice 3/10`, or `--slice commit/10`, which takes the
 number from the hash of HEAD. Slices take about equally long: `@pytest.mark.proof(minutes=4)` says how long a test takes
-on two cores. Tests of one `xdist_group`, which share an expensive fixture, are in the same slice.
+on two cores. Tests of one `xdist_group`, which share an expensive fixture, are in the same slice; files with such tests
+run in one process each.
 
 `--passed=FILE` makes the proof resumable: FILE has the tests that have passed, and the next run takes all others.
 """
@@ -23,7 +24,8 @@ from typing import Any
 import pytest
 
 PROOF, SLOW = "proof", "slow"
-FAST = f"not {SLOW} and not {PROOF}"  # the expression of marks of `make test`
+# By their names in `--tier`, as expressions of marks.
+TIERS = {"fast": f"not {SLOW} and not {PROOF}", "slow": SLOW, "proof": PROOF}
 # The keys under which workers of xdist get the tests that have passed, and say which ones they have collected.
 PASSED, COLLECTED = "srv_passed", "srv_collected"
 MINUTES = 0.2  # of a test of the proof that does not say how long it takes
@@ -102,7 +104,8 @@ def tree(root: Path) -> str:
 
 
 class Progress:
-    """Which tests of the proof have passed, and on which tree; in a file, so that the next run takes the others.
+    """Which tests of the proof have passed, and on which tree; in a file, so that the next run takes the others. A text
+    beside it lists those that are left.
 
     It works in the one process that sees all reports; workers of xdist get what had passed at the start. A test that
     was skipped is left: it proved nothing.
@@ -158,6 +161,8 @@ class Progress:
         terminalreporter.write_line(f"{len(self.left())} of {len(self._collected)} tests are left; passed: {where}")
         for test in self.left():
             terminalreporter.write_line(f"left: {test}")
+        left = self._path.with_name(f"{self._path.stem}-left.txt")
+        left.write_text("".join(f"{test}\n" for test in self.left()), encoding="utf-8")
         if not self.left() and set(trees) == {self._tree}:
             terminalreporter.write_line(f"All of them have passed on {self._tree}.")
         elif not self.left():

@@ -48,6 +48,23 @@ _SECTION = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 _KIMI = "<|tool_call_begin|>functions.{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
 TWO = (("weather", PARIS), ("now", {}))
 PARIS_JSON = '{"city": "Paris", "days": 2}'
+_TWO_JSON = f'{{"name": "weather", "arguments": {PARIS_JSON}}}, {{"name": "now", "arguments": {{}}}}'
+_STEP3 = (
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{}">\n{}</steptml:invoke><｜tool_call_end｜>\n'
+)
+_PLAMO = (
+    "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{}<|plamo:end_tool_name:plamo|>"
+    "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{}<|plamo:end_tool_arguments:plamo|>"
+    "<|plamo:end_tool_request:plamo|>"
+)
+_FENCES = 'Two:\n```json\n[{"name": "Ann", "arguments": {}}]\n```\n```python\nnow()\n```'
+
+
+def _m3(arguments: str) -> str:
+    """Each tag has the namespace token before it."""
+    calls = f'<tool_call>\n<invoke name="weather">{arguments}</invoke>\n<invoke name="now"></invoke>\n</tool_call>'
+    return calls.replace("<", "]<]minimax[>[<")
+
 
 TRANSCRIPTS: tuple[Transcript, ...] = (
     # Hermes, Qwen 2.5 and 3
@@ -77,6 +94,18 @@ TRANSCRIPTS: tuple[Transcript, ...] = (
         "No calls: 1 < 2, and\n a <tool_ is no marker. \n",
         (),
         "No calls: 1 < 2, and\n a <tool_ is no marker. \n",
+    ),
+    Transcript(
+        "hermes",
+        'Before.\n\n<tool_call>{"name": "now"}</tool_call>\nThen.<tool_call>\n{"name": "now"}\n</tool_call> \nEnd.\n',
+        (("now", {}), ("now", {})),
+        "Before.\n\nThen. \nEnd.",
+    ),
+    Transcript(
+        "hermes",
+        '<tool_call>[{"name": 5}, {"name": "now"}, {"name": []}, {"name": "now"}]</tool_call>',
+        (("now", {}), ("now", {})),
+        '{"name": 5}\n{"name": []}',
     ),
     # Qwen 3 Coder
     Transcript(
@@ -137,9 +166,28 @@ TRANSCRIPTS: tuple[Transcript, ...] = (
         TWO,
     ),
     Transcript("llama3", '{"name": "Ann", "parameters": {"age": 5}}', (), '{"name": "Ann", "parameters": {"age": 5}}'),
+    Transcript(
+        "llama3",
+        f'I look it up.\n{{"name": "weather", "parameters": {PARIS_JSON}}}; {{"name": "now", "parameters": {{}}}}',
+        TWO,
+        "I look it up.",
+    ),
+    Transcript(
+        "llama3",
+        'Send {"type": "x"} or {"name": "Ann", "parameters": {}}.',
+        (),
+        'Send {"type": "x"} or {"name": "Ann", "parameters": {}}.',
+    ),
+    Transcript(
+        "llama3",
+        '<tool_call>{"name": "now", "parameters": {}}</tool_call>',
+        (),
+        '<tool_call>{"name": "now", "parameters": {}}</tool_call>',
+    ),
     Transcript("llama3", '{"name": "now"}', (), '{"name": "now"}'),
     Transcript("llama3", '{"title": [1, 2]}\n', (), '{"title": [1, 2]}\n'),
     Transcript("pythonic", "[weather(city='Paris', days=2), now()]", TWO),
+    Transcript("pythonic", "[now(at=f()), weather(city='Paris', days=2), now()]", TWO, "now(at=f())"),
     Transcript(
         "llama4_pythonic",
         "<|python_start|>[weather(city='a)]\\'', days=-1, near=[\"x\", 'y'], more={'k': (True, null)}, exact=None)]"
@@ -158,6 +206,7 @@ TRANSCRIPTS: tuple[Transcript, ...] = (
         TWO,
     ),
     Transcript("mistral", f"Now.[TOOL_CALLS]weather[ARGS]{PARIS_JSON}[TOOL_CALLS]now[ARGS]{{}}", TWO, "Now."),
+    Transcript("mistral", f"[TOOL_CALLS]weather{PARIS_JSON}[TOOL_CALLS]now {{}}", TWO),
     Transcript("mistral", "[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}", (("now", {}),)),
     Transcript("mistral", "[THINK]Hm, [1].[/THINK]Yes.", (), "Yes.", "Hm, [1].", "mistral"),
     # DeepSeek
@@ -188,6 +237,8 @@ TRANSCRIPTS: tuple[Transcript, ...] = (
         '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
         TWO,
     ),
+    Transcript("deepseekv3", "<think>\na</think>b", (), "b", "a", "deepseek-r1"),
+    Transcript("qwen", "<think>a</think>b", (), "b", "a", "qwen3", "x<think>\n"),
     Transcript("deepseekv3", "thinking\n</think>\n\nAnswer.", (), "Answer.", "thinking", "deepseek-r1"),
     Transcript("deepseekv3", "never ends", (), "", "never ends", "deepseek_r1"),
     Transcript("deepseekv3", "Answer.", (), "Answer.", "", "deepseek-r1", "x<think>\n\n</think>\n\n"),
@@ -304,6 +355,170 @@ TRANSCRIPTS: tuple[Transcript, ...] = (
         (("now", {}),),
     ),
     Transcript("qwen", "<seed:think>A</seed:think>B", (), "B", "A", "seed_oss"),
+    Transcript("nemotron_json", f"Ok.<TOOLCALL>[{_TWO_JSON}]</TOOLCALL>", TWO, "Ok."),
+    Transcript(
+        "minimax", f"Ok.\n<tool_calls>\n{_TWO_JSON.replace('}, {', '}' + chr(10) + '{')}\n</tool_calls>", TWO, "Ok."
+    ),
+    Transcript(
+        "gigachat3",
+        f'Ok.<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "weather", "arguments": {PARIS_JSON}}}',
+        (("weather", PARIS),),
+        "Ok.",
+    ),
+    Transcript(
+        "gigachat3",
+        f'<|function_call|>{{"name": "weather", "arguments": {PARIS_JSON}}}<|message_sep|>\n\n',
+        (("weather", PARIS),),
+    ),
+    Transcript(
+        "step3",
+        "Ok.\n<｜tool_calls_begin｜>\n"
+        + _STEP3.format(
+            "weather",
+            '<steptml:parameter name="city">Paris</steptml:parameter>\n'
+            '<steptml:parameter name="days">2</steptml:parameter>\n',
+        )
+        + _STEP3.format("now", "")
+        + "<｜tool_calls_end｜>",
+        TWO,
+        "Ok.",
+    ),
+    # xLAM
+    Transcript("xlam", f"[{_TWO_JSON}]", TWO),
+    Transcript("xlam", f"Ok.\n```json\n[{_TWO_JSON}]\n```\nDone.", TWO, "Ok.\nDone."),
+    Transcript("xlam", f"<think>Hm.</think>[{_TWO_JSON}]", TWO, reasoning="Hm.", thinks="qwen3"),
+    Transcript("xlam", f"<tool_call>[{_TWO_JSON}]</tool_call>", TWO),
+    Transcript("xlam", f"[TOOL_CALLS][{_TWO_JSON}]", TWO),
+    Transcript("xlam", _FENCES, (), _FENCES),
+    # MiniMax-M3, nested
+    Transcript(
+        "minimax_m3",
+        "Where?</mm:think>Ok."
+        + _m3(
+            '<city>a "b"\n</city><days>2</days><near><item>x</item><item>]</item></near><more><k><item>1</item>'
+            "<item><more>2</more></item></k><z>é</z></more><exact>null</exact><level>2</level><more2><a>1</a></more2>",
+        ),
+        (
+            (
+                "weather",
+                {
+                    "city": 'a "b"\n',
+                    "days": 2,
+                    "near": ["x", "]"],
+                    "more": {"k": ["1", {"more": "2"}], "z": "é"},
+                    "exact": None,
+                    "level": 2,
+                    "more2": {"a": "1"},
+                },
+            ),
+            ("now", {}),
+        ),
+        "Ok.",
+        "Where?",
+        "minimax-m3",
+        "<mm:think>",
+    ),
+    Transcript("minimax-m3", "</mm:think>Paris.", (), "Paris.", thinks="minimax_m3", prompt="x"),
+    # DeepSeek V4
+    Transcript(
+        "deepseek_v4",
+        'Hm.</think>Ok.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter '
+        'name="city" string="true">Paris</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">2'
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+        '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        TWO,
+        "Ok.",
+        "Hm.",
+        "deepseek_v4",
+        "<think>",
+    ),
+    Transcript(  # an object of JSON instead of tags
+        "deepseekv4",
+        f'<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n{PARIS_JSON}\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="now">\n{}\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        TWO,
+    ),
+    # Kimi K3
+    Transcript(
+        "kimi_k3",
+        "Hm.<|close|>think<|sep|><|open|>response<|sep|>Ok.<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Paris'
+        '<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>2<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+        "<|close|>message<|sep|>",
+        TWO,
+        "Ok.",
+        "Hm.",
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+    ),
+    Transcript(
+        "kimi_k3",
+        "Hm.<|open|>response<|sep|>5<|close|>response<|sep|>",
+        (),
+        "5",
+        "Hm.",
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+    ),
+    # Hy3, in two vocabularies
+    *(
+        Transcript(
+            "hy_v3",
+            f"Hm.\n<tool_calls{suffix}>\n<tool_call{suffix}>weather<tool_sep{suffix}>\n<arg_key{suffix}>city</arg_key{suffix}>\n"
+            f"<arg_value{suffix}>Paris</arg_value{suffix}>\n<arg_key{suffix}>days</arg_key{suffix}>\n<arg_value{suffix}>2"
+            f"</arg_value{suffix}>\n</tool_call{suffix}>\n<tool_call{suffix}>now<tool_sep{suffix}>\n</tool_call{suffix}>\n"
+            f"</tool_calls{suffix}>",
+            TWO,
+            reasoning="Hm.",
+            thinks="hy_v3",
+            prompt=f"<think{suffix}>",
+        )
+        for suffix in ("", ":opensource")
+    ),
+    # Apertus, with calls in its answer and within its reasoning
+    Transcript(
+        "apertus",
+        f'<|inner_prefix|>Hm.<|inner_suffix|>Ok.<|tools_prefix|>[{{"weather": {PARIS_JSON}}}, {{"now": {{}}}}]'
+        "<|tools_suffix|>",
+        TWO,
+        "Ok.",
+        "Hm.",
+        "apertus",
+    ),
+    Transcript(
+        "apertus2509",
+        '<|inner_prefix|>Hm.<|tools_prefix|>[{"now": null}]<|tools_suffix|><|inner_suffix|>Ok.',
+        (("now", {}),),
+        "Ok.",
+        "Hm.",
+        "apertus2509",
+    ),
+    Transcript(
+        "dots",
+        'Ok.<dots_function_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</dots_function_call>',
+        TWO,
+        "Ok.",
+    ),
+    Transcript("dots", '<dots_function_call>{"name": "now", "arguments": {}}</dots_function_call>', (("now", {}),)),
+    Transcript(
+        "plamo3",
+        "<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|>Ok.<|plamo:begin_tool_requests:plamo|>"
+        + _PLAMO.format("weather", PARIS_JSON)
+        + _PLAMO.format("now", "{}")
+        + "<|plamo:end_tool_requests:plamo|>",
+        TWO,
+        "Ok.",
+        "Hm.",
+        "plamo3",
+    ),
+    Transcript(
+        "poolside_v1",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>\nParis\n</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        TWO,
+    ),
 )
 
 OPTIONS = ParserOptions(USE)
@@ -327,8 +542,8 @@ def merged(events: Iterable[ReplyEvent]) -> list[tuple[object, ...]]:
         match event:
             case CallStart(index, _, name):
                 found.append(("start", index, name))
-            case CallEnd(index):
-                found.append(("end", index))
+            case CallEnd(index, cut):
+                found.append(("end", index, cut))
             case CallArguments(index, text):
                 _append(found, ("arguments", index), text)
             case Text(text):

@@ -95,8 +95,8 @@ def test_changes_are_those_since_the_common_ancestor_committed_or_not(tmp_path: 
     write("untracked", "")
     write("ignored", "")
     (tmp_path / "deleted").unlink()
-    assert changed_files("HEAD", tmp_path) == ["edited", "untracked"]
-    assert changed_files("main", tmp_path) == ["committed", "edited", "untracked"]
+    assert changed_files("HEAD", tmp_path) == ["deleted", "edited", "untracked"]
+    assert changed_files("main", tmp_path) == ["committed", "deleted", "edited", "untracked"]
 
 
 def test_each_kind_of_file_gets_its_checks() -> None:

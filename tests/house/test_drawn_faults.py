@@ -107,16 +107,16 @@ def test_only_what_the_fault_causes_counts_as_caught(drawn: ModuleType, tmp_path
     module, planted = "code.py", "b = 1\n"
 
     class Copy(drawn.Copy):  # type: ignore[misc, name-defined]
-        def pytest(self, tests: Sequence[str], *options: str, limit_s: float, marked: str, **_: str) -> object:
+        def pytest(self, tests: Sequence[str], *options: str, limit_s: float, tier: str, **_: str) -> object:
             source = (tmp_path / module).read_text(encoding="utf-8")
             if limit_s <= 0:
                 return drawn.Run(None, (), False, "", 1.0)
             for file in tests:
-                tier, *causes = files[file.removesuffix("::test")]
+                found_by, *causes = files[file.removesuffix("::test")]
                 broken = "always" in causes or ("fault" in causes and source == planted)
                 if broken or ("text" in causes and source != "a = 1\n"):
                     deselected = f"--deselect={file}::test" in options
-                    if drawn.TIERS[tier] == marked and not deselected:
+                    if found_by == tier and not deselected:
                         return drawn.Run(1, (f"{file.removesuffix('::test')}::test",), False, "", 1.0)
             return drawn.Run(0, (), False, "", 1.0)
 

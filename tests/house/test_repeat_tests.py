@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from repeat_tests import busy, repeat, waiting_tests
+from repeat_tests import SLOWEST, busy, repeat, slowest_tests, waiting_tests
 
 
 def test_tests_that_wait_are_found_by_their_calls_and_fixtures(tmp_path: Path) -> None:
@@ -66,3 +66,14 @@ def test_busy_loops_end_with_the_block() -> None:
         loops = [each for each in psutil.Process().children() if "getppid" in " ".join(each.cmdline())]
         assert len(loops) == 2
     assert not any(each.is_running() for each in loops)
+
+
+def test_the_slowest_are_those_of_the_last_run(tmp_path: Path) -> None:
+    assert slowest_tests(tmp_path) == []
+    times = tmp_path / "build" / "times"
+    times.mkdir(parents=True)
+    (times / "2026-01-01T000000-test.jsonl").write_text('{"test": "old", "wall": 9}\n', encoding="utf-8")
+    rows = "".join(f'{{"test": "t{number}", "wall": {number}}}\n' for number in range(SLOWEST + 1))
+    (times / "2026-01-02T000000-test.jsonl").write_text(rows, encoding="utf-8")
+    (times / "2026-01-03T000000-test-all.jsonl").write_text('{"test": "other", "wall": 9}\n', encoding="utf-8")
+    assert slowest_tests(tmp_path) == [f"t{number}" for number in range(SLOWEST, 0, -1)]

@@ -50,7 +50,7 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
-    for name in ("tiers.py", "times.py"):
+    for name in ("tiers.py", "times.py", "process_groups.py"):
         shutil.copy(ROOT / "tests" / "helpers" / name, tmp_path / "tests")
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-C", tmp_path]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
@@ -116,6 +116,26 @@ def test_a_test_in_two_tiers_is_refused() -> None:
         check_tiers([item("test_other"), both])
 
 
+def test_tests_of_a_group_share_a_process(checkout: Path) -> None:
+    text = """
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    with open("made.txt", "a") as file:
+        file.write("once ")
+
+@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("number", range(4))
+def test_it(number, shared):
+    pass
+"""
+    (checkout / "tests" / "test_group.py").write_text(text)
+    status, output = run(checkout, "-n", "2", "--dist", "loadgroup", "--tier", "fast")
+    assert (status, "5 passed" in output) == (0, True), output
+    assert (checkout / "made.txt").read_text() == "once "
+
+
 @pytest.mark.slow
 def test_a_proof_goes_on_with_what_is_left(checkout: Path) -> None:
     path = checkout / "build" / "proof.json"
@@ -125,6 +145,7 @@ def test_a_proof_goes_on_with_what_is_left(checkout: Path) -> None:
     assert (status, "1 failed, 6 passed" in output) == (1, True), output
     assert "1 of 7 tests are left" in output
     assert "left: tests/test_it.py::test_long[2]" in output
+    assert (checkout / "build" / "proof-left.txt").read_text() == "tests/test_it.py::test_long[2]\n"
     assert {tree.split(" ", 1)[1] for tree in json.loads(path.read_text()).values()} == {"with changes"}
     (checkout / "broken.txt").write_text("")
     status, output = run(checkout, *proof)

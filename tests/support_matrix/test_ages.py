@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from matrix_world import evidence, git, matrix
 
-from srv.cli.doctor import GROUP
+from srv.cli.families import DOCTOR_GROUP
 from srv_matrix import ages, doctor
 from srv_matrix.ages import Age, age_notes, age_of, ages_of, covered_code
 from srv_matrix.evidence import write_file
@@ -49,7 +49,7 @@ def test_the_age_of_evidence_is_what_changed_in_the_code_that_it_covers(
     found = ages_of(lines, repository)
     assert age_notes(lines, found) == [
         "1 line of evidence on imagined:mk1 ran 1 commit and 4 changed lines ago; 1 of them old "
-        "(make evidence PLATFORM=imagined:mk1)"
+        "(on such a device: make evidence PLATFORM=imagined:mk1)"
     ]
     for name in (OWN, "core/srv/args.py"):
         (repository.root / name).write_text("one")
@@ -79,7 +79,7 @@ def test_the_doctor_says_how_old_the_evidence_of_a_device_is(
     monkeypatch.setattr(doctor, "find_repository", lambda start: repository)
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert pkgutil.resolve_name(project["entry-points"][GROUP]["matrix"]) is doctor.findings
+    assert pkgutil.resolve_name(project["entry-points"][DOCTOR_GROUP]["matrix"]) is doctor.findings
 
     def said() -> list[str]:
         return [each.detail for each in doctor.findings("imagined", "mk1")]

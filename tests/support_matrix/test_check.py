@@ -59,16 +59,19 @@ def committed() -> Matrix:
     return committed_matrix()
 
 
+@pytest.mark.slow
 def test_the_committed_matrix_is_consistent(committed: Matrix) -> None:
     assert check.check(committed, Repository(ROOT)) == []
 
 
+@pytest.mark.slow
 def test_the_committed_matrix_is_judged_once(committed: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_module, "judge", None)
     again = read_matrix(Repository(ROOT))
     assert (again.records, again.defaults) == (committed.records, committed.defaults)
 
 
+@pytest.mark.slow
 def test_all_published_rows_are_classified_and_explained(committed: Matrix) -> None:
     (ascend,) = committed.tables
     compared = compare_table(committed, ascend)
@@ -77,6 +80,7 @@ def test_all_published_rows_are_classified_and_explained(committed: Matrix) -> N
     assert sum(counts(compared).values()) == len(compared)
 
 
+@pytest.mark.slow
 def test_rows_that_differ_by_variant_differ_here_too(committed: Matrix) -> None:
     (ascend,) = committed.tables
     differing = [each for each in ascend.rows if len(set(each.supported.values())) > 1]
@@ -131,6 +135,7 @@ def test_matrix_with_one_fault_does_not_pass(small: Matrix, tmp_path: Path, brok
     assert check.check(broken(small), Repository(tmp_path)) == ([fault] if fault else [])
 
 
+@pytest.mark.slow
 def test_faults_have_exit_status_2(
     committed: Matrix, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -381,6 +381,7 @@ def another(name: str, text: str) -> Any:
     return next(value for value in values if value != argument.default and argument.validation_error(value) is None)
 
 
+@pytest.mark.slow
 def test_what_is_said_not_to_work_is_refused_with_its_code(
     page: list[dict[str, str]], tiny: Tiny, tmp_path: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -433,6 +434,7 @@ def test_a_real_process_refuses_the_same(words: tuple[str, ...], code: str, tiny
 # ---- completeness
 
 
+@pytest.mark.slow
 def test_whatever_the_page_says_of_what_core_has_is_tried(
     page: list[dict[str, str]], cpu_page: list[dict[str, str]]
 ) -> None:

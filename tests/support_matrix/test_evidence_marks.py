@@ -23,6 +23,8 @@ from srv_matrix.records import STARTS, Evidence, Level
 from srv_matrix.repository import Repository
 from srv_matrix.weight_methods import method_of
 
+pytestmark = pytest.mark.slow  # collects all tests, and judges the committed matrix
+
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = {"cuda": "sm90"}  # platform -> the GPU that is simulated
 SIMULATED = {**GPUS, "npu": "a2"}

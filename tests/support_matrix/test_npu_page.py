@@ -18,6 +18,8 @@ from srv_matrix.argument_page import argument_page
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "support_matrix" / "published"
+pytestmark = pytest.mark.slow  # judges the committed matrix
+
 COLUMNS = ["Argument", "Description", "Defaults", "Options", "A2 Supported", "A3 Supported"]
 VARIANTS = ("a2", "a3")
 # A sign, the run that it is based on, and the footnote of its reason.

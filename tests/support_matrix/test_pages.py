@@ -44,12 +44,14 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
 
 
+@pytest.mark.slow
 def test_no_page_of_arguments_is_too_long(committed: Mapping[str, str]) -> None:
     names = [f"{manifest.name}.md" for manifest in committed_matrix().manifests]
     sizes = {name: len(committed[name].encode()) for name in (*names, "npu-further.md", "planned.md")}
     assert {name: size for name, size in sizes.items() if size >= LIMIT} == {}
 
 
+@pytest.mark.slow
 def test_every_page_explains_what_it_refers_to(committed: Mapping[str, str]) -> None:
     """Each run and each footnote of a page is at its end, and nothing else is; each link has its page."""
     for name, text in committed.items():
@@ -63,6 +65,7 @@ def test_every_page_explains_what_it_refers_to(committed: Mapping[str, str]) -> 
         assert links <= committed.keys(), name
 
 
+@pytest.mark.slow
 def test_the_index_counts_what_was_run(committed: Mapping[str, str]) -> None:
     """Against the records: nothing that is only declared counts as run."""
     shown = committed_matrix()
@@ -79,6 +82,7 @@ def test_the_index_counts_what_was_run(committed: Mapping[str, str]) -> None:
             assert accepted == sum(each.status.works and (each.level or Level.E0) < Level.E3 for each in own)
 
 
+@pytest.mark.slow
 def test_page_of_a_published_platform_has_its_sections_and_columns(committed: Mapping[str, str]) -> None:
     (ascend,) = committed_matrix().tables
     lines = committed["npu.md"].splitlines()
@@ -90,6 +94,7 @@ def test_page_of_a_published_platform_has_its_sections_and_columns(committed: Ma
     assert [line.split("`")[1] for line in rows] == [each.flag for each in ascend.rows]
 
 
+@pytest.mark.slow
 def test_every_argument_is_on_a_page_of_each_platform_or_planned(committed: Mapping[str, str]) -> None:
     planned = {argument.flag for argument in ARGUMENTS.values() if argument.arg.planned}
     assert planned == set(re.findall(r"^`(--[\w-]+)`", committed["planned.md"], re.MULTILINE))
@@ -100,6 +105,7 @@ def test_every_argument_is_on_a_page_of_each_platform_or_planned(committed: Mapp
         assert {argument.flag for argument in ARGUMENTS.values()} - planned <= flags, platform.name
 
 
+@pytest.mark.slow
 def test_weight_formats_name_the_kernels_of_each_platform() -> None:
     """A method without kernels is refused, or its weights are dequantized."""
     table_lines = weight_formats(committed_matrix(), PageNotes(platforms=True))
@@ -160,7 +166,7 @@ def test_snapshot_of_a_page() -> None:
         "\n"
         "## Evidence\n"
         "\n"
-        "| | Variant | How | Commit | Date | Device | Versions |\n"
+        "| | Variant | How | Run | Date | Device | Versions |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
         "| e1 | mk2 | run on the device | c0ffee | 2026-01-02 | Imagined One | imagined 1.0, torch 2.13.0 |\n"
         "\n"

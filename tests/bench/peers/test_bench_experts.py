@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import experts_file
@@ -17,6 +19,7 @@ from srv.models.read import read_facts
 TINY = MoESizes(layers=2, hidden=64, intermediate=32, experts=4, top_k=2, heads=2, kv_heads=1, head_dim=32)
 
 
+@pytest.mark.slow
 def test_the_file_is_a_qwen3_moe_with_the_demo_models_tokenizer(tmp_path: Path) -> None:
     file = tmp_path / "experts.gguf"
     experts_file.write(file, demo_model(), TINY)

@@ -102,6 +102,13 @@ def test_kept_objects_are_shared_by_what_they_are_made_of(monkeypatch: pytest.Mo
     shutil.copytree(sources, tmp_path / "copy")
     monkeypatch.setattr(build, "SOURCES", tmp_path / "copy")
     assert built() == set()
+    unused = objects / "linear-of-an-old-source.o"
+    unused.touch()
+    for file in objects.iterdir():
+        os.utime(file, (1, 1))
+    built()
+    assert not unused.exists()
+    assert all(file.stat().st_mtime > 1 for file in objects.iterdir())
     monkeypatch.delenv(build.KEPT_OBJECTS)
     assert built() == everything
 

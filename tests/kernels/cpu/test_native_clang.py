@@ -18,7 +18,7 @@ from srv_kernels.cpu import build
 COMPILER = "clang++"
 
 
-@pytest.mark.proof(minutes=8)
+@pytest.mark.proof(minutes=4.5)
 @pytest.mark.timeout(COMPILING_S)
 def test_kernels_compiled_by_clang_pass_their_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which(COMPILER) is None:

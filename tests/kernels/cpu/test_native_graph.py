@@ -74,6 +74,7 @@ def captured(work: Callable[[Tensor], Tensor], x: Tensor, pool: GraphMemoryPool)
 
 @every("work", [native, with_int8_weights, mixed])
 @every("rows", [1, 5])
+@pytest.mark.slow
 def test_a_replay_returns_the_same_as_a_call(work: Callable[[Tensor], Tensor], rows: int) -> None:
     x = torch.randn(rows, DIM)
     graph, out = captured(work, x, GraphMemoryPool())

@@ -17,7 +17,7 @@ from native_again import own_tests
 from srv_kernels.cpu import build
 
 
-@pytest.mark.proof(minutes=15)
+@pytest.mark.proof(minutes=8)
 @pytest.mark.timeout(COMPILING_S)
 def test_no_sanitizer_complains(tmp_path: Path) -> None:
     try:

@@ -236,6 +236,7 @@ def test_soft_cap(window: int | None) -> None:
 SINKS = (0.5, -2.0, float("-inf"), 30.0, 1e4)  # of no effect, and so large that no key has a weight
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2")  # as above
 @every("options", [{}, {"window": 3}, {"window": 21, "soft_cap": 2.0}, {"dtype": torch.bfloat16, "pool": "int8"}])
 def test_a_sink_counts_once_however_keys_are_divided(options: dict[str, Any]) -> None:

@@ -164,6 +164,7 @@ def test_ids_are_in_range_and_distinct_whatever_the_logits(scoring: str) -> None
 
 
 @every("blocks", [(1, 32), (128, 128), (1 << 20, 1 << 20)])
+@pytest.mark.slow
 def test_every_fp8_weight_has_the_value_of_torch(blocks: tuple[int, int]) -> None:
     """Of each code of a finite number, in each dtype of x: rows of x choose single weights."""
     codes = torch.arange(256, dtype=torch.uint8)

@@ -78,6 +78,7 @@ def test_inputs_are_rounded_as_by_torch(group: int) -> None:
         assert torch.equal(values.view(torch.uint8), want.view(torch.uint8))
 
 
+@pytest.mark.slow
 @every("dtype", HALVES)
 @every("block", GROUPS)
 def test_many_rows_are_products_of_quantized_inputs(block: tuple[int, int], dtype: torch.dtype) -> None:

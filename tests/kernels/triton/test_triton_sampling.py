@@ -117,7 +117,7 @@ def test_draws_of_a_large_vocabulary_equal_those_of_the_cpu() -> None:
     assert draw(batch) == drawn_by_the_cpu(batch)
 
 
-@every("parameters", [{}, {"temperature": 0.3}, {"top_k": 7}, {"top_p": 0.55}, {"min_p": 0.1},
+@every("parameters", [{}, {"temperature": 0.3}, {"top_k": 7}, {"top_k": 40}, {"top_p": 0.55}, {"min_p": 0.1},
                       {"temperature": 1.5, "top_k": 30, "top_p": 0.9, "min_p": 0.15}])  # fmt: skip
 def test_noise_divides_into_one_interval_per_kept_token(parameters: dict[str, Any]) -> None:
     """Evenly spaced noise: in the order of logits, or without filters of ids, and with the share of the probability."""
