@@ -100,4 +100,4 @@ def _note(place: str, ages: list[Age]) -> str:
         commits, lines = (f"{one:,} to {other:,}" for one, other in zip(newest, oldest, strict=True))
         span = f"{commits} commits and {lines} changed lines ago"
     note = f"{_counted(len(ages), 'line')} of evidence on {place} ran {span}"
-    return note + (f"; {old} of them old (make evidence PLATFORM={place})" if old else "")
+    return note + (f"; {old} of them old (on such a device: make evidence PLATFORM={place})" if old else "")

@@ -19,6 +19,7 @@ from srv_matrix.matrix import Matrix
 from srv_matrix.page_notes import Column, PageNotes, columns, general_reason
 from srv_matrix.published import Row, Table
 from srv_matrix.records import Status
+from srv_matrix.variants_table import variants_table
 
 PLANNED = "planned.md"
 _OPTIONS = 48  # characters
@@ -50,7 +51,7 @@ def argument_pages(matrix: Matrix, manifest: Manifest) -> dict[str, str]:
 def argument_page(matrix: Matrix, manifest: Manifest) -> str:
     """The page named after a platform: all arguments that are implemented, or those of its published table."""
     table = matrix.table_of(manifest.name)
-    about = [manifest.summary + ".", "", *_counts(matrix, manifest), ""]
+    about = [manifest.summary + ".", "", *variants_table(matrix, [manifest]), "", *_counts(matrix, manifest), ""]
     if table is not None:
         further = f" [Another page]({manifest.name}-further.md) has the other arguments of srv."
         about += [

@@ -35,7 +35,12 @@ def to_dict(matrix: Matrix, ages: Ages | None = None) -> dict[str, Any]:
         "legend": {sign.look.glyph: {"look": sign.look.color, "meaning": sign.meaning} for sign in LEGEND},
         "levels": {level.name: meaning for level, meaning in LEVELS.items()},
         "platforms": {
-            each.name: {"variants": list(each.variants), "summary": each.summary} for each in matrix.manifests
+            each.name: {
+                "variants": list(each.variants),
+                "summary": each.summary,
+                "products": {variant: each.facts.profiles[variant].name for variant in each.variants},
+            }
+            for each in matrix.manifests
         },
         **({} if ages is None else {"ages": _ages(ages)}),
         "features": _features(matrix, ages),

@@ -145,7 +145,7 @@ def collect_marks(repository: Repository, files: Iterable[str]) -> dict[str, dic
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "marks.json"
         options = ["--collect-only", "-q", "-p", PLUGIN, f"--srv-covers={out}"]
-        command = [sys.executable, "-m", "pytest", *options, *present]
+        command = [sys.executable, "-P", "-m", "pytest", *options, *present]
         done = subprocess.run(
             command, cwd=repository.root, capture_output=True, text=True, timeout=_COLLECT_TIMEOUT_S, check=False
         )

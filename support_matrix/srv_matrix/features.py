@@ -58,7 +58,7 @@ def features(
         *(record for records in unquantized.values() for record in records),
         *(_quantized(contexts, native, unquantized) if methods else ()),
         *(record for context in contexts for record in _endpoints(context, inventory)),
-        *(record for context in contexts for record in _ops(context, inventory)),
+        *(record for context in contexts for record in op_records(context, inventory)),
         *(record for context in contexts for record in pairs(context, answers)),
     ]
     return tuple(found)
@@ -191,8 +191,9 @@ def _endpoints(context: VariantContext, inventory: Inventory) -> Iterator[Record
             yield context.record("endpoint", endpoint, (Status.PLANNED, Status.SUPPORTED), (NOT_IMPLEMENTED, unbuilt))
 
 
-def _ops(context: VariantContext, inventory: Inventory) -> Iterator[Record]:
-    implemented = inventory.implemented.get(f"{context.manifest.name}:{context.variant}", {})
+def op_records(context: VariantContext, inventory: Inventory) -> Iterator[Record]:
+    """Whether the package of a platform implements the ops; unknown where the inventory has nothing of the variant."""
+    implemented = inventory.implemented.get(f"{context.manifest.name}:{context.variant}")
     unbuilt = inventory.unbuilt.get(context.manifest.name)
     for op in inventory.ops:
         for dtype in op.dtypes:
@@ -204,6 +205,8 @@ def _ops(context: VariantContext, inventory: Inventory) -> Iterator[Record]:
                 )
             elif unbuilt is not None:
                 declared, code_and_reason = Status.PLANNED, (NOT_IMPLEMENTED, unbuilt)
+            elif implemented is None:
+                declared = Status.UNKNOWN
             elif dtype not in implemented.get(op.name, ()):
                 text = f"platform {context.manifest.name} has no implementation of it"
                 declared, code_and_reason = Status.UNSUPPORTED, ("no_implementation", text)

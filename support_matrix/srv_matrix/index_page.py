@@ -14,6 +14,7 @@ from srv_matrix.matrix import Matrix
 from srv_matrix.quantized_page import NAME as QUANTIZED
 from srv_matrix.quantized_page import quantized_features
 from srv_matrix.records import LEVELS, Record
+from srv_matrix.variants_table import variants_table
 from srv_matrix.weight_formats import NAME as WEIGHT_FORMATS
 
 _ABOUT = (
@@ -43,6 +44,7 @@ _COUNTED = (  # as in Counts
 def index_page(matrix: Matrix, others: Collection[str]) -> str:
     """The page. `others`: the file names of all other pages."""
     lines = [GENERATED, "# What works where", "", _ABOUT, ""]
+    lines += ["## Products", "", *variants_table(matrix, matrix.manifests, platforms=True), ""]
     for title, page, records in _selections(matrix):
         if records:
             heading = f"[{title}]({page})" if page else title

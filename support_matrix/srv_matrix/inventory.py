@@ -26,7 +26,7 @@ from srv_matrix.repository import MatrixError
 
 _BUILT_IN = "srv"
 _TIMEOUT_S = 120
-CORE_ONLY = "--core-only"  # of this module as a program
+PLUGIN = "--plugin"  # of this module as a program: a platform of another distribution, which follows
 _SIZE = 128  # of every dimension in the calls for which implementations are checked
 
 
@@ -43,7 +43,8 @@ class Op:
 class Inventory:
     """`endpoints`: "METHOD path". `implemented`: "platform:variant" -> op -> dtypes that an implementation supports.
 
-    `unbuilt`: platforms without device code, with their own reason.
+    A variant that is missing is one of which nothing is known. `unbuilt`: platforms without device code, with their own
+    reason.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -76,25 +77,30 @@ def read(path: Path) -> Inventory:
     return from_json(path.read_text(encoding="utf-8")) if path.is_file() else Inventory()
 
 
-def observe_in_child(*, core_only: bool = False) -> Inventory:
-    """Run `observe` in a child process, or list only what core has. MatrixError if that fails."""
-    command = [sys.executable, "-m", __name__, *([CORE_ONLY] if core_only else [])]
+def observe_in_child(plugin: str = "") -> Inventory:
+    """Run `observe` in a child process. MatrixError if that fails."""
+    command = [sys.executable, "-P", "-m", __name__, *([PLUGIN, plugin] if plugin else [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise MatrixError(f"the inventory cannot be generated: {done.stderr[-2000:]}")
     return from_json(done.stdout)
 
 
-def observe(*, core_only: bool = False) -> Inventory:
-    """The current inventory; imports torch and the HTTP server into this process. `core_only`: without platforms."""
+def observe(plugin: str = "") -> Inventory:
+    """The current inventory; imports torch and the HTTP server into this process.
+
+    `plugin`: a platform. Then its facts alone say what is implemented, and nothing is said if they list no ops.
+    """
     contracts = pkgutil.resolve_name("srv_kernels.contracts:CONTRACTS")
     ops = tuple(Op(each.name, each.signature, tuple(map(_dtype_name, each.dtypes))) for each in contracts.values())
     implemented: dict[str, dict[str, tuple[str, ...]]] = {}
     unbuilt: dict[str, str] = {}
     for found in find_platforms().values():
-        if core_only or found.distribution != _BUILT_IN:
+        if found.name != plugin if plugin else found.distribution != _BUILT_IN:
             continue
-        reason = without_code(found.loaded)
+        if plugin and not found.loaded.facts.ops:
+            continue
+        reason = None if plugin else without_code(found.loaded)
         if reason is not None:
             unbuilt[found.loaded.name] = reason
             continue
@@ -160,4 +166,4 @@ def _endpoints() -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(to_json(observe(core_only=CORE_ONLY in sys.argv)))
+    sys.stdout.write(to_json(observe(sys.argv[2] if sys.argv[1:2] == [PLUGIN] else "")))

@@ -143,7 +143,7 @@ def read_plugin_matrix(platform: str, reports: Sequence[Path]) -> Matrix:
         raise MatrixError(f"--plugin {platform}: there is no such platform; installed are {', '.join(found)}")
     manifest = found[platform].loaded
     read = read_reports(reports, platform)
-    inventory = with_reported_ops(observe_in_child(core_only=True), read)
+    inventory = with_reported_ops(observe_in_child(platform), read)
     judged = judge([manifest], inventory=inventory)
     testable = [key for key, record in matrix_of(judged).records.items() if not record.values]
     evidence = on_known_cells((each for report in read for each in evidence_of(report)), testable)

@@ -19,11 +19,11 @@ _LONGEST_REASON = 200  # of a footnote; the site and `srv matrix show` have the 
 
 
 class Run(NamedTuple):
-    """Evidence of one kind that was recorded at one commit on one device."""
+    """Evidence of one kind that was recorded in one run on one device."""
 
     variant: str
     how: str
-    commit: str
+    run: str
     date: str
     device: str
     versions: str
@@ -54,7 +54,7 @@ class PageNotes:
     def lines(self) -> Iterator[str]:
         """The end of the page."""
         if self._runs:
-            yield from ("## Evidence", "", "| | Variant | How | Commit | Date | Device | Versions |")
+            yield from ("## Evidence", "", "| | Variant | How | Run | Date | Device | Versions |")
             yield "| --- | --- | --- | --- | --- | --- | --- |"
             for run, name in self._runs.items():
                 yield f"| {name} | " + " | ".join(escape(text) for text in run) + " |"
@@ -66,10 +66,19 @@ class PageNotes:
     def _run(self, evidence: Evidence) -> str:
         variant = f"{evidence.platform}:{evidence.variant}" if self._platforms else evidence.variant
         how = evidence.note or _HOW.get(evidence.level, evidence.level.word)
-        named = [f"{name} {version}" for name, version in evidence.versions.items()]
-        versions = ", ".join(filter(None, [evidence.plugin_version, *named, evidence.simulator]))
-        run = Run(variant, how, evidence.commit[:_SHORT_COMMIT], evidence.date, evidence.device, versions)
+        run = Run(variant, how, run_name(evidence), evidence.date, evidence.device, versions_of(evidence))
         return self._runs.setdefault(run, f"e{len(self._runs) + 1}")
+
+
+def run_name(evidence: Evidence) -> str:
+    """The tested commit; of a conformance report, the command that wrote it."""
+    return evidence.commit[:_SHORT_COMMIT] or evidence.test.partition(":")[0]
+
+
+def versions_of(evidence: Evidence) -> str:
+    """Of the platform's package, torch, the vendor's packages, and the simulator."""
+    named = [f"{name} {version}" for name, version in evidence.versions.items()]
+    return ", ".join(filter(None, [evidence.plugin_version, *named, evidence.simulator]))
 
 
 def newest_run(record: Record) -> Evidence | None:

@@ -121,7 +121,7 @@ class _FactsRecordingContext(_RecordingContext):
 
 
 def _by_constraints(context: VariantContext, answers: Answers) -> Iterator[Dependency]:
-    models = _models(context)
+    models: dict[str, ModelFacts | None] = {**_models(context), " if no model is known": None}
     several = replace(context.device, count=_SEVERAL_DEVICES)
     for owner, constraint in _constraints(context.manifest):
         if _cannot_be_set(context, constraint.argument, answers):

@@ -103,7 +103,7 @@ class Recording:
     def _run(self, part: Slice) -> int:
         """Run pytest until the end; its exit status."""
         options = [f"--srv-evidence={self.repository.evidence}", f"--srv-evidence-device={part.place.platform}"]
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *options, *part.tests]
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "--tb=short", *options, *part.tests]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SRV_")}
         process = subprocess.Popen(
             command, cwd=self.repository.root, env={**environment, **part.place.settings}, start_new_session=True

@@ -25,6 +25,10 @@ COVERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "engine.no_prefix_cache": ("disable_radix_cache=true",),
         "engine.no_overlap": ("disable_overlap_schedule=true",),
         "engine.graphs": ("disable_graphs=false",),
+        "engine.pieces": ("enable_piecewise_graphs=true",),
+        "engine.ranks": ("tp_size=2",),
+        "attention.int8_kv": ("kv_cache_dtype=int8",),
+        "attention.fp8_kv": ("kv_cache_dtype=fp8_e4m3", "kv_cache_dtype=fp8_e5m2"),
         "engine.compiled": ("enable_torch_compile=true",),
         "engine.drafts": ("speculative_algorithm=NGRAM",),
         "engine.embeddings": ("is_embedding=true",),
@@ -37,6 +41,9 @@ COVERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 _NAMED_DTYPES = re.compile(r"\bin (float32|bfloat16|float16)\b")  # in the message of a check
 _RAN = ("passed", "failed")
+ALL_STEPS = "attention.mixed"  # the check of prompts and outputs in one step, by every backend
+_SETUP = re.compile(r"(?:^|; )(\w+)(?: \((prefill|decode)\))?, (?=\w+, )")  # in its message
+_ROLES = ("prefill_attention_backend", "decode_attention_backend")
 
 
 def read_reports(paths: Iterable[Path], platform: str) -> tuple[Report, ...]:
@@ -92,7 +99,17 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         return tuple(f"op:{name}/{dtype}" for dtype in dtypes)
     if outcome.check == "engine.greedy":
         return tuple(f"dtype={dtype}" for dtype in dtypes)
+    if outcome.check == ALL_STEPS:
+        return tuple(
+            dict.fromkeys(cell for each in _SETUP.finditer(outcome.message) for cell in _slots(*each.groups()))
+        )
     return COVERS.get(outcome.check, ())
+
+
+def _slots(backend: str, role: str | None) -> tuple[str, ...]:
+    """The values of arguments that name an attention backend in this role; None: it computes all steps."""
+    arguments = (f"{role}_attention_backend",) if role else ("attention_backend", *_ROLES)
+    return tuple(f"{argument}={backend}" for argument in arguments)
 
 
 def on_known_cells(evidence: Iterable[Evidence], cells: Iterable[Key]) -> tuple[Evidence, ...]:
@@ -106,13 +123,18 @@ def on_known_cells(evidence: Iterable[Evidence], cells: Iterable[Key]) -> tuple[
 
 
 def with_reported_ops(inventory: Inventory, reports: Sequence[Report]) -> Inventory:
-    """The inventory with the ops that the reports' checks have run; without ops if no report got as far as these."""
-    implemented: dict[str, dict[str, tuple[str, ...]]] = {}
+    """The inventory with the ops that the reports' checks have run; without ops if nothing is known of any variant.
+
+    A report says what its own variant implements, beside what the plugin declares, and nothing of the others.
+    """
+    implemented = {place: dict(ops) for place, ops in inventory.implemented.items()}
     for report in reports:
         of_ops = [each for each in report.outcomes if each.check.startswith("op.") and each.status in _RAN]
         if of_ops:
             ops = implemented.setdefault(f"{report.device['platform']}:{report.device['variant']}", {})
-            ops.update({each.check.partition(".")[2]: _dtypes(each) for each in of_ops})
+            for each in of_ops:
+                name = each.check.partition(".")[2]
+                ops[name] = tuple(dict.fromkeys((*ops.get(name, ()), *_dtypes(each))))
     return replace(inventory, ops=inventory.ops if implemented else (), implemented=implemented, unbuilt={})
 
 

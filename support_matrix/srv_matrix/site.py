@@ -25,7 +25,7 @@ def data_script(data: str) -> str:
 def page(matrix: Matrix, ages: Ages | None = None) -> str:
     """The self-contained page, as one HTML text. `ages`: those of evidence, if they are known."""
     parts = files("srv_matrix") / "web"
-    html = (parts / "alone.html").read_text(encoding="utf-8")
+    html = (parts / "alone.html").read_text(encoding="utf-8").replace("@TITLE@", _title(matrix))
     for mark, text in (
         ("@STYLE@", (parts / "matrix.css").read_text(encoding="utf-8")),
         ("@BODY@", (parts / "matrix.html").read_text(encoding="utf-8")),
@@ -34,6 +34,12 @@ def page(matrix: Matrix, ages: Ages | None = None) -> str:
     ):
         html = html.replace(mark, text, 1)
     return html
+
+
+def _title(matrix: Matrix) -> str:
+    """The page of one plugin is named after its platform; its runs name the products."""
+    names = [manifest.name for manifest in matrix.manifests]
+    return f"What works on {names[0]}" if len(names) == 1 else "What works where"
 
 
 def write_site(matrix: Matrix, folder: Path, ages: Ages | None = None) -> Path:

@@ -101,6 +101,8 @@ def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHIN
         temporary = library.with_name(f".{library.name}.{os.getpid()}")
         shutil.copyfile(linked, temporary)
         temporary.replace(library)
+        if kept:
+            _remove_unused(kept)
     return library
 
 
@@ -117,10 +119,19 @@ class _Object:
 
     def compile(self) -> None:
         if self.path.exists():
+            self.path.touch()
             return
         temporary = self.path.with_suffix(f".{os.getpid()}")
         _run([*self._command, "-o", str(temporary)])
         temporary.replace(self.path)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the objects that no build has used for a month."""
+    oldest = time.time() - 30 * 24 * 3600
+    for file in folder.iterdir():
+        if file.stat().st_mtime < oldest:
+            file.unlink(missing_ok=True)
 
 
 @cache

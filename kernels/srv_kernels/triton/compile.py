@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TABLE = Path(__file__).with_name("compiled.json")
-_WORKER = (sys.executable, "-m", "srv_kernels.triton.compile_worker")
+_WORKER = (sys.executable, "-P", "-m", "srv_kernels.triton.compile_worker")
 
 
 class Job(NamedTuple):

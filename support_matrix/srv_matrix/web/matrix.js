@@ -139,20 +139,20 @@ function summaryOf(data, row, places, state) {
   };
 }
 
-// When evidence was recorded: a line for each variant and commit, the newest first.
+// When evidence was recorded: a line for each variant and commit, or date of a report, the newest first.
 function runsOf(data) {
   const runs = new Map();
   for (const row of rowsOf(data, { values: "1" })) {
     for (const [place, cell] of Object.entries(row.cells)) {
       for (const each of cell.evidence || []) {
-        const key = `${place} ${each.commit} ${each.device}`;
+        const key = `${place} ${each.commit || each.date} ${each.device}`;
         if (!runs.has(key)) runs.set(key, { place, ...each, age: ageOf(data, each, place), cells: 0 });
         runs.get(key).cells += 1;
       }
     }
   }
   return [...runs.values()].sort((one, other) => one.place.localeCompare(other.place) || other.date.localeCompare(one.date))
-    .map((run) => [run.place, run.date, run.commit && `commit ${run.commit.slice(0, 8)}`, run.device, `${run.cells} cells`, ageText(run.age)]
+    .map((run) => [run.place, productOf(data, run.place), run.date, run.commit && `commit ${run.commit.slice(0, 8)}`, run.device, versionsOf(run), `${run.cells} cells`, ageText(run.age)]
       .filter(Boolean).join(" · "));
 }
 
@@ -165,8 +165,15 @@ function ageOf(data, evidence, place) {
   return ((data.ages || {})[place.split(":")[0]] || {})[evidence.commit];
 }
 
-function factsOf(row, cell) {
+// What a variant of a platform is sold as; "" if that is not known, or for a whole platform.
+function productOf(data, place) {
+  const [platform, variant] = place.split(":");
+  return (data.platforms[platform]?.products || {})[variant] || "";
+}
+
+function factsOf(data, row, cell, place) {
   return [
+    ["Product", productOf(data, place)],
     ["Flags", row.entry.flags.join(", ")],
     ["Description", row.entry.help],
     ["Options", row.entry.options],
@@ -182,7 +189,7 @@ function factsOf(row, cell) {
 
 function versionsOf(evidence) {
   const named = Object.entries(evidence.versions || {}).map(([name, version]) => `${name} ${version}`);
-  return [named.join(", ") || "versions unknown", evidence.simulator].filter(Boolean).join(" · ");
+  return [evidence.plugin_version, named.join(", ") || "versions unknown", evidence.simulator].filter(Boolean).join(" · ");
 }
 
 function evidenceOf(data, cell, place = "") {
@@ -241,6 +248,7 @@ function start(data, document, window, pages) {
   function showRuns() {
     const lines = runsOf(data);
     at("runs-box").hidden = !lines.length;
+    at("runs-box").open = Object.keys(data.platforms).length === 1;
     at("runs").replaceChildren(...lines.map((line) => make("li", line)));
   }
 
@@ -273,7 +281,10 @@ function start(data, document, window, pages) {
   }
 
   function showName(name, group) {
-    return make("th", name, { scope: "col", role: "columnheader", class: "variant", "data-platform": group.platform });
+    return make("th", name, {
+      scope: "col", role: "columnheader", class: "variant", "data-platform": group.platform,
+      title: productOf(data, `${group.platform}:${name}`),
+    });
   }
 
   function showRow(row, groups) {
@@ -334,7 +345,7 @@ function start(data, document, window, pages) {
     const links = [make("a", "Link to this cell", { href: writeState({ cell: state.cell }) })];
     if (pages) links.push(make("a", `All arguments on ${platform}`, { href: `${pages}${platform}.html` }));
     at("detail-title").textContent = `${feature} on ${place}`;
-    at("detail-facts").replaceChildren(...factsOf(row, cell || {}).flatMap(([term, text]) => [make("dt", term), make("dd", text)]));
+    at("detail-facts").replaceChildren(...factsOf(data, row, cell || {}, place).flatMap(([term, text]) => [make("dt", term), make("dd", text)]));
     at("detail-evidence").replaceChildren(...(cell ? evidenceOf(data, cell, place).map((line) => make("li", line))
       : variants.map((each) => showVariant(row, each))));
     at("detail-links").replaceChildren(...links);
@@ -343,7 +354,7 @@ function start(data, document, window, pages) {
 
   function showVariant(row, place) {
     const cell = row.cells[place];
-    const runs = [...new Set((cell.evidence || []).map((each) => `${each.date} at ${each.commit.slice(0, 8)}`))];
+    const runs = [...new Set((cell.evidence || []).map((each) => [each.date, each.commit && `at ${each.commit.slice(0, 8)}`].filter(Boolean).join(" ")))];
     const item = make("li", [cellText(cell).join(" ").trim(), ...runs].join(" · "));
     item.prepend(make("a", place, { href: writeState({ ...state, cell: `${row.feature}@${place}` }) }));
     return item;
