@@ -9,9 +9,10 @@ from srv.dtypes import item_size
 from srv.models.architectures.architecture import DECODER, NativeConfig
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.expert_layers import mixture_of
-from srv.models.architectures.op_uses import DescribesOps, ExpertMatrices, ModelOps
+from srv.models.architectures.op_uses import DescribesOps
 from srv.models.architectures.own_order import stored_layer_ops, stored_tensor_bytes
 from srv.models.architectures.registry import find
+from srv.models.derive import ExpertMatrices, ModelOps
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
 from srv.specs import ModelFacts

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, HeadConfig, head_sizes, label_count
+from srv.models.architectures.encoder_config import (
+    LAYERS,
+    EncoderSizes,
+    HeadConfig,
+    encoder_of,
+    head_sizes,
+    label_count,
+)
 from srv.models.architectures.layer_norm_config import activation
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
@@ -63,7 +70,7 @@ _MASKED_HEAD = (
 )
 
 
-def encoder_config(config: Mapping[str, Any], positions: int, offset: int) -> EncoderConfig:
+def bert_sizes(config: Mapping[str, Any], positions: int, offset: int) -> EncoderSizes:
     """The configuration of a BERT without a head. positions: the most tokens; offset: the row of the first position.
 
     Raises UnsupportedConfig with what is not implemented.
@@ -72,7 +79,7 @@ def encoder_config(config: Mapping[str, Any], positions: int, offset: int) -> En
     heads, head_dim = head_sizes(config)
     if positions < 1:
         raise UnsupportedConfig(f"max_position_embeddings = {config['max_position_embeddings']} leaves no position")
-    return EncoderConfig(
+    return EncoderSizes(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
         intermediate_size=int(config["intermediate_size"]),
@@ -88,12 +95,12 @@ def encoder_config(config: Mapping[str, Any], positions: int, offset: int) -> En
     )
 
 
-def make_config(config: Mapping[str, Any]) -> EncoderConfig:
-    return encoder_config(config, int(config["max_position_embeddings"]), 0)
+def sizes(config: Mapping[str, Any]) -> EncoderSizes:
+    return bert_sizes(config, int(config["max_position_embeddings"]), 0)
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
-    return make_config(config)._replace(head=HeadConfig(label_count(config)), pooled_by="cls")
+def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
+    return sizes(config)._replace(head=HeadConfig(label_count(config)), pooled_by="cls")
 
 
 def unused(prefix: str, *names: str) -> tuple[str, ...]:
@@ -108,7 +115,7 @@ ENCODER_WEIGHTS = StoredWeights(
 )
 ARCHITECTURE = Architecture(
     name="BertModel",
-    make_config=make_config,
+    make_config=encoder_of(sizes),
     defaults=DEFAULTS,
     layers=LAYERS,
     model_type="bert",
@@ -117,7 +124,7 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="BertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="BertForSequenceClassification",
-    make_config=_classifier,
+    make_config=encoder_of(_classifier),
     model_type=None,
     weights=StoredWeights(
         prefix=_PREFIX,

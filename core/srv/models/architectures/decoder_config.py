@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from srv.models.architectures.architecture import DividedSizes
-from srv.models.architectures.op_uses import ModelOps, decoder_ops
+from srv.models.architectures.op_uses import decoder_ops
+from srv.models.derive import ModelOps
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
 from srv.specs import AttentionLayer

@@ -12,16 +12,9 @@ from typing import Any, NamedTuple
 from srv.models.architectures.architecture import DividedSizes
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.latent_sizes import LatentSizes, latent_sizes
-from srv.models.architectures.op_uses import (
-    LAYER_NORM,
-    NORM,
-    ROTARY,
-    Matrix,
-    ModelOps,
-    OpUse,
-    decoder_ops,
-    torch_op,
-)
+from srv.models.architectures.op_uses import decoder_ops
+from srv.models.blueprint import LAYER_NORM, NORM, ROTARY, OpUse, torch_op
+from srv.models.derive import Matrix, ModelOps
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.bert import encoder_config, unused
-from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, HeadConfig, label_count
+from srv.models.architectures.bert import bert_sizes, unused
+from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, label_count
 from srv.models.architectures.layer_norm_config import activation
 from srv.models.formats.stored_weights import StoredWeights
 
@@ -30,15 +30,15 @@ _DEFAULTS: dict[str, Any] = {
 _NORM_EPS = 1e-12  # no field states it
 
 
-def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+def sizes(config: Mapping[str, Any]) -> EncoderSizes:
     activation(config, "activation")  # refuses one under the name that the field has here
     found = {**config, **{name: config[own] for name, (own, _) in _FIELDS.items()}}
     found |= {"layer_norm_eps": _NORM_EPS, "type_vocab_size": 0}
-    return encoder_config(found, int(config["max_position_embeddings"]), 0)
+    return bert_sizes(found, int(config["max_position_embeddings"]), 0)
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
-    return make_config(config)._replace(head=HeadConfig(label_count(config), "relu"), pooled_by="cls")
+def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
+    return sizes(config)._replace(head=HeadConfig(label_count(config), "relu"), pooled_by="cls")
 
 
 _LAYER = "transformer.layer.*"
@@ -59,7 +59,7 @@ _MASKED_HEAD = tuple(
 )
 ARCHITECTURE = Architecture(
     name="DistilBertModel",
-    make_config=make_config,
+    make_config=encoder_of(sizes),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="distilbert",
@@ -68,7 +68,7 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="DistilBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="DistilBertForSequenceClassification",
-    make_config=_classifier,
+    make_config=encoder_of(_classifier),
     model_type=None,
     weights=StoredWeights(
         prefix=_PREFIX,

@@ -1,45 +1,137 @@
-"""The configuration of encoders: BERT and those that differ from it in their norms, MLPs and positions.
+"""Encoders: BERT and those that differ from it in their norms, MLPs and positions.
 
-Torch-free. Owns the sizes, and the switches in which these differ. An encoder attends in both directions, so that a
-prompt is computed in one step, without a KV pool. Must not know how a layer computes: `encoder_layers` does.
+Torch-free. Owns the switches in which these differ, and the tree that they stand for. An encoder attends in both
+directions, so that a prompt is computed in one step, without a KV pool. Must not know how a layer computes:
+`encoder_layers` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from srv.models import derive
 from srv.models.architectures.architecture import DividedSizes
-from srv.models.architectures.layer_norm_config import MLPKind
-from srv.models.architectures.op_uses import GATED_SILU, LAYER_NORM, NORM, ROTARY, SILU, Matrix, ModelOps, OpUse
+from srv.models.blueprint import (
+    GATED,
+    MLP,
+    Activation,
+    Attention,
+    Embedding,
+    Linear,
+    Norm,
+    Output,
+    Part,
+    Stack,
+    Table,
+    alike,
+)
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig
 from srv.specs import AttentionLayer
 
 LAYERS = "srv.models.architectures.encoder_layers:Encoder"
 DEFAULT_LABELS = 2  # of transformers
-GATED_GELU = "gelu_gated"
 # By the names that configurations have for activations of MLPs with a gate.
-GATED: dict[str, str] = {"gelu": GATED_GELU, "silu": GATED_SILU, "swish": GATED_SILU}
-_OWN = "torch's operator"
+_GATED: dict[str, Activation] = {"gelu": "gelu_gated", "silu": "silu_gated", "swish": "silu_gated"}
+
+
+@dataclass(frozen=True)
+class EncoderLayer(Part):
+    """`pre_norm`: norms precede attention and MLP; otherwise they follow the additions to the residual.
+
+    `attention_norm`: None if that of the embeddings takes its place.
+    """
+
+    attention_norm: Norm | None
+    attention: Attention
+    mlp_norm: Norm
+    mlp: MLP
+    pre_norm: bool
+
+
+@dataclass(frozen=True)
+class EncoderStack(Stack):
+    """An encoder without a head. `first_position`: the row of the first token in `positions`."""
+
+    layers: tuple[EncoderLayer, ...]
+    positions: Table | None
+    types: Table | None
+    embedding_norm: Norm | None
+    final_norm: Norm | None
+    first_position: int
+
+
+@dataclass(frozen=True)
+class ClassificationHead(Part):
+    """score(norm(activation(dense(x)))). The norm is optional."""
+
+    dense: Output
+    norm: Norm | None
+    score: Output
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Encoder(Part):
+    """An encoder, with a classification head if it has one."""
+
+    stack: EncoderStack
+    head: ClassificationHead | None
+
+
+@dataclass(frozen=True)
+class EncoderBlueprint:
+    """A `PooledConfig` with its tree.
+
+    `positions`, `labels`, `pooled_by`: as there. A model that generates no text runs on one rank.
+    """
+
+    tree: Encoder
+    positions: int | None
+    labels: int
+    pooled_by: str
+
+    @property
+    def parameters(self) -> int:
+        return derive.parameters(self.tree)
+
+    @property
+    def projection_params(self) -> int:
+        return derive.projection_parameters(self.tree)
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        return derive.attention_layers(self.tree)
+
+    @property
+    def divided(self) -> DividedSizes | None:
+        return None
+
+    def of_rank(self, ranks: int) -> EncoderBlueprint:
+        return self
+
+    def model_ops(self, dtype: str) -> derive.ModelOps:
+        return derive.model_ops(self.tree)
 
 
 class HeadConfig(NamedTuple):
     """A classification head: dense layer, activation, an optional norm, and the layer with the labels.
 
-    `activation`: of the dense layer: "tanh", or one of `ACTIVATIONS`.
+    `activation`: of the dense layer.
     """
 
     labels: int
-    activation: str = "tanh"
+    activation: Activation = "tanh"
     dense_bias: bool = True
     norm: bool = False
 
 
-class EncoderConfig(NamedTuple):
-    """Sizes and switches of an encoder.
+class EncoderSizes(NamedTuple):
+    """Sizes and switches of an encoder, from which `encoder` makes its tree.
 
     `windows`: of each layer, how far a token sees in both directions (`srv.specs.AttentionLayer.window`), or None.
-    `positions`: the most tokens of a prompt. `activation`: of the MLP; those of `GATED` have a gate. `pre_norm`: norms
+    `positions`: the most tokens of a prompt. `activation`: of the MLP; `GATED` ones have a gate. `pre_norm`: norms
     precede attention and MLP, and one follows the last layer; otherwise they follow the additions to the residual.
     `embedding_norm`: a norm follows the embeddings; with `pre_norm`, it is the one before the first attention. `rms`:
     norms are RMSNorms, without a bias. `fused`: checkpoints have queries, keys and values in one matrix, and so the
@@ -58,7 +150,7 @@ class EncoderConfig(NamedTuple):
     norm_eps: float
     windows: tuple[int | None, ...]
     positions: int
-    activation: MLPKind | str
+    activation: Activation
     pre_norm: bool = False
     embedding_norm: bool = True
     rms: bool = False
@@ -73,100 +165,78 @@ class EncoderConfig(NamedTuple):
     head: HeadConfig | None = None
     pooled_by: str = "mean"
 
-    @property
-    def layers(self) -> int:
-        return len(self.windows)
 
-    @property
-    def labels(self) -> int:
-        return 0 if self.head is None else self.head.labels
+def encoder_of(sizes: Callable[[Mapping[str, Any]], EncoderSizes]) -> Callable[[Mapping[str, Any]], EncoderBlueprint]:
+    """From the fields of a configuration to the blueprint, by way of the sizes and switches."""
+    return lambda config: encoder(sizes(config))
 
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        dim = self.head_dim
-        return tuple(
-            AttentionLayer(index, self.heads, self.kv_heads, dim, dim**-0.5, window=window, bidirectional=True)
-            for index, window in enumerate(self.windows)
+
+def encoder(sizes: EncoderSizes) -> EncoderBlueprint:
+    """The tree of an encoder, and what its prompts and results are like."""
+    hidden, head = sizes.hidden_size, sizes.head
+
+    def norm(name: str) -> Norm:
+        return Norm(hidden, sizes.norm_eps, sizes.rms, sizes.norm_bias and not sizes.rms, name=name)
+
+    def layer(kind: tuple[int | None, RopeConfig | None, bool]) -> EncoderLayer:
+        return _layer(sizes, norm, *kind)
+
+    def table(name: str, rows: int | None) -> Table | None:
+        return Table(rows, hidden, name=name) if rows else None
+
+    ropes = sizes.ropes or (None,) * len(sizes.windows)
+    normed = sizes.pre_norm and sizes.embedding_norm
+    kinds = enumerate(zip(sizes.windows, ropes, strict=True))
+    layers = alike(((window, rope, not normed or index > 0) for index, (window, rope) in kinds), layer)
+    first = sizes.position_offset
+    stack = EncoderStack(
+        Embedding(sizes.vocab_size, hidden, name="embed_tokens"),
+        layers,
+        table("embed_positions", None if first is None else sizes.positions + first),
+        table("embed_types", sizes.types),
+        norm("embed_norm") if sizes.embedding_norm else None,
+        norm("final_norm") if sizes.pre_norm else None,
+        first or 0,
+        name="model",
+    )
+    made = None
+    if head is not None:
+        made = ClassificationHead(
+            Output({"head.dense": hidden}, hidden, head.dense_bias),
+            norm("head.norm") if head.norm else None,
+            Output({"score": head.labels}, hidden, True),
+            head.activation,
         )
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        return None
-
-    def of_rank(self, ranks: int) -> EncoderConfig:
-        return self
-
-    @property
-    def matrices_before_down(self) -> int:
-        return 2 if self.activation in GATED.values() else 1
-
-    @property
-    def projection_params(self) -> int:
-        mlp = (1 + self.matrices_before_down) * self.intermediate_size
-        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
-        return self.layers * self.hidden_size * (attention + mlp)
-
-    @property
-    def parameters(self) -> int:
-        hidden, norm = self.hidden_size, self.hidden_size * (1 + self.norm_bias)
-        table = 0 if self.position_offset is None else self.positions + self.position_offset
-        biases = ((self.heads + 2 * self.kv_heads) * self.head_dim + hidden) * self.attention_bias
-        biases += self.intermediate_size * self.matrices_before_down * self.mlp_bias + hidden * self.down_bias
-        norms = 2 * self.layers + 1  # beside those of layers, one follows the embeddings or the last layer
-        embeddings = (self.vocab_size + table + self.types) * hidden
-        return embeddings + self.projection_params + self.layers * biases + norms * norm + self._head_parameters
-
-    @property
-    def _head_parameters(self) -> int:
-        if self.head is None:
-            return 0
-        hidden, labels = self.hidden_size, self.head.labels
-        norm = hidden * (1 + self.norm_bias) * self.head.norm
-        return hidden * (hidden + self.head.dense_bias) + norm + labels * (hidden + 1)
-
-    def attention_outputs(self, prefix: str) -> dict[str, int]:
-        """The outputs of the matrices of queries, keys and values, by their names."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if self.fused:
-            return {f"{prefix}.qkv_proj": queries + 2 * keys}
-        return {f"{prefix}.q_proj": queries, f"{prefix}.k_proj": keys, f"{prefix}.v_proj": keys}
-
-    def mlp_outputs(self, prefix: str) -> dict[str, int]:
-        """The outputs of the matrices before the down projection, by their names."""
-        inner, gated = self.intermediate_size, self.matrices_before_down == 2
-        if gated and self.fused:
-            return {f"{prefix}.gate_up_proj": 2 * inner}
-        return {f"{prefix}.{name}_proj": inner for name in (("gate", "up") if gated else ("up",))}
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        norm = {"dim": self.hidden_size}
-        ops = [OpUse(NORM, norm) if self.rms else _torch(LAYER_NORM, self.hidden_size)]
-        if self.ropes:
-            ops.append(OpUse(ROTARY, {"head_dim": self.head_dim, "rotary_dim": self.ropes[0].rotary_dim}))
-        if self.activation == GATED_SILU:
-            ops.append(OpUse(SILU, {"dim": self.intermediate_size}))
-        else:
-            ops.append(_torch("gelu" if self.activation == GATED_GELU else self.activation, self.intermediate_size))
-        return ModelOps(tuple(ops), self._matrices())
-
-    def _matrices(self) -> tuple[Matrix, ...]:
-        hidden, inner = self.hidden_size, self.intermediate_size
-        found = [Matrix(("model.embed_tokens",), hidden, self.vocab_size, embedding=True)]
-        for index in range(self.layers):
-            attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
-            qkv, up = self.attention_outputs(attention), self.mlp_outputs(mlp)
-            found.append(Matrix(tuple(qkv), hidden, sum(qkv.values()), parts=tuple(qkv.values())))
-            found.append(Matrix((f"{attention}.o_proj",), self.heads * self.head_dim, hidden))
-            found.append(Matrix(tuple(up), hidden, sum(up.values()), parts=tuple(up.values())))
-            found.append(Matrix((f"{mlp}.down_proj",), inner, hidden))
-        if self.head is not None:
-            found.append(Matrix(("head.dense",), hidden, hidden))
-            found.append(Matrix(("score",), hidden, self.head.labels))
-        return tuple(found)
+    labels = 0 if head is None else head.labels
+    return EncoderBlueprint(Encoder(stack, made), sizes.positions, labels, sizes.pooled_by)
 
 
-def _torch(op: str, dim: int) -> OpUse:
-    return OpUse(op, {"dim": dim}, own=_OWN, always_own=True)
+def _layer(
+    sizes: EncoderSizes, norm: Callable[[str], Norm], window: int | None, rope: RopeConfig | None, is_normed: bool
+) -> EncoderLayer:
+    """`is_normed`: whether there is a norm for attention alone."""
+    hidden, inner, dim = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
+    queries, keys = sizes.heads * dim, sizes.kv_heads * dim
+    qkv = {"qkv_proj": queries + 2 * keys} if sizes.fused else {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    up = {"gate_proj": inner, "up_proj": inner} if sizes.activation in GATED else {"up_proj": inner}
+    if sizes.fused and sizes.activation in GATED:
+        up = {"gate_up_proj": 2 * inner}
+    attention = Attention(
+        Linear(qkv, hidden, sizes.attention_bias),
+        Linear({"o_proj": hidden}, queries, sizes.attention_bias),
+        sizes.heads,
+        sizes.kv_heads,
+        dim,
+        dim**-0.5,
+        window=window,
+        bidirectional=True,
+        rope=rope,
+        name="self_attn",
+    )
+    up_proj, down_proj = Linear(up, hidden, sizes.mlp_bias), Linear({"down_proj": hidden}, inner, sizes.down_bias)
+    mlp = MLP(up_proj, down_proj, sizes.activation, name="mlp")
+    before = norm("attention_norm") if is_normed else None
+    return EncoderLayer(before, attention, norm("mlp_norm"), mlp, sizes.pre_norm)
 
 
 def head_sizes(config: Mapping[str, Any], *, stated: bool = False) -> tuple[int, int]:
@@ -182,11 +252,11 @@ def head_sizes(config: Mapping[str, Any], *, stated: bool = False) -> tuple[int,
     return heads, hidden // heads
 
 
-def gated(config: Mapping[str, Any], field: str) -> str:
+def gated(config: Mapping[str, Any], field: str) -> Activation:
     """The activation of an MLP with a gate. Raises UnsupportedConfig for one that is not implemented."""
-    if config[field] not in GATED:
+    if config[field] not in _GATED:
         raise UnsupportedConfig(f"{field} = {config[field]!r} is not implemented natively")
-    return GATED[config[field]]
+    return _GATED[config[field]]
 
 
 def label_count(config: Mapping[str, Any]) -> int:

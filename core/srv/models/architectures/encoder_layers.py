@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from srv.errors import InternalError
-from srv.models.architectures.encoder_config import GATED_GELU, EncoderConfig, HeadConfig
-from srv.models.architectures.op_uses import GATED_SILU
+from srv.models import blueprint
+from srv.models.architectures import encoder_config
 from srv.models.base import ForwardContext, ModelInputs, NativeModel
+from srv.models.blueprint import GATED
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
@@ -39,22 +40,37 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "gelu_gated": lambda x: _gelu_and_mul(x),
 }
+
+
+def _linear(factory: LayerFactory, part: blueprint.Linear, prefix: str) -> Projection:
+    outputs = {blueprint.below(prefix, name): size for name, size in part.outputs.items()}
+    return factory.linear(outputs, part.inputs, part.bias)
+
+
+def _table(context: BuildContext, part: blueprint.Table | None) -> nn.Parameter | None:
+    return None if part is None else context.empty(part.rows, part.size)
+
+
+def _norm(context: BuildContext, part: blueprint.Norm) -> Norm:
+    if part.rms:
+        return RMSNorm(context, part.size, part.eps, with_residual=False)
+    return LayerNorm(context, part.size, part.eps, part.bias)
 
 
 class EncoderAttention(nn.Module):
     """Attention in both directions. Queries, keys and values come from one matrix, which some checkpoints divide."""
 
-    def __init__(self, config: EncoderConfig, factory: LayerFactory, prefix: str, index: int) -> None:
+    def __init__(self, part: blueprint.Attention, factory: LayerFactory, prefix: str, index: int) -> None:
         super().__init__()
-        hidden, context = config.hidden_size, factory.context
-        self.layer = config.attention_layers[index]
-        attended = self.layer.heads * self.layer.head_dim
-        self.qkv_proj = factory.linear(config.attention_outputs(prefix), hidden, config.attention_bias)
-        self.o_proj = factory.linear({f"{prefix}.o_proj": hidden}, attended, config.attention_bias)
+        context = factory.context
+        self.layer = part.layer(index)
+        self.qkv_proj = _linear(factory, part.qkv, prefix)
+        self.o_proj = _linear(factory, part.output, prefix)
         self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
-        if config.ropes:
-            sizes = {"head_dim": config.head_dim, "rotary_dim": config.ropes[index].rotary_dim}
+        if part.rope is not None:
+            sizes = {"head_dim": part.head_dim, "rotary_dim": part.rope.rotary_dim}
             self._rotary = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
 
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor | None, context: ForwardContext) -> Tensor:
@@ -71,18 +87,16 @@ class EncoderAttention(nn.Module):
 class EncoderMLP(nn.Module):
     """down(activation(up(x))); with a gate, down(activation(gate(x)) · up(x)). GELU is exact."""
 
-    def __init__(self, config: EncoderConfig, factory: LayerFactory, prefix: str) -> None:
+    def __init__(self, part: blueprint.MLP, factory: LayerFactory, prefix: str) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.up_proj = factory.linear(config.mlp_outputs(prefix), hidden, config.mlp_bias)
-        self.down_proj = factory.linear({f"{prefix}.down_proj": hidden}, inner, config.down_bias)
-        if config.activation == GATED_SILU:
-            self._activate: Callable[[Tensor], Tensor] = factory.context.bind("silu_and_mul", dim=inner)
+        self.up_proj = _linear(factory, part.up, prefix)
+        self.down_proj = _linear(factory, part.down, prefix)
+        if part.activation == "silu_gated":
+            self._activate: Callable[[Tensor], Tensor] = factory.context.bind("silu_and_mul", dim=part.inner)
             return
-        is_gated = config.activation == GATED_GELU
-        self._activate = _gelu_and_mul if is_gated else _ACTIVATIONS[config.activation]
-        name = "gelu" if is_gated else config.activation
-        factory.context.ops.note_own(name, OpArgs(factory.context.dtype, {"dim": inner}), TORCH)
+        self._activate = _ACTIVATIONS[part.activation]
+        op = GATED.get(part.activation, part.activation)
+        factory.context.ops.note_own(op, OpArgs(factory.context.dtype, {"dim": part.inner}), TORCH)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj.kernel(self._activate(self.up_proj.kernel(x)))
@@ -96,14 +110,13 @@ def _gelu_and_mul(x: Tensor) -> Tensor:
 class EncoderLayer(nn.Module):
     """One layer. The first one has no norm before attention if that of the embeddings takes its place."""
 
-    def __init__(self, config: EncoderConfig, factory: LayerFactory, index: int) -> None:
+    def __init__(self, part: encoder_config.EncoderLayer, factory: LayerFactory, index: int) -> None:
         super().__init__()
-        self.prefix, self.pre_norm = f"model.layers.{index}", config.pre_norm
-        self.attention = EncoderAttention(config, factory, f"{self.prefix}.self_attn", index)
-        self.mlp = EncoderMLP(config, factory, f"{self.prefix}.mlp")
-        normed = config.pre_norm and config.embedding_norm and index == 0
-        self.attention_norm = None if normed else _norm(config, factory.context)
-        self.mlp_norm = _norm(config, factory.context)
+        self.prefix, self.pre_norm = f"model.layers.{index}", part.pre_norm
+        self.attention = EncoderAttention(part.attention, factory, f"{self.prefix}.self_attn", index)
+        self.mlp = EncoderMLP(part.mlp, factory, f"{self.prefix}.mlp")
+        self.attention_norm = None if part.attention_norm is None else _norm(factory.context, part.attention_norm)
+        self.mlp_norm = _norm(factory.context, part.mlp_norm)
 
     def forward(self, x: Tensor, positions: Tensor, cos_sin: Tensor | None, context: ForwardContext) -> Tensor:
         """x [T, hidden] -> [T, hidden], the input of the next layer."""
@@ -123,13 +136,12 @@ class EncoderLayer(nn.Module):
 class ClassificationHead(nn.Module):
     """score(norm(activation(dense(x)))): [N, hidden] -> float32 [N, labels]. The norm is optional."""
 
-    def __init__(self, config: EncoderConfig, head: HeadConfig, factory: LayerFactory) -> None:
+    def __init__(self, part: encoder_config.ClassificationHead, factory: LayerFactory) -> None:
         super().__init__()
-        hidden = config.hidden_size
-        self.dense = factory.linear({"head.dense": hidden}, hidden, head.dense_bias)
-        self.norm = _norm(config, factory.context) if head.norm else None
-        self.score = factory.linear({"score": head.labels}, hidden, True)
-        self._activate = _ACTIVATIONS[head.activation]
+        self.dense = _linear(factory, part.dense, "")
+        self.norm = None if part.norm is None else _norm(factory.context, part.norm)
+        self.score = _linear(factory, part.score, "")
+        self._activate = _ACTIVATIONS[part.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._activate(self.dense.kernel(x))
@@ -139,22 +151,22 @@ class ClassificationHead(nn.Module):
 class Encoder(NativeModel):
     """A whole model. `embed_positions`, `embed_types`: tables of rows [hidden]; None in models without them."""
 
-    def __init__(self, config: EncoderConfig, factory: LayerFactory, context_length: int) -> None:
+    def __init__(self, config: encoder_config.EncoderBlueprint, factory: LayerFactory, context_length: int) -> None:
         super().__init__(config, factory, context_length)
-        context, hidden = factory.context, config.hidden_size
-        self.embedding = factory.embedding("model.embed_tokens", config.vocab_size, hidden)
-        self.offset = config.position_offset or 0
-        self.embed_positions: nn.Parameter | None = None
-        if config.position_offset is not None:
-            self.embed_positions = context.empty(config.positions + config.position_offset, hidden)
-        self.embed_types = context.empty(config.types, hidden) if config.types else None
-        self.embed_norm = _norm(config, context) if config.embedding_norm else None
-        self.stack = tuple(EncoderLayer(config, factory, index) for index in range(config.layers))
+        part, context, head = config.tree.stack, factory.context, config.tree.head
+        self.embedding = factory.embedding("model.embed_tokens", part.embedding.rows, part.embedding.size)
+        self.offset = part.first_position
+        self.embed_positions = (
+            None if part.positions is None else context.empty(part.positions.rows, part.positions.size)
+        )
+        self.embed_types = None if part.types is None else context.empty(part.types.rows, part.types.size)
+        self.embed_norm = None if part.embedding_norm is None else _norm(context, part.embedding_norm)
+        self.stack = tuple(EncoderLayer(layer, factory, index) for index, layer in enumerate(part.layers))
         self.layers = nn.ModuleList(self.stack)
-        self.final_norm = _norm(config, context) if config.pre_norm else None
-        self.head = None if config.head is None else ClassificationHead(config, config.head, factory)
-        tables = _tables(config.ropes, context_length, context.device)
-        self._cos_sin: tuple[Tensor | None, ...] = tables or (None,) * config.layers
+        self.final_norm = None if part.final_norm is None else _norm(context, part.final_norm)
+        self.head = None if head is None else ClassificationHead(head, factory)
+        ropes = [layer.attention.rope for layer in part.layers]
+        self._cos_sin = _tables(ropes, context_length, context.device)
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:
@@ -205,16 +217,10 @@ class Encoder(NativeModel):
         return {}
 
 
-def _tables(ropes: Sequence[RopeConfig], positions: int, device: torch.device) -> tuple[Tensor, ...]:
+def _tables(ropes: Sequence[RopeConfig | None], positions: int, device: torch.device) -> tuple[Tensor | None, ...]:
     """The table of each layer; layers with equal embeddings share one."""
     made: list[tuple[RopeConfig, Tensor]] = []
     for rope in ropes:
-        if all(rope != other for other, _ in made):
+        if rope is not None and all(rope != other for other, _ in made):
             made.append((rope, cos_sin_table(rope, positions).to(device)))
-    return tuple(next(table for other, table in made if other == rope) for rope in ropes)
-
-
-def _norm(config: EncoderConfig, context: BuildContext) -> Norm:
-    if config.rms:
-        return RMSNorm(context, config.hidden_size, config.norm_eps, with_residual=False)
-    return LayerNorm(context, config.hidden_size, config.norm_eps, config.norm_bias)
+    return tuple(next((table for other, table in made if other == rope), None) for rope in ropes)

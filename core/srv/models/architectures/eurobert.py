@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, HeadConfig, gated, label_count
+from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, gated, label_count
 from srv.models.architectures.rotary_encoder import GATED_NAMES, rotary_encoder
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig
@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
 _POOLINGS = {"bos": "cls", "mean": "mean"}
 
 
-def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+def sizes(config: Mapping[str, Any]) -> EncoderSizes:
     fields = {**config, "layer_norm_eps": config["rms_norm_eps"], "type_vocab_size": 0}
     made = rotary_encoder(fields, gated(config, "hidden_act"))
     kv_heads = int(config["num_key_value_heads"])
@@ -47,13 +47,13 @@ def make_config(config: Mapping[str, Any]) -> EncoderConfig:
     )
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
+def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
     pooling = config["classifier_pooling"]
     if pooling not in _POOLINGS:
         raise UnsupportedConfig(
             f"classifier_pooling = {pooling!r} is not implemented natively: its head would have to read every token"
         )
-    return make_config(config)._replace(head=HeadConfig(label_count(config), "gelu"), pooled_by=_POOLINGS[pooling])
+    return sizes(config)._replace(head=HeadConfig(label_count(config), "gelu"), pooled_by=_POOLINGS[pooling])
 
 
 _NAMES: dict[str, str] = {
@@ -67,7 +67,7 @@ _NAMES: dict[str, str] = {
 _PREFIX = "model."
 ARCHITECTURE = Architecture(
     name="EuroBertModel",
-    make_config=make_config,
+    make_config=encoder_of(sizes),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="eurobert",
@@ -76,7 +76,7 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="EuroBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="EuroBertForSequenceClassification",
-    make_config=_classifier,
+    make_config=encoder_of(_classifier),
     model_type=None,
     weights=StoredWeights(prefix=_PREFIX, names={**_NAMES, "dense": "head.dense", "classifier": "score"}),
 )

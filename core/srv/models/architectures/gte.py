@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, gated, label_count
+from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, gated, label_count
 from srv.models.architectures.rotary_encoder import GATED_NAMES, NAMES, rotary_encoder, with_labels, with_prefixes
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import refuse_unless
@@ -36,13 +36,13 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+def sizes(config: Mapping[str, Any]) -> EncoderSizes:
     refuse_unless(config, _SUPPORTED)
     return rotary_encoder(config, gated(config, "hidden_act"))._replace(mlp_bias=False)
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
-    return with_labels(make_config(config), label_count(config))
+def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
+    return with_labels(sizes(config), label_count(config))
 
 
 _ENCODER: dict[str, str] = {
@@ -66,7 +66,7 @@ _PREFIXES = ("", "gte.", "new.")  # none, that of transformers, and the publishe
 
 ARCHITECTURE = Architecture(
     name="GteModel",
-    make_config=make_config,
+    make_config=encoder_of(sizes),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="gte",
@@ -81,7 +81,7 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="GteForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="GteForSequenceClassification",
-    make_config=_classifier,
+    make_config=encoder_of(_classifier),
     model_type=None,
     weights=StoredWeights(
         names={**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"},

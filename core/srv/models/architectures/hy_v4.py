@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from srv.models.architectures.architecture import Architecture, DividedSizes
 from srv.models.architectures.deepseek_config import DEFAULTS, DeepseekConfig
 from srv.models.architectures.deepseek_v32 import sparse_config
-from srv.models.architectures.op_uses import ADD_NORM, ModelOps
+from srv.models.architectures.op_uses import ADD_NORM
+from srv.models.derive import ModelOps
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.indexers import hy_v4_types
 from srv.models.layers.moe_config import MoEConfig

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, label_count
+from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, label_count
 from srv.models.architectures.layer_norm_config import activation
 from srv.models.architectures.rotary_encoder import NAMES, rotary_encoder, with_labels
 from srv.models.formats.stored_weights import StoredWeights
@@ -32,13 +32,13 @@ _DEFAULTS: dict[str, Any] = {
 _SUPPORTED: dict[str, tuple[Any, ...]] = {"is_decoder": (False,), "position_embedding_type": ("rotary",)}
 
 
-def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+def sizes(config: Mapping[str, Any]) -> EncoderSizes:
     refuse_unless(config, _SUPPORTED)
     return rotary_encoder(config, activation(config, "hidden_act"))
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
-    return with_labels(make_config(config), label_count(config))
+def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
+    return with_labels(sizes(config), label_count(config))
 
 
 _ENCODER: dict[str, str] = {
@@ -61,7 +61,7 @@ _MASKED_HEAD = (
 )
 ARCHITECTURE = Architecture(
     name="JinaEmbeddingsV3Model",
-    make_config=make_config,
+    make_config=encoder_of(sizes),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="jina_embeddings_v3",
@@ -70,7 +70,7 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="JinaEmbeddingsV3ForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="JinaEmbeddingsV3ForSequenceClassification",
-    make_config=_classifier,
+    make_config=encoder_of(_classifier),
     model_type=None,
     weights=StoredWeights(
         prefix=_PREFIX,

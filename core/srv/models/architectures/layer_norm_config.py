@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from srv.models.architectures.architecture import DividedSizes
 from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.op_uses import GATED_SILU, ModelOps, layer_norm_ops
+from srv.models.architectures.op_uses import GATED_SILU, layer_norm_ops
+from srv.models.derive import ModelOps
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
 from srv.specs import AttentionLayer
 

@@ -16,16 +16,14 @@ from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
 from srv.models.architectures.op_uses import (
     ADD_NORM,
-    NORM,
     OUTPUT,
-    Matrix,
-    ModelOps,
-    OpUse,
     feed_forward_matrices,
     feed_forward_ops,
     layer_experts,
     rotary,
 )
+from srv.models.blueprint import NORM, OpUse
+from srv.models.derive import Matrix, ModelOps
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes

@@ -15,16 +15,14 @@ from typing import Any, NamedTuple
 from srv.models.architectures.hybrid_config import HybridConfig
 from srv.models.architectures.op_uses import (
     ADD_NORM,
-    NORM,
     OUTPUT,
-    Matrix,
-    ModelOps,
-    OpUse,
     feed_forward_matrices,
     feed_forward_ops,
     layer_experts,
     rotary,
 )
+from srv.models.blueprint import NORM, OpUse
+from srv.models.derive import Matrix, ModelOps
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.recurrent_sizes import GATED_NORM, ScanSizes, StateSpaceSizes
 from srv.models.layers.rope_config import UnsupportedConfig

@@ -12,17 +12,9 @@ from typing import Any, NamedTuple
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, one_window
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
-from srv.models.architectures.op_uses import (
-    NORM,
-    OUTPUT,
-    Matrix,
-    ModelOps,
-    OpUse,
-    layer_experts,
-    mixture_matrices,
-    mixture_ops,
-    rotary,
-)
+from srv.models.architectures.op_uses import OUTPUT, layer_experts, mixture_matrices, mixture_ops, rotary
+from srv.models.blueprint import NORM, OpUse
+from srv.models.derive import Matrix, ModelOps
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ScanSizes

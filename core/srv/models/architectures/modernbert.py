@@ -9,10 +9,10 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import windows_of_types
 from srv.models.architectures.encoder_config import (
-    GATED_GELU,
     LAYERS,
-    EncoderConfig,
+    EncoderSizes,
     HeadConfig,
+    encoder_of,
     head_sizes,
     label_count,
 )
@@ -47,14 +47,14 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+def sizes(config: Mapping[str, Any]) -> EncoderSizes:
     refuse_unless(config, _SUPPORTED)
     heads, head_dim = head_sizes(config)
     layers, every = int(config["num_hidden_layers"]), int(config["global_attn_every_n_layers"])
     kinds = config.get("layer_types") or [_LOCAL if index % every else _GLOBAL for index in range(layers)]
     windows = windows_of_types(kinds, layers, int(config["local_attention"]) // 2 + 1)
     ropes = {kind: _rope(config, kind, head_dim) for kind in set(kinds)}
-    return EncoderConfig(
+    return EncoderSizes(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
         intermediate_size=int(config["intermediate_size"]),
@@ -64,7 +64,7 @@ def make_config(config: Mapping[str, Any]) -> EncoderConfig:
         norm_eps=float(config["norm_eps"]),
         windows=windows,
         positions=int(config["max_position_embeddings"]),
-        activation=GATED_GELU,
+        activation="gelu_gated",
         pre_norm=True,
         norm_bias=bool(config["norm_bias"]),
         fused=True,
@@ -86,14 +86,14 @@ def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeConfig:
     return rope_config({**plain, "rope_parameters": parameters}, head_dim)
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
+def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
     head = HeadConfig(
         label_count(config),
         ACTIVATIONS[config["classifier_activation"]],
         dense_bias=bool(config["classifier_bias"]),
         norm=True,
     )
-    return make_config(config)._replace(head=head, pooled_by=str(config["classifier_pooling"]))
+    return sizes(config)._replace(head=head, pooled_by=str(config["classifier_pooling"]))
 
 
 _NAMES: dict[str, str] = {
@@ -111,7 +111,7 @@ _PREFIX = "model."
 _MASKED_HEAD = ("head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.bias")
 ARCHITECTURE = Architecture(
     name="ModernBertModel",
-    make_config=make_config,
+    make_config=encoder_of(sizes),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="modernbert",
@@ -120,7 +120,7 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="ModernBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="ModernBertForSequenceClassification",
-    make_config=_classifier,
+    make_config=encoder_of(_classifier),
     model_type=None,
     weights=StoredWeights(
         prefix=_PREFIX,

@@ -14,17 +14,9 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending
-from srv.models.architectures.op_uses import (
-    ADD_NORM,
-    NORM,
-    OUTPUT,
-    SILU,
-    Matrix,
-    ModelOps,
-    OpUse,
-    mlp_matrices,
-    rotary,
-)
+from srv.models.architectures.op_uses import ADD_NORM, OUTPUT, mlp_matrices, rotary
+from srv.models.blueprint import NORM, SILU, OpUse
+from srv.models.derive import Matrix, ModelOps
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.rope_config import UnsupportedConfig

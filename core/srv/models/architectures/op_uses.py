@@ -7,8 +7,10 @@ reads it, and a test compares it with what the layers bind. Must not know platfo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from srv.models.blueprint import LAYER_NORM, NORM, ROTARY, SILU, OpUse, torch_op
+from srv.models.derive import ExpertMatrices, Matrix, ModelOps
 from srv.models.layers.moe_config import ROUTER
 
 if TYPE_CHECKING:
@@ -16,64 +18,10 @@ if TYPE_CHECKING:
     from srv.models.architectures.layer_norm_config import LayerNormConfig
     from srv.models.layers.moe_config import MoEConfig
 
-NORM, ADD_NORM, ROTARY, SILU, GELU = "rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "gelu_tanh_and_mul"
-LAYER_NORM = "layer_norm"
+ADD_NORM, GELU = "add_rms_norm", "gelu_tanh_and_mul"
 ROUTE = "route_experts"
 OUTPUT = "lm_head"
 GATED_SILU = "silu_gated"  # of `LayerNormConfig.mlp`; its other values are the names of activations
-
-
-class OpUse(NamedTuple):
-    """An op that layers call.
-
-    `dtype`: None for the model's. `own`: what the layers use without an implementation, such as "torch's operator"; ""
-    if they cannot do without. `always_own`: they use it on every platform.
-    """
-
-    op: str
-    sizes: Mapping[str, int]
-    dtype: str | None = None
-    own: str = ""
-    always_own: bool = False
-
-
-class Matrix(NamedTuple):
-    """A weight matrix of one layer. `names`: the layers of the checkpoint that it fuses. `embedding`: its rows are
-    looked up. `tied`: the output layer, with the matrix of the embedding. `role`: as `OpLayer.role`. `bias`: of a layer
-    with a role, whether it adds one. `parts`: the outputs of each of `names`; () if they are equal."""
-
-    names: tuple[str, ...]
-    inputs: int
-    outputs: int
-    embedding: bool = False
-    tied: bool = False
-    role: str = ""
-    bias: bool = False
-    parts: tuple[int, ...] = ()
-
-    @property
-    def output_sizes(self) -> tuple[int, ...]:
-        """The outputs of each of `names`."""
-        return self.parts or (self.outputs // len(self.names),) * len(self.names)
-
-
-class ExpertMatrices(NamedTuple):
-    """The experts of one layer. `prefix`: of the names of all. `sizes`: by which ops of experts are selected.
-
-    `bias`: whether their projections have biases.
-    """
-
-    prefix: str
-    sizes: Mapping[str, int]
-    bias: bool = False
-
-
-class ModelOps(NamedTuple):
-    """Everything that a model's layers call, each distinct use of an op once; the matrices of all layers."""
-
-    ops: tuple[OpUse, ...]
-    matrices: tuple[Matrix, ...]
-    experts: tuple[ExpertMatrices, ...] = ()
 
 
 @runtime_checkable
@@ -161,11 +109,6 @@ def layer_norm_ops(config: LayerNormConfig) -> ModelOps:
     width = decoder.intermediate_size
     ops.append(OpUse(SILU, {"dim": width}) if gated else torch_op(config.mlp, width))
     return ModelOps(tuple(ops), tuple(matrices(decoder, gated=gated)))
-
-
-def torch_op(op: str, dim: int) -> OpUse:
-    """An op of `dim` elements for which layers call torch's own operator on every platform."""
-    return OpUse(op, {"dim": dim}, own="torch's operator", always_own=True)
 
 
 def rotary(config: DecoderConfig) -> list[OpUse]:

@@ -13,7 +13,8 @@ from srv.models.architectures import llama, mistral, qwen2, qwen3
 from srv.models.architectures.architecture import Architecture, DividedSizes, NativeConfig
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.encoder_config import label_count
-from srv.models.architectures.op_uses import OUTPUT, Matrix, ModelOps
+from srv.models.architectures.op_uses import OUTPUT
+from srv.models.derive import Matrix, ModelOps
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.specs import AttentionLayer
 

@@ -17,16 +17,14 @@ from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import HybridConfig, attending, check_experts
 from srv.models.architectures.op_uses import (
     ADD_NORM,
-    NORM,
     OUTPUT,
-    Matrix,
-    ModelOps,
-    OpUse,
     feed_forward_matrices,
     feed_forward_ops,
     layer_experts,
     rotary,
 )
+from srv.models.blueprint import NORM, OpUse
+from srv.models.derive import Matrix, ModelOps
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig

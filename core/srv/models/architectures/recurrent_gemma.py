@@ -12,17 +12,9 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, soft_cap
 from srv.models.architectures.hybrid_config import HybridConfig
-from srv.models.architectures.op_uses import (
-    ADD_NORM,
-    GELU,
-    NORM,
-    OUTPUT,
-    Matrix,
-    ModelOps,
-    OpUse,
-    mlp_matrices,
-    rotary,
-)
+from srv.models.architectures.op_uses import ADD_NORM, GELU, OUTPUT, mlp_matrices, rotary
+from srv.models.blueprint import NORM, OpUse
+from srv.models.derive import Matrix, ModelOps
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.recurrent_sizes import LinearRecurrenceSizes
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.bert import DEFAULTS, NAMES, OLD_SUFFIXES, encoder_config, unused
-from srv.models.architectures.encoder_config import LAYERS, EncoderConfig, HeadConfig, label_count
+from srv.models.architectures.bert import DEFAULTS, NAMES, OLD_SUFFIXES, bert_sizes, unused
+from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, label_count
 from srv.models.formats.stored_weights import StoredWeights
 
 _DEFAULTS: dict[str, Any] = {**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
@@ -28,18 +28,18 @@ _HEADS = (
 )
 
 
-def make_config(config: Mapping[str, Any]) -> EncoderConfig:
+def sizes(config: Mapping[str, Any]) -> EncoderSizes:
     first = int(config["pad_token_id"]) + 1
-    return encoder_config(config, int(config["max_position_embeddings"]) - first, first)
+    return bert_sizes(config, int(config["max_position_embeddings"]) - first, first)
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderConfig:
-    return make_config(config)._replace(head=HeadConfig(label_count(config)), pooled_by="cls")
+def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
+    return sizes(config)._replace(head=HeadConfig(label_count(config)), pooled_by="cls")
 
 
 ROBERTA = Architecture(
     name="RobertaModel",
-    make_config=make_config,
+    make_config=encoder_of(sizes),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="roberta",
@@ -48,7 +48,7 @@ ROBERTA = Architecture(
 ROBERTA_MASKED = ROBERTA._replace(name="RobertaForMaskedLM", model_type=None)
 ROBERTA_CLASSIFIER = ROBERTA._replace(
     name="RobertaForSequenceClassification",
-    make_config=_classifier,
+    make_config=encoder_of(_classifier),
     model_type=None,
     weights=StoredWeights(
         prefix=_PREFIX,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.architectures.encoder_config import EncoderConfig, HeadConfig, head_sizes
-from srv.models.architectures.layer_norm_config import MLPKind
+from srv.models.architectures.encoder_config import EncoderSizes, HeadConfig, head_sizes
+from srv.models.blueprint import Activation
 from srv.models.layers.rope_config import UnsupportedConfig, rope_config, usable_context
 
 NAMES: dict[str, str] = {
@@ -24,8 +24,8 @@ NAMES: dict[str, str] = {
 GATED_NAMES = {f"layers.*.mlp.{each}_proj": f"model.layers.*.mlp.{each}_proj" for each in ("gate", "up", "down")}
 
 
-def rotary_encoder(config: Mapping[str, Any], activation: MLPKind | str) -> EncoderConfig:
-    """BERT with rotary positions, the same in all layers, without a head. `activation`: as of `EncoderConfig`.
+def rotary_encoder(config: Mapping[str, Any], activation: Activation) -> EncoderSizes:
+    """BERT with rotary positions, the same in all layers, without a head. `activation`: as of `EncoderSizes`.
 
     Raises UnsupportedConfig with what is not implemented.
     """
@@ -34,7 +34,7 @@ def rotary_encoder(config: Mapping[str, Any], activation: MLPKind | str) -> Enco
     if rope.rotary_dim != head_dim:
         raise UnsupportedConfig(f"{rope.rotary_dim} rotated dimensions of {head_dim} are not implemented natively")
     layers, declared = int(config["num_hidden_layers"]), int(config["max_position_embeddings"])
-    return EncoderConfig(
+    return EncoderSizes(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
         intermediate_size=int(config["intermediate_size"]),
@@ -51,7 +51,7 @@ def rotary_encoder(config: Mapping[str, Any], activation: MLPKind | str) -> Enco
     )
 
 
-def with_labels(config: EncoderConfig, labels: int) -> EncoderConfig:
+def with_labels(config: EncoderSizes, labels: int) -> EncoderSizes:
     """With a head of BERT, which reads the first token."""
     return config._replace(head=HeadConfig(labels), pooled_by="cls")
 

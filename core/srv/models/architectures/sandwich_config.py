@@ -10,7 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from srv.models.architectures.architecture import DividedSizes
 from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.op_uses import ADD_NORM, GELU, NORM, SILU, ModelOps, OpUse, matrices, rotary
+from srv.models.architectures.op_uses import ADD_NORM, GELU, matrices, rotary
+from srv.models.blueprint import NORM, SILU, OpUse
+from srv.models.derive import ModelOps
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
 from srv.specs import AttentionLayer
 
