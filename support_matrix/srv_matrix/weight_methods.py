@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from srv.models.architectures.architecture import NativeConfig, PooledConfig
-from srv.models.architectures.op_uses import DescribesOps
+from srv.models.architectures.architecture import DescribesOps, NativeConfig, PooledConfig
 from srv.models.architectures.own_order import own_order
 from srv.models.architectures.registry import native_config
 from srv.models.layers.moe_config import expert_names

@@ -1,20 +1,22 @@
 """What a model is made of: a tree of named parts. Torch-free.
 
 A family makes the tree from the fields of its configuration, once. Everything else that is known of a model before it
-is built is a walk over the tree (`srv.models.derive`): parameters, matrices, attention, the ops that layers call. The
-layers are a map over it: one class in torch for each kind of part. Must not know any family, nor how weights are
-stored.
+is built is a walk over the tree (`srv.models.derive`): parameters, matrices, attention, the ops that layers call, the
+part of one rank. Must not know any family, nor how weights are stored.
 
-    Encoder ─┬─ Embedding  model.embed_tokens
-             ├─ Norm       model.embed_norm
-             ├─ layers[i] ─┬─ Attention  model.layers.i.self_attn ─┬─ Linear  q_proj, k_proj, v_proj
+    Decoder ─┬─ Embedding  model.embed_tokens
+             ├─ layers[i] ─┬─ Norm       input_layernorm
+             │             ├─ Attention  model.layers.i.self_attn ─┬─ Linear  q_proj, k_proj, v_proj
              │             │                                       └─ Linear  o_proj
-             │             ├─ MLP        model.layers.i.mlp ─ ...
-             │             └─ Norm ...
-             └─ Head       head.dense, score
+             │             ├─ Norm       post_attention_layernorm
+             │             └─ MLP        model.layers.i.mlp ─ ...
+             ├─ Norm       model.norm
+             └─ Output     lm_head
 
 Names are those that layers have for the weights; what checkpoints call them is a family's table of names. Parts do not
 know their layer's number, so that layers which are alike are one object.
+
+What several ranks divide says so: `Linear.split`, `Tensors.divided`, the heads of attention, experts' sizes.
 """
 
 from __future__ import annotations
@@ -23,22 +25,32 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
+from srv.models.layers.delta_sizes import DeltaSizes
+from srv.models.layers.moe_config import MoEConfig
+from srv.models.layers.recurrent_sizes import (
+    GATED_NORM,
+    LinearRecurrenceSizes,
+    ScanSizes,
+    ShortConvolutionSizes,
+    StateSpaceSizes,
+)
 from srv.models.layers.rope_config import RopeConfig
-from srv.specs import AttentionLayer
+from srv.specs import AttentionLayer, IndexDims, LatentDims
 
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")
 
-NORM, LAYER_NORM, ROTARY = "rms_norm", "layer_norm", "rotary"
-SILU, GELU = "silu_and_mul", "gelu"
+NORM, ADD_NORM, LAYER_NORM, ROTARY = "rms_norm", "add_rms_norm", "layer_norm", "rotary"
+SILU, GELU, ROUTE, CONVOLUTION = "silu_and_mul", "gelu_tanh_and_mul", "route_experts", "causal_conv1d"
 TORCH = "torch's operator"
+WIDE = "float32"
 
-# "silu_gated" and "gelu_gated": the product of an activation of one half, the gate, and the other one.
-Activation: TypeAlias = Literal["silu_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh"]
-GATED: Mapping[Activation, str] = MappingProxyType({"silu_gated": SILU, "gelu_gated": GELU})  # and the op of each
+# "..._gated": the product of an activation of one half, the gate, and the other one.
+Activation: TypeAlias = Literal["silu_gated", "gelu_tanh_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh"]
+GATED: tuple[Activation, ...] = ("silu_gated", "gelu_tanh_gated", "gelu_gated")
+Split: TypeAlias = Literal["out", "in"]
 
 
 class Weight(NamedTuple):
@@ -89,18 +101,46 @@ class Part:
         """The weights of this part itself."""
         return iter(())
 
-    def ops(self) -> Iterator[OpUse]:
-        """What the layer of this part calls itself, beside the products with matrices."""
+    @property
+    def elements(self) -> int:
+        """The number of parameters of this part itself."""
+        return sum(weight.elements for weight in self.weights())
+
+    @property
+    def projected(self) -> int:
+        """Those of them in matrices of linear layers, without heads."""
+        return 0
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        """What the layer of this part calls itself, beside the products with matrices. `dtype`: of the model."""
         return iter(())
+
+    def of_rank(self, ranks: int) -> Self:
+        """What the first of `ranks` ranks has of it: of the parts within, unless a kind of part says more."""
+        changes: dict[str, Any] = {}
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Part):
+                changes[each.name] = value.of_rank(ranks)
+            elif isinstance(value, tuple) and value and isinstance(value[0], Part):
+                changes[each.name] = alike(value, lambda part: part.of_rank(ranks))
+        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class Linear(Part):
-    """y = x Wᵀ + b, of one or more linear layers of a checkpoint. `outputs`: of each, by its name."""
+    """y = x Wᵀ + b, of one or more linear layers of a checkpoint. `outputs`: of each, by its name.
+
+    `split`: the axis that is divided among ranks, None for a copy on each. Outputs are divided in units of `unit`
+    (heads); units are copied where there are fewer than ranks. `role`: as `OpLayer.role`.
+    """
 
     outputs: Mapping[str, int]
     inputs: int
     bias: bool = False
+    split: Split | None = None
+    unit: int = 1
+    role: str = ""
 
     def weights(self) -> Iterator[Weight]:
         for name, size in self.outputs.items():
@@ -108,28 +148,121 @@ class Linear(Part):
             if self.bias:
                 yield Weight(f"{name}.bias", (size,))
 
+    @property
+    def projected(self) -> int:
+        return 0 if self.role else self.inputs * sum(self.outputs.values())
+
+    def of_rank(self, ranks: int) -> Self:
+        if self.split == "in":
+            return dataclasses.replace(self, inputs=self.inputs // ranks)
+        if self.split == "out":
+            shares = {name: self.unit * max(1, size // self.unit // ranks) for name, size in self.outputs.items()}
+            return dataclasses.replace(self, outputs=shares)
+        return self
+
 
 @dataclass(frozen=True)
 class Output(Linear):
-    """A linear layer behind the last one of the model: of a head, or to the vocabulary."""
+    """A linear layer behind the last one of the model: of a head, or to the vocabulary.
+
+    `tied`: its matrix is that of the embedding.
+    """
+
+    tied: bool = False
+
+    def weights(self) -> Iterator[Weight]:
+        return (each for each in super().weights() if not (self.tied and each.name.endswith(".weight")))
+
+    @property
+    def projected(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Tensors(Part):
+    """Other weights, by their names. `divided`: each rank has a part of their first axis.
+
+    `projects`: they are the matrices of linear layers that no layer multiplies by as they are.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    divided: bool = False
+    projects: bool = False
+
+    def weights(self) -> Iterator[Weight]:
+        return (Weight(name, shape) for name, shape in self.shapes.items())
+
+    @property
+    def projected(self) -> int:
+        return self.elements if self.projects else 0
+
+    def of_rank(self, ranks: int) -> Self:
+        if not self.divided:
+            return self
+        return dataclasses.replace(
+            self, shapes={name: (first // ranks, *rest) for name, (first, *rest) in self.shapes.items()}
+        )
 
 
 @dataclass(frozen=True)
 class Norm(Part):
-    """An RMS norm, or a layer norm, which may have a bias."""
+    """An RMS norm, or a layer norm, which may have a bias.
+
+    `adds`: it is also computed together with an addition to the residual. `wide`: in float32, multiplying by 1 + weight
+    (Gemma). `learned`: it has a weight.
+    """
 
     size: int
     eps: float
-    rms: bool = False
+    rms: bool = True
     bias: bool = False
+    adds: bool = False
+    wide: bool = False
+    learned: bool = True
 
     def weights(self) -> Iterator[Weight]:
-        yield Weight("weight", (self.size,))
+        if self.learned:
+            yield Weight("weight", (self.size,))
         if self.bias:
             yield Weight("bias", (self.size,))
 
-    def ops(self) -> Iterator[OpUse]:
-        yield OpUse(NORM, {"dim": self.size}) if self.rms else torch_op(LAYER_NORM, self.size)
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        sizes = {"dim": self.size}
+        if not self.rms:
+            yield torch_op(LAYER_NORM, self.size)
+            return
+        yield OpUse(NORM, sizes, WIDE, own=TORCH) if self.wide else OpUse(NORM, sizes)
+        if self.adds and (not self.wide or dtype == WIDE):  # rounded between the two in other dtypes
+            yield OpUse(ADD_NORM, sizes, WIDE if self.wide else None)
+
+
+@dataclass(frozen=True)
+class GatedNorm(Norm):
+    """An RMS norm whose result is multiplied by a gate, of two matrices (A.X-K2)."""
+
+    down: Linear = field(kw_only=True)
+    up: Linear = field(kw_only=True)
+
+    def weights(self) -> Iterator[Weight]:
+        return (Weight(f"norm.{name}", shape) for name, shape in super().weights())
+
+
+@dataclass(frozen=True)
+class HeadNorms(Part):
+    """A layer norm without bias for each of several heads. `joint`: their weights are one tensor in checkpoints."""
+
+    heads: int
+    size: int
+    joint: bool
+
+    def weights(self) -> Iterator[Weight]:
+        if self.joint:
+            yield Weight("weight", (self.heads, self.size))
+        else:
+            yield from (Weight(f"norms.{head}.weight", (self.size,)) for head in range(self.heads))
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield torch_op(LAYER_NORM, self.size)
 
 
 @dataclass(frozen=True)
@@ -145,14 +278,19 @@ class Table(Part):
 
 @dataclass(frozen=True)
 class Embedding(Table):
-    """The rows of tokens, which a checkpoint may quantize."""
+    """The rows of tokens, of which each rank has a part."""
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(self, rows=self.rows // ranks)
 
 
 @dataclass(frozen=True)
 class Attention(Part):
     """Grouped-query attention. `qkv`: the projections to queries, keys and values. `rope`: None without a rotation.
 
-    `window`, `scale`, `bidirectional`: as in `srv.specs.AttentionLayer`.
+    `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation. `unit_norm`: divides rotated
+    queries and keys by their root mean square. `gate`: a projection to gates of the result. `sinks`: scores that are
+    learned. The other fields are those of `srv.specs.AttentionLayer`.
     """
 
     qkv: Linear
@@ -161,25 +299,99 @@ class Attention(Part):
     kv_heads: int
     head_dim: int
     scale: float
-    window: int | None = None
-    bidirectional: bool = False
     rope: RopeConfig | None = None
+    q_norm: Norm | HeadNorms | None = None
+    k_norm: Norm | HeadNorms | None = None
+    unit_norm: Norm | None = None
+    gate: Linear | None = None
+    sinks: Tensors | None = None
+    window: int | None = None
+    chunk: int | None = None
+    soft_cap: float | None = None
+    alibi: tuple[float, ...] | None = None
+    bidirectional: bool = False
 
     def layer(self, index: int) -> AttentionLayer:
         """What a backend is told of it in layer `index`."""
         return AttentionLayer(
-            index,
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            self.scale,
+            index=index,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            scale=self.scale,
             window=self.window,
+            soft_cap=self.soft_cap,
+            chunk=self.chunk,
+            sinks=self.sinks is not None,
+            alibi=self.alibi,
             bidirectional=self.bidirectional,
         )
 
-    def ops(self) -> Iterator[OpUse]:
+    @property
+    def is_divisible(self) -> bool:
+        """False if a norm needs all heads, or heads have norms of their own."""
+        return self.q_norm is None or (isinstance(self.q_norm, Norm) and self.q_norm.size == self.head_dim)
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.rope is not None:
             yield OpUse(ROTARY, {"head_dim": self.head_dim, "rotary_dim": self.rope.rotary_dim})
+
+    def of_rank(self, ranks: int) -> Self:
+        part, heads = super().of_rank(ranks), self.heads // ranks
+        alibi = None if self.alibi is None else self.alibi[:heads]
+        return dataclasses.replace(part, heads=heads, kv_heads=max(1, self.kv_heads // ranks), alibi=alibi)
+
+
+@dataclass(frozen=True)
+class Indexer(Part):
+    """Chooses the keys of each query in sparse latent attention. `rotated`: the size of heads of its rotation."""
+
+    queries: Linear
+    keys: Linear
+    scores: Linear
+    key_norm: Norm
+    rotated: int
+    rotary_dim: int
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield OpUse(ROTARY, {"head_dim": self.rotated, "rotary_dim": self.rotary_dim})
+
+
+@dataclass(frozen=True)
+class Latent(Part):
+    """Multi-head latent attention (DeepSeek-V2). `down`: from hidden states to compressed vectors. `up`: from these to
+    keys and values, which backends multiply by in ways of their own. `indexer`: None without, or if the layer uses that
+    of one before it; `index`: of models that have indexers.
+    """
+
+    down: Linear
+    query_norm: Norm | None
+    queries: Linear
+    latent_norm: Norm
+    up: Tensors
+    indexer: Indexer | None
+    gate: Linear | None
+    sinks: Tensors | None
+    output: Linear
+    heads: int
+    head_dim: int
+    dims: LatentDims
+    scale: float
+    index: IndexDims | None = None
+
+    def layer(self, index: int) -> AttentionLayer:
+        """What a backend is told of it in layer `index`."""
+        indexer = None if self.index is None else self.index._replace(own=self.indexer is not None)
+        sinks = self.sinks is not None
+        return AttentionLayer(
+            index, self.heads, 1, self.head_dim, self.scale, sinks=sinks, latent=self.dims, indexer=indexer
+        )
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield OpUse(ROTARY, {"head_dim": self.dims.rope_dim, "rotary_dim": self.dims.rope_dim})
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(super().of_rank(ranks), heads=self.heads // ranks)
 
 
 @dataclass(frozen=True)
@@ -188,18 +400,170 @@ class MLP(Part):
 
     up: Linear
     down: Linear
-    activation: Activation
+    activation: Activation = "silu_gated"
 
     @property
     def inner(self) -> int:
         """The elements of a token between the projections."""
         return self.down.inputs
 
-    def ops(self) -> Iterator[OpUse]:
+    def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.activation == "silu_gated":
             yield OpUse(SILU, {"dim": self.inner})
+        elif self.activation == "gelu_tanh_gated":
+            yield OpUse(GELU, {"dim": self.inner}, own="torch's operators")
         else:
-            yield torch_op(GATED.get(self.activation, self.activation), self.inner)
+            yield torch_op(self.activation.removesuffix("_gated"), self.inner)
+
+
+@dataclass(frozen=True)
+class Experts(Part):
+    """The routed experts of a layer, each a gated MLP. `inner`: the size of one on this rank."""
+
+    count: int
+    used: int
+    hidden: int
+    inner: int
+    bias: bool = False
+
+    @property
+    def op_sizes(self) -> Mapping[str, int]:
+        """Those by which ops of experts are selected."""
+        return {"hidden": self.hidden, "intermediate": self.inner, "experts": self.count, "top_k": self.used}
+
+    def weights(self) -> Iterator[Weight]:
+        shapes = {"gate_proj": (self.inner, self.hidden), "up_proj": (self.inner, self.hidden)}
+        for expert in range(self.count):
+            for name, shape in {**shapes, "down_proj": (self.hidden, self.inner)}.items():
+                yield Weight(f"{expert}.{name}.weight", shape)
+                if self.bias:
+                    yield Weight(f"{expert}.{name}.bias", shape[:1])
+
+    @property
+    def elements(self) -> int:
+        return self.projected + self.count * (2 * self.inner + self.hidden) * self.bias
+
+    @property
+    def projected(self) -> int:
+        return self.count * 3 * self.inner * self.hidden
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(self, inner=self.inner // ranks)
+
+
+@dataclass(frozen=True)
+class MoE(Part):
+    """A mixture of experts. `choice_bias`: is added to scores for the choice. `config`: how experts are chosen."""
+
+    router: Linear
+    choice_bias: Tensors | None
+    shared: MLP | None
+    shared_gate: Linear | None
+    experts: Experts
+    config: MoEConfig
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield OpUse(ROUTE, {"experts": self.experts.count, "top_k": self.experts.used})
+
+
+@dataclass(frozen=True)
+class Recurrent(Part):
+    """A layer that keeps a state of a fixed size in place of keys and values. Such models are on one rank."""
+
+
+@dataclass(frozen=True)
+class ShortConvolution(Recurrent):
+    """A gated convolution over time (LFM2)."""
+
+    inputs: Linear
+    convolution: Tensors
+    output: Linear
+    sizes: ShortConvolutionSizes
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield convolution(self.sizes.channels, self.sizes.width)
+
+
+@dataclass(frozen=True)
+class DeltaNet(Recurrent):
+    """The gated delta rule (Qwen3-Next)."""
+
+    inputs: Linear
+    rates: Linear
+    tensors: Tensors
+    norm: Norm
+    output: Linear
+    sizes: DeltaSizes
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        sizes = self.sizes
+        heads = {"key_heads": sizes.key_heads, "value_heads": sizes.value_heads}
+        yield convolution(sizes.channels, sizes.width)
+        yield OpUse("gated_delta_rule", {**heads, "key_dim": sizes.key_dim, "value_dim": sizes.value_dim})
+
+
+@dataclass(frozen=True)
+class StateSpace(Recurrent):
+    """A Mamba-2 mixer."""
+
+    inputs: Linear
+    tensors: Tensors
+    output: Linear
+    sizes: StateSpaceSizes
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        scan = self.sizes.scan
+        yield convolution(self.sizes.channels, self.sizes.width)
+        yield OpUse("state_space_scan", scan.op_sizes)
+        if self.sizes.norm:
+            yield torch_op(GATED_NORM, scan.inner // scan.groups)
+
+
+@dataclass(frozen=True)
+class Lightning(Recurrent):
+    """Lightning attention (MiniMax-Text-01)."""
+
+    qkv: Linear
+    gate: Linear
+    norm: Norm
+    output: Linear
+    sizes: ScanSizes
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield OpUse("state_space_scan", self.sizes.op_sizes)
+
+
+@dataclass(frozen=True)
+class LinearRecurrence(Recurrent):
+    """A gated linear recurrence after a convolution (RecurrentGemma)."""
+
+    inputs: Linear
+    tensors: Tensors
+    output: Linear
+    sizes: LinearRecurrenceSizes
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield convolution(self.sizes.channels, self.sizes.width)
+        yield OpUse("gated_linear_recurrence", {"channels": self.sizes.channels})
+
+
+@dataclass(frozen=True)
+class Layer(Part):
+    """One layer of a decoder: its norms, what mixes tokens, and its feed-forward part, by their names.
+
+    `before`, `between`, `after`: what stands before the mixer, between the two parts, and after them: norms, and the
+    mixing of residual streams.
+    """
+
+    before: tuple[Part, ...]
+    mixers: tuple[Attention | Latent | Recurrent, ...]
+    between: tuple[Part, ...]
+    feed_forward: MLP | MoE
+    after: tuple[Part, ...] = ()
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        for part in (*self.before, *self.mixers, *self.between, self.feed_forward, *self.after):
+            yield part.name, part
 
 
 @dataclass(frozen=True)
@@ -210,6 +574,34 @@ class Stack(Part):
     layers: tuple[Part, ...]
 
 
+@dataclass(frozen=True)
+class DecoderStack(Stack):
+    """`before`: what is added to embeddings, and their norm. `after`: the last norm, and what precedes it."""
+
+    before: tuple[Part, ...]
+    after: tuple[Part, ...]
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        yield self.embedding.name, self.embedding
+        yield from ((part.name, part) for part in self.before)
+        yield from ((f"layers.{index}", layer) for index, layer in enumerate(self.layers))
+        yield from ((part.name, part) for part in self.after)
+
+
+@dataclass(frozen=True)
+class Decoder(Part):
+    """A whole model. `output`: None without an output layer, if it is another model's body."""
+
+    stack: DecoderStack
+    output: Output | None
+    output_bias: Tensors | None = None
+
+
+def convolution(channels: int, width: int) -> OpUse:
+    """The op of a causal convolution of each channel over time."""
+    return OpUse(CONVOLUTION, {"channels": channels, "width": width})
+
+
 def torch_op(op: str, dim: int) -> OpUse:
     """An op of `dim` elements for which layers call torch's own operator on every platform."""
     return OpUse(op, {"dim": dim}, own=TORCH, always_own=True)
@@ -218,10 +610,14 @@ def torch_op(op: str, dim: int) -> OpUse:
 def alike(kinds: Iterable[Kind], make: Callable[[Kind], Made]) -> tuple[Made, ...]:
     """`make(kind)` for each kind; those of equal kinds are one object."""
     made: list[tuple[Kind, Made]] = []
+    result: list[Made] = []
     for kind in kinds:
-        found = next((part for other, part in made if other == kind), None)
-        made.append((kind, make(kind) if found is None else found))
-    return tuple(part for _, part in made)
+        found = next((part for other, part in made if other is kind or other == kind), None)
+        if found is None:
+            found = make(kind)
+            made.append((kind, found))
+        result.append(found)
+    return tuple(result)
 
 
 def walk(part: Part, prefix: str = "") -> Iterator[tuple[str, Part]]:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from srv.models.blueprint import Attention, Embedding, Linear, OpUse, Output, Part, Stack, below, walk
+from srv.models.blueprint import (
+    MLP,
+    Attention,
+    Embedding,
+    Experts,
+    Latent,
+    Linear,
+    OpUse,
+    Output,
+    Part,
+    Recurrent,
+    Stack,
+    below,
+    walk,
+)
 from srv.specs import AttentionLayer
+
+OUTPUT = "lm_head"  # the name of the output layer
 
 
 class Matrix(NamedTuple):
@@ -40,6 +57,16 @@ class ExpertMatrices(NamedTuple):
     bias: bool = False
 
 
+class DividedSizes(NamedTuple):
+    """The sizes of a model that are divided among ranks."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+
+
 class ModelOps(NamedTuple):
     """Everything that a model's layers call, each distinct use of an op once; the matrices of all layers."""
 
@@ -49,39 +76,59 @@ class ModelOps(NamedTuple):
 
 
 def parameters(tree: Part) -> int:
-    """How many there are."""
-    return sum(weight.elements for _, part in walk(tree) for weight in part.weights())
+    """How many there are; tied embeddings count once."""
+    return sum(part.elements for _, part in walk(tree))
 
 
 def projection_parameters(tree: Part) -> int:
-    """The weights of linear layers, without those of heads, and without biases."""
-    linear = (part for _, part in walk(tree) if isinstance(part, Linear) and not isinstance(part, Output))
-    return sum(part.inputs * sum(part.outputs.values()) for part in linear)
+    """The weights of linear layers, without the embeddings, the output layer, heads and routers, and without biases."""
+    return sum(part.projected for _, part in walk(tree))
 
 
 def attention_layers(tree: Part) -> tuple[AttentionLayer, ...]:
-    """The attention of each layer, with the number of the layer."""
-    stack = next(part for _, part in walk(tree) if isinstance(part, Stack))
-    numbered = ((index, part) for index, layer in enumerate(stack.layers) for _, part in walk(layer))
-    return tuple(part.layer(index) for index, part in numbered if isinstance(part, Attention))
+    """The attention of each layer that has one, with the number of the layer."""
+    numbered = ((index, part) for index, layer in enumerate(stack(tree).layers) for _, part in walk(layer))
+    return tuple(part.layer(index) for index, part in numbered if isinstance(part, Attention | Latent))
 
 
-def ops(tree: Part) -> tuple[OpUse, ...]:
-    """What layers call beside the products with matrices, each distinct use once."""
-    used = (use for _, part in walk(tree) for use in part.ops())
+def divided(tree: Part) -> DividedSizes | None:
+    """The sizes that are divided among ranks; None if the layers cannot be sharded."""
+    attention = [part for _, part in walk(tree) if isinstance(part, Attention | Latent)]
+    indivisible = (isinstance(part, Attention) and not part.is_divisible for part in attention)
+    if any(isinstance(part, Recurrent) for _, part in walk(tree)) or any(indivisible):
+        return None
+    inner = {part.inner for _, part in walk(tree) if isinstance(part, MLP | Experts)}
+    first, vocab = attention[0], stack(tree).embedding.rows
+    if isinstance(first, Latent):  # one compressed vector for all heads, which every rank stores
+        return DividedSizes(first.heads, 1, first.dims.value_dim, math.gcd(*inner), vocab)
+    return DividedSizes(first.heads, first.kv_heads, first.head_dim, math.gcd(*inner), vocab)
+
+
+def ops(tree: Part, dtype: str) -> tuple[OpUse, ...]:
+    """What layers call beside the products with matrices, each distinct use once. `dtype`: of the model."""
+    used = (use for _, part in walk(tree) for use in part.ops(dtype))
     return tuple({(use.op, use.dtype, tuple(use.sizes.items())): use for use in used}.values())
 
 
 def matrices(tree: Part) -> Iterator[Matrix]:
-    """All of them, by the names that layers have for them."""
+    """All of them but those of experts, by the names that layers have for them; that of the embedding first."""
     for name, part in walk(tree):
         if isinstance(part, Embedding):
             yield Matrix((name,), part.size, part.rows, embedding=True)
         elif isinstance(part, Linear):
-            names, outputs = (below(name, each) for each in part.outputs), tuple(part.outputs.values())
-            yield Matrix(tuple(names), part.inputs, sum(outputs), parts=outputs if len(outputs) > 1 else ())
+            names, outputs = tuple(below(name, each) for each in part.outputs), tuple(part.outputs.values())
+            parts = outputs if len(outputs) > 1 else ()
+            bias, tied = bool(part.role) and part.bias, isinstance(part, Output) and part.tied
+            yield Matrix(names, part.inputs, sum(outputs), tied=tied, role=part.role, bias=bias, parts=parts)
 
 
-def model_ops(tree: Part) -> ModelOps:
-    """Everything that the layers of a model call."""
-    return ModelOps(ops(tree), tuple(matrices(tree)))
+def model_ops(tree: Part, dtype: str) -> ModelOps:
+    """Everything that the layers of a model call. `dtype`: of the model."""
+    experts = ((name, part) for name, part in walk(tree) if isinstance(part, Experts))
+    of_experts = tuple(ExpertMatrices(name, part.op_sizes, part.bias) for name, part in experts)
+    return ModelOps(ops(tree, dtype), tuple(matrices(tree)), of_experts)
+
+
+def stack(tree: Part) -> Stack:
+    """The layers of a model."""
+    return next(part for _, part in walk(tree) if isinstance(part, Stack))

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.errors import ModelError
+from srv.models.architectures.architecture import DescribesOps
 from srv.models.architectures.expert_layers import mixture
-from srv.models.architectures.op_uses import DescribesOps
 from srv.models.architectures.registry import native_or_reason
 from srv.specs import ModelFacts
 

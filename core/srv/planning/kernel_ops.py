@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from srv.models.architectures.op_uses import OUTPUT
 from srv.models.blueprint import OpUse
-from srv.models.derive import ExpertMatrices, Matrix, ModelOps
+from srv.models.derive import OUTPUT, ExpertMatrices, Matrix, ModelOps
 from srv.models.layers.moe_config import expert_names
 from srv.planning.kernel import Kernel, logits_key
 from srv.platform.experts import EXPERT_OP_OF, EXPERTS, INT8

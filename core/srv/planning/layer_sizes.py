@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 from srv.dtypes import item_size
-from srv.models.architectures.architecture import DECODER, NativeConfig
+from srv.models.architectures.architecture import DECODER, DescribesOps, NativeConfig
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.expert_layers import mixture_of
-from srv.models.architectures.op_uses import DescribesOps
 from srv.models.architectures.own_order import stored_layer_ops, stored_tensor_bytes
 from srv.models.architectures.registry import find
 from srv.models.derive import ExpertMatrices, ModelOps
@@ -26,7 +25,7 @@ def described_ops(model: ModelFacts, config: NativeConfig, dtype: str) -> ModelO
     architecture = find(model.architecture)
     shared = architecture is not None and architecture.layers == DECODER
     kind = type(config)
-    own = "model_ops" in vars(kind) and kind is not DecoderConfig
+    own = bool({"tree", "model_ops"} & set(vars(kind))) and kind is not DecoderConfig
     return config.model_ops(dtype) if isinstance(config, DescribesOps) and (shared or own) else None
 
 

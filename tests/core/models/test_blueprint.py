@@ -2,51 +2,115 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
-from every import every
-from models_small import built
-from pooled_models import pooled_model
+import bfloat16_models
+import indexed_small
+import pooled_models
+import torch
+from model_cells import SHAPE
+from models_small import HOST, SIZES, reference_ops
+from transformers import CONFIG_MAPPING, AutoConfig
 
+from srv.dist.group import RankGroup
 from srv.models import derive
-from srv.models.architectures.encoder_config import EncoderBlueprint
-from srv.models.architectures.registry import native_config
-from srv.models.base import NativeModel
-from srv.models.blueprint import Linear, Part, alike, below, walk
-from srv.models.read import read_facts
+from srv.models.architectures.architecture import NativeConfig
+from srv.models.architectures.described import Described
+from srv.models.architectures.load_layers import load_layers
+from srv.models.architectures.registry import BUILT_IN, native_config
+from srv.models.blueprint import Experts, Linear, Output, Part, alike, below, walk
+from srv.models.layers.context import BuildContext
+from srv.models.layers.experts import ExpertWeights
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection
 
-ENCODERS = (
-    "bert scorer",
-    "xlm-roberta scorer",
-    "modernbert classifier",
-    "gte classifier",
-    "nomic",
-    "jina",
-    "distilbert classifier",
-    "eurobert",
-)
 BERT = {"vocab_size": 100, "hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 3, "num_labels": 5}
+ATTENDING = {"BambaForCausalLM": {"attn_layer_indices": [1]}, "GraniteMoeHybridForCausalLM": {"layer_types": None}}
+INDEXED = {
+    "v32": "DeepseekV32ForCausalLM",
+    "glm": "GlmMoeDsaForCausalLM",
+    "axk2": "AXK2ForCausalLM",
+    "hy": "HYV4ForCausalLM",
+}
 
 
-def tree(name: str = "BertForSequenceClassification", **fields: object) -> Part:
-    config = native_config(name, {**BERT, **fields})
-    assert isinstance(config, EncoderBlueprint)
+@functools.cache
+def configurations() -> dict[str, dict[str, Any]]:
+    """The fields of a small model of every class with native layers."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, model in bfloat16_models.MODELS.items():
+        fields = {**SIZES, **SHAPE, **model.fields, **ATTENDING.get(name, {})}
+        if name == "GraniteMoeHybridForCausalLM":
+            fields["layer_types"] = ["mamba", "attention", "mamba"][: fields["num_hidden_layers"]]
+        if isinstance(getattr(CONFIG_MAPPING[model.kind], "head_dim", None), property):
+            del fields["head_dim"]
+        found[name] = AutoConfig.for_model(model.kind, **fields).to_dict()
+    for kind, name in INDEXED.items():
+        found[name] = indexed_small.MODELS[kind]().to_dict()
+    for model_class, config, fields in pooled_models.MODELS.values():
+        found.setdefault(model_class.__name__, config(**fields).to_dict())
+    return found
+
+
+def native(name: str) -> NativeConfig:
+    return native_config(name, configurations()[name])
+
+
+def tree(**fields: object) -> Part:
+    config = native_config("BertForSequenceClassification", {**BERT, **fields})
+    assert isinstance(config, Described)
     return config.tree
 
 
-@every("name", ENCODERS)
-def test_layers_hold_the_weights_that_the_blueprint_names(name: str, tmp_path: Path) -> None:
-    pooled_model(name, tmp_path)
-    facts, model = read_facts(tmp_path), built(tmp_path)
-    config = native_config(facts.architecture, facts.config)
-    assert isinstance(config, EncoderBlueprint)
-    assert isinstance(model, NativeModel)
-    named = {
-        below(prefix, weight.name): weight.shape for prefix, part in walk(config.tree) for weight in part.weights()
+def shapes(part: Part) -> dict[str, tuple[int, ...]]:
+    return {below(prefix, weight.name): weight.shape for prefix, each in walk(part) for weight in each.weights()}
+
+
+def test_layers_hold_the_weights_that_blueprints_name() -> None:
+    """Of every class; also the parameters in matrices are those of the layers."""
+    for name in configurations():
+        config, context = native(name), BuildContext(HOST, torch.float32, reference_ops())
+        assert isinstance(config, Described)
+        model = load_layers(name)(config, LayerFactory(context), 64)
+        assert shapes(config.tree) == {each: tuple(view.shape) for each, view in model.weight_views().items()}, name
+        assert config.attention_layers == model.attention_layers, name
+        assert config.parameters == sum(view.numel() for view in model.weight_views().values()), name
+        linear = (each for each in model.modules() if isinstance(each, Projection | ExpertWeights) and not each.role)
+        held = Counter(part for layer in linear for part in layer.weight_views())
+        named = {
+            below(prefix, f"{each}.weight")
+            for prefix, part in walk(config.tree)
+            if isinstance(part, Linear) and not part.role and not (isinstance(part, Output) and part.tied)
+            for each in part.outputs
+        }
+        assert named <= set(held), name
+
+
+def test_every_class_with_native_layers_has_a_small_model_here() -> None:
+    alike_classes = {"MaskedLM", "SequenceClassification"}  # of encoders, whose other classes are among them
+    missing = set(BUILT_IN) - set(configurations())
+    assert {name for name in missing if not name.endswith(tuple(f"For{each}" for each in alike_classes))} <= {
+        "XLMRobertaModel"
     }
-    assert named == {weight: tuple(view.shape) for weight, view in model.weight_views().items()}
-    assert model.attention_layers == config.attention_layers
+
+
+def test_the_first_of_two_ranks_has_the_weights_that_its_blueprint_names() -> None:
+    seen = 0
+    for name, fields in configurations().items():
+        config = native_config(name, {**fields, "vocab_size": 96})
+        sizes = config.divided
+        if sizes is None or any(size % 2 for size in (sizes.heads, sizes.intermediate)):
+            continue
+        part, group = config.of_rank(2), RankGroup(rank=0, size=2)
+        assert isinstance(part, Described)
+        model = load_layers(name)(config, LayerFactory(BuildContext(HOST, torch.float32, reference_ops(), group)), 64)
+        views = {each: tuple(view.shape) for each, view in model.weight_views().items()}
+        assert shapes(part.tree) == views, name
+        seen += 1
+    assert seen > 20
 
 
 def test_layers_that_are_alike_are_one_object() -> None:
@@ -70,6 +134,12 @@ def test_parameters_are_those_of_a_count_by_hand() -> None:
     assert derive.projection_parameters(tree(num_hidden_layers=3)) == 3 * (4 * hidden + 2 * inner) * hidden
 
 
+def test_experts_are_counted_as_they_are_named() -> None:
+    experts = Experts(3, 2, 8, 5, bias=True)
+    assert experts.elements == sum(weight.elements for weight in experts.weights()) == 3 * (3 * 8 * 5 + 2 * 5 + 8)
+    assert experts.projected == 3 * 3 * 8 * 5
+
+
 def test_a_walk_that_nobody_has_prepared_is_a_few_lines() -> None:
     """As for adapters: the linear layers of each kind, with their sizes, whatever the family."""
     targets: Counter[tuple[str, int, int]] = Counter()
@@ -77,10 +147,11 @@ def test_a_walk_that_nobody_has_prepared_is_a_few_lines() -> None:
         if isinstance(part, Linear):
             targets.update((name, part.inputs, outputs) for name, outputs in part.outputs.items())
     square = {(name, 12, 12): 3 for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
-    assert targets == {
+    expected: Mapping[tuple[str, int, int], int] = {
         **square,
         ("up_proj", 12, 20): 3,
         ("down_proj", 20, 12): 3,
         ("head.dense", 12, 12): 1,
         ("score", 12, 5): 1,
     }
+    assert targets == expected

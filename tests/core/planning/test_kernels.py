@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from srv.errors import Refusal
 from srv.io.messages import Stats
-from srv.models.architectures.op_uses import DescribesOps
+from srv.models.architectures.architecture import DescribesOps
 from srv.models.architectures.registry import native_config
 from srv.models.config.stored_model import stored_model
 from srv.planning.kernel import Kernel

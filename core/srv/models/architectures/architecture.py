@@ -9,22 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from srv.models.derive import DividedSizes, ModelOps
 from srv.models.formats.gguf_layout import GGUFLayout
 from srv.models.formats.stored_weights import StoredWeights
 from srv.specs import AttentionLayer
 
 GROUP = "srv.architectures"  # the entry points of other distributions
 DECODER = "srv.models.architectures.decoder:Decoder"
-
-
-class DividedSizes(NamedTuple):
-    """The sizes of a model that are divided among ranks."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
 
 
 class NativeConfig(Protocol):
@@ -69,6 +60,14 @@ class PooledConfig(Protocol):
 
     @property
     def pooled_by(self) -> str: ...
+
+
+@runtime_checkable
+class DescribesOps(Protocol):
+    """A `NativeConfig` that describes what its layers call. One that does not is shown as unknown."""
+
+    def model_ops(self, dtype: str) -> ModelOps:
+        """`dtype`: of the model. Of the configuration of one rank, what that rank calls."""
 
 
 class Architecture(NamedTuple):

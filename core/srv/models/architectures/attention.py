@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from srv.models.architectures import parts
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.base import ForwardContext
 from srv.models.formats.slices import Slice
@@ -35,7 +36,7 @@ class Attention(nn.Module):
         self.total_heads = sum(self.head_counts)
         heads, kv_heads, _ = self.head_counts
         group, place = context.cache_place(index)
-        layer = config.attention_layer(index)
+        layer = parts.attention(config, index).layer(index)
         first, end = context.group.share(config.heads)
         alibi = None if layer.alibi is None else layer.alibi[first:end]
         self.layer = dataclasses.replace(layer, index=place, group=group, heads=heads, kv_heads=kv_heads, alibi=alibi)

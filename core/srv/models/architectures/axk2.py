@@ -26,7 +26,7 @@ def make_config(config: Mapping[str, Any]) -> DeepseekConfig:
         raise UnsupportedConfig(f"gated_norm_rank = {rank} is not a size")
     read = {name: value for name, value in config.items() if name != "moe_layer_freq"}
     base = make_v32({**read, "mlp_layer_types": config["mlp_layer_types"] or _mlp_types(config)})
-    return base._replace(attention=base.attention._replace(gated_queries=True), gate_rank=rank)
+    return base.replace(attention=base.attention._replace(gated_queries=True), gate_rank=rank)
 
 
 def _mlp_types(config: Mapping[str, Any]) -> list[str]:

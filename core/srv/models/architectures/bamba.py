@@ -19,7 +19,7 @@ def make_config(config: Mapping[str, Any]) -> MambaConfig:
     attends = tuple(index in stated for index in range(base.layers))
     if not any(attends):
         raise UnsupportedConfig(f"attn_layer_indices = {sorted(stated)} names no layer with attention")
-    decoder = base._replace(qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
+    decoder = base.replace(qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
     return MambaConfig(decoder, attends, mamba_sizes(config, int(config["mamba_expand"] * base.hidden_size)))
 
 

@@ -22,7 +22,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
     refuse_unless(config, {"slow_but_exact": (False,)})
     decoder = sizes(config, names=NAMES, norm_eps=float(config["layer_norm_epsilon"]), rotary=False)
     return LayerNormConfig(
-        decoder=decoder._replace(
+        decoder=decoder.replace(
             qkv_bias=True, output_bias=True, mlp_bias=True, alibi_slopes=alibi_slopes(decoder.heads)
         ),
         mlp="gelu_tanh",

@@ -30,7 +30,7 @@ WEIGHTS = StoredWeights(interleaved=rotated_dims)
 
 
 def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
-    return parallel(decoder(config))._replace(head_norms=bool(config["use_qk_norm"]), joint_head_norms=True)
+    return parallel(decoder(config)).replace(head_norms=bool(config["use_qk_norm"]), joint_head_norms=True)
 
 
 def decoder(config: Mapping[str, Any]) -> DecoderConfig:
@@ -38,7 +38,7 @@ def decoder(config: Mapping[str, Any]) -> DecoderConfig:
     bias, scale = bool(config["attention_bias"]), float(config["logit_scale"])
     if not scale > 0:
         raise UnsupportedConfig(f"logit_scale = {scale} is not a positive number")
-    return base._replace(qkv_bias=bias, output_bias=bias, logits_divisor=1 / scale)
+    return base.replace(qkv_bias=bias, output_bias=bias, logits_divisor=1 / scale)
 
 
 def parallel(sizes: DecoderConfig) -> LayerNormConfig:

@@ -19,7 +19,7 @@ PATTERN = 4  # every fourth layer has full attention
 def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
     base = decoder(config)
     windows = windows_of_pattern(config, base.layers)
-    return parallel(base._replace(windows=windows, rotated=tuple(window is not None for window in windows)))
+    return parallel(base.replace(windows=windows, rotated=tuple(window is not None for window in windows)))
 
 
 ARCHITECTURE = Architecture(

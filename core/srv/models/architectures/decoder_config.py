@@ -7,16 +7,16 @@ no field is silently ignored.
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from srv.models.architectures.architecture import DividedSizes
-from srv.models.architectures.op_uses import decoder_ops
-from srv.models.derive import ModelOps
+from srv.models.architectures import parts
+from srv.models.architectures.described import Described
+from srv.models.blueprint import Decoder, Layer
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
-from srv.specs import AttentionLayer
 
 # The values that transformers uses for fields that a configuration leaves out.
 DEFAULTS: dict[str, Any] = {
@@ -51,7 +51,8 @@ class Temperature(NamedTuple):
     scale: float
 
 
-class DecoderConfig(NamedTuple):
+@dataclass(frozen=True)
+class DecoderConfig(Described):
     """Sizes and switches of a pre-norm decoder with rotary attention and a gated MLP, or a mixture of experts.
 
     `qkv_bias`, `output_bias`, `mlp_bias`: whether these linear layers have a bias. `qk_norm`: RMS norm over each
@@ -106,85 +107,20 @@ class DecoderConfig(NamedTuple):
         """The mixture of experts of a layer; None if it has an MLP."""
         return self.moe if self.moe_layers and self.moe_layers[index] else None
 
-    def attention_layer(self, index: int) -> AttentionLayer:
-        return AttentionLayer(
-            index=index,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            scale=self.attention_scale,
-            window=self.windows[index],
-            soft_cap=self.attention_soft_cap,
-            chunk=self.chunks[index] if self.chunks else None,
-            sinks=self.sinks,
-            alibi=self.alibi_slopes,
-        )
-
     @property
     def qkv_parts(self) -> tuple[int, int, int]:
         """The queries, the keys and the values of a token, in elements."""
         return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
 
-    @property
-    def qkv_size(self) -> int:
-        """All of `qkv_parts`."""
-        return sum(self.qkv_parts)
+    @functools.cached_property
+    def tree(self) -> Decoder:
+        chunks = self.chunks or (None,) * self.layers
+        has_experts = self.moe_layers or (False,) * self.layers
+        kinds = list(zip(self.windows, self.rotated, chunks, has_experts, strict=True))
+        return parts.decoder(self, parts.layers(kinds, self._layer), parts.last_norm(self))
 
-    @property
-    def embedding_parameters(self) -> int:
-        """Those of the embedding and of the output layer, which count once if they are tied."""
-        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.attention_layer(index) for index in range(self.layers))
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters; tied embeddings count once."""
-        hidden, queries, keys = self.hidden_size, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        normed = queries + keys if self.wide_qk_norm else 2 * self.head_dim
-        attention = self.qkv_size * self.qkv_bias + hidden * self.output_bias + normed * self.qk_norm
-        attention += self.heads * self.sinks
-        mlp = (2 * self.intermediate_size + hidden) * self.mlp_bias
-        mixtures = [self.moe_of(index) for index in range(self.layers)]
-        mlps = sum(mlp if moe is None else moe.other_params(hidden) for moe in mixtures)
-        layers = self.layers * (attention + 2 * hidden)
-        return self.embedding_parameters + self.projection_params + mlps + layers + hidden
-
-    @property
-    def projection_params(self) -> int:
-        """The number of weights in linear layers, without the embeddings and the output layer (and without biases)."""
-        attention = 2 * self.hidden_size * (self.heads + self.kv_heads) * self.head_dim
-        dense = 3 * self.hidden_size * self.intermediate_size
-        mixtures = [self.moe_of(index) for index in range(self.layers)]
-        mlps = sum(dense if moe is None else moe.projection_params(self.hidden_size) for moe in mixtures)
-        return self.layers * attention + mlps
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """None if a norm needs all heads."""
-        if self.qk_norm and self.wide_qk_norm:
-            return None
-        sizes = [] if self.moe_layers and all(self.moe_layers) else [self.intermediate_size]
-        if self.moe is not None:
-            sizes += [self.moe.intermediate, self.moe.shared_intermediate]  # all must be multiples of the ranks
-        return DividedSizes(self.heads, self.kv_heads, self.head_dim, math.gcd(*sizes), self.vocab_size)
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        return decoder_ops(self)
-
-    def of_rank(self, ranks: int) -> DecoderConfig:
-        """The part of the first of `ranks` ranks; norms and few KV heads are on every rank."""
-        heads = self.heads // ranks
-        return self._replace(
-            heads=heads,
-            kv_heads=max(1, self.kv_heads // ranks),
-            intermediate_size=self.intermediate_size // ranks,
-            moe=None if self.moe is None else self.moe.of_rank(ranks),
-            vocab_size=self.vocab_size // ranks,
-            alibi_slopes=None if self.alibi_slopes is None else self.alibi_slopes[:heads],
-        )
+    def _layer(self, index: int) -> Layer:
+        return parts.pre_norm(self, parts.attention(self, index), parts.feed_forward(self, self.moe_of(index)))
 
 
 def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> DecoderConfig:

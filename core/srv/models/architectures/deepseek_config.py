@@ -5,20 +5,20 @@ Torch-free; `deepseek_layers` computes. Owns what both have in common; the file 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from srv.models.architectures.architecture import DividedSizes
+from srv.models.architectures import parts
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.described import Described
 from srv.models.architectures.latent_sizes import LatentSizes, latent_sizes
-from srv.models.architectures.op_uses import decoder_ops
-from srv.models.blueprint import LAYER_NORM, NORM, ROTARY, OpUse, torch_op
-from srv.models.derive import Matrix, ModelOps
+from srv.models.blueprint import GatedNorm, Layer, Linear, Norm, Part
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
-from srv.specs import AttentionLayer
 
 ATTENTION_NORM, MLP_NORM = "input_layernorm", "post_attention_layernorm"
 INNER_NORM_EPS = 1e-6  # of the norms of compressed vectors, whatever rms_norm_eps is
@@ -42,7 +42,8 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 
 
-class DeepseekConfig(NamedTuple):
+@dataclass(frozen=True)
+class DeepseekConfig(Described):
     """`decoder`: everything besides attention; its heads are those of the rotary part. `attention`: of every layer.
 
     `indexed`: whether each layer has an indexer, if `attention` has one; without, it uses that of a layer before it.
@@ -59,36 +60,6 @@ class DeepseekConfig(NamedTuple):
         """The mixture of experts of the layers that have one."""
         return self.decoder.moe
 
-    @property
-    def parameters(self) -> int:
-        """The number of parameters; tied embeddings count once."""
-        indexers = sum(self.indexed) * self.attention.indexer_parameters
-        latent = self.decoder.layers * (self.attention.parameters - self._plain_attention)
-        return self.decoder.parameters + latent + indexers + self._gate_params
-
-    @property
-    def projection_params(self) -> int:
-        """The number of weights in linear layers, without the embeddings and the output layer (and without biases)."""
-        latent = self.attention.projection_params - self._plain_attention
-        indexers = sum(self.indexed) * self.attention.indexer_projection_params
-        return self.decoder.projection_params + self.decoder.layers * latent + indexers + self._gate_params
-
-    @property
-    def _gate_params(self) -> int:
-        """The weights of the gates of all norms."""
-        gated = sum(len(self.gated_norms(index)) for index in range(self.decoder.layers))
-        return gated * 2 * self.decoder.hidden_size * self.gate_rank
-
-    @property
-    def _plain_attention(self) -> int:
-        """The weights that `decoder` counts for the attention of a layer."""
-        sizes = self.decoder
-        return 2 * sizes.hidden_size * (sizes.heads + sizes.kv_heads) * sizes.head_dim
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.attention.layer(index, self.has_indexer(index)) for index in range(self.decoder.layers))
-
     def has_indexer(self, index: int) -> bool:
         return bool(self.indexed) and self.indexed[index]
 
@@ -98,53 +69,24 @@ class DeepseekConfig(NamedTuple):
             return ()
         return (ATTENTION_NORM,) if self.decoder.moe_of(index) is None else (ATTENTION_NORM, MLP_NORM)
 
-    @property
-    def divided(self) -> DividedSizes | None:
-        """Heads have one compressed vector in common, which every rank stores."""
-        sizes = self.decoder.divided
-        return None if sizes is None else sizes._replace(kv_heads=1, head_dim=self.attention.dims.value_dim)
+    @functools.cached_property
+    def tree(self) -> Part:
+        sizes = self.decoder
+        kinds = [(self.has_indexer(index), sizes.moe_of(index)) for index in range(sizes.layers)]
+        return parts.decoder(sizes, parts.layers(kinds, self._layer), parts.last_norm(sizes))
 
-    def of_rank(self, ranks: int) -> DeepseekConfig:
-        """The part of one rank. Compressed vectors, and what computes them, are on every rank."""
-        return self._replace(decoder=self.decoder.of_rank(ranks), attention=self.attention.of_rank(ranks))
+    def _layer(self, index: int) -> Layer:
+        sizes, gated = self.decoder, self.gated_norms(index)
+        before, between = (self._norm(name, name in gated) for name in (ATTENTION_NORM, MLP_NORM))
+        mixer = self.attention.part(self.has_indexer(index))
+        return Layer((before,), (mixer,), (between,), parts.feed_forward(sizes, sizes.moe_of(index)))
 
-    def model_ops(self, dtype: str) -> ModelOps:
-        base = decoder_ops(self.decoder)
-        sizes = dict.fromkeys(size for size in (self.attention.query_rank, self.attention.dims.latent_dim) if size)
-        inner = [OpUse(NORM, {"dim": size}) for size in sizes if size != self.decoder.hidden_size]
-        if (indexer := self.attention.indexer) is not None:
-            rotated = self.attention.dims.rope_dim
-            head = rotated if self.attention.index_rotates_last else indexer.dim
-            inner.append(OpUse(ROTARY, {"head_dim": head, "rotary_dim": rotated}))
-            inner.append(torch_op(LAYER_NORM, indexer.dim))
-        ops = tuple({(use.op, tuple(use.sizes.items())): use for use in (*base.ops, *inner)}.values())
-        return base._replace(ops=ops, matrices=tuple(self._matrices(base)))
-
-    def _matrices(self, base: ModelOps) -> Iterator[Matrix]:
-        """Those of a decoder, with the matrices of latent attention in the place of its own."""
-        hidden, attention, rank = self.decoder.hidden_size, self.attention, self.attention.query_rank
-        for matrix in base.matrices:
-            prefix, _, name = matrix.names[0].rpartition(".")
-            if prefix.endswith(".self_attn") and name == "q_proj":
-                compressed = (f"{prefix}.kv_a_proj_with_mqa",)
-                names = compressed if rank is None else (f"{prefix}.q_a_proj", *compressed)
-                yield Matrix(names, hidden, attention.down, parts=attention.down_parts)
-                queries, inputs = attention.query_projection
-                yield Matrix((f"{prefix}.{queries}",), inputs, attention.heads * attention.query_dim)
-                layer = prefix.removesuffix(".self_attn")
-                index = int(layer.split(".")[2])
-                for norm in self.gated_norms(index):
-                    yield Matrix((f"{layer}.{norm}.mlp.fc1",), hidden, self.gate_rank)
-                    yield Matrix((f"{layer}.{norm}.mlp.fc2",), self.gate_rank, hidden)
-                if self.has_indexer(index):
-                    for own, (inputs, outputs) in attention.indexer_projections.items():
-                        yield Matrix((f"{prefix}.indexer.{own}",), inputs, outputs)
-                if attention.gated:
-                    yield Matrix((f"{prefix}.gate_proj",), hidden, attention.heads * attention.dims.value_dim)
-            elif prefix.endswith(".self_attn"):
-                yield matrix._replace(inputs=attention.heads * attention.dims.value_dim)
-            else:
-                yield matrix
+    def _norm(self, name: str, is_gated: bool) -> Norm:
+        hidden, eps, rank = self.decoder.hidden_size, self.decoder.norm_eps, self.gate_rank
+        if not is_gated:
+            return Norm(hidden, eps, adds=True, name=name)
+        down, up = Linear({"mlp.fc1": rank}, hidden), Linear({"mlp.fc2": hidden}, rank)
+        return GatedNorm(hidden, eps, adds=True, down=down, up=up, name=name)
 
 
 def deepseek_config(
@@ -164,7 +106,7 @@ def deepseek_config(
     attention = latent_sizes(config, decoder.rope, INNER_NORM_EPS)
     moe_layers = (sparse or sparse_from)(config, decoder.layers)
     if any(moe_layers):
-        decoder = decoder._replace(moe=_experts(config, routing(config)), moe_layers=moe_layers)
+        decoder = decoder.replace(moe=_experts(config, routing(config)), moe_layers=moe_layers)
     return DeepseekConfig(decoder, attention)
 
 

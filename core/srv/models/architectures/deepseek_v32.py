@@ -48,7 +48,7 @@ def sparse_config(config: Mapping[str, Any], kinds: list[str]) -> DeepseekConfig
     read = {name: value for name, value in config.items() if name != "mlp_layer_types"}
     base = deepseek_config(read, routing, lambda _, count: _sparse(config, count))
     attention = base.attention._replace(indexer=index_dims(config))
-    return base._replace(attention=attention, indexed=tuple(kind == "full" for kind in kinds))
+    return base.replace(attention=attention, indexed=tuple(kind == "full" for kind in kinds))
 
 
 def _sparse(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:

@@ -7,12 +7,12 @@ directions, so that a prompt is computed in one step, without a KV pool. Must no
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from srv.models import derive
-from srv.models.architectures.architecture import DividedSizes
+from srv.models.architectures.described import Described
 from srv.models.blueprint import (
     GATED,
     MLP,
@@ -28,7 +28,6 @@ from srv.models.blueprint import (
     alike,
 )
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig
-from srv.specs import AttentionLayer
 
 LAYERS = "srv.models.architectures.encoder_layers:Encoder"
 DEFAULT_LABELS = 2  # of transformers
@@ -81,38 +80,21 @@ class Encoder(Part):
 
 
 @dataclass(frozen=True)
-class EncoderBlueprint:
-    """A `PooledConfig` with its tree.
+class EncoderBlueprint(Described):
+    """A `PooledConfig`; an encoder runs on one rank."""
 
-    `positions`, `labels`, `pooled_by`: as there. A model that generates no text runs on one rank.
-    """
-
-    tree: Encoder
+    model: Encoder
     positions: int | None
     labels: int
     pooled_by: str
 
-    @property
-    def parameters(self) -> int:
-        return derive.parameters(self.tree)
+    @functools.cached_property
+    def tree(self) -> Encoder:
+        return self.model
 
-    @property
-    def projection_params(self) -> int:
-        return derive.projection_parameters(self.tree)
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return derive.attention_layers(self.tree)
-
-    @property
-    def divided(self) -> DividedSizes | None:
+    @functools.cached_property
+    def divided(self) -> None:
         return None
-
-    def of_rank(self, ranks: int) -> EncoderBlueprint:
-        return self
-
-    def model_ops(self, dtype: str) -> derive.ModelOps:
-        return derive.model_ops(self.tree)
 
 
 class HeadConfig(NamedTuple):

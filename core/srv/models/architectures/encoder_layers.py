@@ -22,7 +22,6 @@ from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.architectures import encoder_config
 from srv.models.base import ForwardContext, ModelInputs, NativeModel
-from srv.models.blueprint import GATED
 from srv.models.formats.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
@@ -95,7 +94,7 @@ class EncoderMLP(nn.Module):
             self._activate: Callable[[Tensor], Tensor] = factory.context.bind("silu_and_mul", dim=part.inner)
             return
         self._activate = _ACTIVATIONS[part.activation]
-        op = GATED.get(part.activation, part.activation)
+        op = part.activation.removesuffix("_gated")
         factory.context.ops.note_own(op, OpArgs(factory.context.dtype, {"dim": part.inner}), TORCH)
 
     def forward(self, x: Tensor) -> Tensor:

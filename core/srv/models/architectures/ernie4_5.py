@@ -14,7 +14,7 @@ from srv.models.formats.stored_weights import StoredWeights
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     bias = bool(config["use_bias"])
-    return decoder_config(config)._replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+    return decoder_config(config).replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias)
 
 
 ARCHITECTURE = Architecture(

@@ -40,9 +40,9 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
     )
     if alibi:
         scale = decoder.attention_scale  # of scores and biases alike
-        decoder = decoder._replace(alibi_slopes=tuple(slope * scale for slope in alibi_slopes(decoder.heads)))
+        decoder = decoder.replace(alibi_slopes=tuple(slope * scale for slope in alibi_slopes(decoder.heads)))
     return LayerNormConfig(
-        decoder=decoder._replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias),
+        decoder=decoder.replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias),
         mlp=activation(config, "activation"),
         parallel=parallel,
         separate_norms=not parallel or norms == 2,

@@ -20,7 +20,7 @@ def make_config(config: Mapping[str, Any]) -> MambaConfig:
     head = float(config["lm_head_multiplier"])
     if not head > 0:
         raise UnsupportedConfig(f"lm_head_multiplier = {head} is not a positive number")
-    decoder = base._replace(
+    decoder = base.replace(
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bool(config["mlp_bias"]),

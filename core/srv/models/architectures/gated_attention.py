@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from srv.models.architectures import parts
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.base import ForwardContext
 from srv.models.layers.factory import LayerFactory
@@ -23,7 +24,9 @@ class GatedAttention(nn.Module):
         super().__init__()
         context, dim = factory.context, config.head_dim
         group, place = context.cache_place(index)
-        self.layer: AttentionLayer = dataclasses.replace(config.attention_layer(index), index=place, group=group)
+        self.layer: AttentionLayer = dataclasses.replace(
+            parts.attention(config, index).layer(index), index=place, group=group
+        )
         self._sizes = (2 * config.heads * dim, config.kv_heads * dim, config.kv_heads * dim)
         names = (f"{prefix}.{name}_proj" for name in "qkv")
         sizes = dict(zip(names, self._sizes, strict=True))

@@ -28,7 +28,7 @@ def make_config(config: Mapping[str, Any]) -> SandwichConfig:
     refuse_unless(config, SUPPORTED)
     base = decoder_config(config, reads=("hidden_act", SCORES, LOGITS))  # the first is not read by transformers either
     bias = bool(config["attention_bias"])
-    decoder = base._replace(
+    decoder = base.replace(
         windows=windows_of_pattern(config, base.layers),
         attention_scale=attention_scale(config),
         attention_soft_cap=soft_cap(config, SCORES),

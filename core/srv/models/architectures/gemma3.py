@@ -36,7 +36,7 @@ def make_config(config: Mapping[str, Any]) -> SandwichConfig:
     full = with_rope_of(config, "full_attention", "rope_theta")
     base = decoder_config(full, reads=("hidden_act",))  # which transformers does not read for this architecture
     bias = bool(config["attention_bias"])
-    decoder = base._replace(
+    decoder = base.replace(
         windows=windows_of_pattern(config, base.layers),
         attention_scale=attention_scale(config),
         qkv_bias=bias,

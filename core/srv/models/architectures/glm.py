@@ -29,7 +29,7 @@ GLM_DEFAULTS: dict[str, Any] = {
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base = decoder_config(config, reads=("partial_rotary_factor",))
-    return base._replace(qkv_bias=bool(config["attention_bias"]))
+    return base.replace(qkv_bias=bool(config["attention_bias"]))
 
 
 def rotated_dims(config: Mapping[str, Any]) -> int:

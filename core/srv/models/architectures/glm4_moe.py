@@ -13,7 +13,7 @@ from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base = decoder_config(config, reads=("partial_rotary_factor", *COUNT_FIELDS))
     first = int(config["first_k_dense_replace"])
-    return base._replace(
+    return base.replace(
         qkv_bias=bool(config["attention_bias"]),
         qk_norm=bool(config["use_qk_norm"]),
         moe=_experts(config),

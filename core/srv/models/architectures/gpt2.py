@@ -35,7 +35,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
         rotary=False,
     )
     return LayerNormConfig(
-        decoder=decoder._replace(qkv_bias=True, output_bias=True, mlp_bias=True),
+        decoder=decoder.replace(qkv_bias=True, output_bias=True, mlp_bias=True),
         mlp=activation(config, "activation_function"),
         learned=LearnedPositions(decoder.rope.context_length),
     )

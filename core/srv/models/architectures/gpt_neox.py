@@ -21,7 +21,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
         norm_eps=float(config["layer_norm_eps"]),
     )
     return LayerNormConfig(
-        decoder=decoder._replace(qkv_bias=bias, output_bias=bias, mlp_bias=True),
+        decoder=decoder.replace(qkv_bias=bias, output_bias=bias, mlp_bias=True),
         mlp=activation(config, "hidden_act"),
         parallel=bool(config["use_parallel_residual"]),
     )

@@ -42,7 +42,7 @@ def make_config(config: Mapping[str, Any]) -> DecoderConfig:
         expert_bias=True,
         router_bias=True,
     )
-    return base._replace(
+    return base.replace(
         qkv_bias=bias,
         output_bias=bias,
         windows=windows_of_pattern(config, base.layers),

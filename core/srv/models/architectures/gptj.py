@@ -34,7 +34,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
         )
     context = decoder.rope.context_length
     return LayerNormConfig(
-        decoder=decoder._replace(
+        decoder=decoder.replace(
             mlp_bias=True,
             rotated=(True,) * decoder.layers,
             rope=RopeConfig(DEFAULT_THETA, rotary_dim, "default", context, context, {}),

@@ -20,7 +20,7 @@ CONSTANTS = {
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base, bias = decoder_config(config, reads=CONSTANTS.values()), bool(config["attention_bias"])
-    return base._replace(
+    return base.replace(
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bool(config["mlp_bias"]),

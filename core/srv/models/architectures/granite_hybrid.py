@@ -32,7 +32,7 @@ def make_config(config: Mapping[str, Any]) -> MambaConfig:
     bias, shared, experts = bool(config["attention_bias"]), int(config["shared_intermediate_size"]), _experts(config)
     if shared <= 0:
         raise UnsupportedConfig(f"shared_intermediate_size = {shared} is not a size")
-    decoder = base._replace(
+    decoder = base.replace(
         intermediate_size=shared,
         qkv_bias=bias,
         output_bias=bias,

@@ -7,25 +7,28 @@ not loaded.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from srv.models.architectures.architecture import Architecture, DividedSizes
+from srv.models.architectures import parts
+from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.deepseek_config import DEFAULTS, DeepseekConfig
 from srv.models.architectures.deepseek_v32 import sparse_config
-from srv.models.architectures.op_uses import ADD_NORM
-from srv.models.derive import ModelOps
+from srv.models.architectures.described import Described
+from srv.models.blueprint import Layer, Norm, Part, Tensors
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.indexers import hy_v4_types
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 from srv.models.layers.stream_sizes import StreamSizes
-from srv.specs import AttentionLayer
 
 LIMIT = 10.0  # of the activation "silu_clamped"
 
 
-class HyV4Config(NamedTuple):
+@dataclass(frozen=True)
+class HyV4Config(Described):
     """`base`: attention and experts; `streams`: those of the residual."""
 
     base: DeepseekConfig
@@ -36,31 +39,27 @@ class HyV4Config(NamedTuple):
         """The mixture of experts of the layers that have one."""
         return self.base.moe
 
-    @property
-    def parameters(self) -> int:
-        sizes = self.base.decoder
-        return self.base.parameters + self.streams.parameters(sizes.hidden_size, sizes.layers)
+    @functools.cached_property
+    def tree(self) -> Part:
+        sizes, number = self.base.decoder, self.streams.number
+        kinds = [(self.base.has_indexer(index), sizes.moe_of(index)) for index in range(sizes.layers)]
+        head = self._mixing("hc_head", number, 1, "hc_")
+        return parts.decoder(sizes, parts.layers(kinds, self._layer), head, parts.last_norm(sizes, adds=False))
 
-    @property
-    def projection_params(self) -> int:
-        return self.base.projection_params
+    def _layer(self, index: int) -> Layer:
+        base, sizes = self.base, self.base.decoder
+        before, between = (
+            (self._mixing(mixing, 2 * self.streams.number, 2), Norm(sizes.hidden_size, sizes.norm_eps, name=norm))
+            for mixing, norm in (("attn_hc", parts.BEFORE_MIXER), ("ffn_hc", parts.BEFORE_MLP))
+        )
+        mixer = base.attention.part(base.has_indexer(index))
+        return Layer(before, (mixer,), between, parts.feed_forward(sizes, sizes.moe_of(index)))
 
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return self.base.attention_layers
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        return self.base.divided
-
-    def of_rank(self, ranks: int) -> HyV4Config:
-        """The part of one rank; the weights of streams are on every rank."""
-        return self._replace(base=self.base.of_rank(ranks))
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        """Nothing is added to a residual within a norm."""
-        own = self.base.model_ops(dtype)
-        return own._replace(ops=tuple(use for use in own.ops if use.op != ADD_NORM))
+    def _mixing(self, name: str, weights: int, groups: int, prefix: str = "") -> Tensors:
+        """What mixes the streams before and after a part of a layer, or behind the last one."""
+        width = self.streams.number * self.base.decoder.hidden_size
+        shapes = {"fn": (weights, width), "base": (weights,), "scale": (groups,)}
+        return Tensors({f"{prefix}{each}": shape for each, shape in shapes.items()}, name=name)
 
 
 def make_config(config: Mapping[str, Any]) -> HyV4Config:
@@ -73,7 +72,7 @@ def make_config(config: Mapping[str, Any]) -> HyV4Config:
     eps = base.decoder.norm_eps
     attention = base.attention._replace(gated=True, sinks=True, index_norm_eps=eps, index_rotates_last=True)
     moe = None if base.moe is None else base.moe._replace(activation="silu_clamped")
-    base = base._replace(attention=attention, decoder=base.decoder._replace(moe=moe))
+    base = base.replace(attention=attention, decoder=base.decoder.replace(moe=moe))
     return HyV4Config(base, StreamSizes(count, float(config["hc_magnitude"]), float(config["hc_eps"]), eps))
 
 

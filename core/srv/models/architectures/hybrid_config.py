@@ -5,21 +5,20 @@ Torch-free. Raises UnsupportedConfig with the name of a field.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
-from srv.models.architectures.architecture import DividedSizes
 from srv.models.architectures.decoder_config import DecoderConfig
+from srv.models.architectures.described import Described
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import UnsupportedConfig
-from srv.specs import AttentionLayer
 
 ATTENTION, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
-class HybridConfig:
+class HybridConfig(Described):
     """What all of these models have. `decoder`: the sizes of layers with attention, and of dense feed-forward layers.
 
     `attends`: whether each layer has attention.
@@ -28,17 +27,10 @@ class HybridConfig:
     decoder: DecoderConfig
     attends: tuple[bool, ...]
 
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return tuple(self.decoder.attention_layer(index) for index, attends in enumerate(self.attends) if attends)
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """Recurrent states are on one rank."""
+    @functools.cached_property
+    def divided(self) -> None:
+        """Their layers are on one rank."""
         return None
-
-    def of_rank(self, ranks: int) -> Self:
-        return self
 
 
 def attending(types: Sequence[str], kinds: Sequence[str], layers: int) -> tuple[bool, ...]:

@@ -45,7 +45,7 @@ class LatentAttention(nn.Module):
         first, end = context.group.share(sizes.heads)
         heads, per_head = end - first, dims.key_dim + dims.value_dim
         group, place = context.cache_place(index)
-        whole = sizes.layer(place, has_indexer)
+        whole = sizes.part(has_indexer).layer(place)
         self.layer = dataclasses.replace(whole, heads=heads, group=group)
         self.indexer = Indexer(sizes, factory, f"{prefix}.indexer") if has_indexer else None
         self._gated_queries = sizes.gated_queries

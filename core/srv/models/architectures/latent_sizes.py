@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from srv.models.blueprint import Indexer, Latent, Linear, Norm, Tensors
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig
-from srv.specs import AttentionLayer, IndexDims, LatentDims
+from srv.specs import IndexDims, LatentDims
 
 
 class LatentSizes(NamedTuple):
@@ -40,18 +41,6 @@ class LatentSizes(NamedTuple):
         return self.dims.key_dim + self.dims.rope_dim
 
     @property
-    def down_parts(self) -> tuple[int, ...]:
-        """The outputs of the projections from hidden states to compressed queries, if there are any, and to the
-        compressed keys and values with the rotary key."""
-        compressed = self.dims.latent_dim + self.dims.rope_dim
-        return (compressed,) if self.query_rank is None else (self.query_rank, compressed)
-
-    @property
-    def down(self) -> int:
-        """All of `down_parts`."""
-        return sum(self.down_parts)
-
-    @property
     def query_dim(self) -> int:
         """The outputs for a head of the projection to queries, which are before those for its gate."""
         return self.head_dim + self.dims.value_dim * self.gated_queries
@@ -64,23 +53,6 @@ class LatentSizes(NamedTuple):
         return ("q_gate_proj", 2 * self.query_rank) if self.gated_queries else ("q_b_proj", self.query_rank)
 
     @property
-    def projection_params(self) -> int:
-        """The weights of linear layers, without biases."""
-        queries, dims = self.heads * self.query_dim, self.dims
-        up = dims.latent_dim * self.heads * (dims.key_dim + dims.value_dim)
-        return (
-            self.hidden * self.down
-            + self.query_projection[1] * queries
-            + up
-            + self.heads * dims.value_dim * self.hidden * (1 + self.gated)
-        )
-
-    @property
-    def parameters(self) -> int:
-        others = (self.down + self.hidden) * self.bias + self.heads * self.sinks
-        return self.projection_params + others + (self.query_rank or 0) + self.dims.latent_dim
-
-    @property
     def indexer_projections(self) -> Mapping[str, tuple[int, int]]:
         """The inputs and outputs of the linear layers of an indexer, by their names."""
         if (own := self.indexer) is None or self.query_rank is None:
@@ -88,25 +60,44 @@ class LatentSizes(NamedTuple):
         queries = (self.query_rank, own.heads * own.dim)
         return {"wq_b": queries, "wk": (self.hidden, own.dim), "weights_proj": (self.hidden, own.heads)}
 
-    @property
-    def indexer_projection_params(self) -> int:
-        return sum(inputs * outputs for inputs, outputs in self.indexer_projections.values())
-
-    @property
-    def indexer_parameters(self) -> int:
-        return self.indexer_projection_params + (0 if self.indexer is None else 2 * self.indexer.dim)
-
-    def layer(self, index: int, own_indexer: bool = True) -> AttentionLayer:
-        """`own_indexer`: False if it attends to the keys that the last layer with an indexer chose."""
-        indexer = None if self.indexer is None else self.indexer._replace(own=own_indexer)
-        head_dim = self.head_dim
-        return AttentionLayer(
-            index, self.heads, 1, head_dim, self.scale, sinks=self.sinks, latent=self.dims, indexer=indexer
+    def part(self, has_indexer: bool, name: str = "self_attn") -> Latent:
+        """The attention of a layer. `has_indexer`: of its own, in models that have indexers."""
+        heads, dims, hidden = self.heads, self.dims, self.hidden
+        down = {"kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
+        query_norm = None
+        if self.query_rank is not None:
+            down = {"q_a_proj": self.query_rank, **down}
+            query_norm = Norm(self.query_rank, self.norm_eps, name="q_a_layernorm")
+        queries, inputs = self.query_projection
+        values, per_head = heads * dims.value_dim, dims.key_dim + dims.value_dim
+        return Latent(
+            Linear(down, hidden, self.bias),
+            query_norm,
+            Linear({queries: heads * self.query_dim}, inputs, split="out", unit=self.query_dim),
+            Norm(dims.latent_dim, self.norm_eps, name="kv_a_layernorm"),
+            Tensors({"kv_b_proj.weight": (heads * per_head, dims.latent_dim)}, divided=True, projects=True),
+            self._indexer_part() if has_indexer else None,
+            Linear({"gate_proj": values}, hidden, split="out", unit=dims.value_dim) if self.gated else None,
+            Tensors({"sinks": (heads,)}, divided=True) if self.sinks else None,
+            Linear({"o_proj": hidden}, values, self.bias, split="in"),
+            heads,
+            self.head_dim,
+            dims,
+            self.scale,
+            self.indexer,
+            name=name,
         )
 
-    def of_rank(self, ranks: int) -> LatentSizes:
-        """Those of one of `ranks` ranks, which has a part of the heads."""
-        return self._replace(heads=self.heads // ranks)
+    def _indexer_part(self) -> Indexer | None:
+        if self.indexer is None:
+            return None
+        queries, keys, scores = (
+            Linear({name: outputs}, inputs) for name, (inputs, outputs) in self.indexer_projections.items()
+        )
+        norm = Norm(self.indexer.dim, self.index_norm_eps, rms=False, bias=True, name="k_norm")
+        rotated = self.dims.rope_dim
+        head = rotated if self.index_rotates_last else self.indexer.dim
+        return Indexer(queries, keys, scores, norm, head, rotated, name="indexer")
 
 
 def latent_sizes(config: Mapping[str, Any], rope: RopeConfig, norm_eps: float) -> LatentSizes:

@@ -6,16 +6,17 @@ computes: `layer_norm_layers` does.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from srv.models.architectures.architecture import DividedSizes
+from srv.models.architectures import parts
 from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.op_uses import GATED_SILU, layer_norm_ops
-from srv.models.derive import ModelOps
+from srv.models.architectures.described import Described
+from srv.models.blueprint import HeadNorms, Layer, Norm, Part, Table
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
-from srv.specs import AttentionLayer
 
 LAYERS = "srv.models.architectures.layer_norm_layers:LayerNormDecoder"
 MLPKind: TypeAlias = Literal["silu_gated", "gelu", "gelu_tanh", "relu"]
@@ -36,7 +37,8 @@ class LearnedPositions(NamedTuple):
     first: int = 0
 
 
-class LayerNormConfig(NamedTuple):
+@dataclass(frozen=True)
+class LayerNormConfig(Described):
     """`decoder`: the sizes, biases and positions. The norms of this decoder are LayerNorms.
 
     `mlp`: its activation, and whether it has a gate. `parallel`: attention and MLP both read the norm of the residual
@@ -62,50 +64,33 @@ class LayerNormConfig(NamedTuple):
     learned: LearnedPositions | None = None
     joint_head_norms: bool = False
 
-    @property
-    def parameters(self) -> int:
-        """The number of parameters; tied embeddings count once."""
+    @functools.cached_property
+    def tree(self) -> Part:
         sizes = self.decoder
-        hidden, dim = sizes.hidden_size, sizes.head_dim
-        norm = hidden * (1 + self.norm_bias)
-        norms = norm * (1 + self.separate_norms)
-        biases = (sizes.heads + 2 * sizes.kv_heads) * dim * sizes.qkv_bias + hidden * sizes.output_bias
-        biases += (sizes.intermediate_size * self.matrices_before_down + hidden) * sizes.mlp_bias
-        head_norms = (sizes.heads + sizes.kv_heads) * dim * self.head_norms
-        embeddings = sizes.vocab_size * (hidden * (1 if sizes.tied_embeddings else 2) + self.logits_bias)
-        embeddings += 0 if self.learned is None else self.learned.rows * hidden
-        return (
-            embeddings
-            + self.projection_params
-            + sizes.layers * (norms + biases + head_norms)
-            + norm * (1 + self.embedding_norm)
-        )
+        before: list[Part] = []
+        if self.learned is not None:
+            before.append(Table(self.learned.rows, sizes.hidden_size, name="embed_positions"))
+        if self.embedding_norm:
+            before.append(self._norm("embed_norm"))
+        made = parts.layers(list(zip(sizes.windows, sizes.rotated, strict=True)), self._layer)
+        norm = self._norm("norm")
+        return parts.decoder(sizes, made, norm, before=tuple(before), output_bias=self.logits_bias)
 
-    @property
-    def matrices_before_down(self) -> int:
-        """Of the MLP: one, or two with a gate."""
-        return 2 if self.mlp == GATED_SILU else 1
+    def _layer(self, index: int) -> Layer:
+        sizes, head_norms = self.decoder, None
+        if self.head_norms:
+            suffix = "norm" if self.joint_head_norms else "layernorm"
+            head_norms = (
+                HeadNorms(sizes.heads, sizes.head_dim, self.joint_head_norms, name=f"q_{suffix}"),
+                HeadNorms(sizes.kv_heads, sizes.head_dim, self.joint_head_norms, name=f"k_{suffix}"),
+            )
+        own = (self._norm(parts.BEFORE_MLP),) if self.separate_norms else ()
+        mlp = parts.mlp(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias, self.mlp)
+        attention = parts.attention(sizes, index, head_norms=head_norms)
+        return Layer((self._norm(parts.BEFORE_MIXER),), (attention,), own, mlp)
 
-    @property
-    def projection_params(self) -> int:
-        sizes = self.decoder
-        attention = 2 * sizes.hidden_size * (sizes.heads + sizes.kv_heads) * sizes.head_dim
-        mlp = (1 + self.matrices_before_down) * sizes.hidden_size * sizes.intermediate_size
-        return sizes.layers * (attention + mlp)
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return self.decoder.attention_layers
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        return None if self.head_norms else self.decoder.divided
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        return layer_norm_ops(self)
-
-    def of_rank(self, ranks: int) -> LayerNormConfig:
-        return self._replace(decoder=self.decoder.of_rank(ranks))
+    def _norm(self, name: str) -> Norm:
+        return Norm(self.decoder.hidden_size, self.decoder.norm_eps, rms=False, bias=self.norm_bias, name=name)
 
 
 def sizes(

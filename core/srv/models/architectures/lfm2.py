@@ -6,24 +6,17 @@ other models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
-from srv.models.architectures.op_uses import (
-    ADD_NORM,
-    OUTPUT,
-    feed_forward_matrices,
-    feed_forward_ops,
-    layer_experts,
-    rotary,
-)
-from srv.models.blueprint import NORM, OpUse
-from srv.models.derive import Matrix, ModelOps
+from srv.models.blueprint import Attention, Layer, Linear, Norm, Part, ShortConvolution, Tensors
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
@@ -31,6 +24,7 @@ from srv.models.layers.rope_config import RopeConfig
 from srv.models.sizes.fields import FORMER_NAMES
 
 KINDS = (ATTENTION, "conv")
+OUTPUT_NORMS = ("post_operator_norm", "post_ffn_norm")
 
 
 @dataclass(frozen=True)
@@ -58,56 +52,37 @@ class Lfm2Config(HybridConfig):
         """The mixture of experts of a layer; None if it has an MLP."""
         return self.moe if index >= self.first_sparse else None
 
-    @property
-    def parameters(self) -> int:
-        """The matrices, and norms, convolutions, their biases and routers."""
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        attending = sum(self.attends)
-        convolution = hidden * (self.width + 5 * self.bias)
-        attention = 2 * sizes.head_dim + sizes.qkv_bias * self.decoder.qkv_size + sizes.output_bias * hidden
-        mixers = attending * attention + (sizes.layers - attending) * convolution
-        routers = sum(moe.other_params(hidden) for moe in self._mixtures if moe is not None)
-        norms = (4 if self.output_norms else 2) * sizes.layers + 1
-        return sizes.embedding_parameters + self.projection_params + mixers + routers + norms * hidden
+    @functools.cached_property
+    def tree(self) -> Part:
+        sizes = self.decoder
+        experts = [self.moe_of(index) is not None for index in range(sizes.layers)]
+        made = parts.layers(list(zip(self.attends, sizes.windows, experts, strict=True)), self._layer)
+        return parts.decoder(sizes, made, parts.last_norm(sizes))
 
-    @property
-    def projection_params(self) -> int:
-        sizes, hidden, attending = self.decoder, self.decoder.hidden_size, sum(self.attends)
-        dense = 3 * hidden * sizes.intermediate_size
-        mlps = sum(dense if moe is None else moe.projection_params(hidden) for moe in self._mixtures)
-        attention = hidden * (self.decoder.qkv_size + sizes.heads * sizes.head_dim + sizes.heads * self.head_gates)
-        return mlps + attending * attention + (sizes.layers - attending) * 4 * hidden * hidden
+    def _layer(self, index: int) -> Layer:
+        sizes, hidden, eps = self.decoder, self.decoder.hidden_size, self.decoder.norm_eps
+        if self.attends[index]:
+            rope = None if sizes.windows[index] is None else self.local_rope
+            mixer: Attention | ShortConvolution
+            mixer = parts.attention(sizes, index, rope=rope, head_gates=self.head_gates)
+        else:
+            mixer = self._convolution()
+        made = parts.pre_norm(sizes, mixer, parts.feed_forward(sizes, self.moe_of(index)))
+        if not self.output_norms:
+            return made
+        after, last = (Norm(hidden, eps, name=name) for name in OUTPUT_NORMS)
+        return replace(made, between=(after, *made.between), after=(last,))
 
-    def model_ops(self, dtype: str) -> ModelOps:
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        ops = [OpUse(NORM, {"dim": hidden}), OpUse(ADD_NORM, {"dim": hidden})]
-        ops += [OpUse(NORM, {"dim": sizes.head_dim}), *rotary(sizes)]
-        if not all(self.attends):
-            ops.append(OpUse("causal_conv1d", {"channels": hidden, "width": self.width}))
-        ops += feed_forward_ops(self._mixtures, sizes.intermediate_size)
-        return ModelOps(tuple(ops), tuple(self._matrices()), layer_experts(self._mixtures, hidden))
-
-    @property
-    def _mixtures(self) -> tuple[MoEConfig | None, ...]:
-        return tuple(self.moe_of(index) for index in range(self.decoder.layers))
-
-    def _matrices(self) -> Iterator[Matrix]:
-        """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
-        for index, attends in enumerate(self.attends):
-            prefix, heads = f"model.layers.{index}", sizes.heads * sizes.head_dim
-            if attends:
-                qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
-                yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
-                if self.head_gates:
-                    yield Matrix((f"{prefix}.self_attn.gate_proj",), hidden, sizes.heads)
-            else:
-                yield Matrix((f"{prefix}.conv.in_proj",), hidden, 3 * hidden)
-                yield Matrix((f"{prefix}.conv.out_proj",), hidden, hidden)
-            yield from feed_forward_matrices(self.moe_of(index), f"{prefix}.mlp", hidden, sizes.intermediate_size)
-        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+    def _convolution(self) -> ShortConvolution:
+        hidden = self.decoder.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {"conv.weight": (hidden, 1, self.width)}
+        return ShortConvolution(
+            Linear({"in_proj": 3 * hidden}, hidden, self.bias),
+            Tensors({**shapes, "conv.bias": (hidden,)} if self.bias else shapes),
+            Linear({"out_proj": hidden}, hidden, self.bias),
+            ShortConvolutionSizes(hidden, self.width),
+            name="conv",
+        )
 
 
 def make_dense(config: Mapping[str, Any]) -> Lfm2Config:
@@ -123,7 +98,7 @@ def make_dense(config: Mapping[str, Any]) -> Lfm2Config:
         if read["block_ffn_dim_multiplier"] is not None:
             inner = int(read["block_ffn_dim_multiplier"] * inner)
             inner = read["block_multiple_of"] * -(-inner // read["block_multiple_of"])
-    return replace(made, decoder=made.decoder._replace(intermediate_size=inner))
+    return replace(made, decoder=made.decoder.replace(intermediate_size=inner))
 
 
 def make_sparse(config: Mapping[str, Any]) -> Lfm2Config:
@@ -147,7 +122,7 @@ def _without_experts(config: Mapping[str, Any], reads: tuple[str, ...] = ()) -> 
     base = decoder_config({**config, "rms_norm_eps": config["norm_eps"]}, reads)
     types = config["layer_types"]
     attends = attending((ATTENTION,) * base.layers if types is None else types, KINDS, base.layers)
-    decoder = base._replace(qk_norm=True)
+    decoder = base.replace(qk_norm=True)
     return Lfm2Config(decoder, attends, int(config["conv_L_cache"]), bool(config["conv_bias"]))
 
 

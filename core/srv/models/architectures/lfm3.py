@@ -45,7 +45,7 @@ def make_config(config: Mapping[str, Any]) -> Lfm2Config:
     base, bias, window = decoder_config(full), bool(config["attention_bias"]), config["sliding_window"]
     if SLIDING in types and (window is None or window < 1):
         raise UnsupportedConfig(f"sliding_window = {window!r} of layers of {SLIDING} is not a number of tokens")
-    decoder = base._replace(
+    decoder = base.replace(
         windows=tuple(int(window) if kind == SLIDING else None for kind in types),
         qk_norm=True,
         qkv_bias=bias,

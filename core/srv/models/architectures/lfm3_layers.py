@@ -7,7 +7,7 @@ from torch import Tensor
 from srv.models.architectures.attention import Attention
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.hybrid_layers import HybridStack
-from srv.models.architectures.lfm2 import Lfm2Config
+from srv.models.architectures.lfm2 import OUTPUT_NORMS, Lfm2Config
 from srv.models.architectures.lfm2_layers import Lfm2Layer
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
@@ -38,7 +38,7 @@ class Lfm3Layer(Lfm2Layer):
         sizes, context = config.decoder, factory.context
         self.has_local_rope = config.attends[index] and sizes.windows[index] is not None
         if config.output_norms:
-            self.norm_names = (*self.norm_names, "post_operator_norm", "post_ffn_norm")
+            self.norm_names = (*self.norm_names, *OUTPUT_NORMS)
             widths = (sizes.hidden_size, sizes.norm_eps)
             self.norm_outputs(*(RMSNorm(context, *widths, with_residual=False) for _ in range(2)))
 

@@ -12,7 +12,7 @@ from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     bias = bool(config["attention_bias"])
-    return decoder_config(config)._replace(qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
+    return decoder_config(config).replace(qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
 
 
 ARCHITECTURE = Architecture(

@@ -23,7 +23,7 @@ def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base = decoder_config(sizes, reads=("num_local_experts", "no_rope_layers"))
     rotated, bias = _rotated(config, base.layers), bool(config["attention_bias"])
     tuned = Temperature(float(config["floor_scale"]), float(config["attn_scale"]))
-    return base._replace(
+    return base.replace(
         qkv_bias=bias,
         output_bias=bias,
         rotated=rotated,

@@ -6,25 +6,19 @@ it does otherwise. Raises UnsupportedConfig with the name of a field.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from srv.models.architectures import parts
 from srv.models.architectures.hybrid_config import HybridConfig
-from srv.models.architectures.op_uses import (
-    ADD_NORM,
-    OUTPUT,
-    feed_forward_matrices,
-    feed_forward_ops,
-    layer_experts,
-    rotary,
-)
-from srv.models.blueprint import NORM, OpUse
-from srv.models.derive import Matrix, ModelOps
+from srv.models.blueprint import MLP, Attention, Layer, Linear, MoE, Part, StateSpace, Tensors
 from srv.models.layers.moe_config import MoEConfig
-from srv.models.layers.recurrent_sizes import GATED_NORM, ScanSizes, StateSpaceSizes
+from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
 from srv.models.layers.rope_config import UnsupportedConfig
 
 _NO_LIMIT = (0.0, math.inf)
@@ -68,58 +62,41 @@ class MambaConfig(HybridConfig):
         """None if every layer has attention only (Granite 4 without Mamba)."""
         return self.mamba if any(self.recurs) else None
 
-    @property
-    def parameters(self) -> int:
-        """The matrices, and norms, routers, biases and what Mamba-2 layers have beside."""
+    @functools.cached_property
+    def tree(self) -> Part:
+        sizes = self.decoder
+        return parts.decoder(sizes, parts.layers(self.attends, self._layer), parts.last_norm(sizes))
+
+    def _layer(self, index: int) -> Layer:
         sizes, hidden = self.decoder, self.decoder.hidden_size
-        biases = sizes.qkv_size * sizes.qkv_bias + hidden * sizes.output_bias
-        mixers = sum(self.attends) * biases + sum(self.recurs) * self.mamba.other_params(hidden)
-        mlp = (2 * sizes.intermediate_size + hidden) * sizes.mlp_bias
-        mlps = sizes.layers * (mlp if self.moe is None else self.moe.other_params(hidden))
-        return sizes.embedding_parameters + self.projection_params + mixers + mlps + (2 * sizes.layers + 1) * hidden
-
-    @property
-    def projection_params(self) -> int:
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        dense = 3 * hidden * sizes.intermediate_size
-        mlps = sizes.layers * (dense if self.moe is None else self.moe.projection_params(hidden))
-        attention = 2 * hidden * (sizes.heads + sizes.kv_heads) * sizes.head_dim
-        return mlps + sum(self.attends) * attention + sum(self.recurs) * self.mamba.projection_params(hidden)
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        ops = [OpUse(NORM, {"dim": hidden}), OpUse(ADD_NORM, {"dim": hidden}), *rotary(sizes)]
-        if any(self.recurs):
-            ops += mamba_ops(self.mamba)
-        mixtures = [self.moe] * sizes.layers
-        ops += feed_forward_ops(mixtures, sizes.intermediate_size)
-        return ModelOps(tuple(ops), tuple(self._matrices()), layer_experts(mixtures, hidden))
-
-    def _matrices(self) -> Iterator[Matrix]:
-        """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
-        for index, (attends, recurs) in enumerate(zip(self.attends, self.recurs, strict=True)):
-            prefix, heads = f"model.layers.{index}", sizes.heads * sizes.head_dim
-            if recurs:
-                yield Matrix((f"{prefix}.mamba.in_proj",), hidden, self.mamba.inputs)
-                yield Matrix((f"{prefix}.mamba.out_proj",), self.mamba.scan.inner, hidden)
-            if attends:
-                qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
-                yield Matrix((f"{prefix}.self_attn.o_proj",), heads, hidden)
-            name = "mlp" if self.moe else self.mlp
-            yield from feed_forward_matrices(self.moe, f"{prefix}.{name}", hidden, sizes.intermediate_size)
-        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+        if self.moe is None:
+            feeding: MLP | MoE = parts.mlp(hidden, sizes.intermediate_size, sizes.mlp_bias, name=self.mlp)
+        else:
+            feeding = parts.mixture(self.moe, hidden)
+        mixers: list[Attention | StateSpace] = []
+        if self.recurs[index]:
+            mixers.append(state_space(self.mamba, hidden))
+        if self.attends[index]:
+            mixers.append(parts.attention(sizes, index))
+        return dataclasses.replace(parts.pre_norm(sizes, mixers[0], feeding), mixers=tuple(mixers))
 
 
-def mamba_ops(sizes: StateSpaceSizes) -> Iterator[OpUse]:
-    """Those of `srv.models.layers.state_space`, beside its matrices."""
-    yield OpUse("causal_conv1d", {"channels": sizes.channels, "width": sizes.width})
-    yield OpUse("state_space_scan", sizes.scan.op_sizes)
+def state_space(sizes: StateSpaceSizes, hidden: int) -> StateSpace:
+    """A Mamba-2 layer."""
+    scan, channels = sizes.scan, sizes.channels
+    shapes: dict[str, tuple[int, ...]] = {"conv1d.weight": (channels, 1, sizes.width)}
+    if sizes.conv_bias:
+        shapes["conv1d.bias"] = (channels,)
+    shapes |= dict.fromkeys(("dt_bias", "A_log", "D"), (scan.heads,))
     if sizes.norm:
-        dim = sizes.scan.inner // sizes.scan.groups
-        yield OpUse(GATED_NORM, {"dim": dim}, own="torch's operator", always_own=True)
+        shapes["norm.weight"] = (scan.inner,)
+    return StateSpace(
+        Linear({"in_proj": sizes.inputs}, hidden, sizes.bias),
+        Tensors(shapes),
+        Linear({"out_proj": hidden}, scan.inner, sizes.output_bias),
+        sizes,
+        name="mamba",
+    )
 
 
 def mamba_sizes(config: Mapping[str, Any], inner: int) -> StateSpaceSizes:

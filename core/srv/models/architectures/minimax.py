@@ -5,16 +5,16 @@ Each norm's result, times a constant, is the residual. Torch-free; `minimax_laye
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, one_window
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
-from srv.models.architectures.op_uses import OUTPUT, layer_experts, mixture_matrices, mixture_ops, rotary
-from srv.models.blueprint import NORM, OpUse
-from srv.models.derive import Matrix, ModelOps
+from srv.models.blueprint import Attention, Layer, Lightning, Linear, Norm, Part
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ScanSizes
@@ -55,49 +55,27 @@ class MiniMaxConfig(HybridConfig):
         """That of `LightningAttention` in a layer."""
         return 1 - index / (self.decoder.layers - 1 + 1e-5) + 1e-5
 
-    @property
-    def parameters(self) -> int:
-        """The matrices, norms and routers."""
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        recurrent = (sizes.layers - sum(self.attends)) * self.scan.inner
-        layers = sizes.layers * (2 * hidden + self.moe.other_params(hidden))
-        return sizes.embedding_parameters + self.projection_params + recurrent + layers + hidden
+    @functools.cached_property
+    def tree(self) -> Part:
+        sizes = self.decoder
+        made = parts.layers(list(zip(self.attends, sizes.windows, strict=True)), self._layer)
+        return parts.decoder(sizes, made, parts.last_norm(sizes, adds=False))
 
-    @property
-    def projection_params(self) -> int:
-        sizes, hidden, attending = self.decoder, self.decoder.hidden_size, sum(self.attends)
-        attention = 2 * hidden * (sizes.heads + sizes.kv_heads) * sizes.head_dim
-        recurrent = 5 * hidden * self.scan.inner
-        experts = sizes.layers * self.moe.projection_params(hidden)
-        return experts + attending * attention + (sizes.layers - attending) * recurrent
+    def _layer(self, index: int) -> Layer:
+        mixer: Attention | Lightning
+        mixer = parts.attention(self.decoder, index) if self.attends[index] else self._lightning()
+        return parts.pre_norm(self.decoder, mixer, parts.feed_forward(self.decoder, self.moe), adds=False)
 
-    def model_ops(self, dtype: str) -> ModelOps:
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        ops = [OpUse(NORM, {"dim": hidden})]
-        if not all(self.attends):
-            if self.scan.inner != hidden:
-                ops.append(OpUse(NORM, {"dim": self.scan.inner}))
-            ops.append(OpUse("state_space_scan", self.scan.op_sizes))
-        ops += [*rotary(sizes), *mixture_ops(self.moe)]
-        experts = layer_experts([self.moe] * sizes.layers, hidden)
-        return ModelOps(tuple(ops), tuple(self._matrices()), experts)
-
-    def _matrices(self) -> Iterator[Matrix]:
-        """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
-        sizes, hidden, inner = self.decoder, self.decoder.hidden_size, self.scan.inner
-        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
-        for index, attends in enumerate(self.attends):
-            mixer = f"model.layers.{index}.self_attn"
-            if attends:
-                qkv = tuple(f"{mixer}.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
-                yield Matrix((f"{mixer}.o_proj",), inner, hidden)
-            else:
-                yield Matrix((f"{mixer}.qkv_proj",), hidden, 3 * inner)
-                yield Matrix((f"{mixer}.output_gate",), hidden, inner)
-                yield Matrix((f"{mixer}.out_proj",), inner, hidden)
-            yield from mixture_matrices(self.moe, f"model.layers.{index}.mlp", hidden)
-        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+    def _lightning(self) -> Lightning:
+        hidden, inner = self.decoder.hidden_size, self.scan.inner
+        return Lightning(
+            Linear({"qkv_proj": 3 * inner}, hidden),
+            Linear({"output_gate": inner}, hidden),
+            Norm(inner, self.decoder.norm_eps, name="norm"),
+            Linear({"out_proj": hidden}, inner),
+            self.scan,
+            name="self_attn",
+        )
 
 
 def make_config(config: Mapping[str, Any]) -> MiniMaxConfig:
@@ -111,7 +89,7 @@ def make_config(config: Mapping[str, Any]) -> MiniMaxConfig:
         Factors(float(config[f"{name}_alpha_factor"]), float(config[f"{name}_beta_factor"]))
         for name in ("full_attn", "linear_attn", "mlp")
     )
-    decoder = base._replace(windows=one_window(config, base.layers))
+    decoder = base.replace(windows=one_window(config, base.layers))
     return MiniMaxConfig(decoder, attends, moe, full, linear, mlp)
 
 

@@ -11,7 +11,7 @@ from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, dec
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base = decoder_config(config)
-    return base._replace(windows=one_window(config, base.layers))
+    return base.replace(windows=one_window(config, base.layers))
 
 
 ARCHITECTURE = Architecture(

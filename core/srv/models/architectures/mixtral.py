@@ -15,7 +15,7 @@ from srv.models.layers.moe_config import MoEConfig, Routing
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base, window = decoder_config(config, reads=("num_local_experts",)), config["sliding_window"]
     routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
-    return base._replace(
+    return base.replace(
         windows=(None if window is None else int(window),) * base.layers,
         moe=MoEConfig(int(config["num_local_experts"]), base.intermediate_size, routing),
         moe_layers=(True,) * base.layers,

@@ -40,7 +40,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
     decoder = sizes(config, names=NAMES, norm_eps=float(config["layer_norm_epsilon"]), rotary=False)
     scale = attention.get("softmax_scale")
     return LayerNormConfig(
-        decoder=decoder._replace(
+        decoder=decoder.replace(
             alibi_slopes=_slopes(decoder.heads),
             attention_scale=decoder.attention_scale if scale is None else float(scale),
         ),

@@ -28,7 +28,7 @@ OLMO_DEFAULTS: dict[str, Any] = {
 
 def make_config(config: Mapping[str, Any]) -> SandwichConfig:
     bias = bool(config["attention_bias"])
-    decoder = decoder_config(config)._replace(qkv_bias=bias, output_bias=bias, qk_norm=True, wide_qk_norm=True)
+    decoder = decoder_config(config).replace(qkv_bias=bias, output_bias=bias, qk_norm=True, wide_qk_norm=True)
     return SandwichConfig(decoder, before=False)
 
 

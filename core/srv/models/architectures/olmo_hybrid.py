@@ -7,21 +7,23 @@ Torch-free; `olmo_hybrid_layers` computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending
-from srv.models.architectures.op_uses import ADD_NORM, OUTPUT, mlp_matrices, rotary
-from srv.models.blueprint import NORM, SILU, OpUse
-from srv.models.derive import Matrix, ModelOps
+from srv.models.architectures.qwen3_next import delta_net
+from srv.models.blueprint import Layer, Norm, Part
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.rope_config import UnsupportedConfig
 
 LINEAR = "linear_attention"
+DELTA_EPS = 1e-5  # of the norm of the rule's results, whatever rms_norm_eps is
 
 
 @dataclass(frozen=True)
@@ -35,62 +37,23 @@ class OlmoHybridConfig(HybridConfig):
         """None if all layers attend."""
         return None if all(self.attends) else self.delta
 
-    @property
-    def parameters(self) -> int:
-        """The matrices, biases of attention, norms, convolutions, and what computes decays."""
-        sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
-        attention = (sizes.heads + sizes.kv_heads) * sizes.head_dim
-        attention += self.decoder.qkv_size * sizes.qkv_bias + hidden * sizes.output_bias
-        recurrent = delta.channels * delta.width + 2 * delta.value_heads + delta.value_dim
-        mixers = sum(attention if attends else recurrent for attends in self.attends)
-        return sizes.embedding_parameters + self.projection_params + mixers + (2 * sizes.layers + 1) * hidden
+    @functools.cached_property
+    def tree(self) -> Part:
+        return parts.decoder(self.decoder, parts.layers(self.attends, self._layer), parts.last_norm(self.decoder))
 
-    @property
-    def projection_params(self) -> int:
-        sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
-        attention = hidden * (self.decoder.qkv_size + sizes.heads * sizes.head_dim)
-        recurrent = hidden * (delta.channels + 2 * delta.values + 2 * delta.value_heads)
-        mixers = sum(attention if attends else recurrent for attends in self.attends)
-        return mixers + sizes.layers * 3 * hidden * sizes.intermediate_size
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        sizes, delta = self.decoder, self.delta
-        normed = [sizes.hidden_size, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim]
-        if not all(self.attends):
-            normed.append(delta.value_dim)
-        ops = [OpUse(NORM, {"dim": dim}) for dim in dict.fromkeys(normed)]
-        ops += [OpUse(ADD_NORM, {"dim": sizes.hidden_size}), *rotary(sizes)]
-        if not all(self.attends):
-            heads = {"key_heads": delta.key_heads, "value_heads": delta.value_heads}
-            dims = {"key_dim": delta.key_dim, "value_dim": delta.value_dim}
-            ops.append(OpUse("causal_conv1d", {"channels": delta.channels, "width": delta.width}))
-            ops.append(OpUse("gated_delta_rule", {**heads, **dims}))
-        ops.append(OpUse(SILU, {"dim": sizes.intermediate_size}))
-        return ModelOps(tuple(ops), tuple(self._matrices()))
-
-    def _matrices(self) -> Iterator[Matrix]:
-        """Those of linear layers, in the order of the checkpoint's layers."""
-        sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
-        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
-        for index, attends in enumerate(self.attends):
-            prefix = f"model.layers.{index}"
-            if attends:
-                qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
-                yield Matrix((f"{prefix}.self_attn.o_proj",), sizes.heads * sizes.head_dim, hidden)
-            else:
-                for inputs in delta.inputs:
-                    names = tuple(f"{prefix}.linear_attn.{name}" for name in inputs)
-                    yield Matrix(names, hidden, sum(inputs.values()), parts=tuple(inputs.values()))
-                yield Matrix((f"{prefix}.linear_attn.{delta.output}",), delta.values, hidden)
-            yield from mlp_matrices(f"{prefix}.mlp", hidden, sizes.intermediate_size)
-        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+    def _layer(self, index: int) -> Layer:
+        sizes, hidden, eps = self.decoder, self.decoder.hidden_size, self.decoder.norm_eps
+        feeding = parts.feed_forward(sizes, None)
+        if not self.attends[index]:
+            return parts.pre_norm(sizes, delta_net(self.delta, hidden, DELTA_EPS), feeding)
+        after, last = (Norm(hidden, eps, name=f"post_{part}_layernorm") for part in ("attention", "feedforward"))
+        return Layer((), (parts.attention(sizes, index),), (after,), feeding, (last,))
 
 
 def make_config(config: Mapping[str, Any]) -> OlmoHybridConfig:
     base, bias = decoder_config(config), bool(config["attention_bias"])
     attends = attending(_kinds(config["layer_types"], base.layers), (ATTENTION, LINEAR), base.layers)
-    decoder = base._replace(
+    decoder = base.replace(
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from srv.models.architectures.attention import Attention
 from srv.models.architectures.hybrid_layers import HybridLayer, HybridStack
-from srv.models.architectures.olmo_hybrid import OlmoHybridConfig
+from srv.models.architectures.olmo_hybrid import DELTA_EPS, OlmoHybridConfig
 from srv.models.layers.delta import GatedDeltaNet
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.mlp import GatedMLP
 from srv.models.layers.norm import RMSNorm
-
-DELTA_EPS = 1e-5  # of the norm of the rule's results, whatever rms_norm_eps is
 
 
 class OlmoHybridLayer(HybridLayer):

@@ -30,7 +30,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
     decoder = sizes(config, names=NAMES, intermediate=int(config["ffn_dim"]), norm_eps=1e-5, rotary=False)
     bias = bool(config["enable_bias"])
     return LayerNormConfig(
-        decoder=decoder._replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias),
+        decoder=decoder.replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias),
         mlp=activation(config, "activation_function"),
         learned=LearnedPositions(decoder.rope.context_length + FIRST_POSITION, FIRST_POSITION),
     )

@@ -22,7 +22,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
         norm_eps=float(config["layer_norm_eps"]),
     )
     return LayerNormConfig(
-        decoder=decoder._replace(qkv_bias=True, output_bias=True, mlp_bias=True),
+        decoder=decoder.replace(qkv_bias=True, output_bias=True, mlp_bias=True),
         mlp=activation(config, "hidden_act"),
         parallel=True,
         separate_norms=False,

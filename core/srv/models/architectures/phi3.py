@@ -15,7 +15,7 @@ from srv.models.formats.stored_weights import StoredWeights
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base = decoder_config(config, reads=("partial_rotary_factor",))
-    return base._replace(windows=one_window(config, base.layers))
+    return base.replace(windows=one_window(config, base.layers))
 
 
 ARCHITECTURE = Architecture(

@@ -20,7 +20,7 @@ QWEN_DEFAULTS: dict[str, Any] = {
 
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    return decoder_config(config)._replace(qkv_bias=True, windows=windows(config))
+    return decoder_config(config).replace(qkv_bias=True, windows=windows(config))
 
 
 def windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:

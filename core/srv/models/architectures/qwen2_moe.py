@@ -23,7 +23,7 @@ def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base, window = decoder_config(config, reads=COUNT_FIELDS), config["sliding_window"]
     types = _layer_types(config, base.layers) if window and config["use_sliding_window"] else None
     moe = experts(config)._replace(shared_intermediate=int(config["shared_expert_intermediate_size"]), shared_gate=True)
-    return base._replace(
+    return base.replace(
         qkv_bias=bool(config["qkv_bias"]),
         windows=(None,) * base.layers if types is None else windows_of_types(types, base.layers, int(window)),
         moe=moe,

@@ -13,7 +13,7 @@ from srv.models.formats.gguf_layout import GGUFLayout
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     bias = bool(config["attention_bias"])
-    return decoder_config(config)._replace(qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows(config))
+    return decoder_config(config).replace(qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows(config))
 
 
 ARCHITECTURE = Architecture(

@@ -15,7 +15,7 @@ from srv.models.layers.moe_config import COUNT_FIELDS
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base, window = decoder_config(config, reads=COUNT_FIELDS), config["sliding_window"]
     bias, windowed = bool(config["attention_bias"]), window is not None and config["use_sliding_window"]
-    return base._replace(
+    return base.replace(
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,

@@ -7,24 +7,17 @@ feed-forward layers are mixtures of experts, or dense ones. Torch-free; `qwen3_n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import HybridConfig, attending, check_experts
-from srv.models.architectures.op_uses import (
-    ADD_NORM,
-    OUTPUT,
-    feed_forward_matrices,
-    feed_forward_ops,
-    layer_experts,
-    rotary,
-)
-from srv.models.blueprint import NORM, OpUse
-from srv.models.derive import Matrix, ModelOps
+from srv.models.blueprint import Attention, DeltaNet, Layer, Linear, Norm, Part, Tensors
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig
@@ -48,69 +41,34 @@ class Qwen3NextConfig(HybridConfig):
     def recurrent(self) -> DeltaSizes:
         return self.delta
 
-    @property
-    def parameters(self) -> int:
-        """Biases of attention, norms, routers, and what computes decays come on top of the matrices."""
-        sizes, delta = self.decoder, self.delta
-        hidden, attending = sizes.hidden_size, sum(self.attends)
-        qkv = (2 * sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
-        attention = 2 * sizes.head_dim + qkv * sizes.qkv_bias + hidden * sizes.output_bias
-        recurrent = delta.channels * delta.width + 2 * delta.value_heads + delta.value_dim
-        routers = 0 if self.moe is None else sum(self.has_experts) * self.moe.other_params(hidden)
-        norms = (2 * sizes.layers + 1) * hidden
-        mixers = attending * attention + (sizes.layers - attending) * recurrent
-        return sizes.embedding_parameters + self.projection_params + norms + mixers + routers
+    @functools.cached_property
+    def tree(self) -> Part:
+        """Norms are computed in float32."""
+        made = parts.layers(list(zip(self.attends, self.has_experts, strict=True)), self._layer)
+        return parts.decoder(self.decoder, made, parts.last_norm(self.decoder, wide=True))
 
-    @property
-    def projection_params(self) -> int:
-        hidden, attending = self.decoder.hidden_size, sum(self.attends)
-        dense = 3 * hidden * self.decoder.intermediate_size
-        experts = 0 if self.moe is None else self.moe.projection_params(hidden)
-        mlps = sum(experts if each else dense for each in self.has_experts)
-        heads, pairs = self.decoder.heads * self.decoder.head_dim, self.decoder.kv_heads * self.decoder.head_dim
-        attention = hidden * (3 * heads + 2 * pairs)
-        delta = self.delta
-        recurrent = hidden * (delta.channels + 2 * delta.values + 2 * delta.value_heads)
-        return mlps + attending * attention + (self.decoder.layers - attending) * recurrent
+    def _layer(self, index: int) -> Layer:
+        sizes = self.decoder
+        if self.attends[index]:
+            mixer: Attention | DeltaNet = parts.attention(sizes, index, wide=True, gated_queries=True)
+        else:
+            mixer = delta_net(self.delta, sizes.hidden_size, sizes.norm_eps)
+        return parts.pre_norm(sizes, mixer, parts.feed_forward(sizes, self.moe_of(index)), wide=True)
 
-    def model_ops(self, dtype: str) -> ModelOps:
-        """Norms are computed in float32, and those with an addition are not fused in other dtypes."""
-        sizes, delta, wide = self.decoder, self.delta, "float32"
-        hidden = {"dim": sizes.hidden_size}
-        ops = [OpUse(NORM, hidden, wide, own="torch's operator")]
-        if dtype == wide:
-            ops.append(OpUse(ADD_NORM, hidden, wide))
-        if any(self.attends):
-            ops += [OpUse(NORM, {"dim": sizes.head_dim}, wide, own="torch's operator"), *rotary(sizes)]
-        if not all(self.attends):
-            heads = {"key_heads": delta.key_heads, "value_heads": delta.value_heads}
-            dims = {"key_dim": delta.key_dim, "value_dim": delta.value_dim}
-            ops.append(OpUse("causal_conv1d", {"channels": delta.channels, "width": delta.width}))
-            ops.append(OpUse("gated_delta_rule", {**heads, **dims}))
-            ops.append(OpUse(NORM, {"dim": delta.value_dim}))
-        mixtures = [self.moe_of(index) for index in range(sizes.layers)]
-        ops += feed_forward_ops(mixtures, sizes.intermediate_size)
-        return ModelOps(tuple(ops), tuple(self._matrices()), layer_experts(mixtures, sizes.hidden_size))
 
-    def _matrices(self) -> Iterator[Matrix]:
-        """Those of linear layers, in the order of the checkpoint's layers; not those of experts."""
-        sizes, delta, hidden = self.decoder, self.delta, self.decoder.hidden_size
-        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
-        for index, attends in enumerate(self.attends):
-            prefix = f"model.layers.{index}"
-            if attends:
-                qkv = tuple(f"{prefix}.self_attn.{name}_proj" for name in "qkv")
-                queries, keys, values = sizes.qkv_parts  # each query has a gate
-                parts = (2 * queries, keys, values)
-                yield Matrix(qkv, hidden, sum(parts), parts=parts)
-                yield Matrix((f"{prefix}.self_attn.o_proj",), queries, hidden)
-            else:
-                for inputs in delta.inputs:
-                    names = tuple(f"{prefix}.linear_attn.{name}" for name in inputs)
-                    yield Matrix(names, hidden, sum(inputs.values()), parts=tuple(inputs.values()))
-                yield Matrix((f"{prefix}.linear_attn.out_proj",), delta.values, hidden)
-            yield from feed_forward_matrices(self.moe_of(index), f"{prefix}.mlp", hidden, sizes.intermediate_size)
-        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+def delta_net(sizes: DeltaSizes, hidden: int, eps: float) -> DeltaNet:
+    """A layer with the gated delta rule."""
+    inputs, rates = sizes.inputs
+    convolutions = {f"{name}.weight": (channels, 1, sizes.width) for name, channels in sizes.convolutions.items()}
+    return DeltaNet(
+        Linear(inputs, hidden),
+        Linear(rates, hidden),
+        Tensors({**convolutions, "dt_bias": (sizes.value_heads,), "A_log": (sizes.value_heads,)}),
+        Norm(sizes.value_dim, eps, name="o_norm" if sizes.apart else "norm"),
+        Linear({sizes.output: hidden}, sizes.values),
+        sizes,
+        name="linear_attn",
+    )
 
 
 def make_config(config: Mapping[str, Any]) -> Qwen3NextConfig:
@@ -150,7 +108,7 @@ def with_delta_rule(
         check_experts(moe)
         if moe.shared_intermediate <= 0:
             raise UnsupportedConfig(f"shared_expert_intermediate_size = {moe.shared_intermediate} is not a size")
-    decoder = base._replace(qkv_bias=bias, output_bias=bias, qk_norm=True)
+    decoder = base.replace(qkv_bias=bias, output_bias=bias, qk_norm=True)
     return Qwen3NextConfig(decoder, attends, delta, moe, has_experts)
 
 

@@ -5,21 +5,22 @@ Torch-free; `recurrent_gemma_layers` computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, soft_cap
 from srv.models.architectures.hybrid_config import HybridConfig
-from srv.models.architectures.op_uses import ADD_NORM, GELU, OUTPUT, mlp_matrices, rotary
-from srv.models.blueprint import NORM, OpUse
-from srv.models.derive import Matrix, ModelOps
+from srv.models.blueprint import Attention, Layer, Linear, LinearRecurrence, Part, Tensors
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.recurrent_sizes import LinearRecurrenceSizes
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 KINDS = ("recurrent", "attention")
+MIXER, NORMS = "temporal_block", ("temporal_pre_norm", "channel_pre_norm")
 
 
 @dataclass(frozen=True)
@@ -34,55 +35,32 @@ class RecurrentGemmaConfig(HybridConfig):
         """None if all layers attend."""
         return None if all(self.attends) else LinearRecurrenceSizes(self.channels, self.width)
 
-    @property
-    def parameters(self) -> int:
-        """The matrices, their biases, norms, convolutions, and the gates and decays of the recurrence."""
-        sizes, hidden, channels = self.decoder, self.decoder.hidden_size, self.channels
-        attention = self.decoder.qkv_size * sizes.qkv_bias + hidden
-        gates = 2 * channels * (channels // sizes.heads + 1)
-        recurrence = 2 * channels + hidden + channels * (self.width + 1) + gates + channels
-        attending = sum(self.attends)
-        mixers = attending * attention + (sizes.layers - attending) * recurrence
-        mlps = sizes.layers * (2 * sizes.intermediate_size + hidden)
-        return sizes.embedding_parameters + self.projection_params + mixers + mlps + (2 * sizes.layers + 1) * hidden
+    @functools.cached_property
+    def tree(self) -> Part:
+        """Norms are computed in float32."""
+        made = parts.layers(self.attends, self._layer)
+        return parts.decoder(self.decoder, made, parts.last_norm(self.decoder, wide=True))
 
-    @property
-    def projection_params(self) -> int:
-        sizes, hidden, attending = self.decoder, self.decoder.hidden_size, sum(self.attends)
-        attention = hidden * (self.decoder.qkv_size + sizes.heads * sizes.head_dim)
-        mixers = attending * attention + (sizes.layers - attending) * 3 * hidden * self.channels
-        return mixers + sizes.layers * 3 * hidden * sizes.intermediate_size
+    def _layer(self, index: int) -> Layer:
+        sizes = self.decoder
+        mixer: Attention | LinearRecurrence
+        mixer = parts.attention(sizes, index, name=MIXER) if self.attends[index] else self._recurrence()
+        mlp = parts.mlp(sizes.hidden_size, sizes.intermediate_size, True, "gelu_tanh_gated")
+        return parts.pre_norm(sizes, mixer, mlp, names=NORMS, wide=True)
 
-    def model_ops(self, dtype: str) -> ModelOps:
-        """Norms are computed in float32, and those with an addition are not fused in other dtypes."""
-        sizes, wide = self.decoder, "float32"
-        hidden = {"dim": sizes.hidden_size}
-        ops = [OpUse(NORM, hidden, wide, own="torch's operator")]
-        if dtype == wide:
-            ops.append(OpUse(ADD_NORM, hidden, wide))
-        ops += rotary(sizes)
-        if not all(self.attends):
-            ops.append(OpUse("causal_conv1d", {"channels": self.channels, "width": self.width}))
-            ops.append(OpUse("gated_linear_recurrence", {"channels": self.channels}))
-        ops.append(OpUse(GELU, {"dim": sizes.intermediate_size}, own="torch's operators"))
-        return ModelOps(tuple(ops), tuple(self._matrices()))
-
-    def _matrices(self) -> Iterator[Matrix]:
-        """Those of linear layers, in the order of the checkpoint's layers."""
-        sizes, hidden = self.decoder, self.decoder.hidden_size
-        yield Matrix(("model.embed_tokens",), hidden, sizes.vocab_size, embedding=True)
-        for index, attends in enumerate(self.attends):
-            prefix = f"model.layers.{index}"
-            mixer = f"{prefix}.temporal_block"
-            if attends:
-                qkv = tuple(f"{mixer}.{name}_proj" for name in "qkv")
-                yield Matrix(qkv, hidden, sizes.qkv_size, parts=sizes.qkv_parts)
-                yield Matrix((f"{mixer}.o_proj",), sizes.heads * sizes.head_dim, hidden)
-            else:
-                yield Matrix((f"{mixer}.linear_x", f"{mixer}.linear_y"), hidden, 2 * self.channels)
-                yield Matrix((f"{mixer}.linear_out",), self.channels, hidden)
-            yield from mlp_matrices(f"{prefix}.mlp", hidden, sizes.intermediate_size)
-        yield Matrix((OUTPUT,), hidden, sizes.vocab_size, tied=sizes.tied_embeddings)
+    def _recurrence(self) -> LinearRecurrence:
+        hidden, channels, heads = self.decoder.hidden_size, self.channels, self.decoder.heads
+        block = channels // heads
+        shapes: dict[str, tuple[int, ...]] = {"conv_1d.weight": (channels, 1, self.width), "conv_1d.bias": (channels,)}
+        for gate in ("input_gate", "recurrent_gate"):
+            shapes |= {f"rg_lru.{gate}_weight": (heads, block, block), f"rg_lru.{gate}_bias": (heads, block)}
+        return LinearRecurrence(
+            Linear({"linear_x": channels, "linear_y": channels}, hidden, True),
+            Tensors({**shapes, "rg_lru.recurrent_param": (channels,)}),
+            Linear({"linear_out": hidden}, channels, True),
+            LinearRecurrenceSizes(channels, self.width),
+            name=MIXER,
+        )
 
 
 def make_config(config: Mapping[str, Any]) -> RecurrentGemmaConfig:
@@ -97,7 +75,7 @@ def make_config(config: Mapping[str, Any]) -> RecurrentGemmaConfig:
     channels = base.hidden_size if config["lru_width"] is None else int(config["lru_width"])
     if channels % base.heads:
         raise UnsupportedConfig(f"lru_width = {channels} is not a multiple of {base.heads} heads")
-    decoder = base._replace(
+    decoder = base.replace(
         windows=(int(window),) * base.layers,
         qkv_bias=bool(config["attention_bias"]),
         output_bias=True,

@@ -5,23 +5,24 @@ Torch-free. Owns the switches in which these differ. Must not know how a layer c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from srv.models.architectures.architecture import DividedSizes
+from srv.models.architectures import parts
 from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.op_uses import ADD_NORM, GELU, matrices, rotary
-from srv.models.blueprint import NORM, SILU, OpUse
-from srv.models.derive import ModelOps
+from srv.models.architectures.described import Described
+from srv.models.blueprint import Activation, Layer, Norm, Part
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
-from srv.specs import AttentionLayer
 
 LAYERS = "srv.models.architectures.sandwich_layers:SandwichDecoder"
 KINDS = ("full_attention", "sliding_attention")
 GatedActivation: TypeAlias = Literal["silu", "gelu_tanh"]
 
 
-class SandwichConfig(NamedTuple):
+@dataclass(frozen=True)
+class SandwichConfig(Described):
     """`decoder`: the sizes, with the rotary embedding of layers with full attention.
 
     `local_rope`: that of layers with a window; None for the same. `before`: attention and MLP each have a norm before
@@ -35,42 +36,26 @@ class SandwichConfig(NamedTuple):
     unit_offset: bool = False
     activation: GatedActivation = "silu"
 
-    @property
-    def parameters(self) -> int:
-        """Those of a Llama-like decoder, which has two norms per layer, and those of the other norms."""
-        return self.decoder.parameters + 2 * self.before * self.decoder.layers * self.decoder.hidden_size
-
-    @property
-    def projection_params(self) -> int:
-        return self.decoder.projection_params
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
-        return self.decoder.attention_layers
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        return self.decoder.divided
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        """Norms with an offset are computed in float32, and those with an addition are not fused in other dtypes."""
+    @functools.cached_property
+    def tree(self) -> Part:
         sizes = self.decoder
-        normed = [sizes.hidden_size]
-        if sizes.qk_norm:
-            queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-            normed += [queries, keys] if sizes.wide_qk_norm else [sizes.head_dim]
-        own = "torch's operator" if self.unit_offset else ""
-        of_norms = "float32" if self.unit_offset else None
-        ops = [OpUse(NORM, {"dim": dim}, of_norms, own=own) for dim in dict.fromkeys(normed)]
-        if not self.unit_offset or dtype == of_norms:
-            ops.append(OpUse(ADD_NORM, {"dim": sizes.hidden_size}, of_norms))
-        ops += rotary(sizes)
-        width = {"dim": sizes.intermediate_size}
-        ops.append(OpUse(SILU, width) if self.activation == "silu" else OpUse(GELU, width, own="torch's operators"))
-        return ModelOps(tuple(ops), tuple(matrices(sizes)))
+        made = parts.layers(list(zip(sizes.windows, sizes.rotated, strict=True)), self._layer)
+        return parts.decoder(sizes, made, parts.last_norm(sizes, wide=self.unit_offset))
 
-    def of_rank(self, ranks: int) -> SandwichConfig:
-        return self._replace(decoder=self.decoder.of_rank(ranks))
+    def _layer(self, index: int) -> Layer:
+        sizes = self.decoder
+        rope = None if sizes.windows[index] is None else self.local_rope
+        attention = parts.attention(sizes, index, rope=rope, wide=self.unit_offset)
+        activation: Activation = "silu_gated" if self.activation == "silu" else "gelu_tanh_gated"
+        mlp = parts.mlp(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias, activation)
+        before, between, after = [], [self._norm(parts.BEFORE_MLP)], self._norm("post_feedforward_layernorm")
+        if self.before:
+            before.append(self._norm(parts.BEFORE_MIXER, adds=True))
+            between.append(self._norm("pre_feedforward_layernorm", adds=True))
+        return Layer(tuple(before), (attention,), tuple(between), mlp, (after,))
+
+    def _norm(self, name: str, adds: bool = False) -> Norm:
+        return Norm(self.decoder.hidden_size, self.decoder.norm_eps, adds=adds, wide=self.unit_offset, name=name)
 
 
 def attention_scale(config: Mapping[str, Any]) -> float:

@@ -17,7 +17,7 @@ from srv.models.layers.rope_config import UnsupportedConfig
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     base, bias = decoder_config(config, reads=("no_rope_layers",)), bool(config["attention_bias"])
     rotated = _rotated(config, base.layers)
-    return base._replace(
+    return base.replace(
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bool(config["mlp_bias"]),

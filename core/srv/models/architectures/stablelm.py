@@ -28,7 +28,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
     )
     parallel = bool(config["use_parallel_residual"])
     return LayerNormConfig(
-        decoder=decoder._replace(qkv_bias=bool(config["use_qkv_bias"])),
+        decoder=decoder.replace(qkv_bias=bool(config["use_qkv_bias"])),
         mlp="silu_gated",
         parallel=parallel,
         separate_norms=not parallel,

@@ -28,7 +28,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
     )
     bias = bool(config["use_bias"])
     return LayerNormConfig(
-        decoder=decoder._replace(
+        decoder=decoder.replace(
             qkv_bias=bias,
             output_bias=bias,
             mlp_bias=bias,

@@ -24,7 +24,7 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
     decoder = sizes(config, names=NAMES, intermediate=int(config["ffn_dim"]), norm_eps=1e-5, rotary=False)
     scale = decoder.hidden_size**0.5 if config["scale_embedding"] else 1.0
     return LayerNormConfig(
-        decoder=decoder._replace(qkv_bias=True, output_bias=True, mlp_bias=True, embedding_multiplier=scale),
+        decoder=decoder.replace(qkv_bias=True, output_bias=True, mlp_bias=True, embedding_multiplier=scale),
         mlp=activation(config, "activation_function"),
         sinusoidal=FIRST_POSITION,
     )

@@ -49,16 +49,6 @@ class MoEConfig(NamedTuple):
     router_bias: bool = False
     scales_inputs: bool = False
 
-    def projection_params(self, hidden: int) -> int:
-        """The number of weights of the experts' projections, without biases."""
-        return 3 * hidden * (self.experts * self.intermediate + self.shared_intermediate)
-
-    def other_params(self, hidden: int) -> int:
-        """The number of parameters of the router, the gate of the shared expert, and biases."""
-        router = self.experts * (hidden + self.router_bias + self.routing.bias)
-        biases = self.experts * (2 * self.intermediate + hidden) * self.expert_bias
-        return router + biases + hidden * (self.shared_gate and self.shared_intermediate > 0)
-
     def step_bytes(self, hidden: int, item: int) -> int:
         """Bytes of temporary tensors per token, at most; `item`: bytes per element of the model's dtype.
 
@@ -68,12 +58,6 @@ class MoEConfig(NamedTuple):
         rows = self.routing.top_k * (3 * self.intermediate + hidden) * _FLOAT32
         rows += self.routing.top_k * 2 * hidden * item * self.scales_inputs
         return rows + 3 * self.shared_intermediate * item + _PER_CHOICE * self.experts
-
-    def of_rank(self, ranks: int) -> MoEConfig:
-        """The part of one of `ranks` ranks: the router and the choice of experts are on every rank."""
-        return self._replace(
-            intermediate=self.intermediate // ranks, shared_intermediate=self.shared_intermediate // ranks
-        )
 
 
 def expert_names(prefix: str, experts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -106,15 +106,6 @@ class StateSpaceSizes(NamedTuple):
         """The rows of the projection of gates, channels and steps."""
         return self.scan.inner + self.channels + self.scan.heads
 
-    def projection_params(self, hidden: int) -> int:
-        return hidden * (self.inputs + self.scan.inner)
-
-    def other_params(self, hidden: int) -> int:
-        """The number of parameters of the convolution, steps, decays, the norm and biases."""
-        convolution = self.channels * (self.width + self.conv_bias)
-        biases = self.inputs * self.bias + hidden * self.output_bias
-        return convolution + 3 * self.scan.heads + self.scan.inner * self.norm + biases
-
     def step_bytes(self, item: int) -> int:
         """As `RecurrentSizes.step_bytes`; the taps of the convolution are in float32."""
         convolution = _FLOAT32 * self.channels * (self.width + 4)
