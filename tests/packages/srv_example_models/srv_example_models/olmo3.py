@@ -5,35 +5,44 @@ Three of four layers attend to a sliding window. Torch-free; `olmo3_layers` comp
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from srv.models.architectures.architecture import Architecture, DividedSizes
+from srv.models.architectures import parts
+from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_pattern
+from srv.models.architectures.described import Described
+from srv.models.blueprint import Decoder, Layer, Norm
 from srv.models.layers.rope_config import UnsupportedConfig
 
 KINDS = ("full_attention", "sliding_attention")
+NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
-class Olmo3Config(DecoderConfig):
-    """The sizes of a decoder, whose two norms per layer are as large as those of Llama."""
+@dataclass(frozen=True)
+class Olmo3Config(Described):
+    """`decoder`: the sizes, with norms of queries and keys over all heads, which cannot be divided among ranks."""
 
-    __slots__ = ()
+    decoder: DecoderConfig
 
-    @property
-    def parameters(self) -> int:
-        """The norms of queries and keys have one weight per element of all heads."""
-        return super().parameters + self.layers * (self.heads + self.kv_heads) * self.head_dim
+    @functools.cached_property
+    def tree(self) -> Decoder:
+        return parts.decoder(
+            self.decoder, parts.layers(self.decoder.windows, self._layer), parts.last_norm(self.decoder)
+        )
 
-    @property
-    def divided(self) -> DividedSizes | None:
-        """The norms of queries and keys need all heads, so the heads cannot be divided among ranks."""
-        return None
+    def _layer(self, index: int) -> Layer:
+        sizes = self.decoder
+        after, last = (Norm(sizes.hidden_size, sizes.norm_eps, name=name) for name in NORMS)
+        return Layer((), (parts.attention(sizes, index),), (after,), parts.feed_forward(sizes, None), (last,))
 
 
 def make_config(config: Mapping[str, Any]) -> Olmo3Config:
     base, bias = decoder_config(_of_one_rope(config)), bool(config["attention_bias"])
-    return Olmo3Config(*base._replace(qkv_bias=bias, output_bias=bias, windows=windows_of_pattern(config, base.layers)))
+    windows = windows_of_pattern(config, base.layers)
+    return Olmo3Config(base.replace(qkv_bias=bias, output_bias=bias, windows=windows, qk_norm=True, wide_qk_norm=True))
 
 
 def _of_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,44 +19,29 @@ from srv.models.layers.factory import LayerFactory
 from srv.models.layers.mlp import GatedMLP
 from srv.models.layers.norm import RMSNorm
 from srv.models.layers.rope import cos_sin_table
-from srv_example_models.olmo3 import Olmo3Config
-
-
-class Olmo3Attention(Attention):
-    """Attention whose norms span the queries, or the keys, of all heads."""
-
-    q_norm: RMSNorm
-    k_norm: RMSNorm
-
-    def __init__(self, config: Olmo3Config, factory: LayerFactory, prefix: str, index: int) -> None:
-        super().__init__(config, factory, prefix, index)
-        context, eps, dim = factory.context, config.norm_eps, config.head_dim
-        self.q_norm = RMSNorm(context, config.heads * dim, eps, with_residual=False)
-        self.k_norm = RMSNorm(context, config.kv_heads * dim, eps, with_residual=False)
-
-    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return self.q_norm.forward(q.flatten(1)).view(q.shape), self.k_norm.forward(k.flatten(1)).view(k.shape)
+from srv_example_models.olmo3 import NORMS, Olmo3Config
 
 
 class Olmo3Layer(StackedLayer):
     def __init__(self, config: Olmo3Config, factory: LayerFactory, index: int) -> None:
         super().__init__()
-        context, hidden, eps = factory.context, config.hidden_size, config.norm_eps
+        sizes, context = config.decoder, factory.context
+        hidden, eps = sizes.hidden_size, sizes.norm_eps
         self.prefix = f"model.layers.{index}"
-        self.attention = Olmo3Attention(config, factory, f"{self.prefix}.self_attn", index)
+        self.attention = Attention(sizes, factory, f"{self.prefix}.self_attn", index)
         self.attention_norm = RMSNorm(context, hidden, eps, with_residual=False)
-        self.mlp = GatedMLP(factory, f"{self.prefix}.mlp", hidden, config.intermediate_size, config.mlp_bias)
+        self.mlp = GatedMLP(factory, f"{self.prefix}.mlp", hidden, sizes.intermediate_size, sizes.mlp_bias)
         self.mlp_norm = RMSNorm(context, hidden, eps, with_residual=False)
 
     def layer_norms(self) -> Mapping[str, RMSNorm]:
-        return {"post_attention_layernorm": self.attention_norm, "post_feedforward_layernorm": self.mlp_norm}
+        return dict(zip(NORMS, (self.attention_norm, self.mlp_norm), strict=True))
 
 
 class Olmo3(LayerStack[Olmo3Layer]):
     def __init__(self, config: Olmo3Config, factory: LayerFactory, context_length: int) -> None:
-        super().__init__(config, factory, context_length, lambda index: Olmo3Layer(config, factory, index))
+        super().__init__(config.decoder, factory, context_length, lambda index: Olmo3Layer(config, factory, index))
         self.cos_sin: Tensor
-        table = cos_sin_table(config.rope, context_length).to(factory.context.device)
+        table = cos_sin_table(config.decoder.rope, context_length).to(factory.context.device)
         self.register_buffer("cos_sin", table, persistent=False)
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
