@@ -22,6 +22,7 @@ What several ranks divide says so: `Linear.split`, `Tensors.divided`, the heads 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -101,12 +102,18 @@ class Part:
         """The weights of this part itself."""
         return iter(())
 
-    @property
+    @functools.cached_property
+    def within(self) -> tuple[tuple[str, Part], ...]:
+        """The part and everything within it, from the outside in, each with its name below this one's."""
+        inner = ((name, each) for name, part in self.parts() for name, each in _renamed(part.within, name))
+        return (("", self), *inner)
+
+    @functools.cached_property
     def elements(self) -> int:
         """The number of parameters of this part itself."""
         return sum(weight.elements for weight in self.weights())
 
-    @property
+    @functools.cached_property
     def projected(self) -> int:
         """Those of them in matrices of linear layers, without heads."""
         return 0
@@ -148,7 +155,7 @@ class Linear(Part):
             if self.bias:
                 yield Weight(f"{name}.bias", (size,))
 
-    @property
+    @functools.cached_property
     def projected(self) -> int:
         return 0 if self.role else self.inputs * sum(self.outputs.values())
 
@@ -173,7 +180,7 @@ class Output(Linear):
     def weights(self) -> Iterator[Weight]:
         return (each for each in super().weights() if not (self.tied and each.name.endswith(".weight")))
 
-    @property
+    @functools.cached_property
     def projected(self) -> int:
         return 0
 
@@ -192,7 +199,7 @@ class Tensors(Part):
     def weights(self) -> Iterator[Weight]:
         return (Weight(name, shape) for name, shape in self.shapes.items())
 
-    @property
+    @functools.cached_property
     def projected(self) -> int:
         return self.elements if self.projects else 0
 
@@ -439,11 +446,11 @@ class Experts(Part):
                 if self.bias:
                     yield Weight(f"{expert}.{name}.bias", shape[:1])
 
-    @property
+    @functools.cached_property
     def elements(self) -> int:
         return self.projected + self.count * (2 * self.inner + self.hidden) * self.bias
 
-    @property
+    @functools.cached_property
     def projected(self) -> int:
         return self.count * 3 * self.inner * self.hidden
 
@@ -620,11 +627,13 @@ def alike(kinds: Iterable[Kind], make: Callable[[Kind], Made]) -> tuple[Made, ..
     return tuple(result)
 
 
-def walk(part: Part, prefix: str = "") -> Iterator[tuple[str, Part]]:
+def walk(part: Part, prefix: str = "") -> Iterable[tuple[str, Part]]:
     """The part and everything within it, from the outside in, each with its whole name. `prefix`: that of the part."""
-    yield prefix, part
-    for name, each in part.parts():
-        yield from walk(each, below(prefix, name))
+    return part.within if not prefix else _renamed(part.within, prefix)
+
+
+def _renamed(named: Iterable[tuple[str, Part]], prefix: str) -> Iterator[tuple[str, Part]]:
+    return ((below(prefix, name), part) for name, part in named)
 
 
 def below(prefix: str, name: str) -> str:

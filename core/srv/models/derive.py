@@ -93,11 +93,12 @@ def attention_layers(tree: Part) -> tuple[AttentionLayer, ...]:
 
 def divided(tree: Part) -> DividedSizes | None:
     """The sizes that are divided among ranks; None if the layers cannot be sharded."""
-    attention = [part for _, part in walk(tree) if isinstance(part, Attention | Latent)]
+    parts = distinct(tree)
+    attention = [part for part in parts if isinstance(part, Attention | Latent)]
     indivisible = (isinstance(part, Attention) and not part.is_divisible for part in attention)
-    if any(isinstance(part, Recurrent) for _, part in walk(tree)) or any(indivisible):
+    if any(isinstance(part, Recurrent) for part in parts) or any(indivisible):
         return None
-    inner = {part.inner for _, part in walk(tree) if isinstance(part, MLP | Experts)}
+    inner = {part.inner for part in parts if isinstance(part, MLP | Experts)}
     first, vocab = attention[0], stack(tree).embedding.rows
     if isinstance(first, Latent):  # one compressed vector for all heads, which every rank stores
         return DividedSizes(first.heads, 1, first.dims.value_dim, math.gcd(*inner), vocab)
@@ -106,7 +107,7 @@ def divided(tree: Part) -> DividedSizes | None:
 
 def ops(tree: Part, dtype: str) -> tuple[OpUse, ...]:
     """What layers call beside the products with matrices, each distinct use once. `dtype`: of the model."""
-    used = (use for _, part in walk(tree) for use in part.ops(dtype))
+    used = (use for part in distinct(tree) for use in part.ops(dtype))
     return tuple({(use.op, use.dtype, tuple(use.sizes.items())): use for use in used}.values())
 
 
@@ -127,6 +128,11 @@ def model_ops(tree: Part, dtype: str) -> ModelOps:
     experts = ((name, part) for name, part in walk(tree) if isinstance(part, Experts))
     of_experts = tuple(ExpertMatrices(name, part.op_sizes, part.bias) for name, part in experts)
     return ModelOps(ops(tree, dtype), tuple(matrices(tree)), of_experts)
+
+
+def distinct(tree: Part) -> tuple[Part, ...]:
+    """All parts, those of layers that are alike once."""
+    return tuple({id(part): part for _, part in walk(tree)}.values())
 
 
 def stack(tree: Part) -> Stack:
