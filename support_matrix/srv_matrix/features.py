@@ -15,10 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from srv.models import derive
 from srv.models.architectures.architecture import PooledConfig
 from srv.models.architectures.registry import BUILT_IN, find, native_config
-from srv.models.config.described import described
-from srv.models.config.layer_fields import encoder_groups
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -165,10 +164,9 @@ def _describe(architecture: str, like: ModelFacts) -> DescribedModel:
     model = replace(like, architecture=architecture, config=config, layers=LAYERS)
     try:
         native = native_config(architecture, config)
-        described_groups = described(architecture, config, like.dtype).cache_groups(like.context_length)
     except UnsupportedConfig as error:
         return DescribedModel(model, str(error))
-    groups = encoder_groups(native.attention_layers) or described_groups or like.cache_groups
+    groups = derive.cache_groups(native.tree, like.context_length, like.dtype)
     layer = next(iter(native.attention_layers))
     model = replace(model, heads=layer.heads, kv_heads=layer.kv_heads, head_dim=layer.head_dim, cache_groups=groups)
     return DescribedModel(replace(model, generates=not isinstance(native, PooledConfig)))

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
+from srv import specs
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.recurrent_sizes import (
@@ -38,7 +39,7 @@ from srv.models.layers.recurrent_sizes import (
     StateSpaceSizes,
 )
 from srv.models.layers.rope_config import RopeConfig
-from srv.specs import AttentionLayer, IndexDims, LatentDims
+from srv.specs import AttentionLayer, CacheSpec, FullAttention, IndexDims, LatentDims, SlidingWindow, StateTensor
 
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")
@@ -121,6 +122,13 @@ class Part:
     def ops(self, dtype: str) -> Iterator[OpUse]:
         """What the layer of this part calls itself, beside the products with matrices. `dtype`: of the model."""
         return iter(())
+
+    def cache(self, dtype: str) -> CacheSpec | None:
+        """What a layer keeps per token, or per request, for this part, without the number of the layer; None for none.
+
+        `dtype`: of the model.
+        """
+        return None
 
     def of_rank(self, ranks: int) -> Self:
         """What the first of `ranks` ranks has of it: of the parts within, unless a kind of part says more."""
@@ -334,6 +342,14 @@ class Attention(Part):
             bidirectional=self.bidirectional,
         )
 
+    def cache(self, dtype: str) -> CacheSpec | None:
+        if self.bidirectional:
+            return None
+        window = self.window or self.chunk
+        if window is None:
+            return FullAttention((), self.kv_heads, self.head_dim, self.head_dim)
+        return SlidingWindow((), self.kv_heads, self.head_dim, self.head_dim, window)
+
     @property
     def is_divisible(self) -> bool:
         """False if a norm needs all heads, or heads have norms of their own."""
@@ -396,6 +412,11 @@ class Latent(Part):
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield OpUse(ROTARY, {"head_dim": self.dims.rope_dim, "rotary_dim": self.dims.rope_dim})
+
+    def cache(self, dtype: str) -> CacheSpec:
+        index_dim = 0 if self.index is None else self.index.dim
+        indexed = () if self.indexer is None else (0,)  # numbered with the layer
+        return specs.Latent((), self.dims.latent_dim, self.dims.rope_dim, index_dim=index_dim, indexed=indexed)
 
     def of_rank(self, ranks: int) -> Self:
         return dataclasses.replace(super().of_rank(ranks), heads=self.heads // ranks)
@@ -475,7 +496,23 @@ class MoE(Part):
 
 @dataclass(frozen=True)
 class Recurrent(Part):
-    """A layer that keeps a state of a fixed size in place of keys and values. Such models are on one rank."""
+    """A layer that keeps states of a fixed size in place of keys and values. Such models are on one rank."""
+
+    @property
+    def convolved(self) -> tuple[int, int] | None:
+        """The channels of its convolution over time and the tokens that this reads; None without one."""
+        return None
+
+    @property
+    def state(self) -> tuple[int, ...] | None:
+        """The shape of its state, which is float32; None without one."""
+        return None
+
+    def cache(self, dtype: str) -> CacheSpec:
+        states = [] if self.convolved is None else [StateTensor("conv", self.convolved, dtype)]
+        if self.state is not None:
+            states.append(StateTensor("state", self.state, WIDE))
+        return specs.Recurrent((), tuple(states))
 
 
 @dataclass(frozen=True)
@@ -486,6 +523,10 @@ class ShortConvolution(Recurrent):
     convolution: Tensors
     output: Linear
     sizes: ShortConvolutionSizes
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield convolution(self.sizes.channels, self.sizes.width)
@@ -502,6 +543,14 @@ class DeltaNet(Recurrent):
     output: Linear
     sizes: DeltaSizes
 
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim
+
     def ops(self, dtype: str) -> Iterator[OpUse]:
         sizes = self.sizes
         heads = {"key_heads": sizes.key_heads, "value_heads": sizes.value_heads}
@@ -517,6 +566,14 @@ class StateSpace(Recurrent):
     tensors: Tensors
     output: Linear
     sizes: StateSpaceSizes
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.sizes.scan.heads, self.sizes.scan.head_dim, self.sizes.scan.state_size
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         scan = self.sizes.scan
@@ -536,6 +593,10 @@ class Lightning(Recurrent):
     output: Linear
     sizes: ScanSizes
 
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.sizes.heads, self.sizes.head_dim, self.sizes.state_size
+
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield OpUse("state_space_scan", self.sizes.op_sizes)
 
@@ -548,6 +609,14 @@ class LinearRecurrence(Recurrent):
     tensors: Tensors
     output: Linear
     sizes: LinearRecurrenceSizes
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.sizes.channels,)
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield convolution(self.sizes.channels, self.sizes.width)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
+from srv import specs
 from srv.models.blueprint import (
     MLP,
     Attention,
@@ -21,7 +24,7 @@ from srv.models.blueprint import (
     below,
     walk,
 )
-from srv.specs import AttentionLayer
+from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow
 
 OUTPUT = "lm_head"  # the name of the output layer
 
@@ -138,3 +141,55 @@ def distinct(tree: Part) -> tuple[Part, ...]:
 def stack(tree: Part) -> Stack:
     """The layers of a model."""
     return next(part for _, part in walk(tree) if isinstance(part, Stack))
+
+
+def cache_groups(tree: Part, context_length: int, dtype: str) -> tuple[CacheSpec, ...]:
+    """What the layers of a model keep (`grouped`). `dtype`: of the model.
+
+    An encoder has one group without layers, which takes no bytes: its pages hold nothing. Each covers the whole
+    context, so that a request takes one, as it takes a slot.
+    """
+    layers = attention_layers(tree)
+    if layers and all(layer.bidirectional for layer in layers):
+        return (FullAttention((), layers[0].kv_heads, layers[0].head_dim, layers[0].head_dim),)
+    numbered = ((index, part.cache(dtype)) for index, layer in enumerate(stack(tree).layers) for _, part in walk(layer))
+    return grouped([of_layer(cache, index) for index, cache in numbered if cache is not None], context_length)
+
+
+def of_layer(cache: CacheSpec, index: int) -> CacheSpec:
+    """That of layer `index`."""
+    if isinstance(cache, specs.Latent) and cache.indexed:
+        return msgspec.structs.replace(cache, layers=(index,), indexed=(index,))
+    return msgspec.structs.replace(cache, layers=(index,))
+
+
+def grouped(caches: Sequence[CacheSpec], context_length: int) -> tuple[CacheSpec, ...]:
+    """The cache groups of a model: full attention first, then windows, the shortest first, latents and states.
+
+    Layers with equal sizes are a group, with or without an indexer. A window that is not shorter than the context frees
+    nothing.
+    """
+    layers: dict[CacheSpec, list[int]] = {}
+    indexed = sorted(layer for cache in caches if isinstance(cache, specs.Latent) for layer in cache.indexed)
+    for cache in caches:
+        if isinstance(cache, SlidingWindow) and cache.window >= context_length:
+            cache = FullAttention(cache.layers, cache.kv_heads, cache.key_dim, cache.value_dim)
+        alike = msgspec.structs.replace(cache, layers=())
+        if isinstance(alike, specs.Latent):
+            alike = msgspec.structs.replace(alike, indexed=())
+        layers.setdefault(alike, []).extend(cache.layers)
+    groups = [_group(alike, found, indexed) for alike, found in layers.items()]
+    return tuple(sorted(groups, key=_order))
+
+
+def _group(cache: CacheSpec, layers: list[int], indexed: list[int]) -> CacheSpec:
+    if isinstance(cache, specs.Latent):
+        own = tuple(layer for layer in indexed if layer in layers)
+        cache = msgspec.structs.replace(cache, indexed=own)
+    return msgspec.structs.replace(cache, layers=tuple(sorted(layers)))
+
+
+def _order(group: CacheSpec) -> tuple[int, int]:
+    kinds = (FullAttention, SlidingWindow)
+    number = next((number for number, kind in enumerate(kinds) if isinstance(group, kind)), len(kinds))
+    return number + isinstance(group, specs.Recurrent), getattr(group, "window", None) or 0

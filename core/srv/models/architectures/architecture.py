@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from srv.models.blueprint import Part
 from srv.models.derive import DividedSizes, ModelOps
 from srv.models.formats.gguf_layout import GGUFLayout
 from srv.models.formats.stored_weights import StoredWeights
@@ -23,8 +24,11 @@ class NativeConfig(Protocol):
 
     `parameters`: their exact number; tied embeddings count once. `projection_params`: the weights of linear layers
     without the embeddings, the output layer and biases. `attention_layers`: the attention of each layer, in order;
-    their `index` is the number of the layer.
+    their `index` is the number of the layer. `tree`: the blueprint from which all of these follow.
     """
+
+    @property
+    def tree(self) -> Part: ...
 
     @property
     def parameters(self) -> int: ...

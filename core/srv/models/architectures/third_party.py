@@ -10,6 +10,7 @@ from typing import Any
 
 from srv.errors import PluginError
 from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
+from srv.models.architectures.described import Described
 from srv.models.formats.gguf_layout import GGUFLayout
 from srv.models.formats.stored_weights import StoredWeights
 from srv.platform.extensions import Extensions, contested
@@ -56,5 +57,9 @@ def find_gguf(name: object) -> Architecture | None:
 
 def make_config(architecture: Architecture, config: Mapping[str, Any]) -> NativeConfig:
     """Call the distribution's function. Its UnsupportedConfig and errors about values are passed on."""
-    expected = (KeyError, TypeError, ValueError)
-    return ARCHITECTURES.call(architecture.name, "make_config", architecture.make_config, config, expected=expected)
+    expected, name = (KeyError, TypeError, ValueError), architecture.name
+    made = ARCHITECTURES.call(name, "make_config", architecture.make_config, config, expected=expected)
+    if not isinstance(made, Described):
+        reason = f"returns a {type(made).__name__}, which does not describe a model by its tree of parts"
+        raise ARCHITECTURES.error_in(ARCHITECTURES.provider(name), f"{name}.make_config", reason)
+    return made

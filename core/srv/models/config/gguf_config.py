@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
+from srv.models import derive
 from srv.models.architectures.registry import find_gguf, gguf_names, native_config
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
@@ -24,7 +25,7 @@ from srv.models.formats.gguf_types import OP_TYPES
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
 from srv.models.sizes.parts import MAX_LAYERS
-from srv.specs import ModelFacts, attention_groups
+from srv.specs import CacheSpec, FullAttention, ModelFacts
 
 UNQUANTIZED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 TOKENS = "tokenizer.ggml.tokens"
@@ -87,19 +88,20 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         context_length=context,
         parameters=sum(stored_types.values()),
         weight_bytes=sum(tensor.size for tensor in header.tensors.values()),
-        cache_groups=attention_groups(_windows(config), kv_heads, head_dim, head_dim, context),
+        cache_groups=_cache_groups(config, context, dtype),
         end_tokens=_end_tokens(meta),
         stored_types=stored_types,
         column_block=_column_block(header),
     )
 
 
-def _windows(config: Mapping[str, Any]) -> Sequence[int | None]:
-    """The sliding window of each layer; that of a configuration without native layers is not known."""
+def _cache_groups(config: Mapping[str, Any], context: int, dtype: str) -> tuple[CacheSpec, ...]:
+    """Those of native layers; without any, no layer is known to have a window."""
     try:
-        return [layer.window for layer in native_config(config["architectures"][0], config).attention_layers]
+        return derive.cache_groups(native_config(config["architectures"][0], config).tree, context, dtype)
     except UnsupportedConfig:
-        return (None,) * int(config["num_hidden_layers"])
+        layers, size = range(int(config["num_hidden_layers"])), config["head_dim"]
+        return (FullAttention(tuple(layers), config["num_key_value_heads"], size, size),)
 
 
 class _Metadata:

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from srv.dtypes import FLOATS
+from srv.dtypes import FLOATS, ITEM_SIZES
 from srv.errors import ModelError
+from srv.models import derive
 from srv.models.architectures.architecture import NativeConfig, PooledConfig
 from srv.models.architectures.registry import (
     known_name,
@@ -43,7 +44,7 @@ from srv.models.sizes.parts import MAX_LAYERS
 from srv.models.sizes.registry import COUNT_FROM_PADDING
 from srv.quantization import registry as quantization
 from srv.quantization.stated_files import with_stated_file
-from srv.specs import CacheSpec, ModelFacts, attention_groups
+from srv.specs import CacheSpec, ModelFacts
 
 # Field names of the same quantity in different configurations, the most common first.
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
@@ -121,7 +122,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
         context_length=context,
         parameters=weights.parameters,
         weight_bytes=weights.bytes,
-        cache_groups=_cache_groups(model, native, config, sizes, context),
+        cache_groups=_cache_groups(model, native, config, sizes, context, dtype),
         end_tokens=_end_tokens(with_defaults(architecture, config), generation),
         stored_types=weights.types,
         pooling=pooled.pooled_by if pooled and (pooled.labels or not sentence.pooling) else sentence.pooling,
@@ -261,15 +262,14 @@ def _cache_groups(
     config: Mapping[str, Any],
     sizes: Mapping[str, int],
     context: int,
+    dtype: str,
 ) -> tuple[CacheSpec, ...]:
     heads = Heads(sizes["kv_heads"], sizes["head_dim"])
     if native is None:
         return model.pool_groups(context) or layer_fields.cache_groups(
             _text_config(config), sizes["layers"], heads, context
         )
-    windows = [layer.window for layer in native.attention_layers]
-    groups = layer_fields.encoder_groups(native.attention_layers) or model.cache_groups(context)
-    return groups or attention_groups(windows, *heads, heads.head_dim, context)
+    return derive.cache_groups(native.tree, context, dtype if dtype in ITEM_SIZES else "float32")
 
 
 def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -6,12 +6,12 @@ Torch-free. These are claims that the class in transformers is compared with whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from srv.models.sizes import parts
 from srv.models.sizes.parts import Part
-from srv.specs import AttentionLayer, AttentionSpec, CacheSpec, FullAttention, SlidingWindow
+from srv.specs import CacheSpec, FullAttention, SlidingWindow
 
 ATTENTIONS_PER_LAYER = {"diffllama": 2, "longcat_flash": 2}  # of each layer that the configuration counts
 REPEATED_KEYS = ("jetmoe",)  # model types whose class repeats its keys for every query head before attention
@@ -88,14 +88,3 @@ def _heads_of(text: Mapping[str, Any], index: int, common: Heads) -> Heads:
             "num_key_value_heads": text.get("num_global_key_value_heads") if shared else None,
         }
     return Heads(int(own.get("num_key_value_heads") or common.kv_heads), int(own.get("head_dim") or common.head_dim))
-
-
-def encoder_groups(layers: Sequence[AttentionLayer]) -> tuple[AttentionSpec, ...]:
-    """The cache groups of an encoder, all of whose layers are bidirectional: one without layers, which takes no bytes.
-
-    Its pages hold nothing. Each covers the whole context, so that a request takes one, as it takes a slot. () for any
-    other model.
-    """
-    if not layers or not all(layer.bidirectional for layer in layers):
-        return ()
-    return (FullAttention((), layers[0].kv_heads, layers[0].head_dim, layers[0].head_dim),)

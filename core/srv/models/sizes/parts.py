@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import msgspec
-
-from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, SlidingWindow
+from srv.models.derive import grouped, of_layer
+from srv.specs import CacheSpec
 
 MAX_LAYERS = 10_000  # so that a damaged file cannot cause huge allocations
 
@@ -110,42 +109,9 @@ def stack(name: str, count: int, layer: Callable[[int], Part]) -> Part:
 
 
 def _numbered(part: Part, index: int) -> Part:
-    return Part(part.weights, tuple(_of_layer(cache, index) for cache in part.caches))
-
-
-def _of_layer(cache: CacheSpec, index: int) -> CacheSpec:
-    if isinstance(cache, Latent) and cache.indexed:
-        return msgspec.structs.replace(cache, layers=(index,), indexed=(index,))
-    return msgspec.structs.replace(cache, layers=(index,))
+    return Part(part.weights, tuple(of_layer(cache, index) for cache in part.caches))
 
 
 def cache_groups(part: Part, context_length: int) -> tuple[CacheSpec, ...]:
-    """The cache groups of a model: full attention first, then windows, the shortest first, latents and states.
-
-    Layers with equal sizes are a group, with or without an indexer. A window that is not shorter than the context frees
-    nothing.
-    """
-    layers: dict[CacheSpec, list[int]] = {}
-    indexed = sorted(layer for cache in part.caches if isinstance(cache, Latent) for layer in cache.indexed)
-    for cache in part.caches:
-        if isinstance(cache, SlidingWindow) and cache.window >= context_length:
-            cache = FullAttention(cache.layers, cache.kv_heads, cache.key_dim, cache.value_dim)
-        alike = msgspec.structs.replace(cache, layers=())
-        if isinstance(alike, Latent):
-            alike = msgspec.structs.replace(alike, indexed=())
-        layers.setdefault(alike, []).extend(cache.layers)
-    groups = [_group(alike, found, indexed) for alike, found in layers.items()]
-    return tuple(sorted(groups, key=_order))
-
-
-def _group(cache: CacheSpec, layers: list[int], indexed: list[int]) -> CacheSpec:
-    if isinstance(cache, Latent):
-        own = tuple(layer for layer in indexed if layer in layers)
-        cache = msgspec.structs.replace(cache, indexed=own)
-    return msgspec.structs.replace(cache, layers=tuple(sorted(layers)))
-
-
-def _order(group: CacheSpec) -> tuple[int, int]:
-    kinds = (FullAttention, SlidingWindow)
-    number = next((number for number, kind in enumerate(kinds) if isinstance(group, kind)), len(kinds))
-    return number + isinstance(group, Recurrent), getattr(group, "window", None) or 0
+    """The cache groups of a model (`srv.models.derive.grouped`)."""
+    return grouped(part.caches, context_length)

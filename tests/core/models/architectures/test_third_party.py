@@ -27,7 +27,7 @@ from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
 
 
 def make_config(config):
-    return decoder_config(config)._replace(qkv_bias=True)
+    return decoder_config(config).replace(qkv_bias=True)
 
 
 ARCHITECTURE = Architecture(
@@ -156,6 +156,7 @@ SIZES = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_
     ("source", "fault"),
     [
         (SOURCE.replace("return decoder", "return {}.missing or decoder"), "make_config: raised AttributeError"),
+        (SOURCE.replace("return decoder", "return 5 or decoder"), "returns a int, which does not describe a model"),
         (
             SOURCE.replace("gguf=GGUFLayout", "layers='nowhere:M', gguf=GGUFLayout"),
             "importing nowhere:M raised",
