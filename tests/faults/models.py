@@ -128,9 +128,9 @@ FAULTS = (
     ),
     Fault(
         name="tied-embeddings-counted-twice",
-        file="core/srv/models/architectures/decoder_config.py",
-        text="self.hidden_size * (1 if self.tied_embeddings else 2)",
-        planted="self.hidden_size * 2",
+        file="core/srv/models/blueprint.py",
+        text='if not (self.tied and each.name.endswith(".weight"))',
+        planted="if True",
         effect="`srv plan` reports too much memory for models with tied embeddings.",
         tests=(_HF, _DECODER),
     ),
