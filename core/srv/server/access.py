@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from srv.errors import RequestError
 from srv.server.client_keys import ClientKey
-from srv.server.keys import is_address, is_loopback
+from srv.server.keys import BLANKS, is_address, is_loopback
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/ping"})  # orchestrators probe them without a key
 _PROFILE = frozenset({"/start_profile", "/stop_profile"})
@@ -169,7 +169,7 @@ OPEN = Access()
 def sent_keys(headers: Headers) -> list[bytes]:
     """The keys in a request's headers, as they are on the wire: Authorization: Bearer KEY, X-Api-Key: KEY."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    keys = [given.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip()]
+    keys = [given.strip(BLANKS) if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip(BLANKS)]
     return [key.encode("latin-1") for key in keys if key]
 
 
