@@ -31,6 +31,7 @@ from srv.server.access import OPEN_PATHS
 from srv.server.http.body import LINGER_SECONDS
 from srv.server.http.failures import describe, error_response
 from srv.server.http.framing import Framer, Section
+from srv.server.http.heads import check_codings, check_host, origin_form
 from srv.server.http.places import Place, Places
 from srv.server.http.request_ids import HEADER, id_of
 from srv.server.http.root_path import without_prefix
@@ -304,6 +305,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         headers, upgrade = dict(self.headers), self.parser.should_upgrade()
         length = int(headers[b"content-length"]) if b"content-length" in headers else None
         self._framer.head_ended(length, chunked=b"transfer-encoding" in headers, upgrade=upgrade)
+        try:
+            check_host(self.parser.get_http_version(), self.headers)
+            check_codings(self.headers)
+        except RequestError as error:
+            raise self._framer.failed(error) from None
+        self.url = origin_form(self.url, self.headers)
         if self._probes_only and self._known_scope()["path"] not in OPEN_PATHS:
             raise self._framer.failed(
                 RequestError(
