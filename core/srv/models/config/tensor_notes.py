@@ -20,8 +20,8 @@ ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_conf
 
 
 def tensor_notes(facts: ModelFacts, folder: Path) -> tuple[str, ...]:
-    """A note on an output layer that is used although the configuration ties it, one per reason to ignore tensors, and one
-    on an adapter beside the weights.
+    """A note on an output layer that is used although the configuration ties it, one per reason to ignore tensors, and
+    one on an adapter beside the weights.
 
     `folder`: of the headers. Parts for images and audio have another note, and a copy of the embedding needs none.
     """
