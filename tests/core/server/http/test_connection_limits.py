@@ -140,7 +140,7 @@ async def test_connections_that_send_nothing_give_way_to_those_that_do() -> None
         assert not used.at_eof()
 
 
-@pytest.mark.parametrize("sent", [MODELS, HEALTH, head("/v1/completions", 1000) + b"{"])
+@pytest.mark.parametrize("sent", [MODELS, HEALTH, head("/v1/completions", 1000) + b"{"], ids=["get", "probe", "body"])
 async def test_connections_without_a_key_do_not_lock_out_clients_that_have_one(sent: bytes) -> None:
     limits = ConnectionLimits(connections=4)
     async with listening(limits=limits, access=Access(key="k")) as server, AsyncExitStack() as stack:
