@@ -163,6 +163,22 @@ FAULTS = (
         tests=(_ADMIN,),
     ),
     Fault(
+        name="probes-without-a-key-keep-their-places",
+        file="core/srv/server/access.py",
+        text="return STRANGER if protected else NOBODY",
+        planted="return NOBODY",
+        effect="Connections that ask for /health without a key take all places of a server from clients with one.",
+        tests=("tests/core/server/http/test_connection_limits.py",),
+    ),
+    Fault(
+        name="prompt-cut-before-it-is-redacted",
+        file="core/srv/server/request_log.py",
+        text="tokens[: SHOWN_TOKENS + more]",
+        planted="tokens[:SHOWN_TOKENS]",
+        effect="The request log shows a part of the server's key where the beginning of a prompt ends within it.",
+        tests=("tests/core/server/test_request_log.py::test_a_cut_shows_no_part_of_a_secret",),
+    ),
+    Fault(
         name="salts-share-a-cache",
         file="core/srv/server/generation.py",
         text="            namespace=self._cache + self.prompt.namespace,\n",

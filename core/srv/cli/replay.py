@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from srv.cli.text import printable
+
 FAILED = 1  # exit status: a request had no answer, or one that says that the server failed
 _MAX_THREADS = 512
 _SHOWN = 300  # characters of an answer
@@ -72,18 +74,18 @@ def run(namespace: argparse.Namespace) -> int:
     header, requests = read_dump(namespace.file)
     if namespace.incomplete:
         requests = [each for each in requests if not each.get("complete")]
-    model, reason = (ascii(str(header.get(name)))[1:-1] for name in ("model", "reason"))
+    model, reason = (printable(str(header.get(name))) for name in ("model", "reason"))
     print(f"{len(requests)} requests of {model}, dumped because {reason}")
     answers = replay(requests, namespace.url, key=namespace.api_key, speed=namespace.speed, timeout=namespace.timeout)
     for number, (request, answer) in enumerate(zip(requests, answers, strict=True), 1):
         before = request.get("status") or "none"
-        outcome = str(answer.status) if answer.status else f"no answer: {answer.text}"
+        outcome = str(answer.status) if answer.status else f"no answer: {printable(answer.text)}"
         print(
-            f"{number:>4}  {request['method']} {ascii(request['path'])[1:-1]}  then {before}  now {outcome}"
+            f"{number:>4}  {request['method']} {printable(request['path'])}  then {before}  now {outcome}"
             f"  {answer.seconds:.3f} s"
         )
         if namespace.show and answer.status:
-            print(f"      {answer.text[:_SHOWN]}")
+            print(f"      {printable(answer.text[:_SHOWN])}")
     return FAILED if any(answer.status == 0 or answer.status >= 500 for answer in answers) else 0
 
 

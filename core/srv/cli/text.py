@@ -1,4 +1,7 @@
-"""Text for a terminal: how wide it is, and lines that are wrapped for it. It must not know what is printed."""
+"""Text for a terminal: how wide it is, lines that are wrapped for it, and what it must not obey.
+
+It must not know what is printed.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,11 @@ from typing import TextIO
 def columns(stream: TextIO) -> int | None:
     """The columns of the terminal that shows this stream; None if a program reads it, which wants whole lines."""
     return shutil.get_terminal_size((80, 24)).columns if stream.isatty() else None
+
+
+def printable(text: str) -> str:
+    """A text from outside, with escapes for all characters that a terminal would not print, such as ESC."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def wrapped(text: str, indent: str, width: int | None) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from srv.cli.text import printable
 from srv.errors import SrvError
 
 if TYPE_CHECKING:
@@ -280,7 +281,9 @@ def _slow_paths(metrics: Metrics) -> Mapping[str, float]:
     """The share of all steps in which a slower path computed a part, by the part and the reason."""
     steps = metrics.sums.get(_STEPS, 0.0)
     samples = metrics.labelled.get(_SLOW_STEPS, ())
-    return {f"{labels.get('path')}, {labels.get('reason')}": count / steps for labels, count in samples if steps}
+    return {
+        printable(f"{labels.get('path')}, {labels.get('reason')}"): count / steps for labels, count in samples if steps
+    }
 
 
 def history(values: Sequence[float | None]) -> str:

@@ -14,7 +14,8 @@ from srv.reply.reader import SPACE
 from srv.reply.tools import ToolUse
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
-MAX_NAME = 256  # characters of the name or id of a call, as requests take them back
+MAX_NAME = 256  # characters of the name of a tool, in requests and replies
+MAX_CALL_ID = 512  # of the id of a call, in requests and replies; an id may contain the name
 NO_SCHEMA: Mapping[str, Any] = {}
 
 
@@ -113,7 +114,7 @@ class Output:
         self._leave_text()
         self._fragments = []
         if self._limit is None or self.calls < self._limit:
-            own = call_id if call_id and len(call_id) <= MAX_NAME else self._new_id(name)
+            own = call_id if call_id and len(call_id) <= MAX_CALL_ID else self._new_id(name)
             self._add(CallStart(self.calls, own, name))
 
     def arguments(self, fragment: str) -> None:
@@ -141,6 +142,5 @@ class Output:
     def _new_id(self, name: str) -> str:
         if self._ids == "short":
             return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
-        if self._ids == "call":
-            return f"call_{uuid.uuid4().hex[:24]}"
-        return self._ids.format(name=name, index=self._calls_before + self.calls)
+        made = "" if self._ids == "call" else self._ids.format(name=name, index=self._calls_before + self.calls)
+        return made if 0 < len(made) <= MAX_CALL_ID else f"call_{uuid.uuid4().hex[:24]}"

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from srv.errors import RequestError
 from srv.server.client_keys import ClientKey
-from srv.server.keys import is_address, is_loopback
+from srv.server.keys import BLANKS, is_address, is_loopback
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/ping"})  # orchestrators probe them without a key
 _PROFILE = frozenset({"/start_profile", "/stop_profile"})
@@ -38,13 +38,15 @@ ANY = "*"
 class Caller:
     """Who sent a request. `owner`: a digest of its key, for what belongs to one client; "" without a key. `client`: the
     line of `--api-keys-file` that has this key, with its limits. `cache`: begins its namespaces of the prefix cache.
-    `queue`: with whose requests those of this one share; None: with those of its owner.
+    `queue`: with whose requests those of this one share; None: with those of its owner. `stranger`: without a valid key
+    on a server that needs one, at a path that does not.
     """
 
     owner: str = ""
     client: ClientKey | None = None
     cache: str = ""
     queue: str | None = None
+    stranger: bool = False
 
     @property
     def share(self) -> str:
@@ -53,6 +55,7 @@ class Caller:
 
 
 NOBODY = Caller()
+STRANGER = Caller(stranger=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,10 @@ class Access:
         matching = self._matching(sent, admin=admin)
         if matching is not None:
             return self.shared_refusal(path) if path in SHARED_PATHS and self.several_clients else matching
+        protected = self.key is not None or bool(self.clients)
         if path in OPEN_PATHS or path in PAGE_PATHS:
-            return NOBODY
-        if not admin and self.key is None and not self.clients:
+            return STRANGER if protected else NOBODY
+        if not admin and not protected:
             # Nothing is protected by a key here, but clients that send different ones have shares of their own.
             return Caller(owner_digest(sent[0])) if sent else NOBODY
         which = "the key of --admin-api-key" if admin else "the API key"
@@ -165,7 +169,7 @@ OPEN = Access()
 def sent_keys(headers: Headers) -> list[bytes]:
     """The keys in a request's headers, as they are on the wire: Authorization: Bearer KEY, X-Api-Key: KEY."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    keys = [given.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip()]
+    keys = [given.strip(BLANKS) if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip(BLANKS)]
     return [key.encode("latin-1") for key in keys if key]
 
 

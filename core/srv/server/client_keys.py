@@ -9,15 +9,18 @@ Must not know HTTP.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srv.errors import Refusal, Rejection
+from srv.server.keys import BLANKS, key_lines
 
 if TYPE_CHECKING:
     from srv.args.statement import Resolved
 
+_WORD = re.compile(f"[^{BLANKS}]+")
 _LIMITS = ("requests_per_minute", "concurrent_requests")
 
 
@@ -52,12 +55,12 @@ def _read(path: Path) -> tuple[ClientKey, ...]:
     if not path.is_file():
         raise ValueError("there is no such file")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = key_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"it cannot be read ({error})") from None
     found: dict[str, ClientKey] = {}
     for number, line in enumerate(lines, 1):
-        words = line.split()
+        words = _WORD.findall(line)
         if not words or words[0].startswith("#"):
             continue
         one = _client(words, number)

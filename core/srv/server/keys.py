@@ -6,12 +6,24 @@ Must not know HTTP.
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srv.errors import Refusal, Rejection
 
 if TYPE_CHECKING:
     from srv.args.statement import Resolved
+
+
+# All that surrounds a key in a header (RFC 9110, OWS) or a file. `str.strip` without it also removes bytes 85 and A0,
+# with which UTF-8 of many letters ends.
+BLANKS = " \t"
+
+
+def key_lines(path: Path) -> list[str]:
+    """The lines of a file of keys. Only line breaks end them: `str.splitlines` knows more characters, which a key may
+    have. Raises OSError and UnicodeDecodeError."""
+    return path.read_text(encoding="utf-8-sig").split("\n")
 
 
 def is_address(host: str) -> bool:
@@ -40,10 +52,10 @@ def api_key(resolved: Resolved) -> str | None:
         return server.api_key
     reason = "its first line is empty"
     try:
-        lines = server.api_key_file.expanduser().read_text(encoding="utf-8").splitlines()
+        lines = key_lines(server.api_key_file.expanduser())
     except (OSError, UnicodeDecodeError) as error:
         reason, lines = f"it cannot be read ({error})", []
-    if lines and (key := lines[0].strip()):
+    if lines and (key := lines[0].strip(BLANKS)):
         return key
     owner = resolved.provenance["api_key_file"].owner
     remedy = "Give a text file whose first line is the key."

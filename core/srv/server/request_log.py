@@ -1,6 +1,6 @@
 """The request log: what each request asks for when it is sent to the engine, and where its time went when it has ended.
 
-Owns the lines, their levels, and what is redacted in them. Must not know HTTP or the format of any protocol.
+Owns the lines and their levels. Must not know HTTP or the format of any protocol.
 
     --log-requests                         start and end of every request, as JSON, at four levels of detail
     --enable-request-time-stats-logging    one line per request with the seconds of each stage
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Sequence
 
 import msgspec
 
 from srv.args.groups.observe import ObserveArgs
 from srv.server.records import SequenceRecord
+from srv.server.redaction import LONGEST, redact
 from srv.server.text.processor import TextProcessor
 from srv.types import RequestSpec
 
@@ -24,29 +24,6 @@ logger = logging.getLogger("srv.requests")
 
 METADATA, PARAMETERS, BEGINNING, EVERYTHING = range(4)
 SHOWN_TOKENS, SHOWN_CHARACTERS = 512, 2048  # of prompt and output at the level BEGINNING
-# What looks like a credential: bearer tokens, keys of the usual forms, and values that are named as such. Repetitions
-# are bounded, or begin where the repeated characters do, so that no text takes a time that grows with its square.
-_SECRETS = re.compile(
-    r"(?i)\bauthorization[\"']?\s{0,9}[=:]\s{0,9}[\"']?(?:\w{1,20}\s{1,9})?[^\s\"',;]{4,}|\bbearer\s{1,9}[\w.~+/=-]{8,}"
-    r"|\b(?:sk|pk|rk|hf|ghp|gho|github_pat|xox[abceprs]|glpat|GOCSPX)[-_][\w-]{12,}"
-    r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{35}|\bya29\.[\w-]{20,}"
-    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
-    r"|\b[a-z][a-z0-9+.-]{0,19}://[^\s/@]{1,512}@"
-    r"|(?:password|passwd|pwd|passphrase|secret|\btoken|api[-_]?key|(?:access|auth)[-_](?:key|token))[\"']?\s{0,9}[=:]\s{0,9}"
-    r"(?:\"[^\"\n]{1,256}\"|'[^'\n]{1,256}'|[\"']?[^\s\"'&,;]{4,})"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-    re.DOTALL,
-)
-REDACTED = "[redacted]"
-MIN_KEY = 6  # characters of a key of the server that is redacted: a shorter one is part of ordinary words
-
-
-def redact(text: str, keys: Sequence[str] = ()) -> str:
-    """The text without what looks like a credential, and without these keys."""
-    for key in sorted(keys, key=len, reverse=True):
-        if len(key) >= MIN_KEY:
-            text = text.replace(key, REDACTED)
-    return _SECRETS.sub(REDACTED, text)
 
 
 class RequestLog:
@@ -64,10 +41,18 @@ class RequestLog:
         if self._level >= PARAMETERS:
             shown["params"] = msgspec.to_builtins(spec.params)
         if self.shows_text:
-            tokens = spec.tokens if self._level >= EVERYTHING else spec.tokens[:SHOWN_TOKENS]
-            known = self._text.has_tokenizer
-            shown["prompt"] = self._shorten(self._text.decode(tokens, False)) if known else list(tokens)
+            shown["prompt"] = self._prompt(spec.tokens)
         self._write("received", shown)
+
+    def _prompt(self, tokens: Sequence[int]) -> str | list[int]:
+        if not self._text.has_tokenizer:
+            return list(tokens if self._level == EVERYTHING else tokens[:SHOWN_TOKENS])
+        if self._level == EVERYTHING or len(tokens) <= SHOWN_TOKENS:
+            return self._shorten(self._text.decode(tokens, False))
+        # A key of the server has at most as many tokens as bytes.
+        more = max(LONGEST, *(len(key.encode()) for key in self._keys), 0)
+        text = self._text.decode(tokens[: SHOWN_TOKENS + more], False)
+        return self._shorten(text, len(self._text.decode(tokens[:SHOWN_TOKENS], False)))
 
     def ended(self, record: SequenceRecord) -> None:
         if self._level is not None:
@@ -87,11 +72,12 @@ class RequestLog:
             total = round(record.ended - record.arrival, 4)
             self._write("time of", {"rid": record.id, **stages, "total": total})
 
-    def _shorten(self, text: str) -> str:
-        text = redact(text, self._keys)  # before it is cut: a part of a key has no form
-        if self._level == EVERYTHING or len(text) <= SHOWN_CHARACTERS:
-            return text
-        return f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
+    def _shorten(self, text: str, cut: int | None = None) -> str:
+        """The redacted text, of which no more than `cut` characters are shown."""
+        if self._level != EVERYTHING and len(text) > SHOWN_CHARACTERS:
+            cut = SHOWN_CHARACTERS if cut is None else min(cut, SHOWN_CHARACTERS)
+        shown = redact(text, self._keys, cut)
+        return shown if cut is None else f"{shown}... (cut)"
 
     def _write(self, event: str, shown: dict[str, object]) -> None:
         # JSON escapes line breaks, with which a prompt could forge further lines.

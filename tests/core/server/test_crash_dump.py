@@ -112,6 +112,31 @@ def test_a_server_that_dies_while_it_answers_is_no_answer() -> None:
 GOOD = {"at": 1.0, "method": "POST", "path": "/generate"}
 
 
+def test_what_a_server_answers_does_not_reach_the_terminal_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does the path of a dump."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nä\x1b[2J\a\x9b".encode())
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        file = dump_of(tmp_path / "dump", {**GOOD, "path": "/\x1b"})
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert main(["replay", str(file), "--url", url, "--speed", "0", "--show"]) == 0
+        thread.join(10)
+    shown = capsys.readouterr().out
+    assert "ä\\x1b[2J\\x07\\x9b" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
+
+
 def dump_of(file: Path, *lines: object) -> Path:
     written = [json.dumps({"format": FORMAT}), *(each if isinstance(each, str) else json.dumps(each) for each in lines)]
     file.write_text("\n".join(written))

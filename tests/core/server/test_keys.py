@@ -9,6 +9,8 @@ from args_world import resolved, user
 
 from srv.cli.main import main
 from srv.errors import Refusal
+from srv.server.access import Access, Caller
+from srv.server.client_keys import client_keys
 from srv.server.keys import api_key, is_loopback, public_without_key
 
 
@@ -18,6 +20,18 @@ def test_the_key_comes_from_the_argument_or_the_first_line_of_the_file(tmp_path:
     assert api_key(resolved(user())) is None
     assert api_key(resolved(user(api_key="given"))) == "given"
     assert api_key(resolved(user(api_key_file=file))) == "secret"
+
+
+@pytest.mark.parametrize("key", ["schlüssel-à", "ключ-Р", "鍵-中", "a\u2028b", "a\u0085b", "Å"])
+def test_a_key_of_any_letters_is_read_and_accepted_as_it_is(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "key"
+    file.write_text(f" {key}\t\n", encoding="utf-8-sig")
+    assert api_key(resolved(user(api_key_file=file))) == key
+    (client,) = client_keys(resolved(user(api_keys_file=file)))
+    assert client.key == key
+    for name, value in ((b"authorization", f"bearer \t{key} "), (b"x-api-key", f"{key}\t")):
+        scope = {"type": "http", "path": "/v1/models", "headers": [(name, value.encode())]}
+        assert isinstance(Access(key=key).admit(scope), Caller), name
 
 
 def test_a_file_without_a_key_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from srv.args.groups.observe import ObserveArgs
 from srv.server.records import SequenceRecord
-from srv.server.request_log import BEGINNING, REDACTED, SHOWN_CHARACTERS, RequestLog, redact, request_log
+from srv.server.redaction import LONGEST, REDACTED, redact
+from srv.server.request_log import BEGINNING, SHOWN_CHARACTERS, SHOWN_TOKENS, RequestLog, request_log
 from srv.server.text.token_ids import TokenIdsOnly
 from srv.testing.fake_engine import ByteTokenizer
 from srv.types import FinishReason, RequestSpec, SamplingParams
@@ -41,6 +42,25 @@ from srv.types import FinishReason, RequestSpec, SamplingParams
         "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl",
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
         "-----BEGIN PRIVATE KEY-----\nabc",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\nabc\n-----END PGP PRIVATE KEY BLOCK-----",
+        "refresh_token=abcd1234",
+        "session_token: abcd1234",
+        "idToken: abcd1234",
+        "AccountKey=abcd1234==",
+        "AccessKey=abcd1234=",
+        r"password\": \"hunt er22\"",
+        r"password\\\": \\\"hunt er22\\\"",
+        r"password\": \"hunt\\\"er 22\"",
+        r'password="abc\"d ef"',
+        "ASIAABCDEFGHIJKLMNOP",
+        "ghs_16C7e42F292c6912E771",
+        "gho_16C7e42F292c6912E771",
+        "npm_" + "aB1" * 12,
+        "postgres://user:hun@ter22@",
+        "postgres://user:hun@te/r22@",
+        "https://user:hunt/er22@",
+        "eyJhbGciOiJI.eyJzdWIiOiIx",
+        "eyJhbGciOiJIUzI1NiJ9",
     ],
 )
 def test_credentials_are_redacted(secret: str) -> None:
@@ -50,6 +70,9 @@ def test_credentials_are_redacted(secret: str) -> None:
 def test_ordinary_text_is_kept() -> None:
     text = "The bearer of this letter asks for disk-space, task-list-items-in-order, a key and max_token=4096."
     text += " See https://example.org/a@b, a basic introduction by its authorization."
+    text += (
+        " https://example.org:8080/a@b npm_config_registry Asiapacificeconomicsummit eyJhbGciOiJI primary_key: abcde"
+    )
     assert redact(text) == text
 
 
@@ -99,7 +122,45 @@ def test_keys_of_the_server_are_redacted_wherever_a_client_sends_them(caplog: py
     assert json.loads(ended.partition("request ")[2])["output"] == f"I send {REDACTED} as a key"
 
 
+@pytest.mark.parametrize(
+    "secret",
+    ["key-of-this-server", "eyJhbGciOiJI." + "eyJzdWIiOiIx" * 9 + ".c2lnbmF0dXJl", "postgres://user:hunter22@"],
+)
+def test_a_cut_shows_no_part_of_a_secret(secret: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = RequestLog(ByteTokenizer(), BEGINNING, False, ["key-of-this-server"])
+    params = SamplingParams(max_tokens=5)
+    with caplog.at_level(logging.INFO, "srv.requests"):
+        for before in range(SHOWN_TOKENS - len(secret) - 1, SHOWN_TOKENS + 1):
+            text = "," * before + f" {secret} " + "x" * 3000
+            log.started(RequestSpec(id="r", tokens=tuple(text.encode()), params=params))
+    for number, record in enumerate(caplog.records):
+        prompt = json.loads(record.getMessage().partition("request ")[2])["prompt"]
+        assert prompt.removesuffix("... (cut)").strip(", ") in ("", REDACTED, f"{REDACTED} x"), number
+
+
+def test_what_follows_a_cut_decides_what_is_hidden() -> None:
+    assert redact("a key-of-x b", ["key-of-x"], cut=5) == f"a {REDACTED}"
+    assert redact("a key-of-x b", ["key-of-x"], cut=2) == "a "
+    assert redact("a key-of-x b", ["key-of-x"], cut=11) == f"a {REDACTED} "
+    assert LONGEST > SHOWN_TOKENS
+
+
 def test_text_of_any_form_is_redacted_in_linear_time() -> None:
     """No assertion on seconds: with a quadratic expression this would run for minutes."""
-    for part in ("eyJ-", "a.", "a://", "bearer  ", "password", "a:", "token=", "authorization:  ", "-----BEGIN "):
-        assert redact(f"{part * 100_000} password=hunter22").endswith(REDACTED)
+    for part in (
+        "eyJ-",
+        "a.",
+        "a://",
+        "bearer  ",
+        "password",
+        "a:",
+        "token=",
+        "authorization:  ",
+        "-----BEGIN ",
+        "a://:",
+        'token="',
+        'token=\\"',
+        "a://b@",
+        "\\",
+    ):
+        assert redact(f"{part * 50_000} password=hunter22").endswith(REDACTED)

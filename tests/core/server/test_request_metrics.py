@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
+from starlette.datastructures import Headers
 
 from srv.args.groups.observe import ObserveArgs
+from srv.server.http.observing import CustomLabels
 from srv.server.metric_aliases import AliasLabels
 from srv.server.records import SequenceRecord
 from srv.server.request_metrics import RequestMetricsFamilies
@@ -34,3 +36,9 @@ def test_a_prompt_with_several_outputs() -> None:
         "vllm:request_prompt_tokens": [OUTPUTS, 3 * OUTPUTS],
         "vllm:request_generation_tokens": [OUTPUTS, 5 * OUTPUTS],
     }
+
+
+def test_labels_in_a_header_are_utf_8() -> None:
+    labels = CustomLabels(ObserveArgs(tokenizer_metrics_allowed_custom_labels=("team",)))
+    header = (b"x-custom-labels", '{"team": "züri"}'.encode())
+    assert labels.read(Headers(raw=[header])) == ("züri",)

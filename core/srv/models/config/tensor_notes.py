@@ -16,16 +16,28 @@ from srv.models.formats.text_names import OUTPUT_LAYER, ROTARY, is_tied, is_unre
 from srv.models.options import TIED
 from srv.specs import ModelFacts
 
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_config.json")
+
 
 def tensor_notes(facts: ModelFacts, folder: Path) -> tuple[str, ...]:
-    """A note on an output layer that is used although the configuration ties it, and one per reason to ignore tensors.
+    """A note on an output layer that is used although the configuration ties it, one per reason to ignore tensors, and
+    one on an adapter beside the weights.
 
     `folder`: of the headers. Parts for images and audio have another note, and a copy of the embedding needs none.
     """
     if facts.untied:
         own = f"config.json of {facts.name} ties its output layer to the embedding, but its weights have another one"
-        return (f"{own}, which is used", *_ignored_notes(facts, folder))
-    return _ignored_notes(facts, folder)
+        return (f"{own}, which is used", *_ignored_notes(facts, folder), *_adapter_notes(facts, folder))
+    return (*_ignored_notes(facts, folder), *_adapter_notes(facts, folder))
+
+
+def _adapter_notes(facts: ModelFacts, folder: Path) -> tuple[str, ...]:
+    """PEFT stores an adapter in these files, and may do so in the folder of the model."""
+    files = [name for name in ADAPTER_FILES if (folder / name).is_file()]
+    if not files:
+        return ()
+    reason = "adapters are not applied; merge it into the weights, with merge_and_unload of peft"
+    return (f"{facts.name} is served without the adapter in {listed(files)}: {reason}",)
 
 
 def _ignored_notes(facts: ModelFacts, folder: Path) -> tuple[str, ...]:

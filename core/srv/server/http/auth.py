@@ -100,6 +100,8 @@ class AuthMiddleware:
             await error_response(status, body, scope=scope)(scope, receive, send_counted)
             return
         scope["srv.caller"] = answer
+        if not answer.stranger and (accepted := scope.get("srv.accepted")) is not None:
+            accepted()  # the connection keeps its place
         try:
             await self._app(scope, receive, send_counted)
         except Exception as error:

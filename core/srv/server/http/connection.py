@@ -31,6 +31,7 @@ from srv.server.access import OPEN_PATHS
 from srv.server.http.body import LINGER_SECONDS
 from srv.server.http.failures import describe, error_response
 from srv.server.http.framing import Framer, Section
+from srv.server.http.heads import check_codings, check_host, origin_form
 from srv.server.http.places import Place, Places
 from srv.server.http.request_ids import HEADER, id_of
 from srv.server.http.root_path import without_prefix
@@ -159,8 +160,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._turns, self._places, self._prefix = turns, places, prefix
         self.url, self.headers = b"", []  # of the request that is being parsed, as far as they have arrived
         self._probes_only = False  # this connection has a reserved place
-        self.idle_since: float | None = None
-        self.served = False
+        self.since, self.waiting, self.accepted = 0.0, True, False  # for `Places`
         self._framer = Framer()
         self._unread, self._position = b"", 0  # received; parsed up to `_position`
         # `cycle` is the newest request, which may wait in the pipeline.
@@ -171,12 +171,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refusal: RequestError | None = None  # is sent after the responses before it
         self._lingering: asyncio.TimerHandle | None = None
         self._discards = 0  # bytes that may still arrive while it lingers
-        self._waiting: asyncio.TimerHandle | None = None  # for a request; while one is being served there is no limit
+        self._timer: asyncio.TimerHandle | None = None  # for a request; while one is being served there is no limit
         self._stalled: asyncio.TimerHandle | None = None  # the client does not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = LimitedFlow(transport)
+        self.since = self.loop.time()
         place = self._places.take(self, self.loop.time())
         self._probes_only = place is Place.RESERVED
         if place is Place.NONE:
@@ -194,7 +195,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._places.leave(self)
-        for timer in (self._lingering, self._waiting, self._stalled):
+        for timer in (self._lingering, self._timer, self._stalled):
             if timer is not None:
                 timer.cancel()
         if self._running is not None and not self._running.response_complete:
@@ -206,12 +207,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _await_request(self) -> None:
         """From now on the head of the next request has limited time to arrive."""
-        self.idle_since = self.loop.time()
-        if self._waiting is None:
-            self._waiting = self.loop.call_later(self._limits.seconds, self._waited)
+        self._waits(True)
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._limits.seconds, self._waited)
+
+    def _waits(self, waiting: bool) -> None:
+        self.since, self.waiting = self.loop.time(), waiting
 
     def _waited(self) -> None:
-        self._waiting = None
+        self._timer = None
         if self.transport.is_closing() or self._finished:
             self.transport.abort()
         elif self._framer.at_start and not self._unread:
@@ -301,6 +305,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         headers, upgrade = dict(self.headers), self.parser.should_upgrade()
         length = int(headers[b"content-length"]) if b"content-length" in headers else None
         self._framer.head_ended(length, chunked=b"transfer-encoding" in headers, upgrade=upgrade)
+        try:
+            check_host(self.parser.get_http_version(), self.headers)
+            check_codings(self.headers)
+        except RequestError as error:
+            raise self._framer.failed(error) from None
+        self.url = origin_form(self.url, self.headers)
         if self._probes_only and self._known_scope()["path"] not in OPEN_PATHS:
             raise self._framer.failed(
                 RequestError(
@@ -310,10 +320,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 )
             )
         super().on_headers_complete()
-        self.idle_since, self.served = None, True
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        self._waits(False)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._receiving = self.cycle
         if not self.pipeline:
             self._running = self.cycle
@@ -350,7 +360,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             await send(message)  # with "connection: close"
             cycle.keep_alive = True  # uvicorn would close at once, and the client might never read the response
 
+        scope["srv.accepted"] = self._accept
         await app(scope, receive, announced)
+
+    def _accept(self) -> None:
+        """Called when a request of a client has been accepted: with a valid key, if the server needs one."""
+        self.accepted = True
 
     def on_response_complete(self) -> None:
         following = self.pipeline[-1][0] if self.pipeline else None
@@ -414,6 +429,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Read this many bytes more, for a while, before closing: unread ones could cost the client the response."""
         self._finished, self._unread, self._position = True, b"", 0
         self._discards = discards
+        self._waits(True)  # this connection may lose its place
         self._lingering = self.loop.call_later(LINGER_SECONDS, self._close)
         self.flow.held = False
         self.flow.resume_reading()

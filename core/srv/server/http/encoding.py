@@ -14,7 +14,7 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
 
     Raises RequestError: 413 if it is longer, 415 for an unknown or a repeated encoding, 400 if it is damaged.
     """
-    names = [name for part in encoding.split(",") if (name := part.strip().lower()) not in ("", "identity")]
+    names = [name for part in encoding.split(",") if (name := part.strip(" \t").lower()) not in ("", "identity")]
     if not names:
         return body
     if len(names) > 1 or names[0] not in _FORMATS:

@@ -41,7 +41,8 @@ class CustomLabels:
         if sent is None:
             return ("",) * len(self.names)
         try:
-            labels: object = json.loads(sent) if len(sent) <= MAX_HEADER_LENGTH else None
+            # Starlette decodes headers as Latin-1; JSON is UTF-8.
+            labels: object = json.loads(sent.encode("latin-1").decode()) if len(sent) <= MAX_HEADER_LENGTH else None
         except ValueError:
             labels = None
         if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):

@@ -2,8 +2,8 @@
 
     ordinary places: --max-connections       reserved places: RESERVED, for probes only, when the others are taken
 
-Whoever comes to a full server takes the place of a connection that occupies it without a request, if there is one.
-Must not know HTTP.
+Whoever comes to a full server takes the place of a connection from which no request was accepted, or else of one that
+waits for its next request. Must not know HTTP, or keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 RESERVED = 64
-IDLE_SECONDS = 5.0  # after which a connection that had a request may lose its place
+IDLE_SECONDS = 5.0  # after which a connection with an accepted request may lose its place to any other
 
 
 class Place(Enum):
@@ -23,14 +23,16 @@ class Place(Enum):
 
 
 class Connection(Protocol):
-    """address: of its client. idle_since: for how long it has been without a request (monotonic seconds), None while it
-    has one. served: whether it had one before."""
+    """address: of its client. since: when it was opened, or its latest request began or ended (monotonic seconds).
+    waiting: whether it has no request now. accepted: whether it has had a request of a client: with a valid key, if the
+    server needs one."""
 
     @property
     def address(self) -> str: ...
 
-    idle_since: float | None
-    served: bool
+    since: float
+    waiting: bool
+    accepted: bool
 
     def evict(self) -> None: ...
 
@@ -49,9 +51,11 @@ class Places:
             (Place.ORDINARY, self._ordinary, self._limit),
             (Place.RESERVED, self._reserved, RESERVED),
         ):
-            if len(taken) >= limit and (least := _least(taken, now)) is not None:
-                del taken[least]
-                least.evict()
+            if len(taken) >= limit:
+                least = _stranger(taken) or _idle(taken, connection.address, now)
+                if least is not None:
+                    del taken[least]
+                    least.evict()
             if len(taken) < limit:
                 taken[connection] = None
                 return place
@@ -62,14 +66,23 @@ class Places:
         self._reserved.pop(connection, None)
 
 
-def _least(taken: dict[Connection, None], now: float) -> Connection | None:
-    """The connection that loses its place first: one of the address with most of those that have never sent a request,
-    the one that has waited longest. If there is none, the one that has been idle longest."""
-    silent = [each for each in taken if each.idle_since is not None and not each.served]
-    if silent:
-        counts = Counter(each.address for each in silent)
-        (address, _) = counts.most_common(1)[0]
-        return next(each for each in silent if each.address == address)  # they are in order of arrival
-    idle = [(each.idle_since, each) for each in taken if each.idle_since is not None]
-    since, longest = min(idle, key=lambda pair: pair[0], default=(now, None))
-    return longest if now - since >= IDLE_SECONDS else None
+def _stranger(taken: dict[Connection, None]) -> Connection | None:
+    """The connection that loses its place first: one from which no request was accepted, of the address with most of
+    those, and there the one whose state is oldest. The only one of its address stays while it has a request: it may be
+    a probe, which needs no key."""
+    strangers = [each for each in taken if not each.accepted]
+    counts = Counter(each.address for each in strangers)
+    leaving = (each for each in strangers if each.waiting or counts[each.address] > 1)
+    return min(leaving, key=lambda each: (-counts[each.address], each.since), default=None)
+
+
+def _idle(taken: dict[Connection, None], address: str, now: float) -> Connection | None:
+    """The one that loses its place if there are no strangers: it waits for a request, and its address has most of
+    those. Before `IDLE_SECONDS` have passed, its client may be sending one; then it stays, unless its address has more
+    of them than the newcomer's will have."""
+    waiting = [each for each in taken if each.accepted and each.waiting]
+    counts = Counter(each.address for each in waiting)
+    leaving = (
+        each for each in waiting if now - each.since >= IDLE_SECONDS or counts[each.address] > counts[address] + 1
+    )
+    return min(leaving, key=lambda each: (-counts[each.address], each.since), default=None)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import FailFast, Field
 
+from srv.reply.output import MAX_CALL_ID, MAX_NAME
 from srv.server.fields import NoEffect, Refused, RequestBody
 from srv.server.grammar_fields import OutputFormat
 from srv.server.http.error_shapes import THREADS
@@ -16,7 +17,6 @@ from srv.server.protocols.tool_fields import TOOL_NAME
 from srv.server.sampling_fields import NamedBody, Salt, SamplesTokens, namespace_of, sampling_body
 from srv.types import MAX_TOKENS
 
-MAX_NAME_LENGTH = 256
 CacheControl = Annotated[
     dict[str, object] | None, NoEffect("the prefix cache keeps every prompt; there are no breakpoints")
 ]
@@ -48,8 +48,8 @@ class RedactedThinkingBlock(RequestBody):
 
 class ToolUseBlock(RequestBody):
     type: Literal["tool_use"] = Field(description="tool_use")
-    id: str = Field(min_length=1, max_length=MAX_NAME_LENGTH, description="The id of the call.")
-    name: str = Field(min_length=1, max_length=MAX_NAME_LENGTH, description="The name of the tool.")
+    id: str = Field(min_length=1, max_length=MAX_CALL_ID, description="The id of the call.")
+    name: str = Field(min_length=1, max_length=MAX_NAME, description="The name of the tool.")
     input: dict[str, object] = Field(description="The arguments of the call.")
     cache_control: CacheControl = None
     caller: Annotated[object, NoEffect("calls come from the model alone")] = None
@@ -57,7 +57,7 @@ class ToolUseBlock(RequestBody):
 
 class ToolResultBlock(RequestBody):
     type: Literal["tool_result"] = Field(description="tool_result")
-    tool_use_id: str = Field(min_length=1, max_length=MAX_NAME_LENGTH, description="The id of the call.")
+    tool_use_id: str = Field(min_length=1, max_length=MAX_CALL_ID, description="The id of the call.")
     content: object = Field(None, description="The result: a text, or an array of blocks of text.")
     is_error: Annotated[bool | None, NoEffect("chat templates have no place for it; the content says what failed")] = (
         None
@@ -67,7 +67,7 @@ class ToolResultBlock(RequestBody):
 
 class ToolReferenceBlock(RequestBody):
     type: Literal["tool_reference"] = Field(description="tool_reference")
-    tool_name: str = Field(max_length=MAX_NAME_LENGTH, description="A tool that a search found.")
+    tool_name: str = Field(max_length=MAX_NAME, description="A tool that a search found.")
     cache_control: CacheControl = None
 
 
@@ -114,7 +114,7 @@ class AnthropicMessage(RequestBody):
 
 
 class AnthropicTool(RequestBody):
-    name: str = Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=TOOL_NAME, description="The name of the tool.")
+    name: str = Field(min_length=1, max_length=MAX_NAME, pattern=TOOL_NAME, description="The name of the tool.")
     description: str | None = Field(None, description="What the tool does.")
     input_schema: dict[str, object] = Field(description="The JSON Schema of the arguments.")
     strict: bool | None = Field(None, description="The arguments must follow the schema.")
@@ -128,7 +128,7 @@ class AnthropicTool(RequestBody):
 
 class AnthropicToolChoice(RequestBody):
     type: Literal["auto", "any", "tool", "none"] = Field(description="auto, any (at least one call), tool, or none.")
-    name: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="The tool to call; only with tool.")
+    name: str | None = Field(None, max_length=MAX_NAME, description="The tool to call; only with tool.")
     disable_parallel_tool_use: bool | None = Field(None, description="At most one call.")
 
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from srv.errors import RequestError
+from srv.reply.output import MAX_NAME
 from srv.reply.tools import Tool
 from srv.server.fields import NoEffect, Refused, RequestBody, shorten
 
 Schema = Mapping[str, Any]
-MAX_NAME_LENGTH = 256
 
 
 class ClientTool(NamedTuple):
@@ -98,7 +98,7 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
 
 class ClientToolBody(RequestBody):
     type: str = Field(description=", ".join(CLIENT_TOOLS))
-    name: str = Field(min_length=1, max_length=MAX_NAME_LENGTH, description="The name that belongs to the type.")
+    name: str = Field(min_length=1, max_length=MAX_NAME, description="The name that belongs to the type.")
     strict: bool | None = Field(None, description="The arguments must follow the schema.")
     max_characters: Annotated[int | None, NoEffect("the client, which shows the file, cuts it")] = None
     cache_control: Annotated[dict[str, object] | None, NoEffect("the prefix cache keeps every prompt")] = None

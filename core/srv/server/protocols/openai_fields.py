@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from srv.reply.output import MAX_CALL_ID
 from srv.server.fields import Refused, RequestBody, field_error, json_type, shorten
 from srv.server.neutral import is_neutral
 from srv.server.protocols.tool_fields import CallBody, Parsed, ToolBody, ToolChoice
@@ -105,7 +106,9 @@ class ChatMessage(RequestBody):
     name: str | None = Field(None, max_length=256, description="Passed to the chat template.")
 
     tool_calls: list[CallBody] | None = Field(None, description="The calls of an assistant.")
-    tool_call_id: str | None = Field(None, max_length=256, description="The call that a message of role tool answers.")
+    tool_call_id: str | None = Field(
+        None, max_length=MAX_CALL_ID, description="The call that a message of role tool answers."
+    )
     reasoning_content: str | None = Field(None, description="The reasoning of an assistant, for the chat template.")
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
     parsed: Parsed = None

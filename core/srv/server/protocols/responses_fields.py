@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from srv.reply.output import MAX_CALL_ID, MAX_NAME
 from srv.server.fields import NoEffect, Refused, RequestBody
 from srv.server.grammar_fields import StructuredOutputs, TextFormat
 from srv.server.protocols.tool_fields import TOOL_NAME, Parsed
@@ -22,7 +23,7 @@ from srv.server.sampling_fields import (
     sampling_body,
 )
 
-MAX_NAME_LENGTH = 256
+MAX_ID = 256  # of a response or an item
 LOGPROBS, ENCRYPTED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
@@ -56,7 +57,7 @@ class ResponsesBody(NamedBody, SamplesTokens):
     input: object = Field(None, description="A text, or an array of items: messages, calls and their results.")
     instructions: str | None = Field(None, description="The system prompt; responses that follow do not inherit it.")
     previous_response_id: str | None = Field(
-        None, max_length=MAX_NAME_LENGTH, description="The stored response whose conversation goes on."
+        None, max_length=MAX_ID, description="The stored response whose conversation goes on."
     )
     store: bool | None = Field(None, description="Keep the response, in memory and not for ever (default true).")
     stream: bool | None = Field(None, description="Send the response as server-sent events during generation.")
@@ -108,10 +109,10 @@ class ResponsesBody(NamedBody, SamplesTokens):
 
 
 Status = Annotated[str | None, NoEffect("earlier items are part of the prompt whatever their status")]
-CallId = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, description="The id of the call.")]
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH, description="The name of the tool.")]
+CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID, description="The id of the call.")]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, description="The name of the tool.")]
 NewName = Annotated[
-    str, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=TOOL_NAME, description="The name of the tool.")
+    str, Field(min_length=1, max_length=MAX_NAME, pattern=TOOL_NAME, description="The name of the tool.")
 ]
 Extra = Annotated[object, NoEffect("a label of OpenAI's own models")]
 
@@ -120,7 +121,7 @@ class MessageItem(RequestBody):
     type: Literal["message"] | None = Field(None, description="message; optional.")
     role: Literal["user", "assistant", "system", "developer"] = Field(description="Who says it.")
     content: object = Field(description="A text, or an array of text parts.")
-    id: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="The id of the item.")
+    id: str | None = Field(None, max_length=MAX_ID, description="The id of the item.")
     status: Status = None
     phase: Extra = None
 
@@ -131,7 +132,7 @@ class FunctionCallItem(RequestBody):
     name: Name
     arguments: str = Field(description="The arguments, as the model wrote them, also if they are no JSON.")
     parsed_arguments: Parsed = None
-    id: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="The id of the item.")
+    id: str | None = Field(None, max_length=MAX_ID, description="The id of the item.")
     status: Status = None
     namespace: Annotated[object, Refused("namespaces of tools")] = None
 
@@ -141,7 +142,7 @@ class CustomCallItem(RequestBody):
     call_id: CallId
     name: Name
     input: str = Field(description="The input, a text.")
-    id: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="The id of the item.")
+    id: str | None = Field(None, max_length=MAX_ID, description="The id of the item.")
     status: Status = None
     namespace: Annotated[object, Refused("namespaces of tools")] = None
 
@@ -150,7 +151,7 @@ class OutputItem(RequestBody):
     type: Literal["function_call_output", "custom_tool_call_output"] = Field(description="Its type.")
     call_id: CallId
     output: object = Field(description="The result: a text, or an array of text parts.")
-    id: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="The id of the item.")
+    id: str | None = Field(None, max_length=MAX_ID, description="The id of the item.")
     status: Status = None
 
 
@@ -159,7 +160,7 @@ class ReasoningItem(RequestBody):
     content: object = Field(None, description="An array of parts of type reasoning_text.")
     encrypted_content: str | None = Field(None, description="The reasoning, as this server encoded it.")
     summary: Annotated[object, NoEffect("the reasoning itself is part of the prompt")] = None
-    id: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="The id of the item.")
+    id: str | None = Field(None, max_length=MAX_ID, description="The id of the item.")
     status: Status = None
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, PlainValidator
 
 from srv.errors import RequestError
+from srv.reply.output import MAX_CALL_ID, MAX_NAME
 from srv.reply.tools import Choice, PriorCall, Tool
 from srv.server.fields import NoEffect, RequestBody, field_error, json_type, shorten
 
@@ -17,7 +18,7 @@ TOOL_NAME = r"^[A-Za-z0-9_.:/\-]+$"
 
 
 class FunctionBody(RequestBody):
-    name: str = Field(min_length=1, max_length=256, pattern=TOOL_NAME, description="What the model calls it.")
+    name: str = Field(min_length=1, max_length=MAX_NAME, pattern=TOOL_NAME, description="What the model calls it.")
     description: str | None = Field(None, description="What it does, for the model.")
     parameters: dict[str, object] | None = Field(None, description="The JSON Schema of its arguments.")
     strict: bool | None = Field(None, description="The arguments follow the schema, by a grammar.")
@@ -43,7 +44,9 @@ class CalledFunction(RequestBody):
 
 
 class CallBody(RequestBody):
-    id: str = Field(min_length=1, max_length=256, description="Its id, which the message with its result repeats.")
+    id: str = Field(
+        min_length=1, max_length=MAX_CALL_ID, description="Its id, which the message with its result repeats."
+    )
     type: Literal["function"] = Field("function", description="The only kind of call.")
     function: CalledFunction = Field(description="What was called.")
     index: int | None = Field(None, description="The position, as streams have it.")

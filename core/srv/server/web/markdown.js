@@ -1,12 +1,14 @@
 // Markdown as nodes of the document: `markdown(text)` returns an array of them.
 // Every text becomes a text node and every link is http, https or mailto, so that no markup of a model is ever markup here.
 
+// Each expression takes a time that grows with the length of a line, not with its square: a repetition is followed by what
+// it cannot match itself, or by all of the rest.
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)/;
-const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*$/;
+const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)/s;
 const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( {0,8})([-*+]|\d{1,9}[.)])[ \t]+(.*)$/;
-const COLUMNS = /^ *\|?(?: *:?-+:? *\|)+(?: *:?-+:?)? *\|? *$/;
+const ITEM = /^( {0,8})([-*+]|\d{1,9}[.)])[ \t]+(.*)/s;
+const COLUMN = /^:?-+:?$/;
 const DEEPEST = 8; // of blocks in blocks and marks in marks; deeper ones are shown as they are written
 
 function make(name, ...children) {
@@ -66,10 +68,27 @@ async function copyText(button, text) {
 function simple(lines, at) {
   const heading = HEADING.exec(lines[at]);
   // The page has headings of its own, of two levels.
-  if (heading) return [make(`h${Math.min(6, heading[1].length + 2)}`, ...inline(heading[2])), at + 1];
+  if (heading) return [make(`h${Math.min(6, heading[1].length + 2)}`, ...inline(title(heading[2]))), at + 1];
   if (RULE.test(lines[at])) return [make("hr"), at + 1];
-  if (lines[at].includes("|") && at + 1 < lines.length && COLUMNS.test(lines[at + 1])) return table(lines, at);
+  if (lines[at].includes("|") && at + 1 < lines.length && isColumns(lines[at + 1])) return table(lines, at);
   return null;
+}
+
+// The text of a heading without the marks that may close it, which stand behind a blank.
+function title(text) {
+  const shown = text.trimEnd();
+  let end = shown.length;
+  while (shown[end - 1] === "#") end -= 1;
+  return end === 0 || /[ \t]/.test(shown[end - 1]) ? shown.slice(0, end).trimEnd() : shown;
+}
+
+// Whether a line divides the head of a table from its rows, such as |:--|--:|
+function isColumns(line) {
+  const row = line.trim();
+  const columns = row.split("|").map((column) => column.trim());
+  if (columns[0] === "") columns.shift();
+  if (columns.at(-1) === "") columns.pop();
+  return row.indexOf("|", 1) > 0 && columns.length > 0 && columns.every((column) => COLUMN.test(column));
 }
 
 function table(lines, at) {
@@ -191,7 +210,9 @@ function link(text, at, depth) {
   if (named) return SAFE.test(named[2]) ? [anchor(named[2], inline(named[1], depth + 1)), at + named[0].length] : null;
   const address = /\w/.test(text[at - 1] ?? "") ? null : ADDRESS.exec(rest);
   if (!address) return null;
-  const shown = address[0].replace(/[.,;:!?]+$/, "");
+  let end = address[0].length;
+  while (".,;:!?".includes(address[0][end - 1])) end -= 1;
+  const shown = address[0].slice(0, end);
   return [anchor(shown, [shown]), at + shown.length];
 }
 

@@ -163,3 +163,13 @@ def test_a_plan_says_once_what_is_ignored(names: tuple[str, ...], reason: str, t
     assert [note for note in plan(tmp_path).notes if "is served without" in note] == [
         f"{tmp_path.name} is served without {', '.join(names)}: {reason}"
     ]
+
+
+def test_a_plan_says_once_that_an_adapter_beside_the_weights_is_not_applied(tmp_path: Path) -> None:
+    small_model("llama").save_pretrained(tmp_path)
+    assert not [note for note in plan(tmp_path).notes if "adapter" in note]
+    save_file({"base_model.model.lora_A.weight": torch.ones(2, 2)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (note,) = [note for note in plan(tmp_path).notes if "adapter" in note]
+    assert note.startswith(f"{tmp_path.name} is served without the adapter in adapter_model.safetensors")
+    assert "merge" in note

@@ -31,7 +31,7 @@ from srv.server.http.places import Places
 
 pytestmark = pytest.mark.anyio
 READ = 256 * 1024  # bytes that the event loop reads from a socket at once
-CHUNKED = b"POST /chunked HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /chunked HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.fixture
@@ -215,9 +215,9 @@ async def connected(port: int, *parts: bytes) -> AsyncGenerator[Client, None]:
 
 ENDLESS: dict[str, tuple[bytes, bytes, int, str]] = {
     "URL": (b"GET /", b"a", 414, "url_too_long"),
-    "header name": (b"GET / HTTP/1.1\r\n", b"a", 431, "headers_too_large"),
-    "header value": (b"GET / HTTP/1.1\r\nA: ", b"a", 431, "headers_too_large"),
-    "many headers": (b"GET / HTTP/1.1\r\n", b"a: b\r\n", 431, "headers_too_large"),
+    "header name": (b"GET / HTTP/1.1\r\nHost: x\r\n", b"a", 431, "headers_too_large"),
+    "header value": (b"GET / HTTP/1.1\r\nHost: x\r\nA: ", b"a", 431, "headers_too_large"),
+    "many headers": (b"GET / HTTP/1.1\r\nHost: x\r\n", b"a: b\r\n", 431, "headers_too_large"),
     "trailer": (CHUNKED + b"0\r\nA: ", b"a", 431, "trailers_too_large"),
     "many trailers": (CHUNKED + b"0\r\n", b"a: b\r\n", 431, "trailers_too_large"),
     "chunk extension": (CHUNKED + b"1;a=", b"a", 400, "chunk_header_too_large"),
@@ -248,7 +248,7 @@ async def test_others_are_served_meanwhile_and_the_refusal_is_counted() -> None:
     async with listening(access=Access(key="secret")) as server:
         port = server.http.base_url.port
         assert port is not None
-        async with connected(port, b"GET / HTTP/1.1\r\nA: ", b"a" * 60_000) as client:
+        async with connected(port, b"GET / HTTP/1.1\r\nHost: x\r\nA: ", b"a" * 60_000) as client:
             await asyncio.wait_for(asyncio.shield(cast(Any, client.sending)), 10)
             assert (await server.http.get("/health")).status_code == 200
             client.send([b"a" * 6_000])
@@ -258,7 +258,10 @@ async def test_others_are_served_meanwhile_and_the_refusal_is_counted() -> None:
 
 
 async def test_a_refusal_reaches_a_client_that_sends_everything_before_it_reads() -> None:
-    async with running() as server, connected(server.port, b"GET / HTTP/1.1\r\nA: " + b"a" * 500_000) as client:
+    async with (
+        running() as server,
+        connected(server.port, b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 500_000) as client,
+    ):
         await asyncio.wait_for(cast(Any, client.sending), 10)
         await eventually(lambda: server.connections[0].received > 500_000)
         assert (await client.response())[0] == 431
@@ -268,7 +271,7 @@ async def test_a_refusal_reaches_a_client_that_sends_everything_before_it_reads(
 async def test_pipelined_requests_are_answered_in_order_and_at_most_sixteen_wait() -> None:
     requests = [f"GET /{number} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for number in range(10_000)]
     async with running() as server:
-        async with connected(server.port, b"GET /held HTTP/1.1\r\n\r\n", *requests) as client:
+        async with connected(server.port, b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", *requests) as client:
             await eventually(lambda: server.connections and server.connections[0].max_queued == MAX_PIPELINED)
             await asyncio.wait({cast(Any, client.sending)}, timeout=0.5)  # more than the server reads
             assert len(server.application.started) == 1
@@ -283,8 +286,8 @@ async def test_pipelined_requests_are_answered_in_order_and_at_most_sixteen_wait
 
 async def test_reading_is_paused_while_requests_wait() -> None:
     """Reading a body makes uvicorn resume reading, so without the limit far more would arrive than is answered."""
-    request = b"GET /a HTTP/1.1\r\nA: %s\r\n\r\n" % (b"a" * 1000)
-    first = b"GET /watched HTTP/1.1\r\n\r\n"
+    request = b"GET /a HTTP/1.1\r\nHost: x\r\nA: %s\r\n\r\n" % (b"a" * 1000)
+    first = b"GET /watched HTTP/1.1\r\nHost: x\r\n\r\n"
     async with running() as server, connected(server.port, first, *[request] * 4000) as client:
         await eventually(lambda: server.connections and server.connections[0].max_queued == MAX_PIPELINED)
         await asyncio.wait({cast(Any, client.sending)}, timeout=0.5)
@@ -299,7 +302,9 @@ async def test_reading_is_paused_while_requests_wait() -> None:
 
 
 async def test_data_that_arrives_after_the_pause_is_not_lost() -> None:
-    requests = [b"GET /held HTTP/1.1\r\n\r\n"] + [b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(40)]
+    requests = [b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n"] + [
+        b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(40)
+    ]
     async with running() as server, connected(server.port, b"".join(requests[:30])) as client:
         await eventually(lambda: server.connections and server.connections[0].flow.held)
         server.connections[0].data_received(b"".join(requests[30:]))
@@ -308,8 +313,8 @@ async def test_data_that_arrives_after_the_pause_is_not_lost() -> None:
 
 
 async def test_a_body_is_not_read_before_the_application_reads_it() -> None:
-    body = b"POST /held HTTP/1.1\r\nContent-Length: 4000000\r\n\r\n", b"a" * 4_000_000
-    after = [b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(100)]
+    body = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n", b"a" * 4_000_000
+    after = [b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(100)]
     async with running() as server, connected(server.port, *body, *after) as client:
         await eventually(lambda: server.application.started == ["/held"])
         await asyncio.wait({cast(Any, client.sending)}, timeout=0.5)
@@ -321,15 +326,19 @@ async def test_a_body_is_not_read_before_the_application_reads_it() -> None:
 
 
 async def test_bodies_in_a_full_pipeline_reach_their_own_requests() -> None:
-    request = b"POST /%d HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s"
-    chunked = b"POST /%d HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
+    request = b"POST /%d HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
+    chunked = b"POST /%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
     sizes = [(number * 7919) % 90_000 + 1 for number in range(100)] + [2_000_000]
     parts = [
-        (request if number % 2 else chunked) % (number, size, b"GET / HTTP/1.1\r\n\r\n".ljust(size, b"\n")[:size])
+        (request if number % 2 else chunked)
+        % (number, size, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(size, b"\n")[:size])
         for number, size in enumerate(sizes)
     ]
-    short = [b"GET /short HTTP/1.1\r\n\r\n"] * 20
-    async with running() as server, connected(server.port, b"GET /held HTTP/1.1\r\n\r\n", *short, *parts) as client:
+    short = [b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"] * 20
+    async with (
+        running() as server,
+        connected(server.port, b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", *short, *parts) as client,
+    ):
         await eventually(lambda: server.connections and server.connections[0].flow.held)
         server.application.release.set()
         assert [await client.text() for _ in range(21)] == ["/held 0"] + ["/short 0"] * 20
@@ -338,7 +347,7 @@ async def test_bodies_in_a_full_pipeline_reach_their_own_requests() -> None:
 
 
 async def test_a_refusal_waits_for_the_responses_before_it() -> None:
-    held, queued = b"GET /held HTTP/1.1\r\n\r\n", b"GET /queued HTTP/1.1\r\n\r\n"
+    held, queued = b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /queued HTTP/1.1\r\nHost: x\r\n\r\n"
     for invalid in (b"nonsense\r\n\r\n" + queued, CHUNKED + b"nonsense\r\n" + queued):
         async with running() as server, connected(server.port, held + queued + invalid) as client:
             await eventually(lambda: server.connections and server.connections[0].counting.fed > len(held + queued))
@@ -365,9 +374,9 @@ async def test_a_running_request_with_an_invalid_body_is_disconnected_and_refuse
 
 
 async def test_data_after_the_last_request_of_a_connection_is_not_parsed() -> None:
-    get, rest = b"GET /held HTTP/1.1\r\n", b"\r\nGET /second HTTP/1.1\r\n\r\n"
+    get, rest = b"GET /held HTTP/1.1\r\nHost: x\r\n", b"\r\nGET /second HTTP/1.1\r\nHost: x\r\n\r\n"
     upgrade = b"Connection: Upgrade\r\nUpgrade: "
-    handshake = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nHost: x\r\n"
+    handshake = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
     for name, stream in {
         "close": get + b"Connection: close\r\n" + rest,
         "HTTP/1.0": get.replace(b"1.1", b"1.0") + rest,
@@ -392,15 +401,23 @@ async def test_data_after_the_last_request_of_a_connection_is_not_parsed() -> No
 
 async def test_trailers_do_not_become_headers() -> None:
     request = CHUNKED + b"0\r\nAuthorization: Bearer x\r\n\r\n"
-    async with running() as server, connected(server.port, request + b"GET / HTTP/1.1\r\nA: b\r\n\r\n") as client:
+    async with (
+        running() as server,
+        connected(server.port, request + b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n\r\n") as client,
+    ):
         assert await client.text() == "/chunked 0"
         assert await client.text() == "/ 0"
-        assert server.application.headers == {"/chunked": {b"transfer-encoding": b"chunked"}, "/": {b"a": b"b"}}
+        assert server.application.headers == {
+            "/chunked": {b"host": b"x", b"transfer-encoding": b"chunked"},
+            "/": {b"host": b"x", b"a": b"b"},
+        }
 
 
 async def test_a_disconnect_ends_the_running_request_although_others_wait() -> None:
     async with running() as server:
-        async with connected(server.port, b"GET /watched HTTP/1.1\r\n\r\n" + b"GET / HTTP/1.1\r\n\r\n" * 3) as client:
+        async with connected(
+            server.port, b"GET /watched HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 3
+        ) as client:
             await eventually(lambda: server.connections and server.connections[0].max_queued == 3)
             client.leave()
             await eventually(lambda: server.application.left == ["/watched"])
@@ -408,8 +425,11 @@ async def test_a_disconnect_ends_the_running_request_although_others_wait() -> N
 
 
 async def test_a_shutdown_answers_waiting_requests() -> None:
-    waiting = b"GET /waiting HTTP/1.1\r\n\r\n"
-    async with running() as server, connected(server.port, b"GET /held HTTP/1.1\r\n\r\n" + waiting * 100) as client:
+    waiting = b"GET /waiting HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with (
+        running() as server,
+        connected(server.port, b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n" + waiting * 100) as client,
+    ):
         await eventually(lambda: server.connections and server.connections[0].max_queued == MAX_PIPELINED)
         server.server.should_exit = True
         await eventually(lambda: server.connections[0].cycle.keep_alive is False)
@@ -422,9 +442,9 @@ async def test_a_shutdown_answers_waiting_requests() -> None:
 async def test_a_connection_is_reused_and_100_continue_is_sent_when_the_body_is_read() -> None:
     async with running() as server, connected(server.port) as client:
         for number in range(3):
-            client.send([b"GET /%d HTTP/1.1\r\n\r\n" % number])
+            client.send([b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number])
             assert await client.text() == f"/{number} 0"
-        client.send([b"POST /post HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"])
+        client.send([b"POST /post HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"])
         assert await client._reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.send([b"abc"])
         assert await client.text() == "/post 3"
@@ -434,7 +454,7 @@ async def test_a_connection_is_reused_and_100_continue_is_sent_when_the_body_is_
 async def test_a_body_of_tiny_chunks_is_parsed_over_many_turns_of_the_loop() -> None:
     """Nobody waits for more than a few hundred segments, whatever arrives at once."""
     chunks = b"1\r\na\r\n" * FREE_CHUNKS
-    pipelined = b"GET /next HTTP/1.1\r\n\r\n"
+    pipelined = b"GET /next HTTP/1.1\r\nHost: x\r\n\r\n"
     async with running() as server, connected(server.port, CHUNKED + chunks + b"0\r\n\r\n" + pipelined) as client:
         assert await client.text() == f"/chunked {FREE_CHUNKS}"
         assert await client.text() == "/next 0"
@@ -459,9 +479,9 @@ async def test_a_body_of_many_tiny_chunks_is_refused() -> None:
 
 async def test_a_response_before_the_body_closes_the_connection_and_the_rest_is_not_parsed() -> None:
     heads = {
-        "length": b"POST /early HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n",
+        "length": b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n",
         "chunks": CHUNKED.replace(b"chunked HTTP", b"early HTTP"),
-        "close": b"POST /early HTTP/1.1\r\nConnection: close\r\nContent-Length: 100000000\r\n\r\n",
+        "close": b"POST /early HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100000000\r\n\r\n",
     }
     for name, head in heads.items():
         async with running() as server, connected(server.port, head) as client:
@@ -476,7 +496,7 @@ async def test_a_response_before_the_body_closes_the_connection_and_the_rest_is_
 
 
 async def test_a_response_without_its_body_reaches_a_client_that_sends_everything_before_it_reads() -> None:
-    head, body = b"POST /early HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n", b"a" * 8_000_000
+    head, body = b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n\r\n", b"a" * 8_000_000
     async with running() as server, connected(server.port, head, body) as client:
         await asyncio.wait_for(cast(Any, client.sending), 10)
         assert (await client.response())[0] == 200

@@ -16,6 +16,7 @@ import pytest
 from server_support import Serving, eventually, listening
 
 from srv.io.messages import Abort
+from srv.server.access import Access
 from srv.server.http.connection import ConnectionLimits
 from srv.testing.fake_engine import FakeEngine
 
@@ -137,6 +138,22 @@ async def test_connections_that_send_nothing_give_way_to_those_that_do() -> None
         gone = [each for each in silent if await closed(each)]
         assert gone == silent[:6]  # the oldest ones, for the others and the client
         assert not used.at_eof()
+
+
+@pytest.mark.parametrize("sent", [MODELS, HEALTH, head("/v1/completions", 1000) + b"{"], ids=["get", "probe", "body"])
+async def test_connections_without_a_key_do_not_lock_out_clients_that_have_one(sent: bytes) -> None:
+    limits = ConnectionLimits(connections=4)
+    async with listening(limits=limits, access=Access(key="k")) as server, AsyncExitStack() as stack:
+        keyed = MODELS[:-2] + b"X-Api-Key: k\r\n\r\n"
+        client = await stack.enter_async_context(raw(server, keyed))
+        assert b" 200 " in await response(client)
+        for _ in range(8):
+            assert b"HTTP/1.1 " in await response(await stack.enter_async_context(raw(server, sent)))
+        async with raw(server, keyed) as other:
+            assert b" 200 " in await response(other)
+        async with raw(server, HEALTH) as probe:
+            assert b" 200 " in await response(probe)
+        assert not client.at_eof()
 
 
 async def test_a_client_that_does_not_read_is_dropped_and_its_request_aborted() -> None:

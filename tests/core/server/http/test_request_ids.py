@@ -45,7 +45,7 @@ async def test_anthropics_id_is_the_same() -> None:
         assert response.headers["x-request-id"] == response.headers["request-id"] == response.json()["request_id"]
 
 
-CHUNKED = b"POST %s HTTP/1.1\r\nx-request-id: mine-1\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = b"POST %s HTTP/1.1\r\nHost: x\r\nx-request-id: mine-1\r\ntransfer-encoding: chunked\r\n\r\n"
 TINY_CHUNKS = b"1\r\na\r\n" * (2 * FREE_CHUNKS)
 LONG_HEADER = b"a: " + b"b" * 70_000
 
@@ -71,17 +71,22 @@ async def refused(port: int | None, sent: bytes) -> tuple[int, dict[str, str], d
         (b"\x16\x03\x01", 400, False, None),
         (b"GET /v1/messages?" + b"a" * 70_000, 414, True, None),
         (b"GET /v1/messagesandmore?" + b"a" * 70_000, 414, False, None),
-        (b"GET /v1/models HTTP/1.1\r\nx-request-id: mine-1\r\n" + LONG_HEADER, 431, False, "mine-1"),
-        (b"GET /v1/models HTTP/1.1\r\nx-request-id: a b\r\n" + LONG_HEADER, 431, False, None),
-        (b"POST /v1/messages HTTP/1.1\r\nno header\r\n\r\n", 400, True, None),
-        (b"POST /v1/mess%61ges/count_tokens HTTP/1.1\r\nno header\r\n\r\n", 400, True, None),
-        (b"POST http://a/v1/messages HTTP/1.1\r\nno header\r\n\r\n", 400, True, None),
-        (b"POST /llm/v1/messages HTTP/1.1\r\nno header\r\n\r\n", 400, True, None),
-        (b"POST /other/v1/messages HTTP/1.1\r\nno header\r\n\r\n", 400, False, None),
+        (b"GET /v1/models HTTP/1.1\r\nHost: x\r\nx-request-id: mine-1\r\n" + LONG_HEADER, 431, False, "mine-1"),
+        (b"GET /v1/models HTTP/1.1\r\nHost: x\r\nx-request-id: a b\r\n" + LONG_HEADER, 431, False, None),
+        (b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n", 400, True, None),
+        (b"POST /v1/mess%61ges/count_tokens HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n", 400, True, None),
+        (b"POST http://a/v1/messages HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n", 400, True, None),
+        (b"POST /llm/v1/messages HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n", 400, True, None),
+        (b"POST /other/v1/messages HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n", 400, False, None),
         (CHUNKED % b"/v1/messages" + TINY_CHUNKS, 400, True, "mine-1"),
         (CHUNKED % b"/v1/completions" + TINY_CHUNKS, 400, False, "mine-1"),
-        (b"POST /v1/messages HTTP/1.1\r\nx-request-id: mine-1\r\ncontent-length: 2\r\n\r\n{}\x16", 400, False, None),
-        (b"POST /v1/messages HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}" + b"\r\n" * 300, 431, False, None),
+        (
+            b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nx-request-id: mine-1\r\ncontent-length: 2\r\n\r\n{}\x16",
+            400,
+            False,
+            None,
+        ),
+        (b"POST /v1/messages HTTP/1.1\r\nHost: x\r\ncontent-length: 2\r\n\r\n{}" + b"\r\n" * 300, 431, False, None),
         (b"\r\n" * 300, 431, False, None),
     ],
 )
@@ -101,7 +106,9 @@ async def test_refusals_of_a_connection(sent: bytes, status: int, anthropic: boo
 async def test_a_full_server_refuses_in_the_form_of_the_path_and_answers_probes() -> None:
     async with listening(limits=ConnectionLimits(connections=0), root_path="/llm") as server:
         port = server.http.base_url.port
-        got, headers, body = await refused(port, b"POST /v1/messages HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
+        got, headers, body = await refused(
+            port, b"POST /v1/messages HTTP/1.1\r\nHost: x\r\ncontent-length: 2\r\n\r\n{}"
+        )
         assert (got, headers["x-request-id"], headers["retry-after"]) == (503, body["request_id"], "5")
         for path in ("/health", "/llm/health"):
             assert (await server.http.get(path)).status_code == 200

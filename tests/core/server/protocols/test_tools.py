@@ -10,11 +10,12 @@ from typing import Any
 import openai
 import pytest
 from every import every
-from server_support import Serving, listening, serving
+from server_support import MODEL, Serving, listening, serving
 from transcripts import SCHEMA, TRANSCRIPTS, Transcript
 
 from srv.errors import RequestError
 from srv.reply.formats import ReplyFormat, choose
+from srv.reply.output import MAX_NAME
 from srv.reply.rows import Marks, ReasoningFormat, ToolFormat
 from srv.server.grammars import GrammarSettings
 from srv.testing.fake_engine import EOS, ByteTokenizer, FakeEngine
@@ -210,6 +211,42 @@ async def test_the_client_may_have_reasoning_as_text_or_in_one_piece() -> None:
         assert [delta for delta in whole if "reasoning_content" in delta] == [
             {"reasoning_content": "a b", "reasoning": "a b"}
         ]
+
+
+@pytest.mark.parametrize("ids", ["functions.{name}:{index}", "{name}" * 3 + "{index}"])
+async def test_the_id_of_a_call_with_a_long_name_is_taken_back(ids: str) -> None:
+    """By each API, with as long a name as it allows."""
+    name, schema = "f" * MAX_NAME, {"type": "object"}
+    row = choose("kimi_k2", None, []).tools
+    assert row is not None
+    row = row._replace(ids=ids)
+    reply = f"<|tool_calls_section_begin|><|tool_call_begin|>{name}:0<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    async with replying(reply, found=ReplyFormat(tools=row)) as server:
+
+        async def post(path: str, **body: Any) -> Any:
+            response = await server.post(path, **body)
+            assert response.status_code == 200, response.text
+            return response.json()
+
+        tools = [{"type": "function", "function": {"name": name}}]
+        message = (await post(CHAT, messages=HELLO, tools=tools))["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "1"}
+        await post(CHAT, messages=[*HELLO, message, result], tools=tools)
+
+        flat = [{"type": "function", "name": name}]
+        response = await post("/v1/responses", input="a", tools=flat)
+        (call,) = response["output"]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
+        await post("/v1/responses", input=[*HELLO, call, result], tools=flat)
+        await post("/v1/responses", input=[result], tools=flat, previous_response_id=response["id"])
+
+        ours = {"tools": [{"name": name, "input_schema": schema}], "max_tokens": 2000, "model": MODEL}
+        content = (await post("/v1/messages", messages=HELLO, **ours))["content"]
+        (call,) = content
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": "1"}
+        told = [*HELLO, {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+        await post("/v1/messages", messages=told, **ours)
 
 
 @pytest.mark.parametrize("step", [1, 4, 100])
