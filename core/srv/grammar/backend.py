@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from srv.errors import EmptyGrammar, GrammarError
+from srv.grammar.bounds import write_bounds
 from srv.grammar.expanded import expand
 from srv.grammar.formats import write_formats
 from srv.grammar.merged import write_exclusive
@@ -125,6 +126,7 @@ def prepared_schema(schema: dict[str, Any], formats: frozenset[str] = frozenset(
     check_shapes(schema)
     check_counts(schema)
     drop_annotation_formats(schema, formats)
+    write_bounds(schema)
     write_formats(schema)
     expand(schema)
     write_exclusive(schema)
