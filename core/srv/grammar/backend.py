@@ -16,7 +16,7 @@ from srv.grammar.bounds import write_bounds
 from srv.grammar.expanded import expand
 from srv.grammar.formats import write_formats
 from srv.grammar.merged import write_exclusive
-from srv.grammar.schema_keywords import check_counts, check_shapes, drop_annotation_formats
+from srv.grammar.schema_keywords import check_counts, check_shapes, drop_annotation_formats, has_large
 from srv.grammar.source import GrammarSource
 from srv.grammar.written import dump, load
 from srv.types import Vocabulary
@@ -127,6 +127,7 @@ def prepared_schema(schema: dict[str, Any], formats: frozenset[str] = frozenset(
         dump(schema).encode()
     except UnicodeEncodeError:
         raise GrammarError("it has a lone surrogate, which is not valid Unicode") from None
+    has_large(schema)  # or has a number that is none
     check_shapes(schema)
     check_counts(schema)
     drop_annotation_formats(schema, formats)

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from math import ceil, floor
 from typing import Any
 
 from srv.errors import EmptyGrammar, GrammarError
 from srv.grammar.bounds import inexact_bounds
 from srv.grammar.decimal_ranges import ANY_FRACTION, at_least, at_most, decimal_multiples_pattern
-from srv.grammar.expanded import nodes_of, types_of
+from srv.grammar.expanded import nodes_of, types_of, whole_bounds
 from srv.grammar.integer_ranges import integer_pattern, multiples_pattern
 from srv.grammar.lark import lark_pattern, lark_text
 from srv.grammar.merged import BOUNDS, COMBINING, Alternatives, refuse
@@ -216,11 +215,7 @@ def _number_patterns(node: Mapping[str, Any], kind: str) -> list[str]:
 
 def _integer_patterns(node: Mapping[str, Any]) -> list[str]:
     """Patterns that an integer must match, each of them."""
-    lows = [ceil(exact(node["minimum"]))] if "minimum" in node else []
-    lows += [floor(exact(node["exclusiveMinimum"])) + 1] if "exclusiveMinimum" in node else []
-    highs = [floor(exact(node["maximum"]))] if "maximum" in node else []
-    highs += [ceil(exact(node["exclusiveMaximum"])) - 1] if "exclusiveMaximum" in node else []
-    low, high = max(lows, default=None), min(highs, default=None)
+    low, high = whole_bounds(node)
     _check_order(low, high)
     divisor = exact(node.get("multipleOf", 1))
     if divisor != int(divisor):

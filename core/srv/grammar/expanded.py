@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations, pairwise, permutations
-from math import inf, perm
+from math import ceil, floor, inf, perm
 from re import escape
 from typing import Any
 
 from srv.grammar.schema_keywords import referred
+from srv.grammar.written import exact
 from srv.json_schema import ANNOTATIONS, TYPES, below
 
 Node = dict[str, Any]
@@ -120,7 +121,8 @@ def has_type(value: object, types: Sequence[str]) -> bool:
         case bool():
             return "boolean" in types
         case int() | float():
-            return "number" in types or ("integer" in types and value == int(value))
+            whole = isinstance(value, int) or value.is_integer()
+            return "number" in types or ("integer" in types and whole)
         case str():
             return "string" in types
         case list():
@@ -176,7 +178,7 @@ def _exclude_integers(node: Node, excluded: list[int]) -> None:
     if not excluded:
         del node["not"]
         return
-    low, high = _whole_bounds(node)
+    low, high = whole_bounds(node)
     borders: list[int | None] = [None, *excluded, None]
     ranges: list[Node] = []
     for before, after in pairwise(borders):
@@ -193,13 +195,13 @@ def _exclude_integers(node: Node, excluded: list[int]) -> None:
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
-def _whole_bounds(node: Node) -> tuple[int | None, int | None]:
+def whole_bounds(node: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """The smallest and the largest integer of a schema."""
-    lows = [-(-node["minimum"] // 1)] if "minimum" in node else []
-    lows += [node["exclusiveMinimum"] // 1 + 1] if "exclusiveMinimum" in node else []
-    highs = [node["maximum"] // 1] if "maximum" in node else []
-    highs += [-(-node["exclusiveMaximum"] // 1) - 1] if "exclusiveMaximum" in node else []
-    return (int(max(lows)) if lows else None, int(min(highs)) if highs else None)
+    lows = [ceil(exact(node["minimum"]))] if "minimum" in node else []
+    lows += [floor(exact(node["exclusiveMinimum"])) + 1] if "exclusiveMinimum" in node else []
+    highs = [floor(exact(node["maximum"]))] if "maximum" in node else []
+    highs += [ceil(exact(node["exclusiveMaximum"])) - 1] if "exclusiveMaximum" in node else []
+    return max(lows, default=None), min(highs, default=None)
 
 
 def other_texts(texts: Sequence[str]) -> str:
@@ -250,7 +252,7 @@ def _finite(node: object, schema: object, depth: int = 0) -> list[Any] | None:
         every = [value for values in several for value in values or []]
         return None if None in several else list({same_key(value): value for value in every}.values())
     if node.get("type") == "integer" and keywords <= {"type", *BOUNDS}:
-        low, high = _whole_bounds(node)
+        low, high = whole_bounds(node)
         return list(range(low, high + 1)) if low is not None and high is not None and high - low < MAX_LISTED else None
     return _values(node)
 
@@ -281,7 +283,7 @@ def _expand_contains(node: Node) -> None:
     other = _other(items, contained) if most < inf else None
     if most == 0 and least == 0 and other is not None:
         _replace(node, _CONTAINS, items=other)
-    if most == 0 or longest > MAX_PLACES or (most < inf and other is None):
+    if most == 0 or longest > MAX_PLACES or least > longest or (most < inf and other is None):
         return
     sizes = range(shortest, int(longest) + 1)
     cases = _with_some(items, _both_values(items, contained), other, sizes, (least, most))

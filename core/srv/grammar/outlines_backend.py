@@ -144,7 +144,7 @@ def _json_pattern(source: GrammarSource, spacing: JsonSpacing) -> str:
         check_enforced(schema, _ENFORCED, "outlines")
         _rewrite(schema)
         found: str = build_regex_from_schema(json.dumps(schema), spacing.pattern_of(source, DEFAULT_SPACING))
-    except (ValueError, OSError) as error:
+    except (TypeError, ValueError, OSError) as error:  # the first: of a number that the library cannot read
         raise GrammarError(error_clause(str(error))) from None
     except RecursionError:
         raise GrammarError("it is nested too deeply") from None

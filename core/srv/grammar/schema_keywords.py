@@ -125,7 +125,9 @@ def _is_text(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, int) or isfinite(value)  # integers of any size are numbers
 
 
 def drop_annotation_formats(schema: object, enforced: frozenset[str]) -> None:

@@ -77,6 +77,31 @@ def test_integers_are_exact_at_any_size(schema: Any, right: list[Any], wrong: li
         assert not accepts(schema, json.dumps(value, separators=(",", ":"))), value
 
 
+@every("name", ["llguidance", "xgrammar", "outlines"])
+def test_integers_of_many_digits_are_numbers(name: str) -> None:
+    """They are enforced, or refused with a reason."""
+    huge, backend = 10**400, make(name, CONTEXT)
+    several: list[tuple[Any, str]] = [
+        *(({"type": "integer", key: huge}, "7") for key in ("minimum", "maximum", "exclusiveMinimum", "multipleOf")),
+        ({"type": "array", "minItems": huge}, "[]"),
+        ({"type": "array", "items": {"type": "null"}, "maxItems": huge}, "[]"),
+        ({"type": "array", "contains": {"const": 1}, "minContains": huge, "maxItems": 3}, "[]"),
+        ({"type": "string", "minLength": huge}, '""'),
+        ({"type": "string", "maxLength": huge}, '""'),
+        ({"type": "object", "minProperties": huge}, "{}"),
+        ({"type": "object", "maxProperties": huge}, "{}"),
+    ]
+    for schema, text in several:
+        try:
+            taken = accepts(schema, text, DENSE, backend)
+        except GrammarError:
+            continue
+        assert taken is any(key.startswith("max") for key in schema), schema
+    assert name != "llguidance" or accepts({"type": "integer", "minimum": -huge, "maximum": huge}, str(huge))
+    with pytest.raises(GrammarError):
+        accepts('{"type":"integer","not":{"const":1e400}}', "1", DENSE, backend)
+
+
 def test_decimals_between_large_bounds() -> None:
     between = {"type": "number", "exclusiveMinimum": -0.25, "maximum": 2**60}
     for right in ("-0.24", "-0.0", "0", f"{2**60}.00"):
