@@ -86,7 +86,7 @@ class ExactWriter:
         keywords = [name for name in node if name not in ANNOTATIONS]
         if keywords in (["$ref"], ["anyOf"]):
             several = node["anyOf"] if "anyOf" in node else [self._referred(node)]
-            return " | ".join(map(self._rule, several))
+            return " | ".join(self._rule(each) for each in several if each is not False)
         if "const" in node or "enum" in node or COMBINING & set(keywords):
             return self._combined(node)
         _only(keywords, ("type", *(field for fields in _FIELDS.values() for field in fields)), "a number")

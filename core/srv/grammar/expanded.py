@@ -17,9 +17,10 @@ from math import ceil, floor, inf, perm
 from re import escape
 from typing import Any
 
+from srv.errors import EmptyGrammar
 from srv.grammar.schema_keywords import referred
 from srv.grammar.written import exact
-from srv.json_schema import ANNOTATIONS, TYPES, below
+from srv.json_schema import ANNOTATIONS, TYPES, below, change_below
 
 Node = dict[str, Any]
 
@@ -34,10 +35,11 @@ _MOVING = ("dependentRequired", "dependentSchemas", "if")
 
 
 def expand(schema: object) -> None:
-    """Rewrite a valid schema in place."""
+    """Rewrite a valid schema in place. Raises EmptyGrammar if it says itself that it has no value."""
     nodes = nodes_of(schema)
     moves = not any(_inward(node.get("$ref", "#")) for node in nodes)
     for node in reversed(nodes):  # what is inside comes first
+        change_below(node, lambda part: False if _is_nothing(part) else part)
         for name in ("then", "else"):
             if "if" not in node:
                 node.pop(name, None)
@@ -52,6 +54,26 @@ def expand(schema: object) -> None:
             _expand_contains(node)
         if moves and any(name in node for name in _MOVING):
             _expand_cases(node)
+    if _is_nothing(schema):
+        raise EmptyGrammar("its parts exclude each other")
+
+
+def _is_nothing(node: object) -> bool:
+    """Whether a schema has no value, as far as that is seen at once; of those inside it, this is known."""
+    if not isinstance(node, dict):
+        return node is False
+    without = node.get("not", False)
+    return (
+        (without is not False and _is_any(without))
+        or False in [part for part in node.get("allOf", ()) if isinstance(part, bool)]
+        or any(name in node and all(part is False for part in node[name]) for name in ("anyOf", "oneOf"))
+        or (node.get("type") == "object" and any(_property(node, name) is False for name in node.get("required", ())))
+    )
+
+
+def _property(node: Node, name: str) -> Any:
+    closed = "additionalProperties" in node and "patternProperties" not in node
+    return node.get("properties", {}).get(name, node["additionalProperties"] if closed else True)
 
 
 def nodes_of(schema: object) -> list[Node]:
@@ -147,14 +169,16 @@ def _exclude_types(node: Node, excluded: Sequence[str]) -> None:
     values, types = listed(node), types_of(node)
     if values is not None:
         left = [value for value in values if not has_type(value, excluded)]
-        if left:
-            _replace(node, ("not", "const", "enum"), enum=left)
+        _leave(node, ("not", "const", "enum"), left)
         return
     if "integer" in excluded and "number" in types and "number" not in excluded:
         return  # numbers that are no integers have no name
     gone = {*excluded, *(("integer",) if "number" in excluded or "number" in types else ())}
-    if kept := [name for name in types if name not in gone]:
+    kept = [name for name in types if name not in gone]
+    if kept:
         _replace(node, ("not",), type=kept if len(kept) > 1 else kept[0])
+    else:
+        node["not"] = True
 
 
 def _exclude(node: Node, excluded: list[Any]) -> None:
@@ -162,14 +186,20 @@ def _exclude(node: Node, excluded: list[Any]) -> None:
     keys = set(map(same_key, excluded))
     values = _values({name: value for name, value in node.items() if name != "not"})
     if values is not None:
-        if left := [value for value in values if same_key(value) not in keys]:
-            _replace(node, ("not", "const"), enum=left)
+        _leave(node, ("not", "const"), [value for value in values if same_key(value) not in keys])
     elif node.get("type") == "integer" and "enum" not in node and "const" not in node:
         _exclude_integers(node, sorted({int(each) for each in excluded if has_type(each, ("integer",))}))
     elif node.get("type") == "string" and not _keywords(node) & {"enum", "const", "pattern", "format"}:
         texts = [each for each in excluded if isinstance(each, str)]
         if len(texts) <= MAX_TEXTS and all(len(each) <= MAX_TEXT for each in texts):
             _replace(node, ("not",), **({"pattern": f"^{other_texts(texts)}$"} if texts else {}))
+
+
+def _leave(node: Node, gone: Sequence[str], values: list[Any]) -> None:
+    if values:
+        _replace(node, gone, enum=values)
+    else:
+        node["not"] = True
 
 
 def _exclude_integers(node: Node, excluded: list[int]) -> None:
@@ -190,6 +220,8 @@ def _exclude_integers(node: Node, excluded: list[int]) -> None:
     rest = {name: node[name] for name in _keywords(node) - {"not", "type", *BOUNDS}}
     if ranges:
         _replace(node, tuple(_keywords(node)), anyOf=[{**rest, **each} for each in ranges])
+    else:
+        node["not"] = True
 
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

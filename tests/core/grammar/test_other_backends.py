@@ -175,7 +175,7 @@ def test_xgrammar_has_grammars_and_tags_too(source: GrammarSource, complete: str
         ("xgrammar", of("grammar", 'root ::= "a" missing'), "missing"),
         ("xgrammar", schema(OBJECT, whitespace_pattern=" "), "no pattern for white space"),
         ("xgrammar", of("structural_tag", "{}"), ""),
-        ("xgrammar", in_tag({"type": "json_schema", "json_schema": {"not": {}}}), "keyword 'not'"),
+        ("xgrammar", in_tag({"type": "json_schema", "json_schema": {"not": {"pattern": "a"}}}), "keyword 'not'"),
         ("outlines", schema({"type": "number", "minimum": 3}), "keyword 'minimum'"),
         ("outlines", of("grammar", 'root ::= "a"'), "regular languages only"),
         ("outlines", of("structural_tag", json.dumps(TAG)), "regular languages only"),
