@@ -22,7 +22,7 @@ from srv.grammar.formats import TIME
 from srv.grammar.json_strings import in_json
 from srv.grammar.schema_keywords import EnforcedKeywords, check_enforced
 from srv.grammar.source import GrammarSource
-from srv.json_schema import below
+from srv.json_schema import ANNOTATIONS, TYPES, below
 
 # At most one blank at a place: models repeat white space where they may, until the output has no room for its end.
 DEFAULT_SPACING = "[ ]?"
@@ -154,12 +154,15 @@ def _json_pattern(source: GrammarSource, spacing: JsonSpacing) -> str:
 def _rewrite(schema: object) -> None:
     """Put JSON text in the place of patterns and names, which the library writes between quotation marks as they are.
 
-    Of the anchors of a pattern, the library knows those around it.
+    Of the anchors of a pattern, the library knows those around it. A schema of any value gets its types: without them,
+    the library writes alternatives that the rest of an object does not hold together.
     """
     waiting = [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
+            if not node.keys() - ANNOTATIONS:
+                node["type"] = [name for name in TYPES if name != "integer"]
             if node.get("format") in _FORMATS:
                 node["pattern"] = _FORMATS[node.pop("format")]
             if "pattern" in node:

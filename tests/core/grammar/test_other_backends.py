@@ -322,7 +322,13 @@ def test_a_pattern_is_that_of_the_string_and_not_of_its_json(name: str, pattern:
 
 @every(
     ("pattern", "part"),
-    [(r"^\a$", "the escape"), ("^[]$", "is empty"), ("^[b-a]$", "which is none"), (r"^\uD800$", "no character")],
+    [
+        ("\\", "a single backslash"),
+        (r"^\a$", "the escape"),
+        ("^[]$", "is empty"),
+        ("^[b-a]$", "which is none"),
+        (r"^\uD800$", "no character"),
+    ],
 )
 @every("name", NAMES)
 def test_patterns_that_have_no_json_text_are_refused(name: str, pattern: str, part: str) -> None:
@@ -343,6 +349,12 @@ def test_names_and_constants_are_json(name: str) -> None:
     for surrogate in ({"enum": ["\ud800"]}, {"type": "object", "properties": {"\ud800": {}}}):
         with pytest.raises(GrammarError, match="lone surrogate"):
             matcher_of(name, schema(surrogate))
+
+
+def test_outlines_keeps_any_value_within_its_object() -> None:
+    anything = {"type": "object", "properties": {"a": {"title": "A"}}, "required": ["a"], "additionalProperties": False}
+    for text, expected in (("null", False), ("[", False), ('{"a":-7}', True), ('{"a":[1,"x"]}', True)):
+        assert matcher_of("outlines", schema(anything)).accept(list(text.encode())) is expected, text
 
 
 def test_formats_are_json() -> None:
