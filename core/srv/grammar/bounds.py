@@ -1,21 +1,22 @@
 """Bounds of numbers in JSON schemas: those of draft 4, and those that llguidance does not enforce exactly.
 
-The library reads bounds as 64-bit floating point. Where both bounds of a number share their integer part, it lets the
-integer through that one of them excludes: 0 for {"exclusiveMinimum": 0, "maximum": 0.5}.
+The library reads decimals as 64-bit floating point, the last digit of which may be another one. Where both bounds of a
+number share their integer part, it lets the integer through that one of them excludes: 0 for {"exclusiveMinimum": 0,
+"maximum": 0.5}.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from srv.grammar.expanded import types_of
 from srv.grammar.merged import BOUNDS, COMBINING
 from srv.grammar.schema_keywords import referred
-from srv.grammar.written import WrittenFloat, exact
+from srv.grammar.written import exact
 from srv.json_schema import ANNOTATIONS, below
 
+EXACT_DIGITS = 15  # of a decimal, that the library's reader keeps
 _SIDES = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
 
 Node = Mapping[str, Any]
@@ -39,9 +40,14 @@ def inexact_bounds(schema: object, nodes: Iterable[Node]) -> set[int]:
 
 
 def _rounded(node: Node) -> bool:
-    """Whether the text of a bound is another number than its float."""
-    values = [node[name] for name in (*BOUNDS, "multipleOf") if name in node]
-    return any(isinstance(each, WrittenFloat) and exact(each) != Decimal(repr(float(each))) for each in values)
+    """Whether a bound or a constant has more digits than the library reads exactly."""
+    waiting = [node[name] for name in (*BOUNDS, "multipleOf", "const", "enum") if name in node]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, float) and len("".join(map(str, exact(part).as_tuple().digits)).strip("0")) > EXACT_DIGITS:
+            return True
+        waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return False
 
 
 def _conjoined(schema: object, nodes: Sequence[Any]) -> list[Node]:
