@@ -5,7 +5,7 @@ What a grammar enforces (`srv.grammar`), and what is refused of a tool (`srv.rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -41,3 +41,14 @@ def below(node: Mapping[str, Any], place: str) -> Iterator[tuple[object, str]]:
     for name in (*MAPS, "dependentSchemas"):
         if isinstance(node.get(name), Mapping):
             yield from ((each, f"{place}/{name}/{key[:40]}") for key, each in node[name].items())
+
+
+def change_below(node: dict[str, Any], change: Callable[[Any], Any]) -> None:
+    """Put `change(schema)` in the place of each schema directly inside a schema, as `below` has them."""
+    for name, value in node.items():
+        if name in (*LISTS, "items") and isinstance(value, list):
+            node[name] = list(map(change, value))
+        elif name in (*MAPS, "dependentSchemas") and isinstance(value, Mapping):
+            node[name] = {key: change(each) for key, each in value.items()}
+        elif name in _ONE:
+            node[name] = change(value)

@@ -170,7 +170,7 @@ def test_an_answer_that_is_cut_off_says_so_and_is_counted(server: Server) -> Non
         ({"guided_regex": "(" * 100_000}, "guided_regex", "invalid regex"),
         ({"guided_regex": "a" * 2_000_000}, "guided_regex", "more than 1048576 bytes"),
         ({"guided_json": '{"items":' * 50_000}, "guided_json", "deep"),
-        ({"guided_json": {"not": {}}}, "guided_json", "Unimplemented keys"),
+        ({"guided_json": {"not": {"pattern": "a"}}}, "guided_json", "Unimplemented keys"),
         ({"guided_grammar": 'root ::= "a" ' + "(" * 5000}, "guided_grammar", "refused"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "exactly one"),

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from srv.errors import EmptyGrammar, GrammarError
+from srv.grammar.bounds import write_bounds
 from srv.grammar.expanded import expand
 from srv.grammar.formats import write_formats
 from srv.grammar.merged import write_exclusive
-from srv.grammar.schema_keywords import check_counts, check_shapes, drop_annotation_formats
+from srv.grammar.schema_keywords import check_counts, check_shapes, drop_annotation_formats, has_large
 from srv.grammar.source import GrammarSource
-from srv.grammar.written import load
+from srv.grammar.written import dump, load
 from srv.types import Vocabulary
 
 MAX_ERROR_LENGTH = 500
@@ -122,9 +123,15 @@ def parsed_schema(text: str, formats: frozenset[str] = frozenset()) -> dict[str,
 
 def prepared_schema(schema: dict[str, Any], formats: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The schema in a form of which libraries enforce more; as in `parsed_schema`. It is changed in place."""
+    try:
+        dump(schema).encode()
+    except UnicodeEncodeError:
+        raise GrammarError("it has a lone surrogate, which is not valid Unicode") from None
+    has_large(schema)  # or has a number that is none
     check_shapes(schema)
     check_counts(schema)
     drop_annotation_formats(schema, formats)
+    write_bounds(schema)
     write_formats(schema)
     expand(schema)
     write_exclusive(schema)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -88,6 +89,11 @@ def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[i
         return Reply(refused=str(error))
     except MemoryError:
         return Reply(refused="it needs too much memory")
+    except RecursionError:
+        return Reply(refused="it is nested too deeply")
+    except Exception as error:  # noqa: BLE001 - a fault ends one request, not the process that others wait for
+        traceback.print_exc()
+        return Reply(refused=f"it cannot be checked: {type(error).__name__}: {error_clause(str(error))}")
     return Reply(text, left_out=tuple(dict.fromkeys((*asked.left_out, *left_out))))
 
 

@@ -6,26 +6,48 @@ A number is between two bounds if it matches the pattern of each.
 from __future__ import annotations
 
 from decimal import Decimal
-from math import floor
+from fractions import Fraction
+from math import ceil, floor
 
-from srv.grammar.integer_ranges import integer_pattern
+from srv.grammar.integer_ranges import MOST_LISTED, integer_pattern
 
 ANY_FRACTION = r"(\.[0-9]+)?"
 _POSITIVE = r"[0-9]*[1-9][0-9]*"  # digits that are not all 0
 
 
+# Decimal's own minus rounds to 28 digits, `copy_negate` does not.
 def at_least(low: Decimal, *, above: bool = False) -> str:
     """The numbers from `low`, or above it."""
     if low < 0:
-        return _either(_magnitudes(Decimal(0), None), "-" + _magnitudes(Decimal(0), -low, without_high=above))
+        return _either(
+            _magnitudes(Decimal(0), None), "-" + _magnitudes(Decimal(0), low.copy_negate(), without_high=above)
+        )
     return _magnitudes(low, None, without_low=above)
 
 
 def at_most(high: Decimal, *, below: bool = False) -> str:
     """The numbers up to `high`, or below it."""
     if high < 0 or (high == 0 and below):
-        return "-" + _magnitudes(-high, None, without_low=below)
+        return "-" + _magnitudes(high.copy_negate(), None, without_low=below)
     return _either("-" + _magnitudes(Decimal(0), None), _magnitudes(Decimal(0), high, without_high=below))
+
+
+def decimal_multiples_pattern(divisor: Decimal, low: Decimal, high: Decimal) -> str | None:
+    """The multiples of a divisor from `low` to `high`; None if they are many or there is none."""
+    step = Fraction(divisor)
+    first, last = ceil(Fraction(low) / step), floor(Fraction(high) / step)
+    if not 0 <= last - first < MOST_LISTED:
+        return None
+    places = len(f"{divisor:f}".partition(".")[2])
+    unit = int(step * 10**places)
+    return _either(*(_written(unit * each, places) for each in range(first, last + 1)))
+
+
+def _written(units: int, places: int) -> str:
+    """Units of 10^-places, with any zeros behind them."""
+    whole, rest = divmod(abs(units), 10**places)
+    digits = f"{rest:0{places}d}".rstrip("0") if rest else ""
+    return f"{'-' if units < 0 else ''}{whole}{_below('', strictly=False) if not digits else rf'[.]{digits}0*'}"
 
 
 def _magnitudes(low: Decimal, high: Decimal | None, *, without_low: bool = False, without_high: bool = False) -> str:

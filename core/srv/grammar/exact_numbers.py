@@ -1,9 +1,9 @@
 """JSON schemas with numbers that a library changes, as Lark grammars with regular expressions in their places.
 
 llguidance reads numbers as 64-bit floating point, so that integers beyond 2^53 become others, and a constant 1e5
-becomes 100000. The path from the root of a schema to such a number is written here, with `srv.grammar.integer_ranges`
-and `srv.grammar.decimal_ranges`; all other parts stay JSON schemas of the library. On that path, keywords that are not
-written here are refused.
+becomes 100000; some bounds it does not enforce at all (`srv.grammar.bounds`). The path from the root of a schema to
+such a number is written here, with `srv.grammar.integer_ranges` and `srv.grammar.decimal_ranges`; all other parts stay
+JSON schemas of the library. On that path, keywords that are not written here are refused.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from math import ceil, floor
 from typing import Any
 
 from srv.errors import EmptyGrammar, GrammarError
-from srv.grammar.decimal_ranges import ANY_FRACTION, at_least, at_most
+from srv.grammar.bounds import inexact_bounds
+from srv.grammar.decimal_ranges import ANY_FRACTION, at_least, at_most, decimal_multiples_pattern
+from srv.grammar.expanded import nodes_of, types_of, whole_bounds
 from srv.grammar.integer_ranges import integer_pattern, multiples_pattern
 from srv.grammar.lark import lark_pattern, lark_text
 from srv.grammar.merged import BOUNDS, COMBINING, Alternatives, refuse
 from srv.grammar.schema_keywords import has_large, referred
 from srv.grammar.written import dump, exact, has_written
-from srv.json_schema import ANNOTATIONS, below
+from srv.json_schema import ANNOTATIONS, TYPES, below
 
 _DEFINITIONS = ("$defs", "definitions")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -38,13 +39,13 @@ def exact_grammar(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str 
     options: of the library's JSON schemas. Raises GrammarError if it cannot be exact. Where only the text of a number
     cannot be kept, the library writes a number that is equal.
     """
-    large = has_large(schema)
-    if not large and not has_written(schema):
+    needed = has_large(schema) or bool(inexact_bounds(schema, nodes_of(schema)))
+    if not needed and not has_written(schema):
         return None
     try:
         return ExactWriter(schema, options).grammar()
     except GrammarError:
-        if large:
+        if needed:
             raise
         return None
 
@@ -85,12 +86,11 @@ class ExactWriter:
         keywords = [name for name in node if name not in ANNOTATIONS]
         if keywords in (["$ref"], ["anyOf"]):
             several = node["anyOf"] if "anyOf" in node else [self._referred(node)]
-            return " | ".join(map(self._rule, several))
+            return " | ".join(self._rule(each) for each in several if each is not False)
         if "const" in node or "enum" in node or COMBINING & set(keywords):
             return self._combined(node)
-        _only(keywords, ("type", *(field for fields in _FIELDS.values() for field in fields)), "type")
-        types = node.get("type")
-        kinds = types if isinstance(types, list) else [types]
+        _only(keywords, ("type", *(field for fields in _FIELDS.values() for field in fields)), "a number")
+        kinds = types_of(node) if "type" in node else [name for name in TYPES if name != "integer"]
         return " | ".join(self._typed(node, kind) for kind in kinds)
 
     def _combined(self, node: Mapping[str, Any]) -> str:
@@ -102,9 +102,9 @@ class ExactWriter:
             return " | ".join(lark_text(dump(value)) for value in found[0]["enum"])
         return " | ".join(map(self._rule, found))
 
-    def _typed(self, node: Mapping[str, Any], kind: object) -> str:
-        if not isinstance(kind, str) or kind not in _FIELDS:
-            return self._rule({"type": kind}) if isinstance(kind, str) else refuse("without a type")
+    def _typed(self, node: Mapping[str, Any], kind: str) -> str:
+        if not any(name in node for name in _FIELDS.get(kind, ())):
+            return self._rule({"type": kind})
         match kind:
             case "object":
                 return self._object(node)
@@ -112,7 +112,7 @@ class ExactWriter:
                 return self._array(node)
         self._numbers += 1
         name = f"NUMBER_{self._numbers}"
-        patterns = _integer_patterns(node) if kind == "integer" or "multipleOf" in node else _decimal_patterns(node)
+        patterns = _number_patterns(node, kind)
         self._rules.append(f"{name}: {' & '.join(map(lark_pattern, patterns))}")
         return name
 
@@ -170,6 +170,7 @@ class ExactWriter:
     def _find_large(self, start: object) -> set[int]:
         """The identities of the schemas from which a number can be reached that the library would change."""
         parts: dict[int, list[int]] = {}
+        nodes: list[Mapping[str, Any]] = []
         large: set[int] = set()
         waiting: list[Any] = [start]
         while waiting:
@@ -181,11 +182,13 @@ class ExactWriter:
             self._seen[id(node)] = node
             parts[id(node)] = list(map(id, below_it))
             waiting += below_it
+            nodes.append(node)
             values = [node[name] for name in ("const", "enum") if name in node]
             if has_large([*values, *(node[name] for name in (*BOUNDS, "multipleOf") if name in node)]) or has_written(
                 values
             ):
                 large.add(id(node))
+        large |= inexact_bounds(self._schema, nodes)
         while more := {node for node, under in parts.items() if node not in large and not large.isdisjoint(under)}:
             large |= more
         return large
@@ -197,13 +200,22 @@ class ExactWriter:
         return found
 
 
+def _number_patterns(node: Mapping[str, Any], kind: str) -> list[str]:
+    """Patterns that a number must match, each of them."""
+    divisor = exact(node.get("multipleOf", 1))
+    if kind == "integer" or ("multipleOf" in node and divisor == int(divisor)):
+        return _integer_patterns(node)
+    found = _decimal_patterns(node)
+    if "multipleOf" not in node:
+        return found
+    sides = [[exact(node[name]) for name in names if name in node] for names in (BOUNDS[::2], BOUNDS[1::2])]
+    multiples = decimal_multiples_pattern(divisor, max(sides[0]), min(sides[1])) if all(sides) else None
+    return [*found, multiples or refuse(f"with 'multipleOf' {str(divisor)[:40]}, unless few multiples are allowed")]
+
+
 def _integer_patterns(node: Mapping[str, Any]) -> list[str]:
     """Patterns that an integer must match, each of them."""
-    lows = [ceil(exact(node["minimum"]))] if "minimum" in node else []
-    lows += [floor(exact(node["exclusiveMinimum"])) + 1] if "exclusiveMinimum" in node else []
-    highs = [floor(exact(node["maximum"]))] if "maximum" in node else []
-    highs += [ceil(exact(node["exclusiveMaximum"])) - 1] if "exclusiveMaximum" in node else []
-    low, high = max(lows, default=None), min(highs, default=None)
+    low, high = whole_bounds(node)
     _check_order(low, high)
     divisor = exact(node.get("multipleOf", 1))
     if divisor != int(divisor):

@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations, pairwise, permutations
-from math import inf, perm
+from math import ceil, floor, inf, perm
 from re import escape
 from typing import Any
 
+from srv.errors import EmptyGrammar
 from srv.grammar.schema_keywords import referred
-from srv.json_schema import ANNOTATIONS, TYPES, below
+from srv.grammar.written import exact
+from srv.json_schema import ANNOTATIONS, TYPES, below, change_below
 
 Node = dict[str, Any]
 
@@ -33,10 +35,11 @@ _MOVING = ("dependentRequired", "dependentSchemas", "if")
 
 
 def expand(schema: object) -> None:
-    """Rewrite a valid schema in place."""
+    """Rewrite a valid schema in place. Raises EmptyGrammar if it says itself that it has no value."""
     nodes = nodes_of(schema)
     moves = not any(_inward(node.get("$ref", "#")) for node in nodes)
     for node in reversed(nodes):  # what is inside comes first
+        change_below(node, lambda part: False if _is_nothing(part) else part)
         for name in ("then", "else"):
             if "if" not in node:
                 node.pop(name, None)
@@ -51,6 +54,26 @@ def expand(schema: object) -> None:
             _expand_contains(node)
         if moves and any(name in node for name in _MOVING):
             _expand_cases(node)
+    if _is_nothing(schema):
+        raise EmptyGrammar("its parts exclude each other")
+
+
+def _is_nothing(node: object) -> bool:
+    """Whether a schema has no value, as far as that is seen at once; of those inside it, this is known."""
+    if not isinstance(node, dict):
+        return node is False
+    without = node.get("not", False)
+    return (
+        (without is not False and _is_any(without))
+        or False in [part for part in node.get("allOf", ()) if isinstance(part, bool)]
+        or any(name in node and all(part is False for part in node[name]) for name in ("anyOf", "oneOf"))
+        or (node.get("type") == "object" and any(_property(node, name) is False for name in node.get("required", ())))
+    )
+
+
+def _property(node: Node, name: str) -> Any:
+    closed = "additionalProperties" in node and "patternProperties" not in node
+    return node.get("properties", {}).get(name, node["additionalProperties"] if closed else True)
 
 
 def nodes_of(schema: object) -> list[Node]:
@@ -120,7 +143,8 @@ def has_type(value: object, types: Sequence[str]) -> bool:
         case bool():
             return "boolean" in types
         case int() | float():
-            return "number" in types or ("integer" in types and value == int(value))
+            whole = isinstance(value, int) or value.is_integer()
+            return "number" in types or ("integer" in types and whole)
         case str():
             return "string" in types
         case list():
@@ -145,14 +169,16 @@ def _exclude_types(node: Node, excluded: Sequence[str]) -> None:
     values, types = listed(node), types_of(node)
     if values is not None:
         left = [value for value in values if not has_type(value, excluded)]
-        if left:
-            _replace(node, ("not", "const", "enum"), enum=left)
+        _leave(node, ("not", "const", "enum"), left)
         return
     if "integer" in excluded and "number" in types and "number" not in excluded:
         return  # numbers that are no integers have no name
     gone = {*excluded, *(("integer",) if "number" in excluded or "number" in types else ())}
-    if kept := [name for name in types if name not in gone]:
+    kept = [name for name in types if name not in gone]
+    if kept:
         _replace(node, ("not",), type=kept if len(kept) > 1 else kept[0])
+    else:
+        node["not"] = True
 
 
 def _exclude(node: Node, excluded: list[Any]) -> None:
@@ -160,8 +186,7 @@ def _exclude(node: Node, excluded: list[Any]) -> None:
     keys = set(map(same_key, excluded))
     values = _values({name: value for name, value in node.items() if name != "not"})
     if values is not None:
-        if left := [value for value in values if same_key(value) not in keys]:
-            _replace(node, ("not", "const"), enum=left)
+        _leave(node, ("not", "const"), [value for value in values if same_key(value) not in keys])
     elif node.get("type") == "integer" and "enum" not in node and "const" not in node:
         _exclude_integers(node, sorted({int(each) for each in excluded if has_type(each, ("integer",))}))
     elif node.get("type") == "string" and not _keywords(node) & {"enum", "const", "pattern", "format"}:
@@ -170,13 +195,20 @@ def _exclude(node: Node, excluded: list[Any]) -> None:
             _replace(node, ("not",), **({"pattern": f"^{other_texts(texts)}$"} if texts else {}))
 
 
+def _leave(node: Node, gone: Sequence[str], values: list[Any]) -> None:
+    if values:
+        _replace(node, gone, enum=values)
+    else:
+        node["not"] = True
+
+
 def _exclude_integers(node: Node, excluded: list[int]) -> None:
     if len(excluded) > MAX_TEXTS or "anyOf" in node:
         return
     if not excluded:
         del node["not"]
         return
-    low, high = _whole_bounds(node)
+    low, high = whole_bounds(node)
     borders: list[int | None] = [None, *excluded, None]
     ranges: list[Node] = []
     for before, after in pairwise(borders):
@@ -188,18 +220,20 @@ def _exclude_integers(node: Node, excluded: list[int]) -> None:
     rest = {name: node[name] for name in _keywords(node) - {"not", "type", *BOUNDS}}
     if ranges:
         _replace(node, tuple(_keywords(node)), anyOf=[{**rest, **each} for each in ranges])
+    else:
+        node["not"] = True
 
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
-def _whole_bounds(node: Node) -> tuple[int | None, int | None]:
+def whole_bounds(node: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """The smallest and the largest integer of a schema."""
-    lows = [-(-node["minimum"] // 1)] if "minimum" in node else []
-    lows += [node["exclusiveMinimum"] // 1 + 1] if "exclusiveMinimum" in node else []
-    highs = [node["maximum"] // 1] if "maximum" in node else []
-    highs += [-(-node["exclusiveMaximum"] // 1) - 1] if "exclusiveMaximum" in node else []
-    return (int(max(lows)) if lows else None, int(min(highs)) if highs else None)
+    lows = [ceil(exact(node["minimum"]))] if "minimum" in node else []
+    lows += [floor(exact(node["exclusiveMinimum"])) + 1] if "exclusiveMinimum" in node else []
+    highs = [floor(exact(node["maximum"]))] if "maximum" in node else []
+    highs += [ceil(exact(node["exclusiveMaximum"])) - 1] if "exclusiveMaximum" in node else []
+    return max(lows, default=None), min(highs, default=None)
 
 
 def other_texts(texts: Sequence[str]) -> str:
@@ -250,7 +284,7 @@ def _finite(node: object, schema: object, depth: int = 0) -> list[Any] | None:
         every = [value for values in several for value in values or []]
         return None if None in several else list({same_key(value): value for value in every}.values())
     if node.get("type") == "integer" and keywords <= {"type", *BOUNDS}:
-        low, high = _whole_bounds(node)
+        low, high = whole_bounds(node)
         return list(range(low, high + 1)) if low is not None and high is not None and high - low < MAX_LISTED else None
     return _values(node)
 
@@ -281,7 +315,7 @@ def _expand_contains(node: Node) -> None:
     other = _other(items, contained) if most < inf else None
     if most == 0 and least == 0 and other is not None:
         _replace(node, _CONTAINS, items=other)
-    if most == 0 or longest > MAX_PLACES or (most < inf and other is None):
+    if most == 0 or longest > MAX_PLACES or least > longest or (most < inf and other is None):
         return
     sizes = range(shortest, int(longest) + 1)
     cases = _with_some(items, _both_values(items, contained), other, sizes, (least, most))

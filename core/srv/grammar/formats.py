@@ -1,6 +1,6 @@
 """Formats of strings as regular expressions, where grammar libraries allow values that are none: April 31, 10.0.0.09.
 
-Sources: RFC 3339 (date, date-time), RFC 4291 (ipv6). Must not know any library.
+Sources: RFC 3339 (date, time, date-time), RFC 4291 (ipv6). Must not know any library.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"  #
 _DAY = "(0[1-9]|1[0-9]|2[0-8])"  # of any month
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _DATE = f"({_YEAR}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)|{_LEAP_YEAR}-02-29)"
-_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?"
+_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?"
 _OFFSET = "([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+TIME = f"{_CLOCK}{_OFFSET}"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"({_BYTE}\.){{3}}{_BYTE}"
 _GROUP = "[0-9A-Fa-f]{1,4}"
@@ -33,7 +34,7 @@ _IPV6 = "|".join(
 PATTERNS: Mapping[str, str] = MappingProxyType(
     {
         "date": f"^({_DATE})$",
-        "date-time": f"^({_DATE}[Tt]{_TIME}{_OFFSET})$",
+        "date-time": f"^({_DATE}[Tt]{TIME})$",
         "ipv4": f"^({_IPV4})$",
         "ipv6": f"^({_IPV6})$",
     }

@@ -20,6 +20,7 @@ from srv.errors import EmptyGrammar, GrammarError
 from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, error_clause, mask_of, parsed_schema, token_bytes
 from srv.grammar.exact_numbers import exact_grammar
 from srv.grammar.inline_json import with_schemas, within_lark
+from srv.grammar.json_strings import write_sets
 from srv.grammar.lark import lark_text
 from srv.grammar.source import GrammarSource
 from srv.grammar.structural import LarkWriter
@@ -192,6 +193,7 @@ def _json_schema(text: str) -> dict[str, Any]:
     schema = parsed_schema(text)
     if "x-guidance" in schema:
         raise GrammarError('it has the key "x-guidance", which is not a keyword of JSON Schema')
+    write_sets(schema)
     return schema
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from srv.errors import GrammarError
 from srv.grammar.expanded import has_type, listed, nodes_of, same_key, types_of
-from srv.grammar.schema_keywords import EXACT, referred
+from srv.grammar.schema_keywords import referred
 from srv.grammar.written import exact
 from srv.json_schema import ANNOTATIONS
 
@@ -159,7 +159,7 @@ def write_exclusive(schema: object) -> None:
 
 
 def refuse(what: str) -> NoReturn:
-    raise GrammarError(f"a number beyond {EXACT} cannot be enforced {what}")
+    raise GrammarError(f"a number that the library would change cannot be enforced {what}")
 
 
 def _property(node: Node, name: str) -> Any:

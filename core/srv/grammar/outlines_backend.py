@@ -10,6 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import outlines_core
 from outlines_core.json_schema import build_regex_from_schema
@@ -17,16 +18,23 @@ from outlines_core.json_schema import build_regex_from_schema
 from srv.errors import EmptyGrammar, GrammarError
 from srv.grammar.anchors import whole
 from srv.grammar.backend import GrammarContext, JsonSpacing, Masks, error_clause, mask_of, parsed_schema, token_bytes
+from srv.grammar.formats import TIME
+from srv.grammar.json_strings import in_json
 from srv.grammar.schema_keywords import EnforcedKeywords, check_enforced
 from srv.grammar.source import GrammarSource
-from srv.json_schema import below
+from srv.json_schema import ANNOTATIONS, TYPES, below
 
 # At most one blank at a place: models repeat white space where they may, until the output has no room for its end.
 DEFAULT_SPACING = "[ ]?"
-_CHARACTERS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[.\"]", re.DOTALL)
-_SETS = 'dDwWsS\\"nrtfv'  # escapes of more than one character, or of one that JSON escapes
-_IN_STRING = r"[^\"\\\x00-\x1f]"
 _STRINGS = ("minLength", "maxLength")
+_ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+# The library's own allow characters that end a JSON string.
+_FORMATS = {
+    "time": f"^{TIME}$",
+    "email": rf"^{_ATOM}(\.{_ATOM})*@({_LABEL}\.)+{_LABEL}$",
+    "uri": "^[A-Za-z][A-Za-z0-9+.-]*:(//)?[A-Za-z0-9._~:/?#@!$&'()*+,;=%-]+$",
+}
 _ENFORCED = EnforcedKeywords(
     keywords=frozenset(
         {
@@ -134,30 +142,49 @@ def _json_pattern(source: GrammarSource, spacing: JsonSpacing) -> str:
     try:
         schema = parsed_schema(source.text, _ENFORCED.formats)
         check_enforced(schema, _ENFORCED, "outlines")
-        _rewrite_patterns(schema)
+        _rewrite(schema)
         found: str = build_regex_from_schema(json.dumps(schema), spacing.pattern_of(source, DEFAULT_SPACING))
-    except (ValueError, OSError) as error:
+    except (TypeError, ValueError, OSError) as error:  # the first: of a number that the library cannot read
         raise GrammarError(error_clause(str(error))) from None
     except RecursionError:
         raise GrammarError("it is nested too deeply") from None
     return found
 
 
-def _rewrite_patterns(schema: object) -> None:
-    """Patterns match a whole JSON string in the library, and characters that end one or that it cannot have."""
+def _rewrite(schema: object) -> None:
+    """Put JSON text in the place of patterns and names, which the library writes between quotation marks as they are.
+
+    Of the anchors of a pattern, the library knows those around it. A schema of any value gets its types: without them,
+    the library writes alternatives that the rest of an object does not hold together.
+    """
     waiting = [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
+            if not node.keys() - ANNOTATIONS:
+                node["type"] = [name for name in TYPES if name != "integer"]
+            if node.get("format") in _FORMATS:
+                node["pattern"] = _FORMATS[node.pop("format")]
             if "pattern" in node:
-                pattern = _CHARACTERS.sub(_in_string, whole(node["pattern"], ".*"))
-                node["pattern"] = f"^({pattern})$"  # of the anchors, the library knows these
+                node["pattern"] = f"^({in_json(whole(node['pattern'], '.*'))})$"
+            if "properties" in node:
+                node["properties"] = {_in_quotes(name): part for name, part in node["properties"].items()}
+            if "required" in node:
+                node["required"] = list(map(_in_quotes, node["required"]))
+            for name in ("const", "enum"):
+                if name in node:
+                    node[name] = _with_names(node[name])
             waiting += [part for part, _ in below(node, "")]
 
 
-def _in_string(found: re.Match[str]) -> str:
-    """Of these characters, those that stand for themselves in a JSON string."""
-    part = found.group()
-    if part == ".":
-        return _IN_STRING
-    return f"[{part}&&{_IN_STRING}]" if part[0] in '["' or part[1] in _SETS else part
+def _in_quotes(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _with_names(value: Any) -> Any:
+    """A constant whose names are patterns, as the library takes them there."""
+    if isinstance(value, list):
+        return list(map(_with_names, value))
+    if isinstance(value, dict):
+        return {re.escape(_in_quotes(name)): _with_names(part) for name, part in value.items()}
+    return value

@@ -93,7 +93,10 @@ def _schema_nodes(tag: object) -> Iterator[dict[str, Any]]:
 
 
 def _enforceable(schema: object, check: Callable[[GrammarSource], object]) -> tuple[object, tuple[str, ...]] | None:
-    """The schema without what cannot be enforced, and that; None if nothing can. Raises GrammarError for no schema."""
+    """The schema without what cannot be enforced, and that; None if nothing can.
+
+    Raises GrammarError for what is no schema or contradicts itself.
+    """
     _check_schema(dump(schema))
     trials = MAX_TRIALS
 
@@ -102,6 +105,8 @@ def _enforceable(schema: object, check: Callable[[GrammarSource], object]) -> tu
         trials -= 1
         try:
             check(from_json_schema(_without(schema, without), param=""))
+        except EmptyGrammar:
+            raise  # with all its parts, it has no more values
         except GrammarError:
             return False
         return True
@@ -118,7 +123,8 @@ def _enforceable(schema: object, check: Callable[[GrammarSource], object]) -> tu
                 rest = [other for other in dropped if other != each]
                 dropped = rest if trials > 0 and works(rest) else dropped
             names = tuple(name if value is None else f"{name} {value}" for name, value in dropped)
-            return _without(schema, dropped), names
+            left = _without(schema, dropped)
+            return (left, names) if set(left) - ANNOTATIONS else None
     return None
 
 
@@ -153,6 +159,8 @@ def _without(schema: object, parts: list[tuple[str, object]]) -> Any:
         for name, value in parts:
             if name in node and value in (None, node[name]):
                 gone = node.pop(name)
+                for other in ("then", "else") if name == "if" else ():
+                    node.pop(other, None)
                 if name == "oneOf" and "anyOf" not in node:
                     node["anyOf"] = gone
     return copy

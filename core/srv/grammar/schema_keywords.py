@@ -66,6 +66,11 @@ _SHAPES: Mapping[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "an array of texts": (("required",), lambda value: isinstance(value, list) and all(map(_is_text, value))),
     "an array that is not empty": (("enum",), lambda value: isinstance(value, list) and bool(value)),
     "a text": (("pattern", "format", "$ref", "$schema", "$id"), lambda value: _is_text(value)),
+    "a regular expression, which a single backslash does not end": (("pattern",), lambda value: _is_whole(value)),
+    "an object of regular expressions, which a single backslash does not end": (
+        ("patternProperties",),
+        lambda value: all(map(_is_whole, value)),
+    ),
     "a boolean": (("uniqueItems",), lambda value: isinstance(value, bool)),
     "an object of arrays of texts": (
         ("dependentRequired",),
@@ -124,8 +129,14 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _is_whole(pattern: str) -> bool:
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 0
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, int) or isfinite(value)  # integers of any size are numbers
 
 
 def drop_annotation_formats(schema: object, enforced: frozenset[str]) -> None:

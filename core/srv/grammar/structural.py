@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from srv.errors import GrammarError
 from srv.grammar.backend import prepared_schema
 from srv.grammar.inline_json import within_lark
+from srv.grammar.json_strings import write_sets
 from srv.grammar.lark import lark_pattern, lark_text
 from srv.grammar.written import load
 
@@ -138,6 +139,7 @@ class LarkWriter:
         if not isinstance(schema, dict) or "x-guidance" in schema:
             raise GrammarError("a schema is an object")
         schema = prepared_schema(schema)
+        write_sets(schema)
         return self._rule(within_lark(schema, self._options))
 
     def _regex(self, pattern: str) -> str:

@@ -26,6 +26,7 @@ from srv.grammar.backend import (
     token_bytes,
 )
 from srv.grammar.inline_json import has_schemas
+from srv.grammar.json_strings import in_json
 from srv.grammar.schema_keywords import EnforcedKeywords, check_enforced
 from srv.grammar.source import GrammarSource
 from srv.grammar.structural import from_structures, only
@@ -35,6 +36,8 @@ from srv.json_schema import below
 MAX_SPACES = 1  # in a row: models repeat them where they may, until the output has no room for its end
 DEFAULT_SPACING = r"[ \n\r\t]?"  # what the library writes for it
 _WIDE_COMMA = '((", " basic_'  # of values of any type, whatever the separators
+# Of a pattern, by which the library drops what is no JSON, and escapes with it: none of ours matches what is no JSON.
+_PRUNED = '$", json_string=true)'
 _STRINGS = ("minLength", "maxLength")
 # In patterns of schemas, more repetitions allow control characters, and an optional group may lose its first part.
 _BLOCK = 100
@@ -54,7 +57,7 @@ _ENFORCED = EnforcedKeywords(
     formats=frozenset(
         {
             *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri"),
-            *("uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+            *("uri-reference", "uri-template"),  # its JSON pointers have control characters
         }
     ),
     alone=frozenset({"$ref", "anyOf"}),
@@ -184,7 +187,7 @@ def _enforced(schema: Any) -> Any:
             if names and node.get("additionalProperties", True) is not False:  # others could have the same name
                 raise GrammarError(f"xgrammar takes the name {names[0][:40]!r} in closed objects only; use llguidance")
             if any(name in node for name in _STRINGS):  # they would allow control characters, which are no JSON
-                node["pattern"] = _lengths(int(node.pop("minLength", 0)), node.pop("maxLength", None))
+                node["pattern"] = in_json(_lengths(int(node.pop("minLength", 0)), node.pop("maxLength", None)))
             elif "pattern" in node:
                 node["pattern"] = _pattern(node["pattern"])
             if "patternProperties" in node:
@@ -210,7 +213,7 @@ def _pattern(pattern: str) -> str:
     """A pattern in a form that the library reads as it is meant. Raises GrammarError for one that has none."""
     if any(int(count) > _BLOCK for count in _COUNTS.findall(_ESCAPED.sub("", pattern))):
         raise GrammarError(f"xgrammar takes no repetition beyond {_BLOCK} in a pattern; use the backend llguidance")
-    return f"^{_OPTIONAL_GROUP.sub(lambda found: found[1] or '){0,1}', whole(pattern, '.*'))}$"
+    return f"^{_OPTIONAL_GROUP.sub(lambda found: found[1] or '){0,1}', in_json(whole(pattern, '.*')))}$"
 
 
 def _has_spaces(source: GrammarSource, spacing: JsonSpacing) -> bool:
@@ -231,7 +234,8 @@ def _json_grammar(schema: dict[str, Any], spaces: bool) -> str:
         )
     except RuntimeError as error:
         raise GrammarError(error_clause(_without_place(str(error)))) from None
-    return str(grammar) if spaces else str(grammar).replace(_WIDE_COMMA, '(("," basic_')
+    text = str(grammar).replace(_PRUNED, '$")')
+    return text if spaces else text.replace(_WIDE_COMMA, '(("," basic_')
 
 
 def _written_tag(text: str, spaces: Callable[[], bool]) -> Any:

@@ -211,7 +211,7 @@ def grammar_of(body: object) -> GrammarSource | None:
             param=given[1].param,
         )
     spacing = getattr(body, "guided_whitespace_pattern", None)
-    if not spacing:
+    if spacing is None:
         return given[0] if given else None
     if not given or given[0].kind != "json_schema":
         raise RequestError(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from srv.grammar.backend import GrammarContext
-from srv.grammar.child import Reply, Setup
+from srv.grammar.backend import GrammarContext, JsonSpacing
+from srv.grammar.child import Reply, Setup, _check
 from srv.grammar.llguidance_backend import make_backend
 from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost, WorkLimits
@@ -58,6 +58,16 @@ def test_what_passes_fits_the_stack_of_a_thread() -> None:
     thread.join()
     threading.stack_size(0)
     assert len(compiled) == 2
+
+
+def test_a_fault_of_a_check_refuses_one_request() -> None:
+    class Faulty:
+        def translate(self, source: GrammarSource, spacing: JsonSpacing) -> str:
+            raise OverflowError("int too large")
+
+    source = msgspec.msgpack.encode(GrammarSource(kind="regex", text="a", param="test"))
+    reply = _check(Faulty(), JsonSpacing(), (256,), source)  # type: ignore[arg-type]
+    assert reply.refused == "it cannot be checked: OverflowError: int too large"
 
 
 def test_what_a_source_lacks_is_named_in_the_reply() -> None:

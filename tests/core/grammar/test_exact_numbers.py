@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -76,6 +77,31 @@ def test_integers_are_exact_at_any_size(schema: Any, right: list[Any], wrong: li
         assert not accepts(schema, json.dumps(value, separators=(",", ":"))), value
 
 
+@every("name", ["llguidance", "xgrammar", "outlines"])
+def test_integers_of_many_digits_are_numbers(name: str) -> None:
+    """They are enforced, or refused with a reason."""
+    huge, backend = 10**400, make(name, CONTEXT)
+    several: list[tuple[Any, str]] = [
+        *(({"type": "integer", key: huge}, "7") for key in ("minimum", "maximum", "exclusiveMinimum", "multipleOf")),
+        ({"type": "array", "minItems": huge}, "[]"),
+        ({"type": "array", "items": {"type": "null"}, "maxItems": huge}, "[]"),
+        ({"type": "array", "contains": {"const": 1}, "minContains": huge, "maxItems": 3}, "[]"),
+        ({"type": "string", "minLength": huge}, '""'),
+        ({"type": "string", "maxLength": huge}, '""'),
+        ({"type": "object", "minProperties": huge}, "{}"),
+        ({"type": "object", "maxProperties": huge}, "{}"),
+    ]
+    for schema, text in several:
+        try:
+            taken = accepts(schema, text, DENSE, backend)
+        except GrammarError:
+            continue
+        assert taken is any(key.startswith("max") for key in schema), schema
+    assert name != "llguidance" or accepts({"type": "integer", "minimum": -huge, "maximum": huge}, str(huge))
+    with pytest.raises(GrammarError):
+        accepts('{"type":"integer","not":{"const":1e400}}', "1", DENSE, backend)
+
+
 def test_decimals_between_large_bounds() -> None:
     between = {"type": "number", "exclusiveMinimum": -0.25, "maximum": 2**60}
     for right in ("-0.24", "-0.0", "0", f"{2**60}.00"):
@@ -87,6 +113,79 @@ def test_decimals_between_large_bounds() -> None:
         assert accepts(schema, right), right
     for wrong in ("-2.01", "-3", f"{2**60}.1", "01"):
         assert not accepts(schema, wrong), wrong
+
+
+HALF = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
+
+
+@every(
+    ("schema", "right", "wrong"),
+    [
+        (HALF, ["0.5", "0.50", "0.0001"], ["0", "-0", "0.0", "0e0", "0.51", "1"]),
+        ({**HALF, "minimum": 0}, ["0.1"], ["0"]),
+        ({**HALF, "exclusiveMinimum": True, "minimum": 0}, ["0.1"], ["0"]),
+        ({**HALF, "type": ["number", "null"]}, ["0.1", "null"], ["0", "true"]),
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "null", '"a"', '{"b":[1]}'], ["0", "1"]),
+        ({"type": "number", "minimum": -5.5, "exclusiveMaximum": -5}, ["-5.5", "-5.001"], ["-5", "-5.0", "-5.6"]),
+        ({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}, ["-0.1"], ["-0", "0", "-0.0"]),
+        ({"type": "number", "exclusiveMinimum": 318000, "maximum": 318000.1}, ["318000.1"], ["318000", "318000.0"]),
+        ({"allOf": [{"type": "number", "exclusiveMinimum": 0}, {"maximum": 0.5}]}, ["0.1"], ["0"]),
+        ({"$ref": "#/$defs/p", "maximum": 0.5, "$defs": {"p": {**HALF, "maximum": 9}}}, ["0.5"], ["0", "1"]),
+        (
+            {
+                "allOf": [
+                    {"type": "object", "properties": {"a": {"exclusiveMinimum": 0}}, "required": ["a"]},
+                    {"properties": {"a": {"type": "number", "maximum": 0.5}}},
+                ]
+            },
+            ['{"a":0.5}'],
+            ['{"a":0}'],
+        ),
+        ({"anyOf": [HALF, False, {"not": {}}]}, ["0.1"], ["0"]),
+        ({"properties": {"a": {"anyOf": [HALF, {"type": "null"}]}}}, ['{"a":0.5}', '{"a":null}', "1"], ['{"a":0}']),
+        ({**HALF, "multipleOf": 0.1}, ["0.1", "0.30", "0.5"], ["0", "0.15", "0.6"]),
+        ({"type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 1}, ["0", "0.99"], ["1", "-1", "-1.0"]),
+        ('{"type":"number","minimum":0.1000000000000000000001}', ["0.1000000000000000000001"], ["0.1"]),
+        ({"type": "number", "exclusiveMaximum": 1824.1370875569974}, ["1824.1370875569973"], ["1824.1370875569974"]),
+        ({"enum": [{"a": 1824.1370875569974}, 1.5]}, ['{"a":1824.1370875569974}', "1.5"], ['{"a":1824.1370875569976}']),
+        ('{"type":"integer","maximum":4.99999999999999999999}', ["4"], ["5"]),
+        ({"type": "integer", "exclusiveMinimum": True, "minimum": 2**60}, [str(2**60 + 1)], [str(2**60)]),
+        ({"minimum": 2**60}, [str(2**60), "null", '"a"', "[1]"], ["1", "1.5"]),
+        (
+            f'{{"type":"number","minimum":-{"1234567890" * 4}.5}}',
+            [f"-{'1234567890' * 4}.5"],
+            [f"-{'1234567890' * 4}.6", f"-{'1234567891' * 4}"],
+        ),
+    ],
+)
+def test_bounds_that_the_library_does_not_hold(schema: Any, right: list[str], wrong: list[str]) -> None:
+    for text in right:
+        assert accepts(schema, text), text
+    for text in wrong:
+        assert not accepts(schema, text), text
+
+
+def test_no_number_is_beyond_its_bounds() -> None:
+    """Random bounds near each other, in several spellings of the numbers around them."""
+    draw = random.Random(0)
+    for _ in range(150):
+        low = Decimal(draw.choice([draw.randint(-9, 9), draw.randint(-(10**6), 10**6), draw.randint(-999, 999) / 100]))
+        high = low + Decimal(draw.choice(["0.001", "0.25", "0.5", "1", "1.5", "12"]))
+        low, high = (Decimal(f"{each:.4f}").normalize() for each in (low, high))
+        keys = draw.choice(["minimum", "exclusiveMinimum"]), draw.choice(["maximum", "exclusiveMaximum"])
+        schema = f'{{"type":"number","{keys[0]}":{low:f},"{keys[1]}":{high:f}}}'
+        new = BACKEND.compile(BACKEND.translate(from_json_schema(schema, param="test"), DENSE))
+        near = [
+            (bound + step).normalize()
+            for bound in (low, high)
+            for step in map(Decimal, ("0", "0.0001", "-0.0001", "0.5"))
+        ]
+        for text in [f"{each:f}{end}" for each in near for end in ("", "0" if each % 1 else ".0", "e0")] + ["0", "-0"]:
+            number, matcher = Decimal(text), new()
+            above = number > low if keys[0].startswith("ex") else number >= low
+            under = number < high if keys[1].startswith("ex") else number <= high
+            taken = matcher.accept(list(text.encode())) and matcher.accepting
+            assert not taken or (above and under), (schema, text)
 
 
 NESTED: list[dict[str, Any]] = [
@@ -247,9 +346,10 @@ def test_a_large_integer_in_the_schema_of_a_call_is_exact() -> None:
         ({"allOf": [INT64, {"type": "string"}]}, "exclude each other"),
         ({"allOf": [INT64, {"multipleOf": 3}]}, "with 'multipleOf' 3"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, INT64]}}}, "contains itself"),
-        ({"minimum": -(2**63)}, "without a type"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5, "multipleOf": 0.0001}, "unless few multiples"),
+        ({"exclusiveMinimum": 0, "maximum": 0.5, "minProperties": 1}, "the keyword 'minProperties'"),
         ({"type": "integer", "minimum": 2**70, "maximum": 2**60}, "allows no text"),
-        ({"const": 2**70, "not": {}}, "the keyword 'not'"),
+        ({"const": 2**70, "not": {"pattern": "a"}}, "the keyword 'not'"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(schema: Any, part: str) -> None:

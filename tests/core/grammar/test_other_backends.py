@@ -175,7 +175,7 @@ def test_xgrammar_has_grammars_and_tags_too(source: GrammarSource, complete: str
         ("xgrammar", of("grammar", 'root ::= "a" missing'), "missing"),
         ("xgrammar", schema(OBJECT, whitespace_pattern=" "), "no pattern for white space"),
         ("xgrammar", of("structural_tag", "{}"), ""),
-        ("xgrammar", in_tag({"type": "json_schema", "json_schema": {"not": {}}}), "keyword 'not'"),
+        ("xgrammar", in_tag({"type": "json_schema", "json_schema": {"not": {"pattern": "a"}}}), "keyword 'not'"),
         ("outlines", schema({"type": "number", "minimum": 3}), "keyword 'minimum'"),
         ("outlines", of("grammar", 'root ::= "a"'), "regular languages only"),
         ("outlines", of("structural_tag", json.dumps(TAG)), "regular languages only"),
@@ -287,6 +287,86 @@ def test_a_pattern_is_found_anywhere_but_for_its_anchors(name: str, pattern: str
         matcher = new()
         found = matcher.accept(list(json.dumps(text).encode())) and matcher.accepting
         assert found == (re.search(pattern, text) is not None), (name, pattern, text)
+
+
+PATTERNS = (
+    *(r"^[!-~]$", r"^[\s\S]$", '^a[\\n"]*b$', '^"?a"?$', '^("a")?b$', '^[^"]+$', r"^[^\n]$", '^(?:"|x){2}$', r"^\/a$"),
+    *(r"^[\w.-]+$", r"^\x41\u0042$", r"^[\u0041-\u0043]$", r"\\", r"^C:\\[a-z]{3}$", r"^[\]]$", '^a|"$', "^[a-]$"),
+    *(r"^\x22$", r"^\u0022$", "^\n$", r"^\t$", r"^[^\s\"]+$", r"^\D$", r"^\W$", r"^\S$", r"^.{2}$", r"^[\d\-]+$", "\n"),
+    *("^[[:alpha:]]$", "^a&&b$", "^[a&&b]$", "^[^]$", "^[+--]$", r"^[^\x22\x5c]+$", "^😀$", "^[à-ÿ]$", "^<a>~# $"),
+)
+STRINGS = (
+    *("a", '"', '"a"', "b", '"a"b', "\n", "a\nb", 'a"b', 'a"\n"b', '"x', "x", '""', "/a", "AB", "B", "C:\\abc", "\\"),
+    *("]", "-", " ", "12", "é", "\0", "a]", ":]", "1-2", "a&&b", "&", "+", ",", "😀", "\t", "ab", "<a>~# "),
+)
+
+
+@every("pattern", PATTERNS)
+@every("name", ["llguidance", *NAMES])
+def test_a_pattern_is_that_of_the_string_and_not_of_its_json(name: str, pattern: str) -> None:
+    """What is accepted is JSON and matches; `re` reads these patterns as ECMA-262 does after some replacements."""
+    new = backend(name).compile(backend(name).translate(schema({"type": "string", "pattern": pattern}), JsonSpacing()))
+    python = pattern.removesuffix("$")
+    for theirs, ours in (("[^]", r"[\s\S]"), ("[[:alpha:]]", r"[\[:alph]\]"), ("[a&&b]", "[a&b]"), ("--", r"-\-")):
+        python = python.replace(theirs, ours)
+    compiled = re.compile(python + (r"\Z" if pattern.endswith("$") else ""), re.ASCII)
+    found = 0
+    for text in STRINGS:
+        for written in (json.dumps(text, ensure_ascii=False), f'"{text}"'):
+            matcher = new()
+            if matcher.accept(list(written.encode())) and matcher.accepting:
+                assert compiled.search(json.loads(written)), (name, pattern, written)
+                found += 1
+    assert found, (name, pattern)
+
+
+@every(
+    ("pattern", "part"),
+    [
+        ("\\", "a single backslash"),
+        (r"^\a$", "the escape"),
+        ("^[]$", "is empty"),
+        ("^[b-a]$", "which is none"),
+        (r"^\uD800$", "no character"),
+    ],
+)
+@every("name", NAMES)
+def test_patterns_that_have_no_json_text_are_refused(name: str, pattern: str, part: str) -> None:
+    with pytest.raises(GrammarError, match=part):
+        matcher_of(name, schema({"type": "string", "pattern": pattern}))
+
+
+@every("name", ["llguidance", *NAMES])
+def test_names_and_constants_are_json(name: str) -> None:
+    names = ('a"b', "\\", "\n", "a.b")
+    value = dict.fromkeys(names, 1)
+    one = {"type": "object", "properties": {each: {"const": 1} for each in names}, "required": list(names)}
+    right = json.dumps(value, separators=(",", ":"))
+    for each in ({**one, "additionalProperties": False}, {"const": value}):
+        new = backend(name).compile(backend(name).translate(schema(each), JsonSpacing(none=True)))
+        for text, expected in ((right, True), (right.replace("a.b", "axb"), False), ('{"a"b":1', False)):
+            assert new().accept(list(text.encode())) is expected, (each, text)
+    for surrogate in ({"enum": ["\ud800"]}, {"type": "object", "properties": {"\ud800": {}}}):
+        with pytest.raises(GrammarError, match="lone surrogate"):
+            matcher_of(name, schema(surrogate))
+
+
+def test_outlines_keeps_any_value_within_its_object() -> None:
+    anything = {"type": "object", "properties": {"a": {"title": "A"}}, "required": ["a"], "additionalProperties": False}
+    for text, expected in (("null", False), ("[", False), ('{"a":-7}', True), ('{"a":[1,"x"]}', True)):
+        assert matcher_of("outlines", schema(anything)).accept(list(text.encode())) is expected, text
+
+
+def test_formats_are_json() -> None:
+    pointer = matcher_of("xgrammar", schema({"type": "string", "format": "json-pointer"}))
+    assert not pointer.accept(list(b'"/\n'))
+    for name, right, wrong in (
+        ("time", '"22:14:28.5Z"', '"22:14:28' + "\\"),
+        ("email", '"a.b@c.de"', '""'),
+        ("uri", '"https://a.bc/d?e=f"', '"http://a.bc/' + "\\"),
+    ):
+        assert matcher_of("outlines", schema({"type": "string", "format": name})).accept(list(right.encode()))
+        assert not matcher_of("outlines", schema({"type": "string", "format": name})).accept(list(wrong.encode()))
 
 
 def test_patterns_of_outlines_allow_no_character_that_json_escapes() -> None:

@@ -37,7 +37,7 @@ def with_a(schema: Any, **more: Any) -> dict[str, Any]:
 
 SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 NUMERAL = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL}]}
-DEPENDENT = with_a({"type": "integer", "minimum": 5}, dependentRequired={"a": ["b"]})
+DEPENDENT = with_a({"type": "integer", "minimum": 5}, dependentRequired={each: ["a"] for each in "bcdef"})
 MULTIPLE = with_a({"type": "integer", "minimum": 2**70, "multipleOf": 3})
 
 
@@ -100,6 +100,23 @@ def test_a_schema_of_its_own_loses_what_cannot_be_enforced() -> None:
         ({"type": "objekt"}, "the name of a type"),
         ({"type": "object", "minProperties": "2"}, "minProperties"),
         ("[", "not JSON"),
+        ({"uniqueItems": True, "title": "any"}, "uniqueItems"),
+        ({"if": {"const": 1}, "then": {"const": 1}, "else": {"type": "string"}}, "if"),
+        ({"x-guidance": {"lenient": True}}, "x-guidance"),
+        ({"not": {}}, "allows no text"),
+        ({"not": True}, "allows no text"),
+        ({"allOf": [{"not": {}}]}, "allows no text"),
+        ({"anyOf": [{"not": {"title": "a"}}, False]}, "allows no text"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}}, "allows no text"),
+        (with_a({"not": {}}), "allows no text"),
+        (with_a({"type": "null"}, required=["a", "b"]), "allows no text"),
+        (with_a({"enum": ["x"], "not": {"const": "x"}}), "allows no text"),
+        (with_a({"type": ["object", "null"], "not": {"type": ["null", "object"]}}), "allows no text"),
+        # Also if a part has to be left out to see it.
+        (
+            with_a({}, properties={"s": SET, "a": {"type": "integer", "minimum": 5, "maximum": 3}}),
+            "allows no text",
+        ),
     ],
 )
 def test_a_schema_of_which_nothing_would_be_left_is_refused(schema: Any, part: str) -> None:
