@@ -110,7 +110,7 @@ def test_numbers_of_8_bits_lose_no_more_than_half_a_percent(
         assert_near(name, exact, read(windows, *flags), record_property)
 
 
-@pytest.mark.slow
+@pytest.mark.proof(minutes=1.6)
 @covers("calculate_kv_scales=true", platform="cpu")
 def test_calculated_scales_of_keys_and_values_lose_no_more_than_none(
     windows: list[list[int]], record_property: Record

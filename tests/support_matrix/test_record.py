@@ -91,7 +91,7 @@ def checkout(tmp_path: Path) -> Repository:
     return Repository(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.proof(minutes=1.1)
 def test_recording_that_is_ended_goes_on(checkout: Repository, capfd: pytest.CaptureFixture[str]) -> None:
     device = probe(find_platforms()["cpu"]).device
     assert device is not None
