@@ -133,23 +133,6 @@ def attention_specs(groups: Sequence[CacheSpec]) -> tuple[AttentionSpec, ...]:
     return tuple(group for group in groups if isinstance(group, AttentionSpec))
 
 
-def attention_groups(
-    windows: Sequence[int | None], kv_heads: int, key_dim: int, value_dim: int, context_length: int
-) -> tuple[AttentionSpec, ...]:
-    """The cache groups of a model whose layers have these windows: full attention first, then the shortest window.
-
-    A window that is not shorter than the context frees nothing, so its layers belong to the group of full attention.
-    """
-    layers: dict[int, list[int]] = {}
-    for layer, window in enumerate(windows):
-        layers.setdefault(window if window is not None and window < context_length else 0, []).append(layer)
-    sizes = (kv_heads, key_dim, value_dim)
-    return tuple(
-        SlidingWindow(tuple(layers[window]), *sizes, window) if window else FullAttention(tuple(layers[0]), *sizes)
-        for window in sorted(layers)
-    )
-
-
 def single_pool(groups: Sequence[CacheSpec]) -> tuple[CacheSpec, ...]:
     """The groups with all attention layers in one, if these have equal sizes; attention masks what is outside a window.
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from srv.models.architectures.architecture import DescribesOps, NativeConfig, PooledConfig
+from srv.models.architectures.architecture import NativeConfig, PooledConfig
 from srv.models.architectures.own_order import own_order
 from srv.models.architectures.registry import native_config
 from srv.models.layers.moe_config import expert_names
@@ -63,8 +63,6 @@ def _in_forms(model: ModelFacts, method: str, layers: Sequence[str]) -> NamedFor
 
 def _layers(model: ModelFacts, config: NativeConfig) -> tuple[str, ...]:
     """The linear layers by the names of srv, with those of experts; fused where checkpoints have them fused."""
-    if not isinstance(config, DescribesOps):
-        return ()
     ops, weights = config.model_ops(model.dtype), own_order(model)
     found = [matrix.names for matrix in ops.matrices if not matrix.embedding and not matrix.role]
     for experts in ops.experts:

@@ -29,15 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from srv import specs
-from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import MoEConfig
-from srv.models.layers.recurrent_sizes import (
-    GATED_NORM,
-    LinearRecurrenceSizes,
-    ScanSizes,
-    ShortConvolutionSizes,
-    StateSpaceSizes,
-)
 from srv.models.layers.rope_config import RopeConfig
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, IndexDims, LatentDims, SlidingWindow, StateTensor
 
@@ -45,7 +37,7 @@ Kind = TypeVar("Kind")
 Made = TypeVar("Made")
 
 NORM, ADD_NORM, LAYER_NORM, ROTARY = "rms_norm", "add_rms_norm", "layer_norm", "rotary"
-SILU, GELU, ROUTE, CONVOLUTION = "silu_and_mul", "gelu_tanh_and_mul", "route_experts", "causal_conv1d"
+SILU, GELU, ROUTE = "silu_and_mul", "gelu_tanh_and_mul", "route_experts"
 TORCH = "torch's operator"
 WIDE = "float32"
 
@@ -496,7 +488,10 @@ class MoE(Part):
 
 @dataclass(frozen=True)
 class Recurrent(Part):
-    """A layer that keeps states of a fixed size in place of keys and values. Such models are on one rank."""
+    """A layer that keeps states of a fixed size in place of keys and values (`srv.models.recurrent_parts`).
+
+    Such models are on one rank.
+    """
 
     @property
     def convolved(self) -> tuple[int, int] | None:
@@ -513,114 +508,6 @@ class Recurrent(Part):
         if self.state is not None:
             states.append(StateTensor("state", self.state, WIDE))
         return specs.Recurrent((), tuple(states))
-
-
-@dataclass(frozen=True)
-class ShortConvolution(Recurrent):
-    """A gated convolution over time (LFM2)."""
-
-    inputs: Linear
-    convolution: Tensors
-    output: Linear
-    sizes: ShortConvolutionSizes
-
-    @property
-    def convolved(self) -> tuple[int, int]:
-        return self.sizes.channels, self.sizes.width
-
-    def ops(self, dtype: str) -> Iterator[OpUse]:
-        yield convolution(self.sizes.channels, self.sizes.width)
-
-
-@dataclass(frozen=True)
-class DeltaNet(Recurrent):
-    """The gated delta rule (Qwen3-Next)."""
-
-    inputs: Linear
-    rates: Linear
-    tensors: Tensors
-    norm: Norm
-    output: Linear
-    sizes: DeltaSizes
-
-    @property
-    def convolved(self) -> tuple[int, int]:
-        return self.sizes.channels, self.sizes.width
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        return self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim
-
-    def ops(self, dtype: str) -> Iterator[OpUse]:
-        sizes = self.sizes
-        heads = {"key_heads": sizes.key_heads, "value_heads": sizes.value_heads}
-        yield convolution(sizes.channels, sizes.width)
-        yield OpUse("gated_delta_rule", {**heads, "key_dim": sizes.key_dim, "value_dim": sizes.value_dim})
-
-
-@dataclass(frozen=True)
-class StateSpace(Recurrent):
-    """A Mamba-2 mixer."""
-
-    inputs: Linear
-    tensors: Tensors
-    output: Linear
-    sizes: StateSpaceSizes
-
-    @property
-    def convolved(self) -> tuple[int, int]:
-        return self.sizes.channels, self.sizes.width
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        return self.sizes.scan.heads, self.sizes.scan.head_dim, self.sizes.scan.state_size
-
-    def ops(self, dtype: str) -> Iterator[OpUse]:
-        scan = self.sizes.scan
-        yield convolution(self.sizes.channels, self.sizes.width)
-        yield OpUse("state_space_scan", scan.op_sizes)
-        if self.sizes.norm:
-            yield torch_op(GATED_NORM, scan.inner // scan.groups)
-
-
-@dataclass(frozen=True)
-class Lightning(Recurrent):
-    """Lightning attention (MiniMax-Text-01)."""
-
-    qkv: Linear
-    gate: Linear
-    norm: Norm
-    output: Linear
-    sizes: ScanSizes
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        return self.sizes.heads, self.sizes.head_dim, self.sizes.state_size
-
-    def ops(self, dtype: str) -> Iterator[OpUse]:
-        yield OpUse("state_space_scan", self.sizes.op_sizes)
-
-
-@dataclass(frozen=True)
-class LinearRecurrence(Recurrent):
-    """A gated linear recurrence after a convolution (RecurrentGemma)."""
-
-    inputs: Linear
-    tensors: Tensors
-    output: Linear
-    sizes: LinearRecurrenceSizes
-
-    @property
-    def convolved(self) -> tuple[int, int]:
-        return self.sizes.channels, self.sizes.width
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        return (self.sizes.channels,)
-
-    def ops(self, dtype: str) -> Iterator[OpUse]:
-        yield convolution(self.sizes.channels, self.sizes.width)
-        yield OpUse("gated_linear_recurrence", {"channels": self.sizes.channels})
 
 
 @dataclass(frozen=True)
@@ -671,11 +558,6 @@ class Decoder(Part):
     stack: DecoderStack
     output: Output | None
     output_bias: Tensors | None = None
-
-
-def convolution(channels: int, width: int) -> OpUse:
-    """The op of a causal convolution of each channel over time."""
-    return OpUse(CONVOLUTION, {"channels": channels, "width": width})
 
 
 def torch_op(op: str, dim: int) -> OpUse:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.errors import ModelError
-from srv.models.architectures.architecture import DescribesOps
 from srv.models.architectures.expert_layers import mixture
 from srv.models.architectures.registry import native_or_reason
 from srv.specs import ModelFacts
@@ -109,7 +108,7 @@ ExpertLocation: TypeAlias = ExpertMap | ExpertCounts
 def mixtures_of(model: ModelFacts, values: Mapping[str, Any]) -> Mixtures | None:
     """None if the model has no experts that native layers compute. `values`: set by the user."""
     moe, native = mixture(model, values), native_or_reason(model.architecture, model.config)
-    if moe is None or not isinstance(native, DescribesOps):
+    if moe is None or isinstance(native, str):
         return None
     prefixes = (each.prefix for each in native.model_ops(model.dtype).experts)
     layers = tuple(int(prefix.split(".layers.")[1].split(".")[0]) for prefix in prefixes)

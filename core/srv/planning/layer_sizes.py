@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from srv.dtypes import item_size
-from srv.models.architectures.architecture import DECODER, DescribesOps, NativeConfig
+from srv.models.architectures.architecture import DECODER, NativeConfig
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.expert_layers import mixture_of
 from srv.models.architectures.own_order import stored_layer_ops, stored_tensor_bytes
@@ -26,7 +26,7 @@ def described_ops(model: ModelFacts, config: NativeConfig, dtype: str) -> ModelO
     shared = architecture is not None and architecture.layers == DECODER
     kind = type(config)
     own = bool({"tree", "model_ops"} & set(vars(kind))) and kind is not DecoderConfig
-    return config.model_ops(dtype) if isinstance(config, DescribesOps) and (shared or own) else None
+    return config.model_ops(dtype) if shared or own else None
 
 
 def quantized_bytes(model: ModelFacts, config: NativeConfig, method: QuantMethod, dtype: str) -> int | None:

@@ -14,7 +14,7 @@ from srv.args.statement import UserInput
 from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.facts import Requires, ResolutionContext, Unfit
 from srv.platform.manifest import Manifest
-from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, StateTensor, attention_groups
+from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, SlidingWindow, StateTensor
 
 
 def refused(user_input: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejection, ...]:
@@ -118,7 +118,7 @@ def test_backends_without_a_trait_of_a_layer_are_passed_over() -> None:
     """A window that is not shorter than the context hides nothing. A choice by the user is refused."""
     able = replace(backend("able", 1), traits=("window",))
     platform = manifest(backend("plain", 9), able)
-    windowed = attention_groups([None, 100, 100, None, 100] * 2, 4, 64, 64, 1000)
+    windowed = (FullAttention((0, 3, 5, 8), 4, 64, 64), SlidingWindow((1, 2, 4, 6, 7, 9), 4, 64, 64, 100))
     made = resolved(on=platform, model=model(cache_groups=windowed, architecture="Imagined"))
     reason = "it cannot compute layers 1-2, 4, 6-7, 9: it does not support a sliding window of 100 tokens"
     assert made.config.platform.attention_backend == "able"

@@ -46,6 +46,9 @@ class NativeConfig(Protocol):
     def of_rank(self, ranks: int) -> NativeConfig:
         """The configuration of the part that one of `ranks` ranks holds."""
 
+    def model_ops(self, dtype: str) -> ModelOps:
+        """What the layers call. `dtype`: of the model. Of the configuration of one rank, what that rank calls."""
+
 
 @runtime_checkable
 class PooledConfig(Protocol):
@@ -64,14 +67,6 @@ class PooledConfig(Protocol):
 
     @property
     def pooled_by(self) -> str: ...
-
-
-@runtime_checkable
-class DescribesOps(Protocol):
-    """A `NativeConfig` that describes what its layers call. One that does not is shown as unknown."""
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        """`dtype`: of the model. Of the configuration of one rank, what that rank calls."""
 
 
 class Architecture(NamedTuple):

@@ -16,11 +16,12 @@ from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
-from srv.models.blueprint import Attention, Layer, Linear, Norm, Part, ShortConvolution, Tensors
+from srv.models.blueprint import Attention, Layer, Linear, Norm, Part, Tensors
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
 from srv.models.layers.rope_config import RopeConfig
+from srv.models.recurrent_parts import ShortConvolution
 from srv.models.sizes.fields import FORMER_NAMES
 
 KINDS = (ATTENTION, "conv")

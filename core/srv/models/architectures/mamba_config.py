@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from srv.models.architectures import parts
 from srv.models.architectures.hybrid_config import HybridConfig
-from srv.models.blueprint import MLP, Attention, Layer, Linear, MoE, Part, StateSpace, Tensors
+from srv.models.blueprint import MLP, Attention, Layer, Linear, MoE, Part, Tensors
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.recurrent_parts import StateSpace
 
 _NO_LIMIT = (0.0, math.inf)
 

@@ -14,10 +14,11 @@ from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, one_window
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
-from srv.models.blueprint import Attention, Layer, Lightning, Linear, Norm, Part
+from srv.models.blueprint import Attention, Layer, Linear, Norm, Part
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ScanSizes
+from srv.models.recurrent_parts import Lightning
 
 KINDS = (ATTENTION, "linear_attention")
 

@@ -17,10 +17,11 @@ from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import HybridConfig, attending, check_experts
-from srv.models.blueprint import Attention, DeltaNet, Layer, Linear, Norm, Part, Tensors
+from srv.models.blueprint import Attention, Layer, Linear, Norm, Part, Tensors
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.recurrent_parts import DeltaNet
 
 KINDS = ("linear_attention", "full_attention")
 

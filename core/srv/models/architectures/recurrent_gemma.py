@@ -14,10 +14,11 @@ from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, soft_cap
 from srv.models.architectures.hybrid_config import HybridConfig
-from srv.models.blueprint import Attention, Layer, Linear, LinearRecurrence, Part, Tensors
+from srv.models.blueprint import Attention, Layer, Linear, Part, Tensors
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.recurrent_sizes import LinearRecurrenceSizes
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.models.recurrent_parts import LinearRecurrence
 
 KINDS = ("recurrent", "attention")
 MIXER, NORMS = "temporal_block", ("temporal_pre_norm", "channel_pre_norm")

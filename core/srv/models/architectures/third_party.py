@@ -60,6 +60,6 @@ def make_config(architecture: Architecture, config: Mapping[str, Any]) -> Native
     expected, name = (KeyError, TypeError, ValueError), architecture.name
     made = ARCHITECTURES.call(name, "make_config", architecture.make_config, config, expected=expected)
     if not isinstance(made, Described):
-        reason = f"returns a {type(made).__name__}, which does not describe a model by its tree of parts"
+        reason = f"returns {made!r:.60}, which does not describe a model by its tree of parts"
         raise ARCHITECTURES.error_in(ARCHITECTURES.provider(name), f"{name}.make_config", reason)
     return made

@@ -156,7 +156,7 @@ SIZES = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_
     ("source", "fault"),
     [
         (SOURCE.replace("return decoder", "return {}.missing or decoder"), "make_config: raised AttributeError"),
-        (SOURCE.replace("return decoder", "return 5 or decoder"), "returns a int, which does not describe a model"),
+        (SOURCE.replace("return decoder", "return 5 or decoder"), "returns 5, which does not describe a model"),
         (
             SOURCE.replace("gguf=GGUFLayout", "layers='nowhere:M', gguf=GGUFLayout"),
             "importing nowhere:M raised",

@@ -1,0 +1,131 @@
+"""Parts that keep states of a fixed size per request: convolutions over time and linear recurrences. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from srv.models.blueprint import Linear, Norm, OpUse, Recurrent, Tensors, torch_op
+from srv.models.layers.delta_sizes import DeltaSizes
+from srv.models.layers.recurrent_sizes import (
+    GATED_NORM,
+    LinearRecurrenceSizes,
+    ScanSizes,
+    ShortConvolutionSizes,
+    StateSpaceSizes,
+)
+
+CONVOLUTION = "causal_conv1d"
+
+
+@dataclass(frozen=True)
+class ShortConvolution(Recurrent):
+    """A gated convolution over time (LFM2)."""
+
+    inputs: Linear
+    convolution: Tensors
+    output: Linear
+    sizes: ShortConvolutionSizes
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield _convolution(self.sizes.channels, self.sizes.width)
+
+
+@dataclass(frozen=True)
+class DeltaNet(Recurrent):
+    """The gated delta rule (Qwen3-Next)."""
+
+    inputs: Linear
+    rates: Linear
+    tensors: Tensors
+    norm: Norm
+    output: Linear
+    sizes: DeltaSizes
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.sizes.value_heads, self.sizes.key_dim, self.sizes.value_dim
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        sizes = self.sizes
+        heads = {"key_heads": sizes.key_heads, "value_heads": sizes.value_heads}
+        yield _convolution(sizes.channels, sizes.width)
+        yield OpUse("gated_delta_rule", {**heads, "key_dim": sizes.key_dim, "value_dim": sizes.value_dim})
+
+
+@dataclass(frozen=True)
+class StateSpace(Recurrent):
+    """A Mamba-2 mixer."""
+
+    inputs: Linear
+    tensors: Tensors
+    output: Linear
+    sizes: StateSpaceSizes
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.sizes.scan.heads, self.sizes.scan.head_dim, self.sizes.scan.state_size
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        scan = self.sizes.scan
+        yield _convolution(self.sizes.channels, self.sizes.width)
+        yield OpUse("state_space_scan", scan.op_sizes)
+        if self.sizes.norm:
+            yield torch_op(GATED_NORM, scan.inner // scan.groups)
+
+
+@dataclass(frozen=True)
+class Lightning(Recurrent):
+    """Lightning attention (MiniMax-Text-01)."""
+
+    qkv: Linear
+    gate: Linear
+    norm: Norm
+    output: Linear
+    sizes: ScanSizes
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.sizes.heads, self.sizes.head_dim, self.sizes.state_size
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield OpUse("state_space_scan", self.sizes.op_sizes)
+
+
+@dataclass(frozen=True)
+class LinearRecurrence(Recurrent):
+    """A gated linear recurrence after a convolution (RecurrentGemma)."""
+
+    inputs: Linear
+    tensors: Tensors
+    output: Linear
+    sizes: LinearRecurrenceSizes
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.sizes.channels,)
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield _convolution(self.sizes.channels, self.sizes.width)
+        yield OpUse("gated_linear_recurrence", {"channels": self.sizes.channels})
+
+
+def _convolution(channels: int, width: int) -> OpUse:
+    """The op of a causal convolution of each channel over time."""
+    return OpUse(CONVOLUTION, {"channels": channels, "width": width})
