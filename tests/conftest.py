@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tiers import COLLECTED, PASSED, TIERS, Progress, Slice, check_tiers
+from tiers import COLLECTED, PASSED, PROOF, TIERS, Progress, Slice, check_tiers, longest_first
 from times import Recorder, Stopwatch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
         items[:] = [item for item in items if item.nodeid in kept]
+    if config.getoption("--tier") == PROOF:
+        longest_first(items)
 
 
 def _passed(config: pytest.Config, collected: set[str]) -> set[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from every import every
-from tiers import Slice, check_tiers, slices
+from tiers import Slice, check_tiers, longest_first, slices
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
@@ -96,6 +96,13 @@ def test_slices_of_a_suite_are_a_partition_and_keep_groups_together() -> None:
     assert parts[0] | parts[1] == {item.nodeid for item in items}
     assert not parts[0] & parts[1]
     assert sorted(sum("shared" in test for test in part) for part in parts) == [0, 5]
+
+
+def test_no_long_test_runs_alone_at_the_end() -> None:
+    """Those of a group count together, in the order in which they were collected."""
+    items = [item("short", 1), item("group1", 1, "one"), item("long", 4), item("group2", 2, "one"), item("none")]
+    longest_first(items)
+    assert [each.nodeid for each in items] == ["long", "group1", "group2", "short", "none"]
 
 
 def test_the_slice_of_a_commit_is_in_its_hash() -> None:
