@@ -270,11 +270,24 @@ class LLM:
         if self._closed:
             work.close()
             raise RuntimeError("this LLM is closed; create another one")
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
+        future: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(partial(_copy_outcome, future))
+
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
+            if not tasks:
+                work.close()
+
+        try:  # an interrupt may come while the work is handed over, so that it may have begun or not
+            self._loop.call_soon_threadsafe(begin)
             return future.result()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(cancel)
             raise
 
     async def _start(self, context: LaunchContext) -> None:
@@ -356,6 +369,16 @@ async def _run_one(serve: Callable[[Body], Awaitable[T]], body: Body, limit: asy
             return await serve(body)
     except RequestError as error:
         raise RequestError(which + error.message, code=error.code, param=error.param, status=error.status) from error
+
+
+def _copy_outcome(future: Future[T], task: asyncio.Task[T]) -> None:
+    """Give the outcome of a task that has ended to whoever waits for it in another thread."""
+    if task.cancelled():
+        future.cancel()
+    elif (error := task.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())
 
 
 def _progress_bar(wanted: bool | None) -> Progress:

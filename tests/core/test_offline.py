@@ -308,6 +308,23 @@ def test_an_interrupt_aborts_the_requests_and_the_engine_lives_on(llm: LLM) -> N
     assert alive(llm)
 
 
+def test_an_interrupt_while_work_is_handed_over_aborts_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine may be at work before the caller waits for it."""
+    lifecycle, hand_over = llm._service.lifecycle, llm._loop.call_soon_threadsafe
+
+    def interrupted(callback: Callable[..., object], *given: object) -> None:
+        monkeypatch.undo()
+        hand_over(callback, *given)
+        assert waited_for(lambda: lifecycle.active > 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm._loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["abc"] * 3, max_tokens=4000, ignore_eos=True)
+    assert waited_for(lambda: lifecycle.active == 0)
+    assert alive(llm)
+
+
 def test_a_start_that_fails_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     threads = threading.active_count()
