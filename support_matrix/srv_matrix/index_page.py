@@ -91,4 +91,6 @@ def _files(matrix: Matrix, others: Collection[str]) -> Iterator[str]:
             yield f"- [{title}]({name}): {about}"
     for table in matrix.tables:
         yield f"- [{table.title}](published-{table.name}.md): compared with our declarations, row by row."
+    for recipes in matrix.recipes:
+        yield f"- [{recipes.title}](recipes-{recipes.name}.md): which published command lines a launch accepts."
     yield "- `srv matrix site --out FOLDER` writes the same cells as `support.json` and `support.csv`, for programs."

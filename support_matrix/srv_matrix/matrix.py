@@ -19,6 +19,7 @@ from srv_matrix.inventory import read as read_inventory
 from srv_matrix.judged import Judged, judge
 from srv_matrix.kept import code_files, kept, key_of
 from srv_matrix.published import Table, read_tables
+from srv_matrix.recipes import Recipes, read_recipes
 from srv_matrix.records import Evidence, Key, Kind, Record, by_key
 from srv_matrix.reports import evidence_of, on_known_cells, read_reports, summary_of, with_reported_ops
 from srv_matrix.repository import MatrixError, Repository
@@ -40,7 +41,7 @@ class Matrix:
     """Everything that pages show. `defaults`: (platform, variant) -> argument -> value as shown.
 
     `runs`: lines of Markdown that say how the evidence was obtained, if it is not that of this repository.
-    `architectures`: those of transformers, None if they were not recorded.
+    `architectures`: those of transformers, None if they were not recorded. `recipes`: command lines of vendors.
     """
 
     manifests: tuple[Manifest, ...]
@@ -50,6 +51,7 @@ class Matrix:
     evidence: tuple[Evidence, ...] = ()
     runs: tuple[str, ...] = ()
     architectures: ArchitectureTable | None = None
+    recipes: tuple[Recipes, ...] = ()
 
     def cell(self, feature: str, platform: str, variant: str) -> Record | None:
         return self.records.get((feature, platform, variant))
@@ -110,7 +112,9 @@ def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) ->
     evidence = read_folder(repository.evidence)
     judged = read_judged(repository, manifests, evidence)
     made = matrix_of(judged, read_tables(repository.published), evidence)
-    return replace(made, architectures=read_table(repository.architectures))
+    names = [each.name for each in manifests]
+    recipes = tuple(each for each in read_recipes(repository.published) if each.platform in names)
+    return replace(made, architectures=read_table(repository.architectures), recipes=recipes)
 
 
 def read_judged(repository: Repository, manifests: Sequence[Manifest], evidence: Sequence[Evidence] = ()) -> Judged:

@@ -17,6 +17,7 @@ from srv_matrix.matrix import Matrix
 from srv_matrix.published import Table
 from srv_matrix.quantized_page import NAME as QUANTIZED
 from srv_matrix.quantized_page import quantized_features, quantized_page
+from srv_matrix.recipes import recipes_page
 from srv_matrix.weight_formats import NAME as WEIGHT_FORMATS
 from srv_matrix.weight_formats import weight_formats_page
 
@@ -33,6 +34,7 @@ def pages(matrix: Matrix) -> dict[str, str]:
     if matrix.architectures is not None:
         generated[ARCHITECTURES] = architecture_page(matrix.architectures)
     generated |= {f"published-{table.name}.md": published_page(matrix, table) for table in matrix.tables}
+    generated |= {f"recipes-{each.name}.md": recipes_page(each) for each in matrix.recipes}
     return generated | {"index.md": index_page(matrix, generated)}
 
 

@@ -7,7 +7,6 @@ are listed there under `renamed`. This module compares nothing.
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from srv.args.config import find_argument
 from srv.args.spec import Argument
-from srv_matrix.repository import MatrixError
+from srv_matrix.repository import MatrixError, read_toml
 
 _COLUMNS = ("group", "argument", "aliases", "default", "options")
 _TYPE_PREFIXES = ("type:", "bool flag", "list[", "optional[", "n/a")
@@ -79,7 +78,7 @@ def read_tables(folder: Path) -> tuple[Table, ...]:
     index = folder / "index.toml"
     if not index.exists():
         return ()
-    return tuple(read_table(folder, entry) for entry in _toml(index).get("table", ()))
+    return tuple(read_table(folder, entry) for entry in read_toml(index).get("table", ()))
 
 
 def read_table(folder: Path, entry: Mapping[str, Any]) -> Table:
@@ -131,17 +130,10 @@ def _is_yes(text: str, where: str, flag: str) -> bool:
 
 
 def _reasons(path: Path) -> tuple[Reason, ...]:
-    entries = _toml(path).get("reason", ())
+    entries = read_toml(path).get("reason", ())
     try:
         return tuple(Reason(entry["class"], tuple(entry["arguments"]), entry["reason"]) for entry in entries)
     except KeyError as error:
         raise MatrixError(
             f"{path}: a reason does not have the key {error}. Each must have class, arguments and reason"
         ) from error
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
-        raise MatrixError(f"{path} cannot be read: {error}") from error

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from srv.errors import SrvError
 
@@ -16,6 +18,14 @@ _GENERATED = ("support_matrix/evidence/", "support_matrix/inventory.json", "docs
 
 class MatrixError(SrvError):
     """The support matrix cannot be generated: an input is missing or damaged."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file; MatrixError if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+        raise MatrixError(f"{path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

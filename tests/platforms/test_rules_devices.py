@@ -257,6 +257,16 @@ def test_defaults_of_a_model_family_are_never_refused_by_the_platform(platform: 
     assert done.config.model.context_length == 65536
 
 
+@every(("platform", "profile"), [(on, to) for on, to in PROFILES if on != "xpu" and not to.startswith("a2")])
+def test_the_graphs_that_a_user_lists_may_be_larger_than_the_default(platform: str, profile: str) -> None:
+    """XPUs capture no steps, and A2 takes no list."""
+    manifest = find_platforms()[platform].loaded
+    listed = {"graph_batch_sizes": (2, 700), "max_running_requests": 1000}
+    user = UserInput(tuple(UserStatement(name, value, Origin.COMMAND_LINE, name) for name, value in listed.items()))
+    config = resolve(user, manifest=manifest, device=manifest.facts.profiles[profile], model=model()).config
+    assert config.graphs.graph_max_batch_size == 700
+
+
 @every(("platform", "profile"), PROFILES)
 def test_every_rule_has_a_subject_and_a_reason(platform: str, profile: str) -> None:
     facts = FACTS[platform]

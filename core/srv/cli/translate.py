@@ -1,7 +1,7 @@
 """`srv args translate`: translate command lines of other engines to arguments of `srv`.
 
 Prints translations, and finds devices for the conversion of sizes. `srv.args.dialects` translates the flags.
-`srv.args.resolve`, which also refuses a launch, says which of the translated arguments a launch would refuse.
+`srv.planning.translated` says which of the translated arguments a launch would refuse.
 """
 
 from __future__ import annotations
@@ -9,19 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from srv.errors import Refusal, Rejection
 
 if TYPE_CHECKING:
     from srv.args.dialects import Dialect, Row, Translation
-    from srv.args.statement import UserInput
-    from srv.models.options import ReadOptions
-    from srv.planning.target import Target
-    from srv.specs import ModelFacts
 
-UNCHECKED_DEVICE = "a launch may refuse more: name the device with --device NAME:PROFILE to have its rules checked"
-UNCHECKED_MODEL = "a launch may refuse more: the files of the model are not on this machine"
 FORMATS = ("all", "command", "yaml", "json")
 
 
@@ -49,6 +43,7 @@ def add_translate(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Print counts, the table, or a translation; exit status 2 if any flag is refused."""
     from srv.args.dialects import read_dialect, translate
+    from srv.planning.translated import bad_values, launch_verdict
 
     if unknown := getattr(namespace, "unknown", None):
         reason, remedy = "it is not a flag of `srv args translate`", "Write -- before the command line to translate."
@@ -71,97 +66,6 @@ def run(namespace: argparse.Namespace) -> int:
     if translation.rejections and namespace.format != "json":
         raise Refusal(translation.rejections)
     return 2 if translation.rejections else 0
-
-
-def bad_values(translation: Translation) -> list[Rejection]:
-    """Refusals of invalid values."""
-    from srv.args.command_line import bad_value, read_translation
-    from srv.args.config import argument_named
-
-    statements, refused = read_translation(replace(translation, rejections=()))
-    with_arguments = ((each, argument_named(each.argument)) for each in statements)
-    invalid = [
-        bad_value(argument, argument.show(each.value), each.source, f"it {error}")
-        for each, argument in with_arguments
-        if (error := argument.validation_error(each.value)) is not None
-    ]
-    return [*refused, *invalid]
-
-
-class Verdict(NamedTuple):
-    """What a launch refuses, and what could not be asked."""
-
-    refusals: list[Rejection]
-    unchecked: list[str]
-
-
-def launch_verdict(translation: Translation, device: str | None) -> Verdict:
-    """Refusals of valid values, by the rules of a launch.
-
-    The rules of a platform apply only if the command line or `device` names it with its profile (or it is available
-    here), those about a model only if its files are on this machine: nothing is downloaded.
-    """
-    from srv.args.command_line import read_translation
-    from srv.args.config import argument_named
-    from srv.args.deprecated import translate
-    from srv.args.statement import UserInput
-    from srv.errors import ModelError, PlatformUnavailable
-    from srv.planning.launchable import check_launch, check_model
-    from srv.planning.resolution import argument_fault, model_fault, read_options, resolve_arguments
-
-    statements, _ = read_translation(replace(translation, rejections=()))
-    valid = [each for each in statements if argument_named(each.argument).validation_error(each.value) is None]
-    given, contradictions, _ = translate(valid)
-    user = UserInput(tuple(given))
-    faults, target, model = list(contradictions), None, None
-    try:
-        target = _target(user, device)
-    except Refusal as refusal:
-        faults += refusal.rejections
-    except PlatformUnavailable as error:
-        faults.append(argument_fault(user, "device", error.code, error.reason, error.remedy))
-    try:
-        model = _local_model(user.value("model_path"), read_options(user))
-    except ModelError as error:
-        faults.append(model_fault(user, error))
-    unchecked = [] if target is not None or faults else [UNCHECKED_DEVICE]
-    unchecked += [] if model is not None or faults else [UNCHECKED_MODEL]
-    try:
-        resolved = resolve_arguments(user, target, model)
-    except Refusal as refusal:
-        return Verdict([*faults, *refusal.rejections], unchecked)
-    if model is not None:
-        found = check_model(model, resolved) if target is None else check_launch(target, model, resolved, None).refusals
-        faults += found
-    return Verdict(faults, unchecked)
-
-
-def _target(user: UserInput, device: str | None) -> Target | None:
-    """The named device; None without a name, and for a platform's name alone if this machine has no such device.
-
-    `device`: of the translation itself; it adds the profile if the command line names the platform alone.
-    """
-    from srv.planning.target import find_target
-
-    named = user.value("device") or device
-    if device is not None and named == device.partition(":")[0]:
-        named = device
-    try:
-        return None if named is None else find_target(named)
-    except Refusal as refusal:
-        if refusal.rejections[0].code != "profile_needed":
-            raise
-        return None
-
-
-def _local_model(path: str | None, options: ReadOptions) -> ModelFacts | None:
-    """The facts of a model whose files are on this machine; None without files. Raises ModelError."""
-    from pathlib import Path
-
-    from srv.models.locate import locate
-    from srv.models.read import read_facts
-
-    return read_facts(locate(path), options) if path is not None and Path(path).expanduser().exists() else None
 
 
 def _memory(device: str | None) -> int | None:

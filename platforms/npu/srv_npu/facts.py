@@ -147,7 +147,7 @@ def _graph_rows(context: ResolutionContext) -> int:
 
 
 def _graph_batch(context: ResolutionContext) -> int | None:
-    return None if context["disable_graphs"] else _graph_rows(context)
+    return None if context["disable_graphs"] or context["graph_batch_sizes"] else _graph_rows(context)
 
 
 def _hicache_layout(context: ResolutionContext) -> str | None:
@@ -167,7 +167,7 @@ DEFAULTS = (
         "graph_max_batch_size",
         _graph_batch,
         "larger graphs do not fit into cards of up to 32 or 64 GiB; with tp_size 4 or more they may be larger",
-        reads=("disable_graphs", "tp_size"),
+        reads=("disable_graphs", "graph_batch_sizes", "tp_size"),
     ),
     Default(
         "hicache_io_backend",

@@ -23,7 +23,6 @@ from published_models import write_models
 from srv.args.command_line import read_translation
 from srv.args.dialects import translate
 from srv.args.statement import UserInput
-from srv.cli.translate import bad_values, launch_verdict
 from srv.dist.group import RankGroup
 from srv.errors import Refusal, startup_failure
 from srv.executor.spec import EngineSpec, engine_spec
@@ -35,6 +34,7 @@ from srv.planning.plan import make_plan
 from srv.planning.pools import cache_specs
 from srv.planning.resolution import LaunchContext, resolve_arguments
 from srv.planning.target import Target, find_target
+from srv.planning.translated import bad_values, launch_verdict
 from srv.platform.interface import OpImpl
 from srv.platform.layers import missing_traits
 from srv.platform.ops import Ops, implementations
