@@ -350,11 +350,13 @@ def test_the_usage_of_experts(plain: Server, tmp_path: Path) -> None:
         sampling = {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
         assert server.post("/generate", input_ids=[3, 4, 5], sampling_params=sampling).status_code == 200
         usage = server.post("/dump_expert_distribution_record").json()
+        since = server.post("/dump_expert_distribution_record").json()
         assert server.post("/stop_expert_distribution_record").json() == {"recording": False}
         metrics = expert_metrics(server)
     chosen = small.model.config.num_experts_per_tok
     assert (usage["layers"], usage["tokens"]) == ([0, 1, 2], 6)  # the last token of the output is not computed
     assert [sum(counts) for counts in usage["logical_count"]] == [6 * chosen] * 3
+    assert (since["recording"], since["steps"], since["tokens"], since["logical_count"]) == (True, 0, 0, [])
     experts = small.model.config.num_experts
     read = read_location(json.dumps(usage), Mixtures("small", (0, 1, 2), 3, experts))  # --init-expert-location
     assert isinstance(read, ExpertCounts)

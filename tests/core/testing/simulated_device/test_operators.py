@@ -156,6 +156,9 @@ def test_shape_changes_in_place_are_followed() -> None:
     assert x.mul(2).tolist() == [[2, 8], [4, 10], [6, 12]]
     x.unsqueeze_(0).squeeze_(0).transpose_(0, 1)
     assert x.mul(2).tolist() == [[2, 4, 6], [8, 10, 12]]
+    square = torch.arange(4.0, device="sim").view(2, 2)
+    square.t_()  # the shape stays, the strides change
+    assert square.mul(2).tolist() == [[0, 4], [2, 6]]
     x.data = x.data.view(3, 2)
     assert x.mul(2).tolist() == [[2, 4], [6, 8], [10, 12]]
     x.data = x.data.view(torch.int32)
