@@ -15,11 +15,11 @@ from models_small import GRANITE, HOST, SIZES, built, edit_config, expected_logi
 from planned_sizes import check_sizes
 
 from srv.errors import ModelError, PluginError
-from srv.models.architectures.decoder import Decoder
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.registry import native_config
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 from srv.platform.interface import OpArgs, OpImpl
@@ -130,7 +130,7 @@ def test_rope_parameters_change_the_logits(tmp_path: Path) -> None:
 def test_attention_layers_have_the_shapes_and_windows_of_the_configuration(tmp_path: Path) -> None:
     kind, fields = CASES["qwen3_bias_window"]
     small_model(kind, **fields).save_pretrained(tmp_path)
-    layers = [layer.attention.layer for layer in built(tmp_path).layers]
+    layers = [layer.mixer.layer for layer in built(tmp_path).layers]
     assert [layer.index for layer in layers] == [0, 1, 2]
     assert [layer.window for layer in layers] == [6, None, 6]
     assert {(layer.heads, layer.kv_heads, layer.head_dim, layer.scale) for layer in layers} == {(6, 2, 8, 8**-0.5)}
