@@ -97,7 +97,7 @@ def test_heads_of_a_rank_belong_together(tmp_path: Path) -> None:
         assert slices[f"{prefix}.q_proj.weight"][1:3] == (rank * 64, rank * 64 + 64)
         for name in ("k_proj", "v_proj"):
             assert slices[f"{prefix}.{name}.weight"][1:3] == (rank // 2 * 32, rank // 2 * 32 + 32)
-        attention = model.stack[0].mixer.layer
+        attention = model.stack[0].attention.layer
         assert (attention.heads, attention.kv_heads) == (2, 1)
 
 

@@ -42,14 +42,16 @@ from srv.models.stream_parts import StreamMixing
 
 
 class DecoderLayer(nn.Module, ABC):
-    """One layer. `mixer_norm`, `mlp_norm`: of what the two parts read; `mixer_output_norm`, `mlp_output_norm`: of their
+    """One layer. `attention`: what mixes tokens, which may be states in place of attention.
+
+    `attention_norm`, `mlp_norm`: of what the two parts read; `attention_output_norm`, `mlp_output_norm`: of their
     results. Each is None in models without it.
     """
 
     def __init__(self, part: blueprint.Layer, place: Place) -> None:
         super().__init__()
         made = [_mixer(each, place.within(each)) for each in part.mixers]
-        self.mixer = made[0] if len(made) == 1 else SideBySide(made, part.scales)
+        self.attention = made[0] if len(made) == 1 else SideBySide(made, part.scales)
         self.mlp = feed_forward(part.feed_forward, place.within(part.feed_forward))
         named = zip(part.mixers, made, strict=True)
         self.marked: dict[str, nn.Module] = {place.within(each).prefix: module for each, module in named}
@@ -58,14 +60,14 @@ class DecoderLayer(nn.Module, ABC):
             [make_norm(each, place) for each in parts if isinstance(each, blueprint.Norm)]
             for parts in (part.before, part.between, part.after)
         )
-        self.mixer_output_norm = between.pop(0) if after else None
-        self.mixer_norm, self.mlp_norm, self.mlp_output_norm = (
+        self.attention_output_norm = between.pop(0) if after else None
+        self.attention_norm, self.mlp_norm, self.mlp_output_norm = (
             norms[0] if norms else None for norms in (before, between, after)
         )
         communicator = place.context.communicator
         self.reduce: Callable[[Tensor], Tensor] | None = None if communicator is None else communicator.all_reduce
         self.mixer_factor, self.mlp_factor = map(unless_one, (part.mixer_factors.added, part.factors.added))
-        steps = (self.reduce, self.mixer_output_norm, self.mlp_output_norm, self.mixer_factor, self.mlp_factor)
+        steps = (self.reduce, self.attention_output_norm, self.mlp_output_norm, self.mixer_factor, self.mlp_factor)
         self.plain = all(each is None for each in steps)  # results join the residual as they are
         self.kept_by_mixer, self.kept_by_mlp = map(unless_one, (part.mixer_factors.kept, part.factors.kept))
 
@@ -77,8 +79,8 @@ class DecoderLayer(nn.Module, ABC):
 
     def mix(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         """What the mixer adds to the residual, from what it reads."""
-        out = self.mixer.forward(x, inputs, context)
-        return out if self.plain else self._joining(out, self.mixer_output_norm, self.mixer_factor)
+        out = self.attention.forward(x, inputs, context)
+        return out if self.plain else self._joining(out, self.attention_output_norm, self.mixer_factor)
 
     def feed(self, x: Tensor) -> Tensor:
         """What the feed-forward part adds to the residual, from what it reads."""
@@ -98,11 +100,11 @@ class SequentialLayer(DecoderLayer):
     def forward(
         self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
     ) -> tuple[Tensor | None, Tensor]:
-        read, residual = joined(self.mixer_norm, x, residual)
+        read, residual = joined(self.attention_norm, x, residual)
         if not self.plain:
             read, residual = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
             return self.feed(read), residual
-        read, residual = joined(self.mlp_norm, self.mixer.forward(read, inputs, context), residual)
+        read, residual = joined(self.mlp_norm, self.attention.forward(read, inputs, context), residual)
         return self.mlp.forward(read), residual
 
 
@@ -112,9 +114,9 @@ class ParallelLayer(DecoderLayer):
     def forward(
         self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
     ) -> tuple[Tensor | None, Tensor]:
-        read, residual = joined(self.mixer_norm, x, residual)
+        read, residual = joined(self.attention_norm, x, residual)
         own = read if self.mlp_norm is None else self.mlp_norm.forward(residual)
-        out = self.mixer.forward(read, inputs, context) + self.mlp.forward(own)
+        out = self.attention.forward(read, inputs, context) + self.mlp.forward(own)
         return out if self.reduce is None else self.reduce(out), residual
 
 
@@ -122,7 +124,7 @@ class NormedResidualLayer(DecoderLayer):
     def forward(
         self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
     ) -> tuple[Tensor | None, Tensor]:
-        read, _ = joined(self.mixer_norm, x, residual)
+        read, _ = joined(self.attention_norm, x, residual)
         residual = read if self.kept_by_mixer is None else read * self.kept_by_mixer
         read, _ = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
         return self.feed(read), read if self.kept_by_mlp is None else read * self.kept_by_mlp
@@ -131,7 +133,7 @@ class NormedResidualLayer(DecoderLayer):
 class StreamedLayer(DecoderLayer):
     """The residual is [T, streams, hidden]."""
 
-    mixer_norm: Norm
+    attention_norm: Norm
     mlp_norm: Norm
 
     def __init__(self, part: blueprint.Layer, place: Place) -> None:
@@ -144,7 +146,7 @@ class StreamedLayer(DecoderLayer):
         self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
     ) -> tuple[Tensor | None, Tensor]:
         read, weights = self.mixer_streams.read(residual)
-        mixed = self.mix(self.mixer_norm.forward(read), inputs, context)
+        mixed = self.mix(self.attention_norm.forward(read), inputs, context)
         residual = self.mixer_streams.join(residual, mixed, weights)
         read, weights = self.mlp_streams.read(residual)
         return None, self.mlp_streams.join(residual, self.feed(self.mlp_norm.forward(read)), weights)

@@ -39,10 +39,14 @@ class MLP(nn.Module):
 
     def __init__(self, part: blueprint.MLP, place: Place) -> None:
         super().__init__()
-        self.up_proj, self.down_proj = place.linear(part.up), place.linear(part.down)
-        outputs = sum(self.up_proj.output_sizes.values())
+        up, self.down_proj, self.gated = place.linear(part.up), place.linear(part.down), part.activation in GATED
+        if self.gated:
+            self.gate_up_proj = up
+        else:
+            self.up_proj = up
+        outputs = sum(up.output_sizes.values())
         ops, op = place.context.ops, _OPS.get(part.activation, part.activation.removesuffix("_gated"))
-        self.inner = outputs // 2 if part.activation in GATED else outputs  # on this rank
+        self.inner = outputs // 2 if self.gated else outputs  # on this rank
         args = OpArgs(place.context.dtype, {"dim": self.inner})
         if op == blueprint.SILU or (op == blueprint.GELU and ops.offers(op, args)):
             self._activate: Callable[[Tensor], Tensor] = ops.bind(op, args)
@@ -52,7 +56,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down_proj.kernel(self._activate(self.up_proj.kernel(x)))
+        up = self.gate_up_proj if self.gated else self.up_proj
+        return self.down_proj.kernel(self._activate(up.kernel(x)))
 
 
 class ScaledMLP(MLP):
@@ -66,7 +71,7 @@ class ScaledMLP(MLP):
         self.register_buffer("factors", factors, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        up = (self.up_proj.kernel(x) * self.factors).to(x.dtype)
+        up = (self.gate_up_proj.kernel(x) * self.factors).to(x.dtype)
         return self.down_proj.kernel(self._activate(up)) * self.factor
 
 

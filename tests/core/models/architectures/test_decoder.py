@@ -130,7 +130,7 @@ def test_rope_parameters_change_the_logits(tmp_path: Path) -> None:
 def test_attention_layers_have_the_shapes_and_windows_of_the_configuration(tmp_path: Path) -> None:
     kind, fields = CASES["qwen3_bias_window"]
     small_model(kind, **fields).save_pretrained(tmp_path)
-    layers = [layer.mixer.layer for layer in built(tmp_path).layers]
+    layers = [layer.attention.layer for layer in built(tmp_path).layers]
     assert [layer.index for layer in layers] == [0, 1, 2]
     assert [layer.window for layer in layers] == [6, None, 6]
     assert {(layer.heads, layer.kv_heads, layer.head_dim, layer.scale) for layer in layers} == {(6, 2, 8, 8**-0.5)}

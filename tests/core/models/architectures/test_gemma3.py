@@ -96,7 +96,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     assert native_config(facts.architecture, facts.config).parameters == counted == facts.parameters
     check_sizes(tmp_path, ours)
     windows = tuple(5 if kind == "sliding_attention" else None for kind in model.config.layer_types)
-    assert tuple(layer.mixer.layer.window for layer in ours.stack) == windows
+    assert tuple(layer.attention.layer.window for layer in ours.stack) == windows
     assert _windows(native_config(facts.architecture, facts.config)) == list(windows)
 
 
