@@ -41,7 +41,6 @@ SILU, GELU, ROUTE = "silu_and_mul", "gelu_tanh_and_mul", "route_experts"
 TORCH = "torch's operator"
 WIDE = "float32"
 _FLOAT32 = 4  # bytes
-_PER_CHOICE = 7 * _FLOAT32  # bytes per expert that a token can choose
 
 # "..._gated": the product of an activation of one half, the gate, and the other one.
 Activation: TypeAlias = Literal["silu_gated", "gelu_tanh_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh"]
@@ -62,9 +61,6 @@ class Factors(NamedTuple):
 
     kept: float = 1.0
     added: float = 1.0
-
-
-ONE = Factors()
 
 
 class Weight(NamedTuple):
@@ -470,7 +466,7 @@ class MoE(Part):
         used, hidden, inner = self.experts.used, self.experts.hidden, self.experts.inner
         rows = used * ((3 * inner + hidden) * _FLOAT32 + 2 * hidden * item * self.scales_inputs)
         shared = 0 if self.shared is None else self.shared.inner
-        return rows + 3 * shared * item + _PER_CHOICE * self.experts.count
+        return rows + 3 * shared * item + 7 * _FLOAT32 * self.experts.count
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield OpUse(ROUTE, {"experts": self.experts.count, "top_k": self.experts.used})
@@ -507,7 +503,6 @@ class Layer(Part):
     `before`, `between`, `after`: what stands before the mixers, between the two parts, and after them: norms, and the
     mixing of residual streams. With a norm in `after`, of the result of the feed-forward part, the first in `between`
     is that of the result of the mixers. Results are added to the residual in an `order`:
-
     - "sequence": one after the other.
     - "parallel": together. The two parts read the same, or each a norm of the same.
     - "normed_residual": one after the other, to what the part has read, not to what was there before the norm.
@@ -523,8 +518,8 @@ class Layer(Part):
     feed_forward: MLP | MoE
     after: tuple[Part, ...] = ()
     order: Order = "sequence"
-    mixer_factors: Factors = ONE
-    factors: Factors = ONE
+    mixer_factors: Factors = Factors()  # noqa: RUF009 - immutable
+    factors: Factors = Factors()  # noqa: RUF009 - immutable
     scales: tuple[tuple[float, float], ...] = ()
 
     def parts(self) -> Iterator[tuple[str, Part]]:
