@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from srv.models import derive
-from srv.models.architectures.architecture import PooledConfig
 from srv.models.architectures.registry import BUILT_IN, find, native_config
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.manifest import Manifest
@@ -169,7 +168,7 @@ def _describe(architecture: str, like: ModelFacts) -> DescribedModel:
     groups = derive.cache_groups(native.tree, like.context_length, like.dtype)
     layer = next(iter(native.attention_layers))
     model = replace(model, heads=layer.heads, kv_heads=layer.kv_heads, head_dim=layer.head_dim, cache_groups=groups)
-    return DescribedModel(replace(model, generates=not isinstance(native, PooledConfig)))
+    return DescribedModel(replace(model, generates=native.pooled is None))
 
 
 # ---- endpoints and ops

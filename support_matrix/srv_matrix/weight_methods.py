@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from srv.models.architectures.architecture import NativeConfig, PooledConfig
+from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.own_order import own_order
 from srv.models.architectures.registry import native_config
 from srv.models.layers.moe_config import expert_names
@@ -50,7 +50,7 @@ def quantized_models(models: Sequence[ModelFacts]) -> tuple[QuantizedModel, ...]
     found = []
     for model in models:
         config = native_config(model.architecture, model.config)
-        if not isinstance(config, PooledConfig):
+        if config.pooled is None:
             layers = _layers(model, config)
             found.append(QuantizedModel(model.architecture, {each: _in_forms(model, each, layers) for each in METHODS}))
     return tuple(found)

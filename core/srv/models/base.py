@@ -88,13 +88,13 @@ class CausalLM(nn.Module, ABC):
 
 
 class NativeModel(CausalLM):
-    """The native layers of an architecture, or one rank's part of them, made from a `NativeConfig`.
+    """The native layers of an architecture, or one rank's part of them, made from its blueprint (`tree`).
 
     `factory` makes the layers with weights, which are uninitialised until a loader has filled `weight_views`.
     """
 
     @abstractmethod
-    def __init__(self, config: Any, factory: LayerFactory, context_length: int) -> None:
+    def __init__(self, tree: Any, factory: LayerFactory, context_length: int) -> None:
         super().__init__()
 
     @abstractmethod

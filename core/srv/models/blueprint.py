@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from srv import specs
-from srv.models.layers.moe_config import MoEConfig
+from srv.models.layers.moe_config import ExpertActivation, Routing
 from srv.models.layers.rope_config import RopeConfig
-from srv.specs import AttentionLayer, CacheSpec, FullAttention, IndexDims, LatentDims, SlidingWindow, StateTensor
+from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow, StateTensor
 
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")
@@ -40,11 +40,27 @@ NORM, ADD_NORM, LAYER_NORM, ROTARY = "rms_norm", "add_rms_norm", "layer_norm", "
 SILU, GELU, ROUTE = "silu_and_mul", "gelu_tanh_and_mul", "route_experts"
 TORCH = "torch's operator"
 WIDE = "float32"
+_FLOAT32 = 4  # bytes
 
 # "..._gated": the product of an activation of one half, the gate, and the other one.
 Activation: TypeAlias = Literal["silu_gated", "gelu_tanh_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh"]
 GATED: tuple[Activation, ...] = ("silu_gated", "gelu_tanh_gated", "gelu_gated")
 Split: TypeAlias = Literal["out", "in"]
+Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams"]
+
+
+class Temperature(NamedTuple):
+    """A factor for queries that grows with their position: 1 + scale ln(1 + floor((position + 1) / step))."""
+
+    step: float
+    scale: float
+
+
+class Factors(NamedTuple):
+    """By which the residual (`kept`), and what is added to it, are multiplied."""
+
+    kept: float = 1.0
+    added: float = 1.0
 
 
 class Weight(NamedTuple):
@@ -244,22 +260,12 @@ class Norm(Part):
 
 
 @dataclass(frozen=True)
-class GatedNorm(Norm):
-    """An RMS norm whose result is multiplied by a gate, of two matrices (A.X-K2)."""
-
-    down: Linear = field(kw_only=True)
-    up: Linear = field(kw_only=True)
-
-    def weights(self) -> Iterator[Weight]:
-        return (Weight(f"norm.{name}", shape) for name, shape in super().weights())
-
-
-@dataclass(frozen=True)
 class HeadNorms(Part):
     """A layer norm without bias for each of several heads. `joint`: their weights are one tensor in checkpoints."""
 
     heads: int
     size: int
+    eps: float
     joint: bool
 
     def weights(self) -> Iterator[Weight]:
@@ -274,10 +280,11 @@ class HeadNorms(Part):
 
 @dataclass(frozen=True)
 class Table(Part):
-    """Rows that are added by number: of positions, or of kinds of tokens."""
+    """Rows that are added by number: of positions, or of kinds of tokens. `first`: the row of the first position."""
 
     rows: int
     size: int
+    first: int = 0
 
     def weights(self) -> Iterator[Weight]:
         yield Weight("weight", (self.rows, self.size))
@@ -292,12 +299,26 @@ class Embedding(Table):
 
 
 @dataclass(frozen=True)
-class Attention(Part):
+class Sinusoids(Part):
+    """Sines and cosines of positions, which are added. `first`: the number of the first position."""
+
+    size: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Mixer(Part):
+    """What mixes the tokens of a layer."""
+
+
+@dataclass(frozen=True)
+class Attention(Mixer):
     """Grouped-query attention. `qkv`: the projections to queries, keys and values. `rope`: None without a rotation.
 
     `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation. `unit_norm`: divides rotated
-    queries and keys by their root mean square. `gate`: a projection to gates of the result. `sinks`: scores that are
-    learned. The other fields are those of `srv.specs.AttentionLayer`.
+    queries and keys by their root mean square. `gate`: a projection to a gate for each head, whose sigmoid multiplies
+    its result; `gated_queries`: each query is followed by such a gate of its size. `sinks`: scores that are learned.
+    `temperature`: of queries. The other fields are those of `srv.specs.AttentionLayer`.
     """
 
     qkv: Linear
@@ -317,6 +338,8 @@ class Attention(Part):
     soft_cap: float | None = None
     alibi: tuple[float, ...] | None = None
     bidirectional: bool = False
+    gated_queries: bool = False
+    temperature: Temperature | None = None
 
     def layer(self, index: int) -> AttentionLayer:
         """What a backend is told of it in layer `index`."""
@@ -358,69 +381,16 @@ class Attention(Part):
 
 
 @dataclass(frozen=True)
-class Indexer(Part):
-    """Chooses the keys of each query in sparse latent attention. `rotated`: the size of heads of its rotation."""
-
-    queries: Linear
-    keys: Linear
-    scores: Linear
-    key_norm: Norm
-    rotated: int
-    rotary_dim: int
-
-    def ops(self, dtype: str) -> Iterator[OpUse]:
-        yield OpUse(ROTARY, {"head_dim": self.rotated, "rotary_dim": self.rotary_dim})
-
-
-@dataclass(frozen=True)
-class Latent(Part):
-    """Multi-head latent attention (DeepSeek-V2). `down`: from hidden states to compressed vectors. `up`: from these to
-    keys and values, which backends multiply by in ways of their own. `indexer`: None without, or if the layer uses that
-    of one before it; `index`: of models that have indexers.
-    """
-
-    down: Linear
-    query_norm: Norm | None
-    queries: Linear
-    latent_norm: Norm
-    up: Tensors
-    indexer: Indexer | None
-    gate: Linear | None
-    sinks: Tensors | None
-    output: Linear
-    heads: int
-    head_dim: int
-    dims: LatentDims
-    scale: float
-    index: IndexDims | None = None
-
-    def layer(self, index: int) -> AttentionLayer:
-        """What a backend is told of it in layer `index`."""
-        indexer = None if self.index is None else self.index._replace(own=self.indexer is not None)
-        sinks = self.sinks is not None
-        return AttentionLayer(
-            index, self.heads, 1, self.head_dim, self.scale, sinks=sinks, latent=self.dims, indexer=indexer
-        )
-
-    def ops(self, dtype: str) -> Iterator[OpUse]:
-        yield OpUse(ROTARY, {"head_dim": self.dims.rope_dim, "rotary_dim": self.dims.rope_dim})
-
-    def cache(self, dtype: str) -> CacheSpec:
-        index_dim = 0 if self.index is None else self.index.dim
-        indexed = () if self.indexer is None else (0,)  # numbered with the layer
-        return specs.Latent((), self.dims.latent_dim, self.dims.rope_dim, index_dim=index_dim, indexed=indexed)
-
-    def of_rank(self, ranks: int) -> Self:
-        return dataclasses.replace(super().of_rank(ranks), heads=self.heads // ranks)
-
-
-@dataclass(frozen=True)
 class MLP(Part):
-    """down(activation(up(x))). `up`: with the gate before it, if the activation has one."""
+    """down(activation(up(x))). `up`: with the gate before it, if the activation has one. `gate_factor`: multiplies the
+    gate before its activation; `factor`: the result.
+    """
 
     up: Linear
     down: Linear
     activation: Activation = "silu_gated"
+    gate_factor: float = 1.0
+    factor: float = 1.0
 
     @property
     def inner(self) -> int:
@@ -438,13 +408,14 @@ class MLP(Part):
 
 @dataclass(frozen=True)
 class Experts(Part):
-    """The routed experts of a layer, each a gated MLP. `inner`: the size of one on this rank."""
+    """The routed experts of a layer, each a gated MLP. `inner`: the size of one on this rank. `used`: by each token."""
 
     count: int
     used: int
     hidden: int
     inner: int
     bias: bool = False
+    activation: ExpertActivation = "silu"
 
     @property
     def op_sizes(self) -> Mapping[str, int]:
@@ -473,21 +444,36 @@ class Experts(Part):
 
 @dataclass(frozen=True)
 class MoE(Part):
-    """A mixture of experts. `choice_bias`: is added to scores for the choice. `config`: how experts are chosen."""
+    """A mixture of experts. `choice_bias`: is added to scores for the choice. `shared`: an MLP for every token, whose
+    result the sigmoid of `shared_gate` multiplies. `scales_inputs`: the weight of an expert multiplies its inputs, not
+    its result (Llama 4).
+    """
 
     router: Linear
     choice_bias: Tensors | None
     shared: MLP | None
     shared_gate: Linear | None
     experts: Experts
-    config: MoEConfig
+    routing: Routing
+    scales_inputs: bool = False
+
+    def step_bytes(self, item: int) -> int:
+        """Bytes of temporary tensors per token, at most; `item`: bytes per element of the model's dtype.
+
+        Each of a token's experts has a row of its gate, of `up`, of their product and of its result, which some
+        implementations keep in float32. Beside them are the shared expert, and logits, scores and their order.
+        """
+        used, hidden, inner = self.experts.used, self.experts.hidden, self.experts.inner
+        rows = used * ((3 * inner + hidden) * _FLOAT32 + 2 * hidden * item * self.scales_inputs)
+        shared = 0 if self.shared is None else self.shared.inner
+        return rows + 3 * shared * item + 7 * _FLOAT32 * self.experts.count
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield OpUse(ROUTE, {"experts": self.experts.count, "top_k": self.experts.used})
 
 
 @dataclass(frozen=True)
-class Recurrent(Part):
+class Recurrent(Mixer):
     """A layer that keeps states of a fixed size in place of keys and values (`srv.models.recurrent_parts`).
 
     Such models are on one rank.
@@ -514,15 +500,27 @@ class Recurrent(Part):
 class Layer(Part):
     """One layer of a decoder: its norms, what mixes tokens, and its feed-forward part, by their names.
 
-    `before`, `between`, `after`: what stands before the mixer, between the two parts, and after them: norms, and the
-    mixing of residual streams.
+    `before`, `between`, `after`: what stands before the mixers, between the two parts, and after them: norms, and the
+    mixing of residual streams. With a norm in `after`, of the result of the feed-forward part, the first in `between`
+    is that of the result of the mixers. Results are added to the residual in an `order`:
+    - "sequence": one after the other.
+    - "parallel": together. The two parts read the same, or each a norm of the same.
+    - "normed_residual": one after the other, to what the part has read, not to what was there before the norm.
+    - "streams": to each of several residual streams, by learned weights.
+
+    `mixer_factors`, `factors`: of the mixers and of the feed-forward part. `scales`: by which inputs and results of
+    each of several mixers are multiplied.
     """
 
     before: tuple[Part, ...]
-    mixers: tuple[Attention | Latent | Recurrent, ...]
+    mixers: tuple[Mixer, ...]
     between: tuple[Part, ...]
     feed_forward: MLP | MoE
     after: tuple[Part, ...] = ()
+    order: Order = "sequence"
+    mixer_factors: Factors = Factors()  # noqa: RUF009 - immutable
+    factors: Factors = Factors()  # noqa: RUF009 - immutable
+    scales: tuple[tuple[float, float], ...] = ()
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         for part in (*self.before, *self.mixers, *self.between, self.feed_forward, *self.after):
@@ -539,10 +537,15 @@ class Stack(Part):
 
 @dataclass(frozen=True)
 class DecoderStack(Stack):
-    """`before`: what is added to embeddings, and their norm. `after`: the last norm, and what precedes it."""
+    """`before`: what is added to embeddings, and their norm. `after`: the last norm, and what precedes it.
+
+    `factor`: multiplies embeddings, rounded to `factor_dtype` or, if that is "", to the model's; None: not rounded.
+    """
 
     before: tuple[Part, ...]
     after: tuple[Part, ...]
+    factor: float = 1.0
+    factor_dtype: str | None = None
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         yield self.embedding.name, self.embedding
@@ -553,11 +556,16 @@ class DecoderStack(Stack):
 
 @dataclass(frozen=True)
 class Decoder(Part):
-    """A whole model. `output`: None without an output layer, if it is another model's body."""
+    """A whole model. `output`: None if it generates no text. Logits are divided by `logits_divisor`; with a
+    `logits_soft_cap` c, they are c tanh(x / c). `head`: classifies the last token.
+    """
 
     stack: DecoderStack
     output: Output | None
     output_bias: Tensors | None = None
+    head: Output | None = None
+    logits_divisor: float = 1.0
+    logits_soft_cap: float | None = None
 
 
 def torch_op(op: str, dim: int) -> OpUse:

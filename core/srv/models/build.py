@@ -136,9 +136,9 @@ def native_layers(
         if weights is not None:
             factory = StoredLayerFactory(factory, weights)
             storage = _ordered_rows(stored, choice.config, choice.method, weights, storage)
-            return load_layers(facts.architecture)(choice.config, factory, context_length), storage
+            return load_layers(facts.architecture)(choice.config.tree, factory, context_length), storage
     storage = _architecture_storage(facts, choice.config, storage)
-    return load_layers(facts.architecture)(choice.config, factory, context_length), storage
+    return load_layers(facts.architecture)(choice.config.tree, factory, context_length), storage
 
 
 def _architecture_storage(facts: ModelFacts, config: NativeConfig, storage: StorageFormat) -> StorageFormat:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from srv.errors import ModelError
+from srv.models import derive
 from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.expert_layers import mixture_of
 from srv.models.architectures.own_order import check_order, has_quantized_experts
 from srv.models.architectures.registry import native_config, native_names
+from srv.models.blueprint import MoE
 from srv.models.formats.safetensors_header import PACKED_BITS
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.remote_code import check_layer_code, may_run
@@ -84,8 +85,8 @@ def choose_layers(
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     if config is not None and method is not None:
         check_order(facts, config, method, ranks)
-    moe = mixture_of(config)
-    refused = method.experts(moe.expert_bias) if moe is not None and method is not None and method.experts else None
+    moe = None if config is None else derive.find(config.tree, MoE)
+    refused = method.experts(moe.experts.bias) if moe is not None and method is not None and method.experts else None
     if refused is not None and method is not None and (method.online or has_quantized_experts(facts)):
         reason, remedy = f"its experts cannot be quantized with {method.name}: {refused[0]}", refused[1]
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)

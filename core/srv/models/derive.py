@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,7 +14,6 @@ from srv.models.blueprint import (
     Attention,
     Embedding,
     Experts,
-    Latent,
     Linear,
     OpUse,
     Output,
@@ -24,8 +23,10 @@ from srv.models.blueprint import (
     below,
     walk,
 )
+from srv.models.latent_parts import Latent
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow
 
+Kind = TypeVar("Kind", bound=Part)
 OUTPUT = "lm_head"  # the name of the output layer
 
 
@@ -136,6 +137,11 @@ def model_ops(tree: Part, dtype: str) -> ModelOps:
 def distinct(tree: Part) -> tuple[Part, ...]:
     """All parts, those of layers that are alike once."""
     return tuple({id(part): part for _, part in walk(tree)}.values())
+
+
+def find(tree: Part, kind: type[Kind]) -> Kind | None:
+    """The first part of a kind; None without any."""
+    return next((part for part in distinct(tree) if isinstance(part, kind)), None)
 
 
 def stack(tree: Part) -> Stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from srv.models.blueprint import Linear, Norm, OpUse, Recurrent, Tensors, torch_op
 from srv.models.layers.delta_sizes import DeltaSizes
@@ -63,12 +64,14 @@ class DeltaNet(Recurrent):
 
 @dataclass(frozen=True)
 class StateSpace(Recurrent):
-    """A Mamba-2 mixer."""
+    """A Mamba-2 mixer. `input_factors`: multiply gates, values, b, c and steps (Falcon-H1); () for none."""
 
     inputs: Linear
     tensors: Tensors
     output: Linear
     sizes: StateSpaceSizes
+    norm_eps: float
+    input_factors: tuple[float, ...] = ()
 
     @property
     def convolved(self) -> tuple[int, int]:
@@ -88,13 +91,16 @@ class StateSpace(Recurrent):
 
 @dataclass(frozen=True)
 class Lightning(Recurrent):
-    """Lightning attention (MiniMax-Text-01)."""
+    """Lightning attention (MiniMax-Text-01). `decay`: by which decays are multiplied: from 1 in the first layer down to
+    nearly 0 in the last one.
+    """
 
     qkv: Linear
     gate: Linear
     norm: Norm
     output: Linear
     sizes: ScanSizes
+    decay: float
 
     @property
     def state(self) -> tuple[int, ...]:
@@ -106,12 +112,15 @@ class Lightning(Recurrent):
 
 @dataclass(frozen=True)
 class LinearRecurrence(Recurrent):
-    """A gated linear recurrence after a convolution (RecurrentGemma)."""
+    """A gated linear recurrence after a convolution (RecurrentGemma). `heads`: the blocks of channels whose gates read
+    the channels of their own block only.
+    """
 
     inputs: Linear
     tensors: Tensors
     output: Linear
     sizes: LinearRecurrenceSizes
+    heads: int
 
     @property
     def convolved(self) -> tuple[int, int]:
@@ -124,6 +133,9 @@ class LinearRecurrence(Recurrent):
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield _convolution(self.sizes.channels, self.sizes.width)
         yield OpUse("gated_linear_recurrence", {"channels": self.sizes.channels})
+
+
+WithStates: TypeAlias = ShortConvolution | DeltaNet | StateSpace | Lightning | LinearRecurrence
 
 
 def _convolution(channels: int, width: int) -> OpUse:

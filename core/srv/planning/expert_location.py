@@ -112,7 +112,7 @@ def mixtures_of(model: ModelFacts, values: Mapping[str, Any]) -> Mixtures | None
         return None
     prefixes = (each.prefix for each in native.model_ops(model.dtype).experts)
     layers = tuple(int(prefix.split(".layers.")[1].split(".")[0]) for prefix in prefixes)
-    return Mixtures(model.name, layers, model.layers, moe.experts) if layers else None
+    return Mixtures(model.name, layers, model.layers, moe.experts.count) if layers else None
 
 
 def read_location(value: str, mixtures: Mixtures, redundant: int = 0) -> ExpertLocation:

@@ -33,7 +33,6 @@ from srv.planning.kernel import (
 )
 from srv.planning.kernel_ops import NOT_SERVED, OpTable, op_kernels
 from srv.planning.kernel_steps import step_kernels
-from srv.planning.layer_sizes import described_ops
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
 from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend, with_added
@@ -207,12 +206,9 @@ class _Planner:
 
     def _ops(self, model: ModelFacts, config: NativeConfig, method: QuantMethod | None) -> Iterator[Kernel]:
         dtype, specs, platform = self._config.model.dtype, self._target.manifest.facts.ops, self._target.manifest.name
-        ops = described_ops(model, config, dtype)
+        ops = config.model_ops(dtype)
         if not divides(self._resolved):
             yield _unknown("tp_size does not divide the model")
-            return
-        if ops is None:
-            yield _unknown(f"the architecture {model.architecture} does not describe its ops")
             return
         if not specs:
             yield _unknown(f"platform {platform} does not declare its ops")

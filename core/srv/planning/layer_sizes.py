@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterator
 
 from srv.dtypes import item_size
-from srv.models.architectures.architecture import DECODER, NativeConfig
-from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.expert_layers import mixture_of
+from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.own_order import stored_layer_ops, stored_tensor_bytes
-from srv.models.architectures.registry import find
+from srv.models.blueprint import MoE, walk
 from srv.models.derive import ExpertMatrices, ModelOps
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
@@ -20,30 +18,21 @@ _FLOAT32_BYTES = 4
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def described_ops(model: ModelFacts, config: NativeConfig, dtype: str) -> ModelOps | None:
-    """What the layers call; None if only they know: layers of another class do not call what shared ones do."""
-    architecture = find(model.architecture)
-    shared = architecture is not None and architecture.layers == DECODER
-    kind = type(config)
-    own = bool({"tree", "model_ops"} & set(vars(kind))) and kind is not DecoderConfig
-    return config.model_ops(dtype) if shared or own else None
-
-
 def quantized_bytes(model: ModelFacts, config: NativeConfig, method: QuantMethod, dtype: str) -> int | None:
     """Bytes of the weights that a method quantizes at load, with their scales, and of all others in `dtype`.
 
-    None if the method, or the layers, do not say which these are.
+    None if the method does not say which these are.
     """
-    ops = described_ops(model, config, dtype)
-    if ops is None or method.matrix_bytes is None or method.layer_ops is None:
+    if method.matrix_bytes is None or method.layer_ops is None:
         return None
+    ops = config.model_ops(dtype)
     layer_op, item = stored_layer_ops(method.layer_ops, method, StoredModel(model, {})), item_size(dtype)
     found = (each for each in ops.matrices if layer_op(each.names, each.inputs, each.embedding))
     shapes = [(each.outputs, each.inputs) for each in found]
     shapes += [shape for each in ops.experts if _is_quantized(each, layer_op) for shape in expert_shapes(each)]
     weights = sum(outputs * inputs for outputs, inputs in shapes)
-    moe = mixture_of(config)
-    biases = len(ops.experts) * moe.experts if moe is not None and moe.routing.bias else 0  # float32 in layers
+    mixtures = (part for _, part in walk(config.tree) if isinstance(part, MoE))
+    biases = sum(moe.choice_bias.elements for moe in mixtures if moe.choice_bias is not None)  # float32 in layers
     others = (model.counted_parameters() - weights - biases) * item + biases * _FLOAT32_BYTES
     return others + sum(method.matrix_bytes(outputs, inputs) for outputs, inputs in shapes)
 
@@ -53,17 +42,14 @@ def layer_tensors(
 ) -> tuple[tuple[int, ...], ...] | str:
     """The bytes of each tensor of the matrices of each layer (`OpLayer.weight_tensors`), without routers.
 
-    A clause if layers, or the method, do not say them before layers are built. Raises ModelError for damaged files.
+    A clause if the method does not say them before layers are built. Raises ModelError for damaged files.
     """
-    ops = described_ops(model, config, dtype)
-    if ops is None:
-        return f"the sizes of the layers of {model.architecture} are not known before they are built"
     sizes = _plain_sizes(item_size(dtype)) if method is None else _held_sizes(method, stored, item_size(dtype))
     if sizes is None:
         assert method is not None
         return f"{method.name} does not say the bytes of its tensors before layers are built (tensor_bytes)"
     found: dict[int, tuple[int, ...]] = dict.fromkeys(range(model.layers), ())
-    for matrix in _held_matrices(ops):
+    for matrix in _held_matrices(config.model_ops(dtype)):
         if (layer := _LAYER.match(matrix.names[0])) is not None:
             found[int(layer[1])] += sizes(matrix)
     return tuple(found.values())

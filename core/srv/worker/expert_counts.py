@@ -29,7 +29,7 @@ from srv.commands import (
     StartExpertCounts,
     StopExpertCounts,
 )
-from srv.models.layers.moe import MoE
+from srv.models.modules.feed_forward import MoE
 
 PER_PASS = "per_pass"
 

@@ -75,10 +75,10 @@ def _library_backend(
         reasons: list[str] = []
         if moe is not None and context.model is not None:
             hidden = int(context.model.config.get("hidden_size", 0))
-            sizes = {"hidden": hidden, "intermediate": moe.intermediate // (context["tp_size"] or 1)}
-            if moe.activation not in activations:
-                reasons.append(f"{name} does not compute the activation {moe.activation}")
-            if moe.expert_bias and not biases:
+            sizes = {"hidden": hidden, "intermediate": moe.experts.inner // (context["tp_size"] or 1)}
+            if moe.experts.activation not in activations:
+                reasons.append(f"{name} does not compute the activation {moe.experts.activation}")
+            if moe.experts.bias and not biases:
                 reasons.append(f"{name} adds no biases of experts")
         found = reason(context.device, OpCall(dtype or HALVES[0], sizes))
         reasons = [*([found] if found else []), *reasons]

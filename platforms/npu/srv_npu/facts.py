@@ -67,9 +67,9 @@ def _ascend_experts(context: ResolutionContext) -> Requires | Unfit:
     Their biases are operands of their own, of which a call takes a limited number.
     """
     moe = None if context.model is None else mixture(context.model, {})
-    if moe is None or not moe.expert_bias or moe.experts <= MAX_LISTED:
+    if moe is None or not moe.experts.bias or moe.experts.count <= MAX_LISTED:
         return Requires()
-    return Unfit((f"it takes at most {MAX_LISTED} experts with biases, and the model has {moe.experts}",))
+    return Unfit((f"it takes at most {MAX_LISTED} experts with biases, and the model has {moe.experts.count}",))
 
 
 def _ascend(context: ResolutionContext) -> Requires | Unfit:

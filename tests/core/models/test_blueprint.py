@@ -74,7 +74,7 @@ def test_layers_hold_the_weights_that_blueprints_name() -> None:
     for name in configurations():
         config, context = native(name), BuildContext(HOST, torch.float32, reference_ops())
         assert isinstance(config, Described)
-        model = load_layers(name)(config, LayerFactory(context), 64)
+        model = load_layers(name)(config.tree, LayerFactory(context), 64)
         assert shapes(config.tree) == {each: tuple(view.shape) for each, view in model.weight_views().items()}, name
         assert config.attention_layers == model.attention_layers, name
         assert config.parameters == sum(view.numel() for view in model.weight_views().values()), name
@@ -106,7 +106,9 @@ def test_the_first_of_two_ranks_has_the_weights_that_its_blueprint_names() -> No
             continue
         part, group = config.of_rank(2), RankGroup(rank=0, size=2)
         assert isinstance(part, Described)
-        model = load_layers(name)(config, LayerFactory(BuildContext(HOST, torch.float32, reference_ops(), group)), 64)
+        model = load_layers(name)(
+            config.tree, LayerFactory(BuildContext(HOST, torch.float32, reference_ops(), group)), 64
+        )
         views = {each: tuple(view.shape) for each, view in model.weight_views().items()}
         assert shapes(part.tree) == views, name
         seen += 1

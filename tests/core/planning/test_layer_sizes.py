@@ -11,7 +11,6 @@ from models_small import CONFIGS, OWN_SIZES, SIZES, built
 from srv.models.architectures.registry import native_config
 from srv.models.layers.linear import Projection
 from srv.models.read import read_facts
-from srv.planning.layer_sizes import described_ops
 
 LATENT = ("v2-lite", "v3")  # with queries as they are, and with compressed ones
 
@@ -25,8 +24,7 @@ def test_a_fused_matrix_has_the_outputs_of_its_parts(kind: str, tmp_path: Path) 
     else:
         CONFIGS[kind](**{**SIZES, **OWN_SIZES.get(kind, {})}).save_pretrained(folder)
     facts = read_facts(folder)
-    ops = described_ops(facts, native_config(facts.architecture, facts.config), "float32")
-    assert ops is not None
+    ops = native_config(facts.architecture, facts.config).model_ops("float32")
     layers = [each for each in built(folder, load_format="dummy").modules() if isinstance(each, Projection)]
     found = {tuple(each.output_sizes): tuple(each.output_sizes.values()) for each in layers}
     described = {each.names: each.output_sizes for each in ops.matrices if not each.embedding}

@@ -55,10 +55,10 @@ def activation_bytes_per_token(context: ResolutionContext) -> float:
     item, hidden, layers = item_size(context["dtype"]), model.hidden_size, special_layers(model)
     inner = 3 * _inner_size(model) * item
     if layers.mixture is not None:
-        inner = max(inner, layers.mixture.step_bytes(hidden, item))
+        inner = max(inner, layers.mixture.step_bytes(item))
     if layers.recurrent is not None:
         inner = max(inner, layers.recurrent.step_bytes(item))
-    streams = 0 if layers.streams is None else layers.streams.step_bytes(hidden, item)
+    streams = 0 if layers.streams is None else layers.streams.step_bytes(item)
     return float(8 * hidden * item + inner + streams)
 
 

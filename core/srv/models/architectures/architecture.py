@@ -7,7 +7,7 @@ are imported when a model is built. Must not know any architecture by name: `srv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from srv.models.blueprint import Part
 from srv.models.derive import DividedSizes, ModelOps
@@ -16,7 +16,20 @@ from srv.models.formats.stored_weights import StoredWeights
 from srv.specs import AttentionLayer
 
 GROUP = "srv.architectures"  # the entry points of other distributions
-DECODER = "srv.models.architectures.decoder:Decoder"
+DECODER = "srv.models.modules.decoder:Decoder"
+
+
+class Pooled(NamedTuple):
+    """What a model says of itself that generates no text: its hidden states are pooled.
+
+    `positions`: the most tokens of a prompt; None: the context of the configuration. `labels`: how many its
+    classification head has; 0 without one. `pooled_by`: how its head, or an embedding, pools where no file of the
+    checkpoint says so; a value of `srv.types.Pooling`.
+    """
+
+    positions: int | None
+    labels: int
+    pooled_by: str
 
 
 class NativeConfig(Protocol):
@@ -43,30 +56,15 @@ class NativeConfig(Protocol):
     def divided(self) -> DividedSizes | None:
         """The sizes that are divided among ranks, or None if the layers cannot be sharded."""
 
+    @property
+    def pooled(self) -> Pooled | None:
+        """None of a model that generates text."""
+
     def of_rank(self, ranks: int) -> NativeConfig:
         """The configuration of the part that one of `ranks` ranks holds."""
 
     def model_ops(self, dtype: str) -> ModelOps:
         """What the layers call. `dtype`: of the model. Of the configuration of one rank, what that rank calls."""
-
-
-@runtime_checkable
-class PooledConfig(Protocol):
-    """A `NativeConfig` of a model that generates no text: its hidden states are pooled.
-
-    `positions`: the most tokens of a prompt; None: the context of the configuration. `labels`: how many its
-    classification head has; 0 without one. `pooled_by`: how its head, or an embedding, pools where no file of the
-    checkpoint says so; a value of `srv.types.Pooling`.
-    """
-
-    @property
-    def positions(self) -> int | None: ...
-
-    @property
-    def labels(self) -> int: ...
-
-    @property
-    def pooled_by(self) -> str: ...
 
 
 class Architecture(NamedTuple):

@@ -12,7 +12,6 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.deepseek_config import WEIGHTS, DeepseekConfig
-from srv.models.architectures.deepseek_v2 import LAYERS
 from srv.models.architectures.deepseek_v32 import DEFAULTS, make_v32
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
@@ -64,7 +63,6 @@ ARCHITECTURE = Architecture(
         "gated_norm_rank": 16,
         "eos_token_id": 163691,
     },
-    layers=LAYERS,
     model_type="axk2",
     weights=WEIGHTS._replace(components=_COMPONENTS, gated_queries=True),
 )

@@ -40,6 +40,5 @@ ARCHITECTURE = Architecture(
         "attn_layer_indices": None,
         "mlp_bias": False,
     },
-    layers="srv.models.architectures.mamba_layers:Mamba",
     weights=STORED,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.glm import rotated_dims
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig
+from srv.models.architectures.layer_norm_config import LayerNormConfig
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig
 
@@ -49,6 +49,5 @@ ARCHITECTURE = Architecture(
     name="CohereForCausalLM",
     make_config=make_config,
     defaults={**COHERE_DEFAULTS, "rope_theta": 500000.0, "use_qk_norm": False},
-    layers=LAYERS,
     weights=WEIGHTS,
 )

@@ -11,7 +11,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.cohere import COHERE_DEFAULTS, WEIGHTS, decoder, parallel
 from srv.models.architectures.decoder_config import windows_of_pattern
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig
+from srv.models.architectures.layer_norm_config import LayerNormConfig
 
 PATTERN = 4  # every fourth layer has full attention
 
@@ -26,6 +26,5 @@ ARCHITECTURE = Architecture(
     name="Cohere2ForCausalLM",
     make_config=make_config,
     defaults={**COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": PATTERN},
-    layers=LAYERS,
     weights=WEIGHTS,
 )

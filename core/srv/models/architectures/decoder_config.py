@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.described import Described
-from srv.models.blueprint import Decoder, Layer
+from srv.models.blueprint import Decoder, Layer, Temperature
 from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
 
@@ -42,13 +42,6 @@ UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
     "no_rope_layers": (),
     "is_causal": (True,),
 }
-
-
-class Temperature(NamedTuple):
-    """A factor for queries that grows with their position: 1 + scale ln(1 + floor((position + 1) / step))."""
-
-    step: float
-    scale: float
 
 
 @dataclass(frozen=True)

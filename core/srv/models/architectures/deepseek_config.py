@@ -1,6 +1,6 @@
 """DeepSeek-V2 and V3: the facts of decoders with latent attention and, from some layer on, a mixture of experts.
 
-Torch-free; `deepseek_layers` computes. Owns what both have in common; the file of each one says how it chooses experts.
+Torch-free. Owns what both have in common; the file of each one says how it chooses experts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from srv.models.architectures import parts
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.described import Described
 from srv.models.architectures.latent_sizes import LatentSizes, latent_sizes
-from srv.models.blueprint import GatedNorm, Layer, Linear, Norm, Part
+from srv.models.blueprint import Layer, Linear, Norm, Part
 from srv.models.formats.stored_weights import StoredWeights
+from srv.models.latent_parts import GatedNorm
 from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
@@ -47,18 +48,13 @@ class DeepseekConfig(Described):
     """`decoder`: everything besides attention; its heads are those of the rotary part. `attention`: of every layer.
 
     `indexed`: whether each layer has an indexer, if `attention` has one; without, it uses that of a layer before it.
-    `gate_rank`: the inner size of the gates of norms (`srv.models.layers.gated_norm`), 0 if norms have none.
+    `gate_rank`: the inner size of the gates of norms (`srv.models.latent_parts.GatedNorm`), 0 if norms have none.
     """
 
     decoder: DecoderConfig
     attention: LatentSizes
     indexed: tuple[bool, ...] = ()
     gate_rank: int = 0
-
-    @property
-    def moe(self) -> MoEConfig | None:
-        """The mixture of experts of the layers that have one."""
-        return self.decoder.moe
 
     def has_indexer(self, index: int) -> bool:
         return bool(self.indexed) and self.indexed[index]
@@ -78,7 +74,7 @@ class DeepseekConfig(Described):
     def _layer(self, index: int) -> Layer:
         sizes, gated = self.decoder, self.gated_norms(index)
         before, between = (self._norm(name, name in gated) for name in (ATTENTION_NORM, MLP_NORM))
-        mixer = self.attention.part(self.has_indexer(index))
+        mixer = self.attention.part(sizes.rope, self.has_indexer(index))
         return Layer((before,), (mixer,), (between,), parts.feed_forward(sizes, sizes.moe_of(index)))
 
     def _norm(self, name: str, is_gated: bool) -> Norm:

@@ -10,8 +10,6 @@ from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, Deepseek
 from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 
-LAYERS = "srv.models.architectures.deepseek_layers:Deepseek"
-
 
 def make_config(config: Mapping[str, Any]) -> DeepseekConfig:
     return deepseek_config(config, _routing)
@@ -50,7 +48,6 @@ ARCHITECTURE = Architecture(
         "norm_topk_prob": False,
         "routed_scaling_factor": 1.0,
     },
-    layers=LAYERS,
     model_type="deepseek_v2",
     weights=WEIGHTS,
 )

@@ -11,7 +11,6 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, DeepseekConfig, deepseek_config, groups_of
-from srv.models.architectures.deepseek_v2 import LAYERS
 from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import refuse_unless
 
@@ -56,7 +55,6 @@ ARCHITECTURE = Architecture(
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
-    layers=LAYERS,
     model_type="deepseek_v3",
     weights=WEIGHTS,
 )

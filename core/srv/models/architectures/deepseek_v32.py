@@ -12,7 +12,6 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.deepseek_config import DEFAULTS as BASE
 from srv.models.architectures.deepseek_config import WEIGHTS, DeepseekConfig, deepseek_config, sparse_from
-from srv.models.architectures.deepseek_v2 import LAYERS
 from srv.models.architectures.deepseek_v3 import routing
 from srv.models.architectures.latent_sizes import index_dims
 from srv.models.indexers import indexer_types
@@ -92,7 +91,6 @@ V32 = Architecture(
         "topk_group": 4,
         "index_n_heads": 64,
     },
-    layers=LAYERS,
     model_type="deepseek_v32",
     weights=WEIGHTS,
 )
@@ -116,7 +114,6 @@ GLM = Architecture(
         "index_n_heads": 32,
         "indexer_types": None,
     },
-    layers=LAYERS,
     model_type="glm_moe_dsa",
     weights=WEIGHTS._replace(interleaved_indexer=True),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from srv.models import derive
+from srv.models.architectures.architecture import Pooled
 from srv.models.blueprint import Part
 from srv.models.derive import DividedSizes, ModelOps
 from srv.specs import AttentionLayer
@@ -15,6 +16,8 @@ from srv.specs import AttentionLayer
 
 class Described:
     """A `NativeConfig` (`srv.models.architectures.architecture`) whose answers follow from its tree."""
+
+    pooled: Pooled | None = None
 
     @functools.cached_property
     def tree(self) -> Part:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from srv.models.architectures.architecture import Pooled
 from srv.models.architectures.described import Described
 from srv.models.blueprint import (
     GATED,
@@ -81,12 +82,10 @@ class Encoder(Part):
 
 @dataclass(frozen=True)
 class EncoderBlueprint(Described):
-    """A `PooledConfig`; an encoder runs on one rank."""
+    """An encoder runs on one rank."""
 
     model: Encoder
-    positions: int | None
-    labels: int
-    pooled_by: str
+    pooled: Pooled | None = None
 
     @functools.cached_property
     def tree(self) -> Encoder:
@@ -120,7 +119,7 @@ class EncoderSizes(NamedTuple):
     gate and the up projection. `mlp_bias`, `down_bias`: of the matrices before the down projection, and of that one.
     `position_offset`: the row of the first token in the table of positions; None if layers rotate queries and keys
     instead, by `ropes`, of which each layer has one. `types`: the kinds of tokens, 0 without a table of them. `head`:
-    None without a classification head. `pooled_by`: see `PooledConfig`.
+    None without a classification head. `pooled_by`: see `Pooled`.
     """
 
     vocab_size: int
@@ -190,7 +189,7 @@ def encoder(sizes: EncoderSizes) -> EncoderBlueprint:
             head.activation,
         )
     labels = 0 if head is None else head.labels
-    return EncoderBlueprint(Encoder(stack, made), sizes.positions, labels, sizes.pooled_by)
+    return EncoderBlueprint(Encoder(stack, made), Pooled(sizes.positions, labels, sizes.pooled_by))
 
 
 def _layer(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, alibi_slopes, sizes
+from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, alibi_slopes, sizes
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig
 
@@ -70,7 +70,6 @@ ARCHITECTURE = Architecture(
         "parallel_attn": True,
         "tie_word_embeddings": True,
     },
-    layers=LAYERS,
     weights=StoredWeights(
         prefix="transformer.",
         names={

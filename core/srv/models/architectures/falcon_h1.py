@@ -1,7 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 side by side in every layer, with constants that multiply most results. Torch-free.
-
-`falcon_h1_layers` computes.
-"""
+"""Falcon-H1: attention and Mamba-2 side by side in every layer, with constants that multiply most results."""
 
 from __future__ import annotations
 
@@ -76,7 +73,6 @@ ARCHITECTURE = Architecture(
         "mlp_multipliers": None,
         "ssm_multipliers": None,
     },
-    layers="srv.models.architectures.falcon_h1_layers:FalconH1",
     model_type="falcon_h1",
     weights=STORED,
 )

@@ -1,6 +1,6 @@
 """Gemma 2: bounded scores and logits, norms before and after attention and MLP, and a window in every other layer.
 
-Torch-free; `sandwich_layers` computes. GGUF files contain neither `query_pre_attn_scalar` nor which layers have a
+Torch-free. GGUF files contain neither `query_pre_attn_scalar` nor which layers have a
 window; both are filled in as llama.cpp does.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, soft_cap, windows_of_pattern
-from srv.models.architectures.sandwich_config import LAYERS, SandwichConfig, attention_scale
+from srv.models.architectures.sandwich_config import SandwichConfig, attention_scale
 from srv.models.formats.gguf_layout import OUTPUT_NORM_NAMES, GGUFLayout
 from srv.models.layers.rope_config import refuse_unless
 
@@ -81,5 +81,4 @@ ARCHITECTURE = Architecture(
         complete=_complete_gguf,
         norms_plus_one=True,
     ),
-    layers=LAYERS,
 )

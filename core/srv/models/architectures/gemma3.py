@@ -1,6 +1,6 @@
 """Gemma 3 (text): the facts of a decoder whose layers have four norms, and most of which attend to a sliding window.
 
-Layers with a window have a rotary embedding of their own. Torch-free; `sandwich_layers` computes. GGUF files contain
+Layers with a window have a rotary embedding of their own. Torch-free. GGUF files contain
 neither `query_pre_attn_scalar` nor, usually, which layers have a window; both are filled in as llama.cpp does.
 """
 
@@ -13,7 +13,6 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, windows_of_pattern
 from srv.models.architectures.sandwich_config import (
     KINDS,
-    LAYERS,
     SandwichConfig,
     attention_scale,
     local_rope,
@@ -97,6 +96,5 @@ ARCHITECTURE = Architecture(
         complete=_complete_gguf,
         norms_plus_one=True,
     ),
-    layers=LAYERS,
     model_type="gemma3_text",
 )

@@ -1,4 +1,4 @@
-"""GLM-4-0414: GLM-4 with norms after attention and MLP as well. Torch-free; `sandwich_layers` computes."""
+"""GLM-4-0414: GLM-4 with norms after attention and MLP as well. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.glm import GLM_DEFAULTS, rotated_dims
 from srv.models.architectures.glm import make_config as glm_config
-from srv.models.architectures.sandwich_config import LAYERS, SandwichConfig
+from srv.models.architectures.sandwich_config import SandwichConfig
 from srv.models.formats.stored_weights import StoredWeights
 
 
@@ -20,7 +20,6 @@ ARCHITECTURE = Architecture(
     name="Glm4ForCausalLM",
     make_config=make_config,
     defaults=GLM_DEFAULTS,
-    layers=LAYERS,
     weights=StoredWeights(
         names={
             "model.layers.*.post_self_attn_layernorm": "model.layers.*.post_attention_layernorm",

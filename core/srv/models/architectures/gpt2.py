@@ -8,7 +8,6 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.gptj import NAMES
 from srv.models.architectures.layer_norm_config import (
-    LAYERS,
     LayerNormConfig,
     LearnedPositions,
     activation,
@@ -55,7 +54,6 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 50256,
         "tie_word_embeddings": True,
     },
-    layers=LAYERS,
     model_type="gpt2",
     weights=StoredWeights(
         prefix="transformer.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
+from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.architectures.starcoder2 import NAMES
 from srv.models.formats.stored_weights import StoredWeights
 
@@ -46,7 +46,6 @@ ARCHITECTURE = Architecture(
         "use_parallel_residual": True,
         "attention_bias": True,
     },
-    layers=LAYERS,
     model_type="gpt_neox",
     weights=StoredWeights(
         prefix="gpt_neox.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
+from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig, UnsupportedConfig
 
@@ -57,7 +57,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": False,
         "vocab_size": 50400,
     },
-    layers=LAYERS,
     weights=StoredWeights(
         prefix="transformer.",
         names={

@@ -1,7 +1,6 @@
 """Granite 4: Mamba-2 in most layers, attention in the others; experts and a shared MLP, or that MLP alone.
 
-The constants are those of Granite 3. Models without Mamba-2 layers have this class as well. Torch-free; `mamba_layers`
-computes.
+The constants are those of Granite 3. Models without Mamba-2 layers have this class as well. Torch-free.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ ARCHITECTURE = Architecture(
         "position_embedding_type": None,
         "layer_types": None,
     },
-    layers="srv.models.architectures.mamba_layers:Mamba",
     weights=StoredWeights(
         components={"block_sparse_moe": "mlp"}, names=_NAMES, fused_mlp=f"mlp.{_SHARED}.gate_up_proj"
     ),

@@ -1,6 +1,6 @@
 """HY-V4: sparse latent attention as in GLM-5, with gates and sinks, over several residual streams. Torch-free.
 
-`hy_v4_layers` computes. Other differences: no rotary pair is adjacent, the indexer rotates its last dimensions, and
+Other differences: no rotary pair is adjacent, the indexer rotates its last dimensions, and
 routed experts have a clamped activation, whose limit is that of the op `experts`. Layers of multi-token prediction are
 not loaded.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from srv.models.architectures import parts
@@ -17,49 +17,38 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.deepseek_config import DEFAULTS, DeepseekConfig
 from srv.models.architectures.deepseek_v32 import sparse_config
 from srv.models.architectures.described import Described
-from srv.models.blueprint import Layer, Norm, Part, Tensors
+from srv.models.blueprint import Layer, Norm, Part
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.indexers import hy_v4_types
-from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
-from srv.models.layers.stream_sizes import StreamSizes
+from srv.models.stream_parts import StreamMixing, StreamStart
 
 LIMIT = 10.0  # of the activation "silu_clamped"
 
 
 @dataclass(frozen=True)
 class HyV4Config(Described):
-    """`base`: attention and experts; `streams`: those of the residual."""
+    """`base`: attention and experts. `mixing`: of the residual streams before and after a part of a layer."""
 
     base: DeepseekConfig
-    streams: StreamSizes
-
-    @property
-    def moe(self) -> MoEConfig | None:
-        """The mixture of experts of the layers that have one."""
-        return self.base.moe
+    mixing: StreamMixing
 
     @functools.cached_property
     def tree(self) -> Part:
-        sizes, number = self.base.decoder, self.streams.number
+        sizes = self.base.decoder
         kinds = [(self.base.has_indexer(index), sizes.moe_of(index)) for index in range(sizes.layers)]
-        head = self._mixing("hc_head", number, 1, "hc_")
-        return parts.decoder(sizes, parts.layers(kinds, self._layer), head, parts.last_norm(sizes, adds=False))
+        head = replace(self.mixing, groups=1, prefix="hc_", name="hc_head")
+        after = (head, parts.last_norm(sizes, adds=False))
+        return parts.decoder(sizes, parts.layers(kinds, self._layer), *after, before=(StreamStart(self.mixing.number),))
 
     def _layer(self, index: int) -> Layer:
         base, sizes = self.base, self.base.decoder
         before, between = (
-            (self._mixing(mixing, 2 * self.streams.number, 2), Norm(sizes.hidden_size, sizes.norm_eps, name=norm))
+            (replace(self.mixing, name=mixing), Norm(sizes.hidden_size, sizes.norm_eps, name=norm))
             for mixing, norm in (("attn_hc", parts.BEFORE_MIXER), ("ffn_hc", parts.BEFORE_MLP))
         )
-        mixer = base.attention.part(base.has_indexer(index))
-        return Layer(before, (mixer,), between, parts.feed_forward(sizes, sizes.moe_of(index)))
-
-    def _mixing(self, name: str, weights: int, groups: int, prefix: str = "") -> Tensors:
-        """What mixes the streams before and after a part of a layer, or behind the last one."""
-        width = self.streams.number * self.base.decoder.hidden_size
-        shapes = {"fn": (weights, width), "base": (weights,), "scale": (groups,)}
-        return Tensors({f"{prefix}{each}": shape for each, shape in shapes.items()}, name=name)
+        mixer = base.attention.part(sizes.rope, base.has_indexer(index))
+        return Layer(before, (mixer,), between, parts.feed_forward(sizes, sizes.moe_of(index)), order="streams")
 
 
 def make_config(config: Mapping[str, Any]) -> HyV4Config:
@@ -71,9 +60,10 @@ def make_config(config: Mapping[str, Any]) -> HyV4Config:
     base = sparse_config({**config, "first_k_dense_replace": 1}, kinds)
     eps = base.decoder.norm_eps
     attention = base.attention._replace(gated=True, sinks=True, index_norm_eps=eps, index_rotates_last=True)
-    moe = None if base.moe is None else base.moe._replace(activation="silu_clamped")
+    moe = None if base.decoder.moe is None else base.decoder.moe._replace(activation="silu_clamped")
     base = base.replace(attention=attention, decoder=base.decoder.replace(moe=moe))
-    return HyV4Config(base, StreamSizes(count, float(config["hc_magnitude"]), float(config["hc_eps"]), eps))
+    magnitude, added = float(config["hc_magnitude"]), float(config["hc_eps"])
+    return HyV4Config(base, StreamMixing(count, base.decoder.hidden_size, 2, magnitude, added, eps))
 
 
 def _stored_names() -> Iterator[tuple[str, str]]:
@@ -121,7 +111,6 @@ ARCHITECTURE = Architecture(
         "hc_eps": 1e-6,
         "swiglu_limit": LIMIT,
     },
-    layers="srv.models.architectures.hy_v4_layers:HyV4",
     model_type="hy_v4",
     weights=StoredWeights(
         names=dict(_stored_names()), components={"linear_gate": "gate_proj", "learnable_sink_param": "sinks"}

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from srv.models.blueprint import Indexer, Latent, Linear, Norm, Tensors
+from srv.models.blueprint import Linear, Norm, Tensors
+from srv.models.latent_parts import Indexer, Latent
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig
 from srv.specs import IndexDims, LatentDims
 
@@ -60,7 +61,7 @@ class LatentSizes(NamedTuple):
         queries = (self.query_rank, own.heads * own.dim)
         return {"wq_b": queries, "wk": (self.hidden, own.dim), "weights_proj": (self.hidden, own.heads)}
 
-    def part(self, has_indexer: bool, name: str = "self_attn") -> Latent:
+    def part(self, rope: RopeConfig, has_indexer: bool, name: str = "self_attn") -> Latent:
         """The attention of a layer. `has_indexer`: of its own, in models that have indexers."""
         heads, dims, hidden = self.heads, self.dims, self.hidden
         down = {"kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
@@ -84,6 +85,7 @@ class LatentSizes(NamedTuple):
             self.head_dim,
             dims,
             self.scale,
+            rope,
             self.indexer,
             name=name,
         )

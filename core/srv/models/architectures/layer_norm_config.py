@@ -1,7 +1,6 @@
 """The configuration of decoders with LayerNorm: GPT-2, GPT-J, OPT, Phi, Cohere and others.
 
-Torch-free. Owns the switches in which these differ, and what their fields have in common. Must not know how a layer
-computes: `layer_norm_layers` does.
+Torch-free. Owns the switches in which these differ, and what their fields have in common.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from srv.models.architectures import parts
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.described import Described
-from srv.models.blueprint import HeadNorms, Layer, Norm, Part, Table
+from srv.models.blueprint import HeadNorms, Layer, Norm, Order, Part, Sinusoids, Table
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
 
-LAYERS = "srv.models.architectures.layer_norm_layers:LayerNormDecoder"
 MLPKind: TypeAlias = Literal["silu_gated", "gelu", "gelu_tanh", "relu"]
 # By the names that configurations have for activations without a gate.
 ACTIVATIONS: dict[str, MLPKind] = {
@@ -68,8 +66,10 @@ class LayerNormConfig(Described):
     def tree(self) -> Part:
         sizes = self.decoder
         before: list[Part] = []
+        if self.sinusoidal is not None:
+            before.append(Sinusoids(sizes.hidden_size, self.sinusoidal))
         if self.learned is not None:
-            before.append(Table(self.learned.rows, sizes.hidden_size, name="embed_positions"))
+            before.append(Table(self.learned.rows, sizes.hidden_size, self.learned.first, name="embed_positions"))
         if self.embedding_norm:
             before.append(self._norm("embed_norm"))
         made = parts.layers(list(zip(sizes.windows, sizes.rotated, strict=True)), self._layer)
@@ -81,13 +81,15 @@ class LayerNormConfig(Described):
         if self.head_norms:
             suffix = "norm" if self.joint_head_norms else "layernorm"
             head_norms = (
-                HeadNorms(sizes.heads, sizes.head_dim, self.joint_head_norms, name=f"q_{suffix}"),
-                HeadNorms(sizes.kv_heads, sizes.head_dim, self.joint_head_norms, name=f"k_{suffix}"),
+                HeadNorms(sizes.heads, sizes.head_dim, sizes.norm_eps, self.joint_head_norms, name=f"q_{suffix}"),
+                HeadNorms(sizes.kv_heads, sizes.head_dim, sizes.norm_eps, self.joint_head_norms, name=f"k_{suffix}"),
             )
         own = (self._norm(parts.BEFORE_MLP),) if self.separate_norms else ()
         mlp = parts.mlp(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias, self.mlp)
         attention = parts.attention(sizes, index, head_norms=head_norms)
-        return Layer((self._norm(parts.BEFORE_MIXER),), (attention,), own, mlp)
+        order: Order = "normed_residual" if self.residual_of_norm else "sequence"
+        order = "parallel" if self.parallel else order
+        return Layer((self._norm(parts.BEFORE_MIXER),), (attention,), own, mlp, order=order)
 
     def _norm(self, name: str) -> Norm:
         return Norm(self.decoder.hidden_size, self.decoder.norm_eps, rms=False, bias=self.norm_bias, name=name)

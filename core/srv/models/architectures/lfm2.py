@@ -1,6 +1,6 @@
 """LFM2: short convolutions in most layers, attention in the others; feed-forward layers, or mixtures of experts.
 
-Torch-free; `lfm2_layers` computes. Checkpoints name the projections of an MLP, and norms, otherwise than those of the
+Torch-free. Checkpoints name the projections of an MLP, and norms, otherwise than those of the
 other models.
 """
 
@@ -43,11 +43,6 @@ class Lfm2Config(HybridConfig):
     local_rope: RopeConfig | None = None
     output_norms: bool = False
     head_gates: bool = False
-
-    @property
-    def recurrent(self) -> ShortConvolutionSizes | None:
-        """None if all layers attend."""
-        return None if all(self.attends) else ShortConvolutionSizes(self.decoder.hidden_size, self.width)
 
     def moe_of(self, index: int) -> MoEConfig | None:
         """The mixture of experts of a layer; None if it has an MLP."""
@@ -177,7 +172,6 @@ DENSE = Architecture(
         "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": True,
     },
-    layers="srv.models.architectures.lfm2_layers:Lfm2",
     weights=_WEIGHTS,
 )
 SPARSE = Architecture(
@@ -196,7 +190,6 @@ SPARSE = Architecture(
         "routed_scaling_factor": 1.0,
         "norm_topk_prob": True,
     },
-    layers="srv.models.architectures.lfm2_layers:Lfm2",
     model_type="lfm2_moe",
     weights=_WEIGHTS,
 )

@@ -1,6 +1,6 @@
 """LFM3: the facts of an LFM2 with sliding windows, a gate per head of attention, and norms after each part of a layer.
 
-Layers with a window have a rotary embedding of their own. Torch-free; `lfm3_layers` computes.
+Layers with a window have a rotary embedding of their own. Torch-free.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ ARCHITECTURE = Architecture(
         "use_attention_gate": True,
         "eos_token_id": 124900,
     },
-    layers="srv.models.architectures.lfm3_layers:Lfm3",
     weights=StoredWeights(
         names={
             "model.embedding_norm": "model.norm",

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, Temperature, decoder_config
+from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
 from srv.models.architectures.glm import rotated_dims
+from srv.models.blueprint import Temperature
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig

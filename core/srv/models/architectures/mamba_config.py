@@ -1,6 +1,6 @@
 """The configuration of models with Mamba-2 layers: attention in the others, or beside them in every layer.
 
-Torch-free; `mamba_layers` computes. Owns what Granite 4, Bamba and Falcon-H1 have in common; the file of each says what
+Torch-free. Owns what Granite 4, Bamba and Falcon-H1 have in common; the file of each says what
 it does otherwise. Raises UnsupportedConfig with the name of a field.
 """
 
@@ -58,31 +58,29 @@ class MambaConfig(HybridConfig):
         """Whether each layer has a Mamba-2 layer."""
         return tuple(self.parallel or not attends for attends in self.attends)
 
-    @property
-    def recurrent(self) -> StateSpaceSizes | None:
-        """None if every layer has attention only (Granite 4 without Mamba)."""
-        return self.mamba if any(self.recurs) else None
-
     @functools.cached_property
     def tree(self) -> Part:
         sizes = self.decoder
         return parts.decoder(sizes, parts.layers(self.attends, self._layer), parts.last_norm(sizes))
 
     def _layer(self, index: int) -> Layer:
-        sizes, hidden = self.decoder, self.decoder.hidden_size
+        sizes, hidden, factors = self.decoder, self.decoder.hidden_size, self.factors or LayerFactors()
         if self.moe is None:
-            feeding: MLP | MoE = parts.mlp(hidden, sizes.intermediate_size, sizes.mlp_bias, name=self.mlp)
+            mlp = parts.mlp(hidden, sizes.intermediate_size, sizes.mlp_bias, name=self.mlp)
+            feeding: MLP | MoE = dataclasses.replace(mlp, gate_factor=factors.gate, factor=factors.mlp_out)
         else:
             feeding = parts.mixture(self.moe, hidden)
         mixers: list[Attention | StateSpace] = []
         if self.recurs[index]:
-            mixers.append(state_space(self.mamba, hidden))
+            mixers.append(state_space(self.mamba, hidden, sizes.norm_eps, factors.projected if self.factors else ()))
         if self.attends[index]:
             mixers.append(parts.attention(sizes, index))
-        return dataclasses.replace(parts.pre_norm(sizes, mixers[0], feeding), mixers=tuple(mixers))
+        of_mamba, of_attention = (factors.mamba_in, factors.mamba_out), (factors.attention_in, factors.attention_out)
+        scales = (of_mamba, of_attention) if len(mixers) > 1 else ()
+        return dataclasses.replace(parts.pre_norm(sizes, mixers[0], feeding), mixers=tuple(mixers), scales=scales)
 
 
-def state_space(sizes: StateSpaceSizes, hidden: int) -> StateSpace:
+def state_space(sizes: StateSpaceSizes, hidden: int, eps: float, input_factors: tuple[float, ...] = ()) -> StateSpace:
     """A Mamba-2 layer."""
     scan, channels = sizes.scan, sizes.channels
     shapes: dict[str, tuple[int, ...]] = {"conv1d.weight": (channels, 1, sizes.width)}
@@ -96,6 +94,8 @@ def state_space(sizes: StateSpaceSizes, hidden: int) -> StateSpace:
         Tensors(shapes),
         Linear({"out_proj": hidden}, scan.inner, sizes.output_bias),
         sizes,
+        eps,
+        input_factors,
         name="mamba",
     )
 

@@ -1,20 +1,20 @@
 """MiniMax-Text-01: lightning attention in most layers, softmax attention in the others, and experts in all.
 
-Each norm's result, times a constant, is the residual. Torch-free; `minimax_layers` computes.
+Each norm's result, times a constant, is the residual. Torch-free.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, one_window
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
-from srv.models.blueprint import Attention, Layer, Linear, Norm, Part
+from srv.models.blueprint import Attention, Factors, Layer, Linear, Norm, Part
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ScanSizes
@@ -23,13 +23,6 @@ from srv.models.recurrent_parts import Lightning
 KINDS = (ATTENTION, "linear_attention")
 
 _DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # stored, but known from the sizes
-
-
-class Factors(NamedTuple):
-    """By which the residual (`kept`), and what is added to it, are multiplied."""
-
-    kept: float
-    added: float
 
 
 @dataclass(frozen=True)
@@ -48,26 +41,22 @@ class MiniMaxConfig(HybridConfig):
         sizes = self.decoder
         return ScanSizes(sizes.heads, sizes.heads, sizes.head_dim, sizes.head_dim)
 
-    @property
-    def recurrent(self) -> ScanSizes | None:
-        return None if all(self.attends) else self.scan
-
-    def share(self, index: int) -> float:
-        """That of `LightningAttention` in a layer."""
-        return 1 - index / (self.decoder.layers - 1 + 1e-5) + 1e-5
-
     @functools.cached_property
     def tree(self) -> Part:
         sizes = self.decoder
-        made = parts.layers(list(zip(self.attends, sizes.windows, strict=True)), self._layer)
+        decays = (None if attends else index for index, attends in enumerate(self.attends))  # each has its own
+        made = parts.layers(list(zip(decays, sizes.windows, strict=True)), self._layer)
         return parts.decoder(sizes, made, parts.last_norm(sizes, adds=False))
 
     def _layer(self, index: int) -> Layer:
         mixer: Attention | Lightning
-        mixer = parts.attention(self.decoder, index) if self.attends[index] else self._lightning()
-        return parts.pre_norm(self.decoder, mixer, parts.feed_forward(self.decoder, self.moe), adds=False)
+        attends = self.attends[index]
+        mixer = parts.attention(self.decoder, index) if attends else self._lightning(index)
+        made = parts.pre_norm(self.decoder, mixer, parts.feed_forward(self.decoder, self.moe), adds=False)
+        factors = self.full if attends else self.linear
+        return replace(made, order="normed_residual", mixer_factors=factors, factors=self.mlp)
 
-    def _lightning(self) -> Lightning:
+    def _lightning(self, index: int) -> Lightning:
         hidden, inner = self.decoder.hidden_size, self.scan.inner
         return Lightning(
             Linear({"qkv_proj": 3 * inner}, hidden),
@@ -75,6 +64,7 @@ class MiniMaxConfig(HybridConfig):
             Norm(inner, self.decoder.norm_eps, name="norm"),
             Linear({"out_proj": hidden}, inner),
             self.scan,
+            1 - index / (self.decoder.layers - 1 + 1e-5) + 1e-5,
             name="self_attn",
         )
 
@@ -115,7 +105,6 @@ ARCHITECTURE = Architecture(
         "num_local_experts": 8,
         **{f"{name}_{side}_factor": 1 for name in ("full_attn", "linear_attn", "mlp") for side in ("alpha", "beta")},
     },
-    layers="srv.models.architectures.minimax_layers:MiniMax",
     weights=StoredWeights(
         components={"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
         unused=tuple(f"model.layers.*.self_attn.{name}" for name in _DECAYS),

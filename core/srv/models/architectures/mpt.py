@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, alibi_slopes, sizes
+from srv.models.architectures.layer_norm_config import LayerNormConfig, alibi_slopes, sizes
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
@@ -67,7 +67,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "vocab_size": 50368,
     },
-    layers=LAYERS,
     weights=StoredWeights(
         prefix="transformer.",
         names={

@@ -1,6 +1,6 @@
 """OLMo 2: norms follow attention and MLP, and precede neither; those of queries and keys span all heads.
 
-Torch-free; `sandwich_layers` computes. (Walsh et al. 2024, arXiv:2501.00656)
+Torch-free. (Walsh et al. 2024, arXiv:2501.00656)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, decoder_config
-from srv.models.architectures.sandwich_config import LAYERS, SandwichConfig
+from srv.models.architectures.sandwich_config import SandwichConfig
 from srv.models.formats.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
 
 OLMO_DEFAULTS: dict[str, Any] = {
@@ -37,5 +37,4 @@ ARCHITECTURE = Architecture(
     make_config=make_config,
     defaults=OLMO_DEFAULTS,
     gguf=GGUFLayout("olmo2", layer_names={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES}),
-    layers=LAYERS,
 )

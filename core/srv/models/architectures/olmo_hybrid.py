@@ -2,7 +2,7 @@
 
 Layers of the two kinds have their norms in other places. Published checkpoints have a convolution each of queries, keys
 and values; transformers 5.23 saves their rows as three parts of equal size, whose shapes are refused where they differ.
-Torch-free; `olmo_hybrid_layers` computes.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -31,11 +31,6 @@ class OlmoHybridConfig(HybridConfig):
     """Layers with attention have a norm after each part, and the others one before each."""
 
     delta: DeltaSizes
-
-    @property
-    def recurrent(self) -> DeltaSizes | None:
-        """None if all layers attend."""
-        return None if all(self.attends) else self.delta
 
     @functools.cached_property
     def tree(self) -> Part:
@@ -122,7 +117,6 @@ ARCHITECTURE = Architecture(
         "linear_allow_neg_eigval": True,
         "eos_token_id": 100257,
     },
-    layers="srv.models.architectures.olmo_hybrid_layers:OlmoHybrid",
     model_type="olmo_hybrid",
     weights=StoredWeights(
         names={

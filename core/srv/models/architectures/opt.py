@@ -7,7 +7,6 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import (
-    LAYERS,
     LayerNormConfig,
     LearnedPositions,
     activation,
@@ -51,7 +50,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "enable_bias": True,
     },
-    layers=LAYERS,
     weights=StoredWeights(
         prefix="model.decoder.",
         names={

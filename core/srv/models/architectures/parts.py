@@ -14,15 +14,15 @@ from srv.models.blueprint import (
     DecoderStack,
     Embedding,
     Experts,
+    Factors,
     HeadNorms,
-    Latent,
     Layer,
     Linear,
+    Mixer,
     MoE,
     Norm,
     Output,
     Part,
-    Recurrent,
     Tensors,
     alike,
 )
@@ -81,6 +81,8 @@ def attention(
         sizes.chunks[index] if sizes.chunks else None,
         sizes.attention_soft_cap,
         sizes.alibi_slopes,
+        gated_queries=gated_queries,
+        temperature=sizes.temperature if rope is None else None,
         name=name,
     )
 
@@ -97,8 +99,9 @@ def mixture(moe: MoEConfig, hidden: int, name: str = "mlp") -> MoE:
     shared = mlp(hidden, moe.shared_intermediate, name=moe.shared) if moe.shared_intermediate else None
     gate = Linear({f"{moe.shared}_gate": 1}, hidden) if shared is not None and moe.shared_gate else None
     router = Linear({moe.router: moe.experts}, hidden, moe.router_bias, role=ROUTER)
-    experts = Experts(moe.experts, moe.routing.top_k, hidden, moe.intermediate, moe.expert_bias, name="experts")
-    return MoE(router, bias, shared, gate, experts, moe, name=name)
+    sizes = (moe.experts, moe.routing.top_k, hidden, moe.intermediate)
+    experts = Experts(*sizes, moe.expert_bias, moe.activation, name="experts")
+    return MoE(router, bias, shared, gate, experts, moe.routing, moe.scales_inputs, name=name)
 
 
 def feed_forward(sizes: DecoderConfig, moe: MoEConfig | None) -> MLP | MoE:
@@ -110,7 +113,7 @@ def feed_forward(sizes: DecoderConfig, moe: MoEConfig | None) -> MLP | MoE:
 
 def pre_norm(
     sizes: DecoderConfig,
-    mixer: Attention | Latent | Recurrent,
+    mixer: Mixer,
     feeding: MLP | MoE,
     *,
     names: tuple[str, str] = (BEFORE_MIXER, BEFORE_MLP),
@@ -119,7 +122,8 @@ def pre_norm(
 ) -> Layer:
     """A layer with a norm before each of its two parts. `adds`, `wide`: of these norms."""
     before, between = (Norm(sizes.hidden_size, sizes.norm_eps, adds=adds, wide=wide, name=name) for name in names)
-    return Layer((before,), (mixer,), (between,), feeding)
+    factors = Factors(added=sizes.residual_multiplier)
+    return Layer((before,), (mixer,), (between,), feeding, mixer_factors=factors, factors=factors)
 
 
 def layers(kinds: Sequence[Kind], make: Callable[[int], Layer]) -> tuple[Layer, ...]:
@@ -137,9 +141,15 @@ def decoder(
     *after: Part,
     before: tuple[Part, ...] = (),
     output_bias: bool = False,
+    factor_dtype: str | None = None,
 ) -> Decoder:
-    """The model around its layers. `after`: the last norm, and what precedes it."""
-    hidden, vocab = sizes.hidden_size, sizes.vocab_size
-    stack = DecoderStack(Embedding(vocab, hidden, name="embed_tokens"), layers, before, after, name="model")
-    output = Output({"lm_head": vocab}, hidden, split="out", tied=sizes.tied_embeddings)
-    return Decoder(stack, output, Tensors({"lm_head.bias": (vocab,)}, divided=True) if output_bias else None)
+    """The model around its layers. `after`: the last norm, and what precedes it. `factor_dtype`: of `DecoderStack`."""
+    hidden, vocab, factor = sizes.hidden_size, sizes.vocab_size, sizes.embedding_multiplier
+    embedding = Embedding(vocab, hidden, name="embed_tokens")
+    return Decoder(
+        DecoderStack(embedding, layers, before, after, factor, factor_dtype, name="model"),
+        Output({"lm_head": vocab}, hidden, split="out", tied=sizes.tied_embeddings),
+        Tensors({"lm_head.bias": (vocab,)}, divided=True) if output_bias else None,
+        logits_divisor=sizes.logits_divisor,
+        logits_soft_cap=sizes.logits_soft_cap,
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
+from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.architectures.starcoder2 import NAMES
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import refuse_unless
@@ -46,7 +46,6 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 2,
         "tie_word_embeddings": False,
     },
-    layers=LAYERS,
     weights=StoredWeights(
         names={
             "model.final_layernorm": "model.norm",

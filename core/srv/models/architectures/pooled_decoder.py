@@ -13,37 +13,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from srv.models.architectures import llama, mistral, qwen2, qwen3
-from srv.models.architectures.architecture import Architecture, NativeConfig
+from srv.models.architectures.architecture import Architecture, NativeConfig, Pooled
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.described import Described
 from srv.models.architectures.encoder_config import label_count
 from srv.models.blueprint import Output, Part
 from srv.models.layers.rope_config import UnsupportedConfig
 
-LAYERS = "srv.models.architectures.pooled_decoder_layers:PooledDecoder"
 _CLASSIFIER, _ALONE = "ForSequenceClassification", "Model"
 
 
 @dataclass(frozen=True)
 class PooledDecoderConfig(Described):
-    """`decoder`: with tied embeddings, so that it has no weights for the output layer. `labels`: see `PooledConfig`."""
+    """`decoder`: with tied embeddings, so that it has no weights for the output layer."""
 
     decoder: DecoderConfig
-    labels: int
-
-    @property
-    def positions(self) -> int | None:
-        return None
-
-    @property
-    def pooled_by(self) -> str:
-        return "last"
+    pooled: Pooled | None = None
 
     @functools.cached_property
     def tree(self) -> Part:
         """With the head, which every rank has, in place of the output layer."""
-        head = Output({"score": self.labels}, self.decoder.hidden_size) if self.labels else None
-        return dataclasses.replace(self.decoder.tree, output=head)
+        labels = 0 if self.pooled is None else self.pooled.labels
+        head = Output({"score": labels}, self.decoder.hidden_size) if labels else None
+        return dataclasses.replace(self.decoder.tree, output=None, head=head)
 
 
 def _of(base: Architecture, suffix: str) -> Architecture:
@@ -52,13 +44,12 @@ def _of(base: Architecture, suffix: str) -> Architecture:
         if not isinstance(decoder, DecoderConfig):
             raise UnsupportedConfig(f"{base.name} is served with its output layer only")
         labels = label_count(config) if suffix == _CLASSIFIER else 0
-        return PooledDecoderConfig(decoder.replace(tied_embeddings=True), labels)
+        return PooledDecoderConfig(decoder.replace(tied_embeddings=True), Pooled(None, labels, "last"))
 
     return Architecture(
         name=base.name.removesuffix("ForCausalLM") + suffix,
         make_config=make_config,
         defaults=base.defaults,
-        layers=LAYERS,
         weights=base.weights,
     )
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.qwen3_next import (
-    LAYERS,
     SHARED_DEFAULTS,
     Qwen3NextConfig,
     mixture_with_shared,
@@ -44,7 +43,6 @@ DENSE = Architecture(
         "num_hidden_layers": 32,
         "num_key_value_heads": 4,
     },
-    layers=LAYERS,
     model_type="qwen3_5_text",
 )
 SPARSE = Architecture(
@@ -61,6 +59,5 @@ SPARSE = Architecture(
         "num_experts_per_tok": 8,
         "num_experts": 256,
     },
-    layers=LAYERS,
     model_type="qwen3_5_moe_text",
 )

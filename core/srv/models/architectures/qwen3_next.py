@@ -1,7 +1,7 @@
 """Qwen3-Next: the facts of a decoder most of whose layers keep a recurrent state instead of keys and values.
 
 Every fourth layer has attention, with a sigmoid gate on its result; the others have the gated delta rule. The
-feed-forward layers are mixtures of experts, or dense ones. Torch-free; `qwen3_next_layers` computes. Owns what Qwen3.5
+feed-forward layers are mixtures of experts, or dense ones. Torch-free. Owns what Qwen3.5
 (`qwen3_5`) has in common with it.
 """
 
@@ -37,10 +37,6 @@ class Qwen3NextConfig(HybridConfig):
     def moe_of(self, index: int) -> MoEConfig | None:
         """The mixture of experts of a layer; None if it has an MLP."""
         return self.moe if self.has_experts[index] else None
-
-    @property
-    def recurrent(self) -> DeltaSizes:
-        return self.delta
 
     @functools.cached_property
     def tree(self) -> Part:
@@ -137,7 +133,6 @@ SHARED_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "linear_num_value_heads": 32,
     }
 )
-LAYERS = "srv.models.architectures.qwen3_next_layers:Qwen3Next"
 ARCHITECTURE = Architecture(
     name="Qwen3NextForCausalLM",
     make_config=make_config,
@@ -156,6 +151,5 @@ ARCHITECTURE = Architecture(
         "num_experts": 512,
         "norm_topk_prob": True,
     },
-    layers=LAYERS,
     model_type="qwen3_next",
 )

@@ -1,6 +1,6 @@
 """RecurrentGemma: the facts of a decoder whose layers have a gated linear recurrence, or attention to a window.
 
-Torch-free; `recurrent_gemma_layers` computes.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -31,16 +31,11 @@ class RecurrentGemmaConfig(HybridConfig):
     channels: int
     width: int
 
-    @property
-    def recurrent(self) -> LinearRecurrenceSizes | None:
-        """None if all layers attend."""
-        return None if all(self.attends) else LinearRecurrenceSizes(self.channels, self.width)
-
     @functools.cached_property
     def tree(self) -> Part:
-        """Norms are computed in float32."""
+        """Norms are computed in float32. Models of every dtype were trained with the factor as bfloat16 rounds it."""
         made = parts.layers(self.attends, self._layer)
-        return parts.decoder(self.decoder, made, parts.last_norm(self.decoder, wide=True))
+        return parts.decoder(self.decoder, made, parts.last_norm(self.decoder, wide=True), factor_dtype="bfloat16")
 
     def _layer(self, index: int) -> Layer:
         sizes = self.decoder
@@ -60,6 +55,7 @@ class RecurrentGemmaConfig(HybridConfig):
             Tensors({**shapes, "rg_lru.recurrent_param": (channels,)}),
             Linear({"linear_out": hidden}, channels, True),
             LinearRecurrenceSizes(channels, self.width),
+            heads,
             name=MIXER,
         )
 
@@ -123,7 +119,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "eos_token_id": 1,
     },
-    layers="srv.models.architectures.recurrent_gemma_layers:RecurrentGemma",
     model_type="recurrent_gemma",
     weights=StoredWeights(names={"model.final_norm": "model.norm"}, components={"mlp_block": "mlp"}),
 )

@@ -1,6 +1,6 @@
 """The configuration of decoders whose attention and MLP have a norm after them: Gemma, GLM-4, OLMo.
 
-Torch-free. Owns the switches in which these differ. Must not know how a layer computes: `sandwich_layers` does.
+Torch-free. Owns the switches in which these differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from srv.models.architectures.described import Described
 from srv.models.blueprint import Activation, Layer, Norm, Part
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
 
-LAYERS = "srv.models.architectures.sandwich_layers:SandwichDecoder"
 KINDS = ("full_attention", "sliding_attention")
 GatedActivation: TypeAlias = Literal["silu", "gelu_tanh"]
 
@@ -40,7 +39,7 @@ class SandwichConfig(Described):
     def tree(self) -> Part:
         sizes = self.decoder
         made = parts.layers(list(zip(sizes.windows, sizes.rotated, strict=True)), self._layer)
-        return parts.decoder(sizes, made, parts.last_norm(sizes, wide=self.unit_offset))
+        return parts.decoder(sizes, made, parts.last_norm(sizes, wide=self.unit_offset), factor_dtype="")
 
     def _layer(self, index: int) -> Layer:
         sizes = self.decoder

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, sizes
+from srv.models.architectures.layer_norm_config import LayerNormConfig, sizes
 from srv.models.layers.rope_config import refuse_unless
 
 NAMES = {
@@ -50,5 +50,4 @@ ARCHITECTURE = Architecture(
         "use_parallel_residual": False,
         "use_qkv_bias": False,
     },
-    layers=LAYERS,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import one_window
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
+from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.formats.stored_weights import StoredWeights
 
 NAMES = {
@@ -55,7 +55,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "use_bias": True,
     },
-    layers=LAYERS,
     weights=StoredWeights(
         names={
             "model.layers.*.mlp.c_fc": "model.layers.*.mlp.up_proj",

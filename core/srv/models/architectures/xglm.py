@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LAYERS, LayerNormConfig, activation, sizes
+from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.rope_config import refuse_unless
 
@@ -41,7 +41,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "vocab_size": 256008,
     },
-    layers=LAYERS,
     weights=StoredWeights(
         prefix="model.",
         names={

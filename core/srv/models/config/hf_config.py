@@ -17,7 +17,7 @@ from typing import Any
 from srv.dtypes import FLOATS, ITEM_SIZES
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.architecture import NativeConfig, PooledConfig
+from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import (
     known_name,
     name_of_type,
@@ -99,7 +99,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
         sizes |= {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
-    pooled = native if isinstance(native, PooledConfig) else None
+    pooled = None if native is None else native.pooled
     given = usable_context(_text_config(config), sizes["context"] - _unused_positions(config))
     context = pooled.positions if pooled and pooled.positions else given
     sentence = read_sentence(path, config, sizes["hidden_size"], 0 if pooled is None else pooled.labels)

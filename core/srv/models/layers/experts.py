@@ -1,8 +1,8 @@
 """The experts of a layer: all of them in two tensors, whole or sharded over ranks by the intermediate size.
 
 Owns weights on the model's device, and the names that checkpoints give to those of each expert, so that loaders can
-fill them. Must not know files, nor how a token's experts are chosen (`srv.models.layers.moe`). Quantized experts are in
-`srv.quantization`.
+fill them. Must not know files, nor how a token's experts are chosen (`srv.models.modules.feed_forward`). Quantized
+experts are in `srv.quantization`.
 
     gate_up [E, 2 I, H]: the rows of gate_proj, then those of up_proj, of each expert
     down    [E, H, I]

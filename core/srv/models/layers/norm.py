@@ -11,21 +11,27 @@ from torch import Tensor, nn
 
 from srv.models.layers.context import BuildContext
 from srv.models.layers.op_layer import TORCH
+from srv.models.layers.own_weights import OwnWeights
 from srv.platform.interface import OpArgs
 
 
-class Norm(nn.Module, ABC):
-    """A norm over the last axis, with a weight [dim]."""
+class Norm(OwnWeights, ABC):
+    """A norm over the last axis, with a weight [dim]. `name`: in the checkpoint; "" if no file has the weight."""
 
     weight: nn.Parameter
+    name: str = ""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """[T, dim] -> [T, dim]."""
 
-    def weight_views(self, name: str) -> dict[str, Tensor]:
-        """The tensors that a loader fills; `name`: that of the norm in the checkpoint."""
-        return {f"{name}.weight": self.weight}
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of residual + x, residual + x), each [T, dim]."""
+        total = residual + x
+        return self.forward(total), total
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return {f"{self.name}.weight": self.weight} if self.name else {}
 
 
 class LayerNorm(Norm):
@@ -43,9 +49,9 @@ class LayerNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.dim, self.weight, self.bias, self.eps)
 
-    def weight_views(self, name: str) -> dict[str, Tensor]:
-        views = super().weight_views(name)
-        return views if self.bias is None else {**views, f"{name}.bias": self.bias}
+    def weight_views(self) -> dict[str, Tensor]:
+        views = super().weight_views()
+        return views if self.bias is None else {**views, f"{self.name}.bias": self.bias}
 
 
 class RMSNorm(Norm):
@@ -63,9 +69,8 @@ class RMSNorm(Norm):
         return self._rms_norm(x, self.weight, self.eps)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of residual + x, residual + x), each [T, dim]."""
         if self._add_rms_norm is None:
-            raise TypeError("this norm was built without a residual")
+            return super().add_and_norm(x, residual)
         return self._add_rms_norm(x, residual, self.weight, self.eps)
 
 
@@ -92,20 +97,18 @@ class UnitOffsetRMSNorm(RMSNorm):
             self._add_rms_norm = context.ops.bind("add_rms_norm", wide)
 
     def prepare_loaded(self) -> None:
-        """Call it once after loading."""
         torch.add(self.weight.float(), 1, out=self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._rms_norm(x.float(), self.scale, self.eps).to(self.dtype)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        if self._add_rms_norm is not None:
-            return self._add_rms_norm(x, residual, self.scale, self.eps)
-        total = residual + x
-        return self.forward(total), total
+        if self._add_rms_norm is None:
+            return super().add_and_norm(x, residual)
+        return self._add_rms_norm(x, residual, self.scale, self.eps)
 
 
-def joined(norm: RMSNorm | None, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+def joined(norm: Norm | None, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
     """(what the next part reads, residual + x). `x`: None before the first layer."""
     if x is not None and norm is not None:
         return norm.add_and_norm(x, residual)

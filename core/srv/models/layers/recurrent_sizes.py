@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 _FLOAT32 = 4  # bytes
 _STATES_AT_ONCE = 5  # as it was, decayed, what is added, their sum, and all of them in one tensor
@@ -11,7 +11,6 @@ GATED_NORM = "gated_rms_norm"  # its name among the ops of a layer
 _CHUNK = 64  # tokens whose products of b and c are computed at once
 
 
-@runtime_checkable
 class RecurrentSizes(Protocol):
     """The sizes of a recurrent layer. `item`: bytes per element of the model's dtype."""
 

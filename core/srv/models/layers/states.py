@@ -1,15 +1,13 @@
-"""What recurrent layers have in common, and what they receive beside their inputs: the states of the step's rows."""
+"""What recurrent layers receive beside their inputs: the states of the step's rows."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from srv.errors import InternalError
-from srv.models.layers.linear import Projection
 
 
 class LayerStates(NamedTuple):
@@ -26,26 +24,6 @@ class LayerStates(NamedTuple):
 
 
 StatesOf: TypeAlias = Callable[[int, int], LayerStates]  # (recurrent cache group, index of the layer within it)
-
-
-class StateLayer(nn.Module, ABC):
-    """A layer that mixes tokens by states of a fixed size, in the place of attention."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, states_of: StatesOf) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; the states of the rows advance by their tokens."""
-
-    @property
-    @abstractmethod
-    def projections(self) -> tuple[Projection, ...]:
-        """The layers with weight matrices."""
-
-    @abstractmethod
-    def weight_views(self) -> dict[str, Tensor]:
-        """Those of weights outside `projections`, by their names in the checkpoint."""
-
-    def prepare_loaded(self) -> None:
-        """Compute what derives from the weights. Called once, after loading."""
 
 
 def no_states(group: int, index: int) -> LayerStates:

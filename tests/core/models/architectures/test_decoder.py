@@ -15,11 +15,11 @@ from models_small import GRANITE, HOST, SIZES, built, edit_config, expected_logi
 from planned_sizes import check_sizes
 
 from srv.errors import ModelError, PluginError
-from srv.models.architectures.decoder import Decoder
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.registry import native_config
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 from srv.platform.interface import OpArgs, OpImpl

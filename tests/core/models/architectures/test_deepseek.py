@@ -79,7 +79,7 @@ def test_ranks_hold_parts_of_heads_and_experts_and_the_same_latents(
     assert whole.kv_heads == part.attention_layers[0].kv_heads == 1
     ranks = RankGroup(rank=0, size=2), RankGroup(rank=1, size=2)
     context = [BuildContext(HOST, torch.float32, reference_ops(), group) for group in ranks]
-    models = [load_layers(type(folders[kind][0]).__name__)(config, LayerFactory(each), 64) for each in context]
+    models = [load_layers(type(folders[kind][0]).__name__)(config.tree, LayerFactory(each), 64) for each in context]
     assert [model.loaded_bytes() for model in models] == [4 * part.parameters] * 2
     ups = [dict(enumerate(up for _, up in model.up_projections())) for model in models]  # type: ignore[attr-defined]
     assert [tuple(up[0].shape) for up in ups] == [(3, 22, 16)] * 2

@@ -32,11 +32,11 @@ from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import name_of_type, native_config
 from srv.models.architectures.sandwich_config import SandwichConfig
-from srv.models.architectures.sandwich_layers import SandwichDecoder
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.context import BuildContext
 from srv.models.layers.norm import UnitOffsetRMSNorm
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 from srv.models.transformers.hf_model import HFModel
@@ -87,7 +87,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     model = saved(tmp_path, **CASES[case])
     tokens = tokens_of(model, TOKENS)
     ours = built(tmp_path, impl="srv")
-    assert isinstance(ours, SandwichDecoder)
+    assert isinstance(ours, Decoder)
     expected = expected_logits(model, tokens)
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
     assert relative(our_logits(ours, tokens, first=23), expected) < 1e-5

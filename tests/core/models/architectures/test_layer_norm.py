@@ -19,10 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from srv.errors import ModelError, Refusal
 from srv.models.architectures.attention_layers import attention_layers
 from srv.models.architectures.layer_norm_config import LayerNormConfig
-from srv.models.architectures.layer_norm_layers import LayerNormDecoder
 from srv.models.architectures.registry import native_config
 from srv.models.architectures.sharding import rank_facts
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
 from srv.planning.resolution import resolve_launch
 from srv.testing.engine import user_input
@@ -123,7 +123,7 @@ def test_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Pat
     model = saved(case, tmp_path)
     tokens = tokens_of(model)
     ours = built(tmp_path)
-    assert isinstance(ours, LayerNormDecoder)
+    assert isinstance(ours, Decoder)
     expected = expected_logits(model, tokens)
     torch.testing.assert_close(our_logits(ours, tokens), expected, atol=2e-4, rtol=1e-4)
     assert expected.std() > 0.3, "the logits are too flat for the comparison to mean anything"

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from srv.dist.group import RankGroup
 from srv.errors import ModelError
-from srv.models.architectures.decoder import Decoder
 from srv.models.architectures.registry import native_config
-from srv.models.layers.moe import MoE
+from srv.models.modules.decoder import Decoder
+from srv.models.modules.feed_forward import MoE
 from srv.models.read import read_facts
 from srv.platform.interface import OpImpl
 from srv.platform.ops import Ops

@@ -16,65 +16,48 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from srv.models.layers.context import BuildContext
-from srv.models.layers.stream_sizes import StreamSizes
+from srv.models.layers.own_weights import OwnWeights
+from srv.models.modules.place import Place
+from srv.models.stream_parts import StreamMixing
 
 
-class StreamMixer(nn.Module):
-    """Weights that follow from the streams: `groups` of one per stream, each with a scale.
+class StreamMixer(OwnWeights):
+    """fn [groups * N, N * H], base [groups * N], scale [groups], all float32."""
 
-    fn [groups * N, N * H], base [groups * N], scale [groups], all float32.
-    """
-
-    def __init__(self, context: BuildContext, sizes: StreamSizes, hidden: int, groups: int) -> None:
+    def __init__(self, part: StreamMixing, place: Place) -> None:
         super().__init__()
-        weights, wide = groups * sizes.number, torch.float32
-        self.sizes = sizes
-        self.fn = context.empty(weights, sizes.number * hidden, dtype=wide)
-        self.base = context.empty(weights, dtype=wide)
-        self.scale = context.empty(groups, dtype=wide)
+        self.part, self.prefix = part, place.within(part).prefix
+        self.magnitude, self.eps, self.norm_eps = part.magnitude, part.eps, part.norm_eps
+        self.fn, self.base, self.scale = (
+            place.context.empty(*weight.shape, dtype=torch.float32) for weight in part.weights()
+        )
 
     def gates(self, streams: Tensor) -> Tensor:
         """[T, N, H] -> sigmoids float32 [groups, T, N]."""
         flat = streams.flatten(1).float()
-        inverse = torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.sizes.norm_eps)
+        inverse = torch.rsqrt(flat.square().mean(-1, keepdim=True) + self.norm_eps)
         logits = (F.linear(flat, self.fn) * inverse).view(len(flat), len(self.scale), -1)
         return (logits * self.scale[:, None] + self.base.view(len(self.scale), -1)).sigmoid().transpose(0, 1)
 
     def weighted(self, gates: Tensor, streams: Tensor) -> Tensor:
         """The sum of the streams [T, N, H] by their gates [T, N]: [T, H] of the streams' dtype."""
-        return ((gates + self.sizes.eps).unsqueeze(-1) * streams).sum(1).to(streams.dtype)
+        return ((gates + self.eps).unsqueeze(-1) * streams).sum(1).to(streams.dtype)
 
-    def weight_views(self, name: str, prefix: str = "") -> dict[str, Tensor]:
-        """By their names in checkpoints: `name`, then `prefix` and the name of the weight."""
-        own = {"fn": self.fn, "base": self.base, "scale": self.scale}
-        return {f"{name}.{prefix}{each}": weight for each, weight in own.items()}
-
-
-class HyperConnection(StreamMixer):
-    """The mixing before and after one part of a layer."""
-
-    def __init__(self, context: BuildContext, sizes: StreamSizes, hidden: int) -> None:
-        super().__init__(context, sizes, hidden, groups=2)
+    def forward(self, streams: Tensor) -> Tensor:
+        """All streams mixed to one, after the last layer: [T, N, H] -> [T, H]."""
+        return self.weighted(self.gates(streams)[0], streams)
 
     def read(self, streams: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, N, H] -> (what the part reads [T, H], the weights of its result float32 [T, N])."""
+        """[T, N, H] -> (what a part of a layer reads [T, H], the weights of its result float32 [T, N])."""
         before, after = self.gates(streams)
-        return self.weighted(before, streams), self.sizes.magnitude * after + self.sizes.eps
+        return self.weighted(before, streams), self.magnitude * after + self.eps
 
     def join(self, streams: Tensor, result: Tensor, weights: Tensor) -> Tensor:
         """The streams [T, N, H] with the result of the part [T, H], by `weights` of `read`."""
         return (weights.unsqueeze(-1) * result.float().unsqueeze(1) + streams.float()).to(streams.dtype)
 
-
-class StreamHead(StreamMixer):
-    """The mixing of all streams to one after the last layer."""
-
-    def __init__(self, context: BuildContext, sizes: StreamSizes, hidden: int) -> None:
-        super().__init__(context, sizes, hidden, groups=1)
-
-    def forward(self, streams: Tensor) -> Tensor:
-        """[T, N, H] -> [T, H]."""
-        return self.weighted(self.gates(streams)[0], streams)
+    def weight_views(self) -> dict[str, Tensor]:
+        names = (f"{self.prefix}.{weight.name}" for weight in self.part.weights())
+        return dict(zip(names, (self.fn, self.base, self.scale), strict=True))

@@ -4,7 +4,7 @@
                  ├─ u ──┘                           │
                  └─ c ──────────────────────────────┘
 
-Owns weights and the names that checkpoints give to them. Must not know requests, as `srv.models.layers.delta`.
+Owns weights and the names that checkpoints give to them. Must not know requests, as `srv.models.modules.delta`.
 """
 
 from __future__ import annotations
@@ -14,39 +14,35 @@ from typing import Any
 
 from torch import Tensor
 
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection
-from srv.models.layers.states import StateLayer, StatesOf
+from srv.models import recurrent_parts
+from srv.models.base import ForwardContext, ModelInputs
+from srv.models.modules.mixer import Mixer
+from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs
 
 CONV = "conv"  # the name of the state
 
 
-class ShortConvolution(StateLayer):
+class ShortConvolution(Mixer):
     """[T, hidden] -> [T, hidden] over the state "conv" ``[hidden, width]`` of each row."""
 
-    def __init__(self, factory: LayerFactory, prefix: str, hidden: int, width: int, bias: bool, index: int) -> None:
+    def __init__(self, part: recurrent_parts.ShortConvolution, place: Place) -> None:
         super().__init__()
-        context = factory.context
-        self.prefix, self.place = prefix, context.state_place(index)
-        self.in_proj = factory.linear({f"{prefix}.in_proj": 3 * hidden}, hidden, bias)
-        self.out_proj = factory.linear({f"{prefix}.out_proj": hidden}, hidden, bias)
+        context, hidden, width = place.context, part.sizes.channels, part.sizes.width
+        self.prefix, self.place = place.prefix, context.state_place(place.layer)
+        self.in_proj, self.out_proj = place.linear(part.inputs), place.linear(part.output)
         self.conv_weight = context.empty(hidden, width)
-        self.conv_bias = context.empty(hidden) if bias else None
+        self.conv_bias = context.empty(hidden) if part.inputs.bias else None
         args = OpArgs(context.dtype, {"channels": hidden, "width": width})
         self._conv: Callable[..., Any] = context.ops.bind("causal_conv1d", args)
 
-    def forward(self, x: Tensor, states_of: StatesOf) -> Tensor:
-        states = states_of(*self.place)
+    def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        states = context.states(*self.place)
         before, after, u = self.in_proj.kernel(x).chunk(3, -1)
         kept = states.tensors[CONV]
         mixed, new = self._conv(before * u, self.conv_weight, self.conv_bias, kept, states.slots, states.lens, "none")
         kept.index_copy_(0, states.slots, new.to(kept.dtype))
         return self.out_proj.kernel(after * mixed)
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        return self.in_proj, self.out_proj
 
     def weight_views(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {f"{self.prefix}.conv.weight": self.conv_weight.unsqueeze(1)}

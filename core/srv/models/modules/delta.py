@@ -17,49 +17,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srv.models.layers.delta_sizes import DeltaSizes
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection
-from srv.models.layers.norm import RMSNorm
-from srv.models.layers.states import StateLayer, StatesOf
+from srv.models.base import ForwardContext, ModelInputs
+from srv.models.layers.context import BuildContext
+from srv.models.modules.mixer import Mixer
+from srv.models.modules.norms import make_norm
+from srv.models.modules.place import Place
+from srv.models.recurrent_parts import DeltaNet
 from srv.platform.interface import OpArgs
 
 CONV, STATE = "conv", "state"  # the names of the states
 
 
-class GatedDeltaNet(StateLayer):
+class GatedDeltaNet(Mixer):
     """[T, hidden] -> [T, hidden] over the states "conv" ``[C, W]`` and "state" ``[HV, K, V]`` of each row."""
 
-    def __init__(
-        self, factory: LayerFactory, prefix: str, hidden: int, sizes: DeltaSizes, norm_eps: float, index: int
-    ) -> None:
+    def __init__(self, part: DeltaNet, place: Place) -> None:
         super().__init__()
-        context = factory.context
-        self.prefix, self.sizes, self.place = prefix, sizes, context.state_place(index)
+        context, sizes = place.context, part.sizes
+        self.prefix, self.sizes, self.place = place.prefix, sizes, context.state_place(place.layer)
         self._parts = (sizes.keys, sizes.keys, sizes.values)
-        self.in_proj, self.rates_proj = (
-            factory.linear({f"{prefix}.{name}": rows for name, rows in each.items()}, hidden, False)
-            for each in sizes.inputs
-        )
-        self.out_proj = factory.linear({f"{prefix}.{sizes.output}": hidden}, sizes.values, False)
+        self.in_proj, self.rates_proj, self.out_proj = map(place.linear, (part.inputs, part.rates, part.output))
         self.conv_weight = context.empty(sizes.channels, sizes.width)
         self.dt_bias, self.a_log = context.empty(sizes.value_heads), context.empty(sizes.value_heads)
         self.decay_rate: Tensor
         rate = torch.empty(sizes.value_heads, dtype=torch.float32, device=context.device)
         self.register_buffer("decay_rate", rate, persistent=False)
-        self.norm = RMSNorm(context, sizes.value_dim, norm_eps, with_residual=False)
-        self._conv = self._bind(factory, "causal_conv1d", {"channels": sizes.channels, "width": sizes.width})
+        self.norm = make_norm(part.norm, place)
+        self._conv = self._bind(context, "causal_conv1d", {"channels": sizes.channels, "width": sizes.width})
         dims = {"key_dim": sizes.key_dim, "value_dim": sizes.value_dim}
         heads = {"key_heads": sizes.key_heads, "value_heads": sizes.value_heads}
-        self._rule = self._bind(factory, "gated_delta_rule", {**heads, **dims})
+        self._rule = self._bind(context, "gated_delta_rule", {**heads, **dims})
 
     @staticmethod
-    def _bind(factory: LayerFactory, op: str, sizes: Mapping[str, int]) -> Callable[..., tuple[Tensor, Tensor]]:
-        bound: Callable[..., Any] = factory.context.ops.bind(op, OpArgs(factory.context.dtype, sizes))
+    def _bind(context: BuildContext, op: str, sizes: Mapping[str, int]) -> Callable[..., tuple[Tensor, Tensor]]:
+        bound: Callable[..., Any] = context.ops.bind(op, OpArgs(context.dtype, sizes))
         return bound
 
-    def forward(self, x: Tensor, states_of: StatesOf) -> Tensor:
-        sizes, states = self.sizes, states_of(*self.place)
+    def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        sizes, states = self.sizes, context.states(*self.place)
         mixed, z, b, a = self._divided(self.in_proj.kernel(x), self.rates_proj.kernel(x))
         conv, state = states.tensors[CONV], states.tensors[STATE]
         mixed, new_conv = self._conv(mixed, self.conv_weight, None, conv, states.slots, states.lens)
@@ -96,12 +91,7 @@ class GatedDeltaNet(StateLayer):
         return mixed, z.reshape(tokens, -1), b.reshape(tokens, -1), a.reshape(tokens, -1)
 
     def prepare_loaded(self) -> None:
-        """Compute the rates of decay."""
         torch.neg(self.a_log.float().exp(), out=self.decay_rate)
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        return self.in_proj, self.rates_proj, self.out_proj
 
     def weight_views(self) -> dict[str, Tensor]:
         parts = self.conv_weight.unsqueeze(1).split_with_sizes(list(self.sizes.convolutions.values()))
@@ -110,5 +100,4 @@ class GatedDeltaNet(StateLayer):
             **dict(zip(names, parts, strict=True)),
             f"{self.prefix}.dt_bias": self.dt_bias,
             f"{self.prefix}.A_log": self.a_log,
-            **self.norm.weight_views(f"{self.prefix}.{'o_norm' if self.sizes.apart else 'norm'}"),
         }

@@ -15,30 +15,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from srv.models.architectures.latent_sizes import LatentSizes
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection
-from srv.models.layers.norm import LayerNorm
+from srv.models import latent_parts
+from srv.models.latent_parts import Latent
+from srv.models.modules.norms import make_norm
+from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs
 
 
 class Indexer(nn.Module):
-    """The indexer of one layer. `prefix`: of the names of its weights."""
+    """The indexer of one layer. `attention`: that for which it chooses keys."""
 
-    def __init__(self, sizes: LatentSizes, factory: LayerFactory, prefix: str) -> None:
+    def __init__(self, attention: Latent, part: latent_parts.Indexer, place: Place) -> None:
         super().__init__()
-        context = factory.context
-        assert sizes.indexer is not None
-        self.dims = sizes.indexer
-        self._plain = self.dims.dim - sizes.dims.rope_dim if sizes.index_rotates_last else 0
-
-        def linear(name: str) -> Projection:
-            inputs, outputs = sizes.indexer_projections[name]
-            return factory.linear({f"{prefix}.{name}": outputs}, inputs, False)
-
-        self.q_proj, self.k_proj, self.weights_proj = map(linear, ("wq_b", "wk", "weights_proj"))
-        self.k_norm = LayerNorm(context, self.dims.dim, sizes.index_norm_eps)
-        rotated = {"head_dim": self.dims.dim - self._plain, "rotary_dim": sizes.dims.rope_dim}
+        context = place.context
+        assert attention.index is not None
+        self.dims = attention.index
+        self._plain = self.dims.dim - part.rotated  # the first dimensions, which are not rotated
+        self.q_proj, self.k_proj, self.weights_proj = map(place.linear, (part.queries, part.keys, part.scores))
+        self.k_norm = make_norm(part.key_norm, place)
+        rotated = {"head_dim": part.rotated, "rotary_dim": part.rotary_dim}
         self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, rotated))
 
     def forward(self, x: Tensor, queries: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:
@@ -56,11 +51,3 @@ class Indexer(nn.Module):
         rotated = self._rotary(q[..., self._plain :], k[..., self._plain :], cos_sin, positions)
         plain = q[..., : self._plain], k[..., : self._plain]
         return torch.cat((plain[0], rotated[0]), -1), torch.cat((plain[1], rotated[1]), -1)
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        return self.q_proj, self.k_proj, self.weights_proj
-
-    def weight_views(self, prefix: str) -> dict[str, Tensor]:
-        """Those of the norm; see `srv.models.architectures.attention.Attention`."""
-        return self.k_norm.weight_views(f"{prefix}.k_norm")

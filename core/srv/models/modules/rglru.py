@@ -5,7 +5,7 @@
        └─ linear_y ─ GELU ────────────────────────────────────┘
 
 (De et al. 2024, arXiv:2402.19427: the real-gated linear recurrent unit.) Owns weights and the names that checkpoints
-give to them. Must not know requests, as `srv.models.layers.delta`.
+give to them. Must not know requests, as `srv.models.modules.delta`.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection
-from srv.models.layers.states import StateLayer, StatesOf
+from srv.models.base import ForwardContext, ModelInputs
+from srv.models.layers.context import BuildContext
+from srv.models.modules.mixer import Mixer
+from srv.models.modules.place import Place
+from srv.models.recurrent_parts import LinearRecurrence
 from srv.platform.interface import OpArgs
 
 CONV, STATE = "conv", "state"  # the names of the states
 DECAY = -8.0  # the paper's c: the logarithm of the strongest decay, in units of softplus(recurrent_param)
 
 
-class RecurrentBlock(StateLayer):
+class RecurrentBlock(Mixer):
     """[T, hidden] -> [T, hidden] over the states "conv" ``[C, W]`` and "state" ``[C]`` of each row.
 
     `heads`: the blocks of channels whose gates read the channels of their own block only.
     """
 
-    def __init__(
-        self, factory: LayerFactory, prefix: str, hidden: int, channels: int, width: int, heads: int, index: int
-    ) -> None:
+    def __init__(self, part: LinearRecurrence, place: Place) -> None:
         super().__init__()
-        context, block = factory.context, channels // heads
-        self.prefix, self.place, self.heads = prefix, context.state_place(index), heads
-        branches = {f"{prefix}.linear_x": channels, f"{prefix}.linear_y": channels}
-        self.in_proj = factory.linear(branches, hidden, True)
-        self.out_proj = factory.linear({f"{prefix}.linear_out": hidden}, channels, True)
+        context, channels, width, heads = place.context, part.sizes.channels, part.sizes.width, part.heads
+        block = channels // heads
+        self.prefix, self.place, self.heads = place.prefix, context.state_place(place.layer), heads
+        self.in_proj, self.out_proj = place.linear(part.inputs), place.linear(part.output)
         self.conv_weight, self.conv_bias = context.empty(channels, width), context.empty(channels)
         self.gate_weights = context.empty(2, heads, block, block)  # of inputs, and of the recurrence
         self.gate_biases = context.empty(2, heads, block)
@@ -48,25 +47,24 @@ class RecurrentBlock(StateLayer):
         self.decay_rate: Tensor
         rate = torch.empty(channels, dtype=torch.float32, device=context.device)
         self.register_buffer("decay_rate", rate, persistent=False)
-        self._conv = self._bind(factory, "causal_conv1d", {"channels": channels, "width": width})
-        self._recurrence = self._bind(factory, "gated_linear_recurrence", {"channels": channels})
+        self._conv = self._bind(context, "causal_conv1d", {"channels": channels, "width": width})
+        self._recurrence = self._bind(context, "gated_linear_recurrence", {"channels": channels})
 
     @staticmethod
-    def _bind(factory: LayerFactory, op: str, sizes: Mapping[str, int]) -> Callable[..., tuple[Tensor, Tensor]]:
-        bound: Callable[..., Any] = factory.context.ops.bind(op, OpArgs(factory.context.dtype, sizes))
+    def _bind(context: BuildContext, op: str, sizes: Mapping[str, int]) -> Callable[..., tuple[Tensor, Tensor]]:
+        bound: Callable[..., Any] = context.ops.bind(op, OpArgs(context.dtype, sizes))
         return bound
 
-    def forward(self, x: Tensor, states_of: StatesOf, first: Tensor | None = None) -> Tensor:
-        """first: bool [T, 1], whether each token is the first of its request; None: none is."""
-        states = states_of(*self.place)
+    def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        """The first token of a request enters the recurrence as it is, whatever its gate."""
+        states, first = context.states(*self.place), (inputs.positions == 0).unsqueeze(-1)
         conv, state = states.tensors[CONV], states.tensors[STATE]
         mixed, y = self.in_proj.kernel(x).chunk(2, -1)
         mixed, new_conv = self._conv(mixed, self.conv_weight, self.conv_bias, conv, states.slots, states.lens, "none")
         conv.index_copy_(0, states.slots, new_conv.to(conv.dtype))
         input_gate, recurrent_gate = self._gates(mixed)
         decay = self.decay_rate * recurrent_gate.float()
-        scale = (-torch.expm1(2 * decay)).sqrt()
-        scale = scale if first is None else torch.where(first, 1.0, scale)
+        scale = torch.where(first, 1.0, (-torch.expm1(2 * decay)).sqrt())
         given = mixed * input_gate * scale.to(x.dtype)
         out, new_state = self._recurrence(given, decay, state, states.slots, states.lens)
         state.index_copy_(0, states.slots, new_state.to(state.dtype))
@@ -83,12 +81,7 @@ class RecurrentBlock(StateLayer):
         return of_inputs, of_recurrence
 
     def prepare_loaded(self) -> None:
-        """Compute the rates of decay."""
         torch.mul(F.softplus(self.recurrent_param.float()), DECAY, out=self.decay_rate)
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        return self.in_proj, self.out_proj
 
     def weight_views(self) -> dict[str, Tensor]:
         views = {

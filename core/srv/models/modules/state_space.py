@@ -4,7 +4,7 @@
                  ├─ steps ─ softplus ───────────────────────┘                   │
                  └─ gates ──────────────────────────────────────────────────────┘
 
-Owns weights and the names that checkpoints give to them. Must not know requests, as `srv.models.layers.delta`.
+Owns weights and the names that checkpoints give to them. Must not know requests, as `srv.models.modules.delta`.
 """
 
 from __future__ import annotations
@@ -16,37 +16,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection
+from srv.models import recurrent_parts
+from srv.models.base import ForwardContext, ModelInputs
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.recurrent_sizes import GATED_NORM, StateSpaceSizes
-from srv.models.layers.states import StateLayer, StatesOf
+from srv.models.modules.mixer import Mixer
+from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs
 
 CONV, STATE = "conv", "state"  # the names of the states
 
 
-class StateSpace(StateLayer):
-    """[T, hidden] -> [T, hidden] over the states "conv" ``[C, W]`` and "state" ``[H, P, N]`` of each row.
+class StateSpace(Mixer):
+    """[T, hidden] -> [T, hidden] over the states "conv" ``[C, W]`` and "state" ``[H, P, N]`` of each row."""
 
-    `input_factors`: by which gates, values, b, c and steps are multiplied (Falcon-H1); () for none.
-    """
-
-    def __init__(
-        self,
-        factory: LayerFactory,
-        prefix: str,
-        hidden: int,
-        sizes: StateSpaceSizes,
-        norm_eps: float,
-        index: int,
-        input_factors: Sequence[float] = (),
-    ) -> None:
+    def __init__(self, part: recurrent_parts.StateSpace, place: Place) -> None:
         super().__init__()
-        context, scan = factory.context, sizes.scan
-        self.prefix, self.sizes, self.eps, self.place = prefix, sizes, norm_eps, context.state_place(index)
-        self.in_proj = factory.linear({f"{prefix}.in_proj": sizes.inputs}, hidden, sizes.bias)
-        self.out_proj = factory.linear({f"{prefix}.out_proj": hidden}, scan.inner, sizes.output_bias)
+        context, sizes, scan = place.context, part.sizes, part.sizes.scan
+        self.prefix, self.sizes, self.eps = place.prefix, sizes, part.norm_eps
+        self.place = context.state_place(place.layer)
+        self.in_proj, self.out_proj = place.linear(part.inputs), place.linear(part.output)
         self.conv_weight = context.empty(sizes.channels, sizes.width)
         self.conv_bias = context.empty(sizes.channels) if sizes.conv_bias else None
         self.dt_bias, self.a_log, self.skip = (context.empty(scan.heads) for _ in range(3))
@@ -57,13 +46,14 @@ class StateSpace(StateLayer):
         if sizes.norm:
             context.ops.note_own(GATED_NORM, OpArgs(context.dtype, {"dim": scan.inner // scan.groups}), TORCH)
         self.input_factors: Tensor | None
-        self.register_buffer("input_factors", _factors(factory, sizes, input_factors), persistent=False)
+        factors = _factors(sizes, part.input_factors)
+        self.register_buffer("input_factors", None if factors is None else factors.to(context.device), persistent=False)
         args = OpArgs(context.dtype, {"channels": sizes.channels, "width": sizes.width})
         self._conv: Callable[..., Any] = context.ops.bind("causal_conv1d", args)
         self._scan: Callable[..., Any] = context.ops.bind("state_space_scan", OpArgs(context.dtype, scan.op_sizes))
 
-    def forward(self, x: Tensor, states_of: StatesOf) -> Tensor:
-        sizes, scan, states = self.sizes, self.sizes.scan, states_of(*self.place)
+    def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        sizes, scan, states = self.sizes, self.sizes.scan, context.states(*self.place)
         projected = self.in_proj.kernel(x)
         if self.input_factors is not None:
             projected = (projected * self.input_factors).to(x.dtype)
@@ -103,12 +93,7 @@ class StateSpace(StateLayer):
         return normed.flatten(1).to(weight.dtype) * weight
 
     def prepare_loaded(self) -> None:
-        """Compute the rates of decay."""
         torch.neg(self.a_log.float().exp(), out=self.decay_rate)
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        return self.in_proj, self.out_proj
 
     def weight_views(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {
@@ -124,10 +109,10 @@ class StateSpace(StateLayer):
         return views
 
 
-def _factors(factory: LayerFactory, sizes: StateSpaceSizes, factors: Sequence[float]) -> Tensor | None:
+def _factors(sizes: StateSpaceSizes, factors: Sequence[float]) -> Tensor | None:
     """By which the rows of the input projection are multiplied, float32; None for none."""
     if not factors:
         return None
     scan = sizes.scan
     counts = torch.tensor((scan.inner, scan.inner, scan.keys, scan.keys, scan.heads))
-    return torch.tensor(factors).repeat_interleave(counts).to(factory.context.device)
+    return torch.tensor(factors).repeat_interleave(counts)

@@ -1,0 +1,112 @@
+"""Grouped-query attention. Must not know the KV pool: `context.attend` reads and writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from srv.models import blueprint
+from srv.models.base import ForwardContext, ModelInputs
+from srv.models.formats.slices import Slice
+from srv.models.layers.linear import Projection
+from srv.models.layers.norm import Norm
+from srv.models.modules.mixer import Mixer
+from srv.models.modules.norms import HeadNorms, make_norm
+from srv.models.modules.place import Place
+from srv.platform.interface import OpArgs
+
+
+class Attention(Mixer):
+    """Usually with rotary embeddings; queries, keys and values come from one fused matrix."""
+
+    def __init__(self, part: blueprint.Attention, place: Place) -> None:
+        super().__init__()
+        context, dim, self.prefix = place.context, part.head_dim, place.prefix
+        first, end = context.group.share(part.heads)
+        group, cached = context.cache_place(place.layer)
+        heads, (kv_first, kv_end) = end - first, context.group.share(part.kv_heads)
+        self.layer = dataclasses.replace(
+            part.layer(cached),
+            group=group,
+            heads=heads,
+            kv_heads=kv_end - kv_first,
+            alibi=None if part.alibi is None else part.alibi[first:end],
+        )
+        self.qkv_proj, self.o_proj = place.linear(part.qkv), place.linear(part.output)
+        self.head_counts = [heads * (1 + part.gated_queries), kv_end - kv_first, kv_end - kv_first]
+        self.total_heads = sum(self.head_counts)
+        self.q_norm, self.k_norm = _head_norm(part.q_norm, place), _head_norm(part.k_norm, place)
+        self._wide_norms = not part.is_divisible  # over all heads together, or with weights for each head
+        self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
+        if part.rope is not None:
+            sizes = {"head_dim": dim, "rotary_dim": part.rope.rotary_dim}
+            self._rotary = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
+            self.cos_sin = place.tables.of(part.rope)
+        self._unit_norm = None if part.unit_norm is None else make_norm(part.unit_norm, place)
+        self.query_factors: Tensor | None = None  # float32 [positions, 1, 1]
+        if part.temperature is not None:
+            self.query_factors = _query_factors(part.temperature, place.tables.positions).to(context.device)
+        self._gated_queries, self._bidirectional = part.gated_queries, part.bidirectional
+        self.gate_proj: Projection | None = None if part.gate is None else place.linear(part.gate)
+        self.sinks = None if part.sinks is None else context.empty(heads)
+        self._sink_slice = Slice(0, first, end, part.heads)
+
+    def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        layer, gate = self.layer, None
+        qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, layer.head_dim)
+        q, k, v = qkv.split_with_sizes(self.head_counts, 1)
+        if self._gated_queries:
+            q, gate = q.view(-1, layer.heads, 2, layer.head_dim).unbind(2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        if self._rotary is not None:
+            q, k = self._rotary(q, k, self.cos_sin, inputs.positions)
+        elif not self._bidirectional:
+            q, k = q.contiguous(), k.contiguous()  # as backends receive them from the rotary op
+        if self._unit_norm is not None:
+            dim = layer.head_dim
+            q = self._unit_norm.forward(q.reshape(-1, dim)).view(q.shape)
+            k = self._unit_norm.forward(k.reshape(-1, dim)).view(k.shape)
+        if self.query_factors is not None:
+            q = (q * self.query_factors.index_select(0, inputs.positions)).to(q.dtype)
+        attended = context.attend(layer, q, k, v)
+        if gate is not None:
+            attended = attended * gate.sigmoid()
+        elif self.gate_proj is not None:
+            attended = attended * self.gate_proj.kernel(x).sigmoid().unsqueeze(-1)
+        return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
+
+    def _normed(self, norm: Norm | HeadNorms, x: Tensor) -> Tensor:
+        """Queries or keys [T, heads, D], which are views of the rows of one matrix, after their norm."""
+        if isinstance(norm, HeadNorms):
+            return norm.forward(x)
+        if self._wide_norms:
+            return norm.forward(x.flatten(1)).view(x.shape)
+        return norm.forward(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return {} if self.sinks is None else {f"{self.prefix}.sinks": self.sinks}
+
+    def weight_slices(self) -> dict[str, Slice]:
+        part = self._sink_slice
+        return {f"{self.prefix}.sinks": part} if self.sinks is not None and part.end - part.begin < part.total else {}
+
+    def prepare_loaded(self) -> None:
+        """Tell backends the loaded scores of sinks."""
+        if self.sinks is not None:
+            self.layer = dataclasses.replace(self.layer, sink_scores=tuple(self.sinks.float().tolist()))
+
+
+def _head_norm(part: blueprint.Norm | blueprint.HeadNorms | None, place: Place) -> Norm | HeadNorms | None:
+    if part is None:
+        return None
+    return HeadNorms(part, place) if isinstance(part, blueprint.HeadNorms) else make_norm(part, place)
+
+
+def _query_factors(temperature: blueprint.Temperature, positions: int) -> Tensor:
+    """float32 [positions, 1, 1]."""
+    steps = torch.floor(torch.arange(1, positions + 1, dtype=torch.float32) / temperature.step)
+    return (torch.log1p(steps) * temperature.scale + 1.0).view(-1, 1, 1)

@@ -1,0 +1,206 @@
+"""The layers of decoders, by the order in which the results of their parts are added to the residual.
+
+    sequence          ─┬─ [norm] ─ mixer ─ [norm] ─(+)─┬─ [norm] ─ MLP ─ [norm] ─(+)─ …
+                       └─────────── residual ──────────┘└───────── residual ─────┘
+    parallel          ─┬─ norm ─┬─ mixer ─(+)─(+)─ …        the MLP may have a norm of its own
+                       │        └─ MLP ────┘   │
+                       └─────── residual ──────┘
+    normed_residual   ─ norm ─┬─ mixer ─(+)─ norm ─┬─ MLP ─(+)─ …
+                              └─────────┘          └───────┘
+    streams           each part reads a sum of several residual streams, and its result joins each of them
+
+A layer receives what is still to be added to the residual, so that the norm which follows can add it in the same op.
+Sharded over ranks, results of the two parts are partial sums, which an all-reduce adds up; parallel layers need one,
+the others two. Norms and the residual are the same on every rank.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from srv.errors import InternalError
+from srv.models import blueprint, recurrent_parts
+from srv.models.base import ForwardContext, ModelInputs
+from srv.models.latent_parts import Latent
+from srv.models.layers.norm import Norm, joined
+from srv.models.modules.attention import Attention
+from srv.models.modules.delta import GatedDeltaNet
+from srv.models.modules.feed_forward import feed_forward
+from srv.models.modules.latent_attention import LatentAttention
+from srv.models.modules.lightning import LightningAttention
+from srv.models.modules.mixer import Mixer
+from srv.models.modules.norms import make_norm
+from srv.models.modules.place import Place
+from srv.models.modules.rglru import RecurrentBlock
+from srv.models.modules.short_conv import ShortConvolution
+from srv.models.modules.state_space import StateSpace
+from srv.models.modules.streams import StreamMixer
+from srv.models.stream_parts import StreamMixing
+
+
+class DecoderLayer(nn.Module, ABC):
+    """One layer. `attention`: what mixes tokens, which may be states in place of attention.
+
+    `attention_norm`, `mlp_norm`: of what the two parts read; `attention_output_norm`, `mlp_output_norm`: of their
+    results. Each is None in models without it.
+    """
+
+    def __init__(self, part: blueprint.Layer, place: Place) -> None:
+        super().__init__()
+        made = [_mixer(each, place.within(each)) for each in part.mixers]
+        self.attention = made[0] if len(made) == 1 else SideBySide(made, part.scales)
+        self.mlp = feed_forward(part.feed_forward, place.within(part.feed_forward))
+        named = zip(part.mixers, made, strict=True)
+        self.marked: dict[str, nn.Module] = {place.within(each).prefix: module for each, module in named}
+        self.marked[place.name("mlp")] = self.mlp
+        before, between, after = (
+            [make_norm(each, place) for each in parts if isinstance(each, blueprint.Norm)]
+            for parts in (part.before, part.between, part.after)
+        )
+        self.attention_output_norm = between.pop(0) if after else None
+        self.attention_norm, self.mlp_norm, self.mlp_output_norm = (
+            norms[0] if norms else None for norms in (before, between, after)
+        )
+        communicator = place.context.communicator
+        self.reduce: Callable[[Tensor], Tensor] | None = None if communicator is None else communicator.all_reduce
+        self.mixer_factor, self.mlp_factor = map(unless_one, (part.mixer_factors.added, part.factors.added))
+        steps = (self.reduce, self.attention_output_norm, self.mlp_output_norm, self.mixer_factor, self.mlp_factor)
+        self.plain = all(each is None for each in steps)  # results join the residual as they are
+        self.kept_by_mixer, self.kept_by_mlp = map(unless_one, (part.mixer_factors.kept, part.factors.kept))
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        """(what is still to be added to the residual, the residual), each [T, hidden]; None for nothing."""
+
+    def mix(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        """What the mixer adds to the residual, from what it reads."""
+        out = self.attention.forward(x, inputs, context)
+        return out if self.plain else self._joining(out, self.attention_output_norm, self.mixer_factor)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """What the feed-forward part adds to the residual, from what it reads."""
+        out = self.mlp.forward(x)
+        return out if self.plain else self._joining(out, self.mlp_output_norm, self.mlp_factor)
+
+    def _joining(self, out: Tensor, norm: Norm | None, factor: float | None) -> Tensor:
+        """What joins the residual, from the result of a part on this rank."""
+        if self.reduce is not None:
+            out = self.reduce(out)
+        if norm is not None:
+            out = norm.forward(out)
+        return out if factor is None else out * factor
+
+
+class SequentialLayer(DecoderLayer):
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        read, residual = joined(self.attention_norm, x, residual)
+        if not self.plain:
+            read, residual = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
+            return self.feed(read), residual
+        read, residual = joined(self.mlp_norm, self.attention.forward(read, inputs, context), residual)
+        return self.mlp.forward(read), residual
+
+
+class ParallelLayer(DecoderLayer):
+    """Without a norm of its own, the MLP reads what the mixer reads."""
+
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        read, residual = joined(self.attention_norm, x, residual)
+        own = read if self.mlp_norm is None else self.mlp_norm.forward(residual)
+        out = self.attention.forward(read, inputs, context) + self.mlp.forward(own)
+        return out if self.reduce is None else self.reduce(out), residual
+
+
+class NormedResidualLayer(DecoderLayer):
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        read, _ = joined(self.attention_norm, x, residual)
+        residual = read if self.kept_by_mixer is None else read * self.kept_by_mixer
+        read, _ = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
+        return self.feed(read), read if self.kept_by_mlp is None else read * self.kept_by_mlp
+
+
+class StreamedLayer(DecoderLayer):
+    """The residual is [T, streams, hidden]."""
+
+    attention_norm: Norm
+    mlp_norm: Norm
+
+    def __init__(self, part: blueprint.Layer, place: Place) -> None:
+        super().__init__(part, place)
+        self.mixer_streams, self.mlp_streams = (
+            StreamMixer(each, place) for each in (*part.before, *part.between) if isinstance(each, StreamMixing)
+        )
+
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        read, weights = self.mixer_streams.read(residual)
+        mixed = self.mix(self.attention_norm.forward(read), inputs, context)
+        residual = self.mixer_streams.join(residual, mixed, weights)
+        read, weights = self.mlp_streams.read(residual)
+        return None, self.mlp_streams.join(residual, self.feed(self.mlp_norm.forward(read)), weights)
+
+
+class SideBySide(Mixer):
+    """Several mixers, whose results are added. `scales`: by which inputs and results of each are multiplied."""
+
+    def __init__(self, mixers: Sequence[Mixer], scales: Sequence[tuple[float, float]]) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(mixers)
+        self.scales = tuple(scales) or ((1.0, 1.0),) * len(mixers)
+
+    def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
+        results = (
+            mixer.forward(x * before, inputs, context) * after
+            for mixer, (before, after) in zip(self.mixers, self.scales, strict=True)
+        )
+        total: Tensor = next(results)
+        for result in results:
+            total = total + result
+        return total
+
+
+def make_layer(part: blueprint.Layer, place: Place) -> DecoderLayer:
+    match part.order:
+        case "sequence":
+            return SequentialLayer(part, place)
+        case "parallel":
+            return ParallelLayer(part, place)
+        case "normed_residual":
+            return NormedResidualLayer(part, place)
+        case "streams":
+            return StreamedLayer(part, place)
+
+
+def unless_one(factor: float) -> float | None:
+    return None if factor == 1.0 else factor
+
+
+def _mixer(part: blueprint.Mixer, place: Place) -> Mixer:
+    match part:
+        case blueprint.Attention():
+            return Attention(part, place)
+        case Latent():
+            return LatentAttention(part, place)
+        case recurrent_parts.DeltaNet():
+            return GatedDeltaNet(part, place)
+        case recurrent_parts.ShortConvolution():
+            return ShortConvolution(part, place)
+        case recurrent_parts.StateSpace():
+            return StateSpace(part, place)
+        case recurrent_parts.Lightning():
+            return LightningAttention(part, place)
+        case recurrent_parts.LinearRecurrence():
+            return RecurrentBlock(part, place)
+    raise InternalError(f"{type(part).__name__} has no module")

@@ -1,0 +1,163 @@
+"""The feed-forward parts of layers: MLPs, and mixtures of experts.
+
+    x ─┬─ router ─ logits ─ route_experts ─ ids, weights ─┐
+       ├───────────────────────────────────────────── experts ─(+)─
+       └─ shared expert ──────────────── [· sigmoid(its gate)] ─┘
+
+Owns the order of computation. Must not know how weights are stored, nor how experts are computed. Sharded over ranks,
+by the intermediate size, results are partial sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from srv.models import blueprint
+from srv.models.blueprint import GATED, Activation
+from srv.models.layers.experts import ExpertSizes
+from srv.models.layers.linear import Projection
+from srv.models.layers.op_layer import TORCH
+from srv.models.layers.own_weights import OwnWeights
+from srv.models.modules.place import Place
+from srv.platform.interface import OpArgs
+
+# By activations for which platforms may have ops, of [..., 2 I] for [..., I]: the first half is the gate.
+_OPS: Mapping[Activation, str] = MappingProxyType({"silu_gated": blueprint.SILU, "gelu_tanh_gated": blueprint.GELU})
+
+
+class MLP(nn.Module):
+    """down(activation(up(x))); with a gate (Shazeer 2020, arXiv:2002.05202), down(activation(gate(x)) · up(x)).
+
+    The gate and `up` are fused into one matrix. GELU is exact, or its approximation by tanh.
+    """
+
+    def __init__(self, part: blueprint.MLP, place: Place) -> None:
+        super().__init__()
+        up, self.down_proj, self.gated = place.linear(part.up), place.linear(part.down), part.activation in GATED
+        if self.gated:
+            self.gate_up_proj = up
+        else:
+            self.up_proj = up
+        outputs = sum(up.output_sizes.values())
+        ops, op = place.context.ops, _OPS.get(part.activation, part.activation.removesuffix("_gated"))
+        self.inner = outputs // 2 if self.gated else outputs  # on this rank
+        args = OpArgs(place.context.dtype, {"dim": self.inner})
+        if op == blueprint.SILU or (op == blueprint.GELU and ops.offers(op, args)):
+            self._activate: Callable[[Tensor], Tensor] = ops.bind(op, args)
+        else:
+            self._activate = ACTIVATIONS[part.activation]
+            ops.note_own(op, args, TORCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        up = self.gate_up_proj if self.gated else self.up_proj
+        return self.down_proj.kernel(self._activate(up.kernel(x)))
+
+
+class ScaledMLP(MLP):
+    """An MLP whose gate, before its activation, and whose result are multiplied by constants (Falcon-H1)."""
+
+    def __init__(self, part: blueprint.MLP, place: Place) -> None:
+        super().__init__(part, place)
+        self.factor = part.factor
+        self.factors: Tensor
+        factors = torch.tensor((part.gate_factor, 1.0), device=place.context.device).repeat_interleave(self.inner)
+        self.register_buffer("factors", factors, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = (self.gate_up_proj.kernel(x) * self.factors).to(x.dtype)
+        return self.down_proj.kernel(self._activate(up)) * self.factor
+
+
+class ChoiceBias(OwnWeights):
+    """What is added to the scores of experts for the choice: float32 [E]."""
+
+    def __init__(self, part: blueprint.Tensors, place: Place) -> None:
+        super().__init__()
+        ((name, shape),) = part.shapes.items()
+        self.name, self.values = place.name(name), place.context.empty(*shape, dtype=torch.float32)
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return {self.name: self.values}
+
+
+class MoE(nn.Module):
+    """The feed-forward part of a mixture of experts: [T, H] -> [T, H].
+
+    The router computes in the model's dtype, and its logits are not rounded to that where a kernel can return the
+    float32 sums.
+
+    `observe`: called with the chosen experts, int64 [T, K], in steps that run eagerly; None if nobody counts them.
+    """
+
+    observe: Callable[[Tensor], None] | None = None
+
+    def __init__(self, part: blueprint.MoE, place: Place) -> None:
+        super().__init__()
+        context, experts = place.context, part.experts
+        self.router = place.linear(part.router)
+        self.router.keep_float32(context)
+        self.choice_bias = None if part.choice_bias is None else ChoiceBias(part.choice_bias, place)
+        sizes = ExpertSizes(experts.count, experts.used, experts.hidden, experts.inner, experts.activation)
+        self.experts = place.factory.experts(place.within(experts).prefix, sizes, experts.bias)
+        self._route = context.bind(blueprint.ROUTE, experts=experts.count, top_k=experts.used)
+        self._routing = part.routing[:-1]
+        self._scales_inputs = part.scales_inputs
+        self.shared = None if part.shared is None else MLP(part.shared, place.within(part.shared))
+        self.shared_gate: Projection | None = None if part.shared_gate is None else place.linear(part.shared_gate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.choice_bias is None else self.choice_bias.values
+        ids, weights = self._route(self.router.kernel(x).float(), bias, *self._routing)
+        if self.observe is not None:
+            self.observe(ids)
+        out = self._scaled_inputs(x, ids, weights) if self._scales_inputs else self.experts.kernel(x, ids, weights)
+        if self.shared is None:
+            return out
+        shared = self.shared.forward(x)
+        if self.shared_gate is not None:
+            shared = shared * self.shared_gate.kernel(x).sigmoid()
+        return out + shared
+
+    def _scaled_inputs(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """The sum over a token's experts of what each makes of x times its weight: a row for each of them."""
+        rows = (x.unsqueeze(1) * weights.to(x.dtype).unsqueeze(-1)).flatten(0, 1)
+        out = self.experts.kernel(rows, ids.reshape(-1, 1), torch.ones_like(weights).reshape(-1, 1))
+        return out.view(*ids.shape, -1).sum(1)
+
+
+def feed_forward(part: blueprint.MLP | blueprint.MoE, place: Place) -> MLP | MoE:
+    if isinstance(part, blueprint.MoE):
+        return MoE(part, place)
+    is_scaled = (part.gate_factor, part.factor) != (1.0, 1.0)
+    return ScaledMLP(part, place) if is_scaled else MLP(part, place)
+
+
+def _of_gate(activate: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """x [..., 2 I] -> [..., I]: the activation of the first half times the second."""
+
+    def product(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return activate(gate).mul_(up)
+
+    return product
+
+
+_gelu_tanh = partial(F.gelu, approximate="tanh")
+# For which layers call torch's own operators.
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "tanh": torch.tanh,
+        "gelu": F.gelu,
+        "gelu_tanh": _gelu_tanh,
+        "relu": F.relu,
+        "gelu_gated": _of_gate(F.gelu),
+        "gelu_tanh_gated": _of_gate(_gelu_tanh),
+    }
+)

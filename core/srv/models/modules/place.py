@@ -1,0 +1,64 @@
+"""Where a module stands in its model, and what it is made with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from srv.models import blueprint
+from srv.models.blueprint import below
+from srv.models.layers.context import BuildContext
+from srv.models.layers.factory import LayerFactory
+from srv.models.layers.linear import Projection
+from srv.models.layers.rope import cos_sin_table
+from srv.models.layers.rope_config import RopeConfig
+
+
+class RotaryTables:
+    """The tables of rotary embeddings, which layers with equal embeddings share. `positions`: the served context."""
+
+    def __init__(self, positions: int, device: torch.device) -> None:
+        self.positions, self._device = positions, device
+        self._made: list[tuple[RopeConfig, Tensor]] = []
+
+    def of(self, rope: RopeConfig) -> Tensor:
+        """float32 [positions, rotary_dim]."""
+        for other, table in self._made:
+            if other is rope or other == rope:
+                return table
+        made = cos_sin_table(rope, self.positions).to(self._device)
+        self._made.append((rope, made))
+        return made
+
+
+class Place(NamedTuple):
+    """`prefix`: of the names of the weights. `layer`: the number of the layer."""
+
+    factory: LayerFactory
+    tables: RotaryTables
+    prefix: str = ""
+    layer: int = 0
+
+    @property
+    def context(self) -> BuildContext:
+        return self.factory.context
+
+    def name(self, name: str) -> str:
+        """The name in checkpoints of what is called `name` here."""
+        return below(self.prefix, name)
+
+    def within(self, part: blueprint.Part) -> Place:
+        """The place of what is within a part of what stands here."""
+        return self._replace(prefix=below(self.prefix, part.name))
+
+    def of_layer(self, number: int) -> Place:
+        """That of a layer of the stack that stands here."""
+        return self._replace(prefix=self.name(f"layers.{number}"), layer=number)
+
+    def linear(self, part: blueprint.Linear) -> Projection:
+        outputs = {self.within(part).name(name): size for name, size in part.outputs.items()}
+        made = self.factory.linear(outputs, part.inputs, part.bias, part.split, part.unit)
+        made.role = part.role
+        return made

@@ -1,0 +1,46 @@
+"""The parts of models with several residual streams (HY-V4). Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from srv.models.blueprint import Part, Weight
+
+_FLOAT32 = 4  # bytes
+_WIDE = 3  # copies of the streams in float32 that exist at the same time
+
+
+@dataclass(frozen=True)
+class StreamStart(Part):
+    """Each of `number` streams begins with the embedding."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class StreamMixing(Part):
+    """Weights that follow from the streams: `groups` of one for each, those of what a part of a layer reads and, if
+    there are two, those of its result in each stream.
+
+    `magnitude`: the largest weight with which a result joins a stream. `eps`: is added to all weights. `norm_eps`: of
+    the norm of the streams from which weights follow. `prefix`: of the names of its tensors.
+    """
+
+    number: int
+    hidden: int
+    groups: int
+    magnitude: float
+    eps: float
+    norm_eps: float
+    prefix: str = ""
+
+    def weights(self) -> Iterator[Weight]:
+        count = self.groups * self.number
+        yield Weight(f"{self.prefix}fn", (count, self.number * self.hidden))
+        yield Weight(f"{self.prefix}base", (count,))
+        yield Weight(f"{self.prefix}scale", (self.groups,))
+
+    def step_bytes(self, item: int) -> int:
+        """Bytes of temporary tensors per token; `item`: bytes per element of the model's dtype."""
+        return self.number * self.hidden * (2 * item + _WIDE * _FLOAT32)
