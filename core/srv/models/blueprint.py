@@ -42,7 +42,9 @@ TORCH = "torch's operator"
 WIDE = "float32"
 
 # "..._gated": the product of an activation of one half, the gate, and the other one.
-Activation: TypeAlias = Literal["silu_gated", "gelu_tanh_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh"]
+Activation: TypeAlias = Literal[
+    "silu_gated", "gelu_tanh_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh", "relu2", "xielu"
+]
 GATED: tuple[Activation, ...] = ("silu_gated", "gelu_tanh_gated", "gelu_gated")
 Split: TypeAlias = Literal["out", "in"]
 
