@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from srv.models.architectures.registry import find
+from srv.models.families.registry import family
+
 
 def _of(
     hidden: int, inner: int, layers: int, heads: int, keys: int | None, vocab: int, dim: int | None = None, **other: Any
@@ -264,3 +267,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "AFM-4.5B": ("ArceeForCausalLM", _of(2560, 18432, 36, 20, 4, 128004, 128)),
     "Apertus-8B": ("ApertusForCausalLM", _of(4096, 21504, 32, 32, 8, 131072)),
 }
+
+
+def model_type_of(architecture: str) -> str:
+    """The model type of a class whose sizes are known."""
+    own, native = family(architecture), find(architecture)
+    stated = own.model_type if own is not None else None if native is None else native.model_type
+    return stated or architecture.removesuffix("ForCausalLM").lower()

@@ -11,11 +11,16 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from sizes_published import model_type_of
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from srv.models.sizes.registry import FAMILIES
+from srv.models.architectures.registry import BUILT_IN
+from srv.models.families.family import UnknownSizes
+from srv.models.families.registry import SIZES_ONLY, tree_of
 
+CAUSAL = [name for name in BUILT_IN if name.endswith(("ForCausalLM", "LMHeadModel"))]  # with native layers
+KNOWN = sorted((*CAUSAL, *SIZES_ONLY))
 # Values of fields, of which a variation draws one each; "leave" leaves the field out.
 LEAVE = object()
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -212,12 +217,17 @@ class Run(NamedTuple):
 
 
 def small_runs(architecture: str, count: int, seed: int = 0) -> Iterator[Run]:
-    """`count` models with drawn fields, as in config.json, that transformers accepts and can compute."""
+    """`count` models with drawn fields, as in config.json, that transformers accepts and can compute.
+
+    Of an architecture with native layers, those whose sizes they determine.
+    """
+    refusals = (*REFUSALS, UnknownSizes) if architecture in CAUSAL else REFUSALS
     draw, found = random.Random(f"{architecture} {seed}"), 0
     for _ in range(60 * count):
-        fields = _draw(config_class(FAMILIES[architecture].model_type), draw)
-        with contextlib.suppress(*REFUSALS):
-            config = config_class(FAMILIES[architecture].model_type)(**_copy(fields))
+        fields = _draw(config_class(model_type_of(architecture)), draw)
+        with contextlib.suppress(*refusals):
+            tree_of(architecture, fields)
+            config = config_class(model_type_of(architecture))(**_copy(fields))
             model = make_model(architecture, config)
             yield Run(fields, config, model, cache_after(model))
             found += 1

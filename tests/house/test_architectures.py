@@ -14,8 +14,8 @@ ARCHITECTURES = CORE / "models" / "architectures"
 TABLES = {ARCHITECTURES / name for name in ("registry.py", "vision_models.py")}
 MODULES = {module.partition(":")[0] for module in BUILT_IN.values()}
 OWN = {ARCHITECTURES / f"{module}.py" for module in MODULES} | TABLES
-FAMILIES = ("registry", "fields", "dense", "mixture", "hybrid", "older", "multimodal")  # their sizes
-OWN |= {CORE / "models" / "sizes" / f"{module}.py" for module in FAMILIES}
+FAMILIES = ("registry", "dense", "mixture", "hybrid", "multimodal")  # whose sizes alone are known
+OWN |= {CORE / "models" / "families" / f"{module}.py" for module in FAMILIES}
 SHARED = [
     path
     for folder in ("models", "quantization", "planning", "worker", "engine", "executor", "sample", "memory")

@@ -11,7 +11,7 @@ from srv.quantization.registry import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = BUILT_IN.keys() - {"gguf", "bitsandbytes"}  # also values of --load-format
-FORMATS = "sizes/stored.py"  # what other tools store, whether srv loads it or not
+FORMATS = "families/stored.py"  # what other tools store, whether srv loads it or not
 SHARED = [
     path
     for folder in ("args", "engine", "executor", "models", "planning", "platform", "worker")

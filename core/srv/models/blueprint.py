@@ -43,7 +43,9 @@ WIDE = "float32"
 _FLOAT32 = 4  # bytes
 
 # "..._gated": the product of an activation of one half, the gate, and the other one.
-Activation: TypeAlias = Literal["silu_gated", "gelu_tanh_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh"]
+Activation: TypeAlias = Literal[
+    "silu_gated", "gelu_tanh_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh", "relu2", "xielu"
+]
 GATED: tuple[Activation, ...] = ("silu_gated", "gelu_tanh_gated", "gelu_gated")
 Split: TypeAlias = Literal["out", "in"]
 Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams"]

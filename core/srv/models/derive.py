@@ -84,6 +84,15 @@ def parameters(tree: Part) -> int:
     return sum(part.elements for _, part in walk(tree))
 
 
+def active_parameters(tree: Part) -> int:
+    """Those that take part in computing one token: of each layer's experts, the chosen ones."""
+    return sum(_active(part) for _, part in walk(tree))
+
+
+def _active(part: Part) -> int:
+    return part.elements // part.count * min(part.used, part.count) if isinstance(part, Experts) else part.elements
+
+
 def projection_parameters(tree: Part) -> int:
     """The weights of linear layers, without the embeddings, the output layer, heads and routers, and without biases."""
     return sum(part.projected for _, part in walk(tree))

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from srv.args.statement import amount_text
 from srv.models.architectures.registry import find
-from srv.models.sizes.registry import FAMILIES
+from srv.models.families.registry import NOT_THROUGH_TRANSFORMERS, is_known
 from srv.planning.kernel import layers_name
 from srv.specs import AttentionSpec, CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 
@@ -23,11 +23,10 @@ def layers_of(model: ModelFacts, planned: str | None) -> str | None:
 
     Of a class of transformers that was not examined, the table of families knows whether it fits.
     """
-    family = FAMILIES.get(model.architecture)
     native = planned == layers_name(native=True) if planned is not None else find(model.architecture) is not None
     kinds = (AttentionSpec, Latent, Recurrent) if native else (AttentionSpec,)
     fits = all(isinstance(group, kinds) for group in model.cache_groups)
-    known = native or family is None or family.transformers
+    known = native or model.architecture not in NOT_THROUGH_TRANSFORMERS
     return planned if fits and known else _SIZES_ONLY
 
 
@@ -46,9 +45,9 @@ def size_lines(model: ModelFacts, kv_dtype: str, planned: str | None) -> list[tu
         lines.append(("weights", f"{_bytes(model.weight_bytes)}{method}, {where}"))
     if not model.has_pool:
         lines.append(("cache", "none: a prompt is computed in one step"))
-    elif model.architecture in FAMILIES or model.format != "config" or model.unknown_sizes is None:
+    elif is_known(model.architecture) or model.format != "config" or model.unknown_sizes is None:
         lines += [("cache", _cache(group, kv_dtype)) for group in model.cache_groups]
-    if model.architecture in FAMILIES:
+    if model.generates and is_known(model.architecture):
         layers = layers_of(model, planned)
         lines.append(("layers", _NONE if layers == _SIZES_ONLY else layers or _REFUSED))
     return lines

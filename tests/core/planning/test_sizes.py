@@ -10,13 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sizes_expected import SIZES
-from sizes_published import CONFIGS
+from sizes_published import CONFIGS, model_type_of
 
 from srv.args.config import make_config
 from srv.cli.main import main
 from srv.errors import Refusal
 from srv.models.read import read_facts
-from srv.models.sizes.registry import FAMILIES
 from srv.planning.budget import weight_bytes
 from srv.planning.sizes import size_lines
 from srv.specs import ModelFacts, Recurrent
@@ -35,7 +34,7 @@ def folder(path: Path, **config: Any) -> Path:
 
 def facts(path: Path, name: str, **further: Any) -> ModelFacts:
     architecture, fields = CONFIGS[name]
-    kind = FAMILIES[architecture].model_type
+    kind = model_type_of(architecture)
     own = {"architectures": [architecture], "model_type": kind, "torch_dtype": "bfloat16", **fields, **further}
     return read_facts(folder(path, **own))
 

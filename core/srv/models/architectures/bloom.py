@@ -38,6 +38,9 @@ ARCHITECTURE = Architecture(
     defaults={
         "apply_residual_connection_post_layernorm": False,
         "layer_norm_epsilon": 1e-5,
+        "n_embed": 64,
+        "n_layer": 2,
+        "n_head": 8,
         "seq_length": 2048,
         "tie_word_embeddings": True,
         "vocab_size": 250880,

@@ -52,6 +52,9 @@ ARCHITECTURE = Architecture(
     defaults={
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
+        "n_embd": 4096,
+        "n_layer": 28,
+        "n_head": 16,
         "n_positions": 2048,
         "rotary_dim": 64,
         "tie_word_embeddings": False,

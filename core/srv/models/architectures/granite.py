@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.llama import LLAMA_DEFAULTS
 from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
 
 # The constants, by the names of GGUF metadata. There, too, "logit_scale" divides.
@@ -34,6 +35,6 @@ def make_config(config: Mapping[str, Any]) -> DecoderConfig:
 ARCHITECTURE = Architecture(
     name="GraniteForCausalLM",
     make_config=make_config,
-    defaults={**DEFAULTS, "max_position_embeddings": 2048, **dict.fromkeys(CONSTANTS.values(), 1.0)},
+    defaults={**LLAMA_DEFAULTS, **dict.fromkeys(CONSTANTS.values(), 1.0)},
     gguf=GGUFLayout("granite", permuted=ROTARY_PROJECTIONS, fields=CONSTANTS),
 )

@@ -22,7 +22,6 @@ from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
 from srv.models.layers.rope_config import RopeConfig
 from srv.models.recurrent_parts import ShortConvolution
-from srv.models.sizes.fields import FORMER_NAMES
 
 KINDS = (ATTENTION, "conv")
 OUTPUT_NORMS = ("post_operator_norm", "post_ffn_norm")
@@ -82,7 +81,7 @@ class Lfm2Config(HybridConfig):
 
 
 def make_dense(config: Mapping[str, Any]) -> Lfm2Config:
-    read = _renamed(config, "lfm2")
+    read = _renamed(config, {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"})
     types, stated = read.get("layer_types"), read.get("full_attn_idxs")
     if types is None:
         layers = range(int(read["num_hidden_layers"]))
@@ -99,7 +98,7 @@ def make_dense(config: Mapping[str, Any]) -> Lfm2Config:
 
 def make_sparse(config: Mapping[str, Any]) -> Lfm2Config:
     """transformers adds 1e-6 to the sum by which the weights of experts are divided; here nothing is added."""
-    read = _renamed(config, "lfm2_moe")
+    read = _renamed(config, {"tie_embedding": "tie_word_embeddings"})
     routing = Routing(
         int(read["num_experts_per_tok"]),
         scoring="sigmoid",
@@ -122,9 +121,9 @@ def _without_experts(config: Mapping[str, Any], reads: tuple[str, ...] = ()) -> 
     return Lfm2Config(decoder, attends, int(config["conv_L_cache"]), bool(config["conv_bias"]))
 
 
-def _renamed(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """With the names that fields have today."""
-    return {**config, **{new: config[old] for old, new in FORMER_NAMES[model_type].items() if old in config}}
+def _renamed(config: Mapping[str, Any], former: Mapping[str, str]) -> dict[str, Any]:
+    """With the names that fields have today, in place of `former` ones."""
+    return {**config, **{new: config[old] for old, new in former.items() if old in config}}
 
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType(

@@ -9,6 +9,16 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
 from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
 
+LLAMA_DEFAULTS: dict[str, Any] = {
+    **DEFAULTS,
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
     bias = bool(config["attention_bias"])
@@ -18,6 +28,6 @@ def make_config(config: Mapping[str, Any]) -> DecoderConfig:
 ARCHITECTURE = Architecture(
     name="LlamaForCausalLM",
     make_config=make_config,
-    defaults={**DEFAULTS, "max_position_embeddings": 2048},
+    defaults=LLAMA_DEFAULTS,
     gguf=GGUFLayout("llama", permuted=ROTARY_PROJECTIONS),
 )

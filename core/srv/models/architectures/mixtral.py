@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.mistral import MISTRAL_DEFAULTS
 from srv.models.formats.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, ROTARY_PROJECTIONS, GGUFLayout
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.layers.moe_config import MoEConfig, Routing
@@ -26,11 +27,9 @@ ARCHITECTURE = Architecture(
     name="MixtralForCausalLM",
     make_config=make_config,
     defaults={
-        **DEFAULTS,
+        **MISTRAL_DEFAULTS,
         "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 8,
         "sliding_window": None,
-        "max_position_embeddings": 131072,
         "num_experts_per_tok": 2,
         "num_local_experts": 8,
     },

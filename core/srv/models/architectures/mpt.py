@@ -63,6 +63,9 @@ ARCHITECTURE = Architecture(
     make_config=make_config,
     defaults={
         "layer_norm_epsilon": 1e-5,
+        "d_model": 2048,
+        "n_layers": 24,
+        "n_heads": 16,
         "max_seq_len": 2048,
         "tie_word_embeddings": True,
         "vocab_size": 50368,

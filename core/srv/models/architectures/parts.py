@@ -18,6 +18,7 @@ from srv.models.blueprint import (
     HeadNorms,
     Layer,
     Linear,
+    Made,
     Mixer,
     MoE,
     Norm,
@@ -126,7 +127,7 @@ def pre_norm(
     return Layer((before,), (mixer,), (between,), feeding, mixer_factors=factors, factors=factors)
 
 
-def layers(kinds: Sequence[Kind], make: Callable[[int], Layer]) -> tuple[Layer, ...]:
+def layers(kinds: Sequence[Kind], make: Callable[[int], Made]) -> tuple[Made, ...]:
     """`make(index)` for the first layer of each kind; equal kinds are one object."""
     return alike(kinds, lambda kind: make(kinds.index(kind)))
 
@@ -137,7 +138,7 @@ def last_norm(sizes: DecoderConfig, *, adds: bool = True, wide: bool = False) ->
 
 def decoder(
     sizes: DecoderConfig,
-    layers: tuple[Layer, ...],
+    layers: tuple[Part, ...],
     *after: Part,
     before: tuple[Part, ...] = (),
     output_bias: bool = False,

@@ -11,6 +11,11 @@ from srv.models.formats.gguf_layout import GGUFLayout
 
 QWEN_DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "use_sliding_window": False,

@@ -63,6 +63,10 @@ ARCHITECTURE = Architecture(
     make_config=make_config,
     defaults={
         **MOE_DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
         "num_key_value_heads": 16,
         "qkv_bias": True,
         "moe_intermediate_size": 1408,

@@ -30,6 +30,10 @@ ARCHITECTURE = Architecture(
     make_config=make_config,
     defaults={
         **MOE_DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
         "num_key_value_heads": 4,
         "moe_intermediate_size": 768,
         "num_experts_per_tok": 8,

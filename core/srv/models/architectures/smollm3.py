@@ -54,6 +54,11 @@ ARCHITECTURE = Architecture(
     make_config=make_config,
     defaults={
         **DEFAULTS,
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
         "num_key_value_heads": 4,
         "max_position_embeddings": 32768,
         "rope_theta": 2000000.0,

@@ -35,6 +35,9 @@ ARCHITECTURE = Architecture(
     make_config=make_config,
     defaults={
         "activation_function": "gelu",
+        "d_model": 1024,
+        "num_layers": 24,
+        "attention_heads": 16,
         "ffn_dim": 4096,
         "max_position_embeddings": 2048,
         "scale_embedding": True,

@@ -35,13 +35,12 @@ from srv.models.config.overrides import overridden
 from srv.models.config.sentence import read_sentence
 from srv.models.config.stored_names import model_names
 from srv.models.config.text_part import text_config, vision_class
+from srv.models.families.registry import COUNT_FROM_PADDING, MAX_LAYERS
 from srv.models.formats.own_head import has_own_head
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.formats.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
-from srv.models.sizes.parts import MAX_LAYERS
-from srv.models.sizes.registry import COUNT_FROM_PADDING
 from srv.quantization import registry as quantization
 from srv.quantization.stated_files import with_stated_file
 from srv.specs import CacheSpec, ModelFacts

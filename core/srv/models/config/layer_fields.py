@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from srv.models.sizes import parts
-from srv.models.sizes.parts import Part
+from srv.models.derive import grouped
 from srv.specs import CacheSpec, FullAttention, SlidingWindow
 
 ATTENTIONS_PER_LAYER = {"diffllama": 2, "longcat_flash": 2}  # of each layer that the configuration counts
@@ -73,7 +72,7 @@ def cache_groups(text: Mapping[str, Any], layers: int, common: Heads, context_le
         kv_heads, size = _heads_of(text, index, common)
         sizes = (kv_heads, size, size)
         found.append(FullAttention((index,), *sizes) if window is None else SlidingWindow((index,), *sizes, window))
-    return parts.cache_groups(Part(caches=tuple(found)), context_length)
+    return grouped(found, context_length)
 
 
 def _heads_of(text: Mapping[str, Any], index: int, common: Heads) -> Heads:

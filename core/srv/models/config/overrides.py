@@ -12,10 +12,9 @@ from typing import Any
 
 from srv.errors import ModelError
 from srv.models.architectures.decoder_config import UNSUPPORTED_UNLESS
-from srv.models.architectures.registry import find
 from srv.models.config.field_types import COUNTS, NUMBERS, ROPE_KEYS, STRINGS, check_fields
+from srv.models.families.registry import class_of_type, field_names
 from srv.models.options import IN_ROPE, NESTED, ROPE, merged, rope_by_kind
-from srv.models.sizes.fields import known_defaults
 
 OPTION = "--json-model-override-args"
 # Fields that configurations of many classes leave out.
@@ -59,8 +58,7 @@ def overridden(path: str, config: Mapping[str, Any], overrides: Mapping[str, Any
 def _known(config: Mapping[str, Any]) -> set[str]:
     """The names of the fields that a configuration has, or that its class would have."""
     kind, named = config.get("model_type"), config.get("architectures")
-    of_class = known_defaults().get(str(kind), {})
-    architecture = find(named[0]) if isinstance(named, list) and named and isinstance(named[0], str) else None
+    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     return {
         *config,
         *_COMMON,
@@ -69,7 +67,6 @@ def _known(config: Mapping[str, Any]) -> set[str]:
         *STRINGS,
         *ROPE_KEYS,
         *UNSUPPORTED_UNLESS,
-        *of_class.get("defaults", {}),
-        *of_class.get("names", {}),
-        *(() if architecture is None else architecture.defaults),
+        *field_names(name),
+        *field_names(class_of_type(kind)),
     }

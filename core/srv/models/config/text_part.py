@@ -16,8 +16,7 @@ from typing import Any
 
 from srv.models.architectures.registry import name_of_type
 from srv.models.architectures.vision_models import SAME_FOR_TEXT, VISION_CLASSES
-from srv.models.sizes.fields import known_defaults
-from srv.models.sizes.registry import FAMILIES
+from srv.models.families.registry import class_of_type, filled
 
 _THREE_AXES = ("mrope_section", "mrope_interleaved")
 # What transformers fills in for sizes that a nested configuration leaves out, as those of LLaVA 1.5 do.
@@ -52,7 +51,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(own.get(name), Mapping):
             own[name] = _one_axis(own[name])
     own["architectures"] = _classes(kind, own.get("architectures"))
-    defaults = known_defaults().get(str(kind), {}).get("defaults", {})
+    architecture = class_of_type(kind)
+    defaults = {} if architecture is None else filled(architecture, {})
     return {**{name: defaults[name] for name in _SIZES if name in defaults}, **own, "model_type": kind}
 
 
@@ -63,7 +63,7 @@ def _classes(kind: Any, stated: Any) -> list[Any]:
         return [native]
     if isinstance(stated, list) and stated:
         return stated
-    return [next((name for name, family in FAMILIES.items() if family.model_type == kind), kind)]
+    return [class_of_type(kind) or kind]
 
 
 def _one_axis(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,6 +83,18 @@ class StoredWeights(NamedTuple):
         name = name if found is None else name.replace("*", found[1])
         return name if whole else f"{name}.{self.suffixes.get(suffix, suffix)}"
 
+    def stored_name(self, module: str) -> str:
+        """The name that checkpoints have for a module of the layers; the first one if they have several."""
+        found = _NUMBER.search(module)
+        pattern = module if found is None else _NUMBER.sub(".*.", module, count=1)
+        stored = next((name for name, own in self.names.items() if own == pattern), None)
+        if stored is None:
+            stored = module
+        else:
+            stored = self.prefix + (stored if found is None else stored.replace("*", found[1]))
+        own_names = {own: name for name, own in self.components.items()}
+        return ".".join(own_names.get(part, part) for part in stored.split("."))
+
     def parts(self, name: str) -> tuple[str, ...]:
         """The names of the model's tensors that a tensor of this name is divided into: itself, or two or three."""
         if self.fused and f".{self.fused}." in name:

@@ -80,7 +80,7 @@ def test_an_installed_architecture_has_native_layers(install: Install, tmp_path:
 
 
 def test_the_sizes_of_a_configuration_without_weights(install: Install, tmp_path: Path) -> None:
-    """The architecture counts its parameters, but does not say how a quantization method stores them."""
+    """They follow from its tree, also those of weights that a known method quantizes."""
     install()
     folder = tmp_path / "model"
     saved(folder)
@@ -92,7 +92,11 @@ def test_the_sizes_of_a_configuration_without_weights(install: Install, tmp_path
     edit_config(folder, quantization_config={"quant_method": "riddle"})
     facts = read_facts(folder)
     assert (facts.parameters, facts.weight_bytes) == (stored.parameters, 0)
-    assert "AcmeForCausalLM that are quantized with riddle are not known" in str(facts.unknown_sizes)
+    assert "weights that are quantized with riddle are not known" in str(facts.unknown_sizes)
+    edit_config(folder, quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+    facts = read_facts(folder)
+    assert facts.unknown_sizes is None
+    assert stored.weight_bytes > facts.weight_bytes > facts.parameters > facts.stored_types["float8_e4m3fn"] > 0
 
 
 def test_its_gguf_files_are_read(install: Install, tmp_path: Path) -> None:

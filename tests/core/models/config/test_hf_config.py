@@ -126,7 +126,7 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
     ("fields", "code", "reason"),
     [
         ({"architectures": ..., "model_type": "riddle"}, "unknown_architecture", "'riddle'"),
-        ({"hidden_size": ...}, "unsupported_config", "hidden_size"),
+        ({"hidden_size": None}, "unsupported_config", "hidden_size"),
         ({"num_hidden_layers": 4_000_000_000}, "unsupported_config", "4000000000"),
         ({"num_hidden_layers": "two"}, "unsupported_config", "'two'"),
         ({"num_attention_heads": 0}, "unsupported_config", "heads"),

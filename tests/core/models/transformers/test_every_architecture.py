@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
 from architectures_swept import sweep
 from architectures_tiny import model_class, model_types
+from sizes_published import CONFIGS
 
-from srv.models.architectures.registry import BUILT_IN
-from srv.models.sizes.registry import FAMILIES
+from srv.models.architectures.hybrid_config import HybridConfig
+from srv.models.architectures.registry import BUILT_IN, native_or_reason
 from srv_matrix.architectures import RECURRENT, ArchitectureRow, ArchitectureTable, read_table
 
 SHARE = 0.95  # of all classes that declare backends, those excluded by a limit among them
@@ -59,9 +61,11 @@ def test_planned_parameters_are_those_of_the_models(record: ArchitectureTable) -
 
 
 def test_recurrent_layers_are_named_beside_attention(record: ArchitectureTable) -> None:
-    hybrids = {name for name, family in FAMILIES.items() if family.describe.startswith("hybrid:")}
-    named = {row.architecture for row in record.rows if RECURRENT in row.traits}
-    assert named == hybrids & {row.architecture for row in record.rows if row.path == "native"}
+    native = {row.architecture: dict[str, Any]() for row in record.rows if row.architecture in BUILT_IN}
+    configs = native | {name: fields for name, fields in CONFIGS.values() if name in native}
+    made = {name: native_or_reason(name, fields) for name, fields in configs.items()}
+    hybrids = {name for name, config in made.items() if isinstance(config, HybridConfig)}
+    assert {row.architecture for row in record.rows if RECURRENT in row.traits} == hybrids
     assert all(len(row.traits) > 1 for row in record.rows if RECURRENT in row.traits)
 
 

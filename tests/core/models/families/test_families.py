@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from sizes_published import model_type_of
 from sizes_reference import (
+    KNOWN,
     LAYER_KINDS,
     RETURN_NO_CACHE,
     TOKENS,
@@ -20,22 +22,22 @@ from sizes_reference import (
 )
 
 from srv.errors import ModelError
-from srv.models.architectures.registry import BUILT_IN
+from srv.models import derive
+from srv.models.blueprint import Part, walk
+from srv.models.families.registry import NOT_THROUGH_TRANSFORMERS, SIZES_ONLY, tree_of
 from srv.models.read import read_facts
-from srv.models.sizes.parts import Part
-from srv.models.sizes.registry import FAMILIES, describe
 from srv.models.transformers.hf_model import HFModel, build_hf
 from srv.specs import FullAttention, Latent, Recurrent, SlidingWindow
 
+CONTEXT = 1 << 20
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def expected_cache(part: Part, index: int) -> tuple[list[tuple[int, int, int, int]], list[tuple[tuple[int, ...], str]]]:
     """What layer `index` keeps of `TOKENS` tokens; transformers keeps one token less than a window."""
     kept, states = [], []
-    for cache in part.caches:
-        if cache.layers != (index,):
-            continue
+    caches = (each.cache("bfloat16") for _, each in walk(derive.stack(part).layers[index]))
+    for cache in (each for each in caches if each is not None):
         match cache:
             case FullAttention():
                 kept.append((TOKENS, cache.kv_heads, cache.key_dim, cache.value_dim))
@@ -50,12 +52,12 @@ def expected_cache(part: Part, index: int) -> tuple[list[tuple[int, int, int, in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", KNOWN)
 def test_parameters_buffers_and_caches_equal_transformers(architecture: str) -> None:
     for run in small_runs(architecture, 2):
-        part = describe(architecture, run.fields)
+        part = tree_of(architecture, run.fields)
         buffers = 0 if architecture == "MiniMaxForCausalLM" else stored_buffers(run.model)  # decays are not loaded
-        assert part.parameters == parameters(run.model) + buffers, run.fields
+        assert derive.parameters(part) == parameters(run.model) + buffers, run.fields
         for index, layer in enumerate(run.cache.layers):
             kept, states = cached_shapes(layer)
             if architecture == "FalconForCausalLM" and run.fields["new_decoder_architecture"]:
@@ -65,7 +67,8 @@ def test_parameters_buffers_and_caches_equal_transformers(architecture: str) -> 
             if run.config.model_type in RETURN_NO_CACHE:
                 states = states_in_modules(run.model, index)
             assert (kept, states) == expected_cache(part, index), (index, run.fields)
-        assert {layer for cache in part.caches for layer in cache.layers} <= set(range(len(run.cache.layers)))
+        groups = derive.cache_groups(part, CONTEXT, "bfloat16")
+        assert {layer for group in groups for layer in group.layers} <= set(range(len(run.cache.layers)))
 
 
 def minimax_shapes(
@@ -88,21 +91,21 @@ def only_attention(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in BUILT_IN])
+@pytest.mark.parametrize("architecture", SIZES_ONLY)
 def test_the_registry_says_whether_the_layers_of_transformers_are_served(architecture: str, tmp_path: Path) -> None:
-    family = FAMILIES[architecture]
+    served, model_type = architecture not in NOT_THROUGH_TRANSFORMERS, model_type_of(architecture)
     (run,) = small_runs(architecture, 1)
     layers = run.config.get_text_config().num_hidden_layers  # NemotronH counts the letters of a pattern
     fields = {"num_hidden_layers": layers, **run.fields}
-    fields = only_attention(family.model_type, fields) if family.transformers else fields
-    named = {"architectures": [architecture], "model_type": family.model_type}
+    fields = only_attention(model_type, fields) if served else fields
+    named = {"architectures": [architecture], "model_type": model_type}
     (tmp_path / "config.json").write_text(json.dumps({**fields, **named}))
     facts = read_facts(tmp_path)
 
     def build() -> HFModel:
         return build_hf(facts, "dummy", torch.device("cpu"), torch.float32, 0, None)
 
-    if family.transformers:
+    if served:
         cached = sorted(layer for group in facts.cache_groups for layer in group.layers)
         assert [layer.index for layer in build().attention_layers] == cached
     else:

@@ -7,14 +7,17 @@ method, or a form of it, that is not listed is UnknownSizes. This module must no
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from srv.dtypes import ITEM_SIZES
 from srv.errors import ModelError
-from srv.models.sizes.parts import Part, UnknownSizes, Weight
+from srv.models.blueprint import Experts, Linear, Output, Part, Tensors, Weight, below, walk
+from srv.models.families.family import UnknownSizes
+from srv.models.formats.stored_weights import StoredWeights
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import check_pattern, matched_target, names_layer
 
@@ -23,23 +26,69 @@ Layout: TypeAlias = Callable[[int, int], Mapping[str, int]]
 
 STORED_SIZES: Mapping[str, int] = {**ITEM_SIZES, "float8_e4m3fn": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
 NAMED_EXPERT = re.compile(r"experts\.\d")
+_WEIGHT = ".weight"
 
 
-def stored_types(part: Part, dtype: str, quantization: Mapping[str, Any] | None = None) -> dict[str, int]:
+class Module(NamedTuple):
+    """A matrix that methods quantize. `copies`: how many experts of a layer have one; 0 for a linear layer."""
+
+    name: str
+    outputs: int
+    inputs: int
+    copies: int = 0
+    is_head: bool = False
+
+    @property
+    def elements(self) -> int:
+        return self.outputs * self.inputs * max(1, self.copies)
+
+
+def stored_types(
+    tree: Part, dtype: str, quantization: Mapping[str, Any] | None = None, weights: StoredWeights | None = None
+) -> dict[str, int]:
     """The number of stored elements of each dtype. `dtype`: that of weights which are not quantized.
 
-    `quantization`: the field `quantization_config`. Raises UnknownSizes if its method is not known.
+    `quantization`: the field `quantization_config`. `weights`: how checkpoints fuse matrices of the tree, if they do.
+    Raises UnknownSizes if its method is not known.
     """
     layout_of = _layouts(quantization, dtype) if quantization else _no_layout
     counts: Counter[str] = Counter()
-    for weight in part.weights:
-        layout = layout_of(weight) if weight.kind in ("linear", "expert") else None
-        if layout is None:
-            counts[dtype] += weight.elements
-        else:
-            for name, elements in layout(*weight.shape).items():
-                counts[name] += elements * weight.copies
+    for name, part in walk(tree):
+        plain = part.elements
+        for module in _modules(name, part, weights or StoredWeights()):
+            if (layout := layout_of(module)) is not None:
+                plain -= module.elements
+                for item, elements in layout(module.outputs, module.inputs).items():
+                    counts[item] += elements * max(1, module.copies)
+        counts[dtype] += plain
     return {name: count for name, count in counts.items() if count}
+
+
+def _modules(name: str, part: Part, weights: StoredWeights) -> Iterator[Module]:
+    """The matrices of a part itself. Routers stay as they are."""
+    if isinstance(part, Linear) and not part.role:
+        is_head = isinstance(part, Output)
+        if isinstance(part, Output) and part.tied:
+            return
+        names = tuple(below(name, each) for each in part.outputs)
+        whole, sizes = weights.whole(names), part.outputs.values()
+        for each, size in zip(whole, sizes if whole == names else [sum(sizes)], strict=True):
+            yield Module(weights.stored_name(each), size, part.inputs, is_head=is_head)
+    else:
+        copies = part.count if isinstance(part, Experts) else 0
+        for weight in _matrices(part):
+            outputs, inputs = weight.shape
+            module = weights.stored_name(below(name, weight.name.removesuffix(_WEIGHT)))
+            yield Module(module, outputs, inputs, copies)
+
+
+def _matrices(part: Part) -> Iterator[Weight]:
+    """Those of the first expert, or of what layers do not multiply by as it is."""
+    if isinstance(part, Experts):
+        first = itertools.takewhile(lambda weight: weight.name.startswith("0."), part.weights())
+        yield from (weight for weight in first if weight.name.endswith(_WEIGHT))
+    elif isinstance(part, Tensors) and part.projects:
+        yield from part.weights()
 
 
 def stored_bytes(types: Mapping[str, int]) -> int:
@@ -47,11 +96,11 @@ def stored_bytes(types: Mapping[str, int]) -> int:
     return sum(count * STORED_SIZES[name] for name, count in types.items())
 
 
-def _no_layout(weight: Weight) -> Layout | None:
+def _no_layout(module: Module) -> Layout | None:
     return None
 
 
-def _layouts(config: Mapping[str, Any], dtype: str) -> Callable[[Weight], Layout | None]:
+def _layouts(config: Mapping[str, Any], dtype: str) -> Callable[[Module], Layout | None]:
     """How each weight is stored; None for those that stay as they are."""
     method = config.get("quant_method")
     match method:
@@ -63,18 +112,17 @@ def _layouts(config: Mapping[str, Any], dtype: str) -> Callable[[Weight], Layout
             return _converted(_gptq(config), _gptq_exclusions(config), lm_head=bool(config.get("lm_head")))
         case "mxfp4":
             excluded = _names(config, "modules_to_not_convert")
-            return lambda weight: _mxfp4 if weight.kind == "expert" and not _matches(weight.name, excluded) else None
+            return lambda module: _mxfp4 if module.copies and not _matches(module.name, excluded) else None
         case "compressed-tensors":
             return _compressed(config, dtype)
     raise UnknownSizes(f"the sizes of weights that are quantized with {method} are not known: no size is claimed")
 
 
-def _converted(layout: Layout, excluded: Sequence[str], *, lm_head: bool = False) -> Callable[[Weight], Layout | None]:
+def _converted(layout: Layout, excluded: Sequence[str], *, lm_head: bool = False) -> Callable[[Module], Layout | None]:
     """One layout for all weights but the excluded ones and, usually, the output layer."""
 
-    def layout_of(weight: Weight) -> Layout | None:
-        is_head = weight.name in ("lm_head", "embed_out")
-        return None if (is_head and not lm_head) or _matches(weight.name, excluded) else layout
+    def layout_of(module: Module) -> Layout | None:
+        return None if (module.is_head and not lm_head) or _matches(module.name, excluded) else layout
 
     return layout_of
 
@@ -182,7 +230,7 @@ def _mxfp4(outputs: int, inputs: int) -> dict[str, int]:
     return {"uint8": outputs * (_ceil(inputs, 32) * 16 + _ceil(inputs, 32))}
 
 
-def _compressed(config: Mapping[str, Any], dtype: str) -> Callable[[Weight], Layout | None]:
+def _compressed(config: Mapping[str, Any], dtype: str) -> Callable[[Module], Layout | None]:
     """Groups of layers with a scheme each; layers of no group, and ignored ones, stay as they are.
 
     A layer belongs to the group that names it, else to that of a pattern, else to that of all linear layers.
@@ -195,10 +243,10 @@ def _compressed(config: Mapping[str, Any], dtype: str) -> Callable[[Weight], Lay
         scheme = _scheme(group, group.get("format") or config.get("format"), dtype)
         schemes |= dict.fromkeys(_names(group, "targets"), scheme)
 
-    def layout_of(weight: Weight) -> Layout | None:
-        if _matches(weight.name, ignored):
+    def layout_of(module: Module) -> Layout | None:
+        if _matches(module.name, ignored):
             return None
-        target = _target(schemes, weight.name)
+        target = _target(schemes, module.name)
         return None if target is None else schemes[target]
 
     return layout_of

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from srv.models.architectures.registry import BUILT_IN
-from srv.models.sizes.registry import FAMILIES
+from srv.models.families.registry import NOT_THROUGH_TRANSFORMERS, SIZES_ONLY
 
 PAGE = Path(__file__).parents[4] / "docs" / "architectures.md"
 
@@ -14,6 +14,6 @@ PAGE = Path(__file__).parents[4] / "docs" / "architectures.md"
 def test_the_page_lists_all_families() -> None:
     section = PAGE.read_text(encoding="utf-8").partition("## Known sizes")[2].partition("A family is")[0]
     listed = [re.findall(r"`(\w+)`[,.]", part) for part in re.split("With native|Through|Sizes only", section)[1:]]
-    through = [name for name, family in FAMILIES.items() if name not in BUILT_IN and family.transformers]
-    others = [name for name, family in FAMILIES.items() if name not in BUILT_IN and not family.transformers]
+    through = [name for name in SIZES_ONLY if name not in NOT_THROUGH_TRANSFORMERS]
+    others = [name for name in SIZES_ONLY if name in NOT_THROUGH_TRANSFORMERS]
     assert listed == [sorted(BUILT_IN), sorted(through), sorted(others)]

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from every import every
 from sizes_expected import SIZES, Sizes
-from sizes_published import CONFIGS
+from sizes_published import CONFIGS, model_type_of
 
-from srv.models.sizes.parts import Part, UnknownSizes, cache_groups
-from srv.models.sizes.registry import FAMILIES, describe
-from srv.models.sizes.stored import stored_bytes, stored_types
+from srv.models import derive
+from srv.models.blueprint import Part
+from srv.models.families.family import UnknownSizes
+from srv.models.families.registry import tree_of
+from srv.models.families.stored import stored_bytes, stored_types
 from srv.specs import Latent, Recurrent, SlidingWindow
 
 CONTEXT = 1 << 20
@@ -19,30 +21,30 @@ LAYERS = 8  # that the slow test compares
 
 
 def sizes(part: Part) -> Sizes:
-    groups = cache_groups(part, CONTEXT)
+    groups = derive.cache_groups(part, CONTEXT, "bfloat16")
     recurrent = sum(group.bytes_per_slot() for group in groups if isinstance(group, Recurrent))
     paged = sum(group.bytes_per_token("bfloat16") for group in groups if not isinstance(group, Recurrent))
-    return Sizes(part.parameters, part.active_parameters, paged, recurrent)
+    return Sizes(derive.parameters(part), derive.active_parameters(part), paged, recurrent)
 
 
 @every("name", sorted(CONFIGS))
 def test_sizes_of_well_known_checkpoints(name: str) -> None:
     architecture, fields = CONFIGS[name]
-    assert sizes(describe(architecture, fields)) == SIZES[name]
+    assert sizes(tree_of(architecture, fields)) == SIZES[name]
 
 
 def test_latent_attention_keeps_576_numbers_per_token_and_layer() -> None:
-    (group,) = cache_groups(describe(*CONFIGS["DeepSeek-V3"]), CONTEXT)
+    (group,) = derive.cache_groups(tree_of(*CONFIGS["DeepSeek-V3"]), CONTEXT, "bfloat16")
     assert isinstance(group, Latent)
     assert (len(group.layers), group.latent_dim + group.rope_dim) == (61, 576)
     assert group.bytes_per_token("bfloat16") == 61 * 576 * 2
 
 
 def test_layers_with_a_window_are_a_group_of_their_own() -> None:
-    full, window = cache_groups(describe(*CONFIGS["gemma-3-27b"]), CONTEXT)
+    full, window = derive.cache_groups(tree_of(*CONFIGS["gemma-3-27b"]), CONTEXT, "bfloat16")
     assert isinstance(window, SlidingWindow)
     assert (len(full.layers), len(window.layers), window.window) == (10, 52, 1024)
-    (everything,) = cache_groups(describe(*CONFIGS["gemma-3-27b"]), 1024)
+    (everything,) = derive.cache_groups(tree_of(*CONFIGS["gemma-3-27b"]), 1024, "bfloat16")
     assert len(everything.layers) == 62, "a window that is not shorter than the context frees nothing"
 
 
@@ -55,7 +57,8 @@ def shortened(fields: dict[str, Any]) -> dict[str, Any]:
     short = fields | {name: min(LAYERS, count) for name, count in counts.items()}
     per_layer = ("layer_types", "moe_topk", "hybrid_override_pattern")
     short |= {name: fields[name][:LAYERS] for name in per_layer if name in fields}
-    return short | ({"deepstack_visual_indexes": [1, 3]} if "deepstack_visual_indexes" in fields else {})
+    chosen = {"deepstack_visual_indexes": [1, 3], "attn_layer_indices": [2]}
+    return short | {name: value for name, value in chosen.items() if name in fields}
 
 
 @pytest.mark.slow
@@ -66,9 +69,9 @@ def test_the_layers_of_well_known_checkpoints_equal_transformers() -> None:
     wrong = {}
     for name, (architecture, fields) in CONFIGS.items():
         short = shortened(fields)
-        model = meta_model(architecture, config_class(FAMILIES[architecture].model_type)(**short))
+        model = meta_model(architecture, config_class(model_type_of(architecture))(**short))
         buffers = 0 if architecture == "MiniMaxForCausalLM" else stored_buffers(model)
-        ours, theirs = describe(architecture, short).parameters, parameters(model) + buffers
+        ours, theirs = derive.parameters(tree_of(architecture, short)), parameters(model) + buffers
         if ours != theirs:
             wrong[name] = (ours, theirs)
     assert wrong == {}
@@ -95,7 +98,7 @@ def compressed(form: str, ignore: tuple[str, ...] = ("lm_head",), **weights: Any
 
 @every(("name", "size"), [("gpt-oss-20b", 13_761_264_768), ("gpt-oss-120b", 65_248_815_744)])
 def test_mxfp4_checkpoints_have_the_size_of_their_published_files(name: str, size: int) -> None:
-    assert stored_bytes(stored_types(describe(*CONFIGS[name]), "bfloat16", MXFP4)) == size
+    assert stored_bytes(stored_types(tree_of(*CONFIGS[name]), "bfloat16", MXFP4)) == size
 
 
 # A Llama of one layer; its linear layers, of which each case lists what is stored.
@@ -164,7 +167,7 @@ REST = 2 * 96 * 64 + 3 * 64  # embedding, output layer and norms
     ],
 )
 def test_what_each_method_stores(quantization: dict[str, Any], expected: dict[str, int]) -> None:
-    assert stored_types(describe("LlamaForCausalLM", SMALL), "bfloat16", quantization) == expected
+    assert stored_types(tree_of("LlamaForCausalLM", SMALL), "bfloat16", quantization) == expected
 
 
 @pytest.mark.slow
@@ -184,7 +187,7 @@ def test_fp8_checkpoints_equal_those_of_transformers() -> None:
     for tensor in model.parameters():
         name = str(tensor.dtype).removeprefix("torch.")
         counts[name] = counts.get(name, 0) + tensor.numel()
-    assert stored_types(describe(architecture, shortened(fields)), "bfloat16", FP8) == counts
+    assert stored_types(tree_of(architecture, shortened(fields)), "bfloat16", FP8) == counts
 
 
 @every(
@@ -204,7 +207,7 @@ def test_fp8_checkpoints_equal_those_of_transformers() -> None:
 )
 def test_no_size_is_claimed_for_other_forms(quantization: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnknownSizes, match="no size is claimed") as caught:
-        stored_types(describe("LlamaForCausalLM", SMALL), "bfloat16", quantization)
+        stored_types(tree_of("LlamaForCausalLM", SMALL), "bfloat16", quantization)
     assert reason in str(caught.value)
 
 
@@ -212,7 +215,7 @@ def test_no_size_is_claimed_for_other_forms(quantization: dict[str, Any], reason
     ("architecture", "fields", "reason"),
     [
         ("RiddleForCausalLM", SMALL, "RiddleForCausalLM is an unknown architecture: no size is claimed"),
-        ("LlamaForCausalLM", SMALL | {"hidden_size": "64"}, "a value that is no size"),
+        ("LlamaForCausalLM", SMALL | {"hidden_size": "wide"}, "a value that is no size"),
         ("LlamaForCausalLM", SMALL | {"num_hidden_layers": -1}, "-1 is not a number of layers"),
         ("LlamaForCausalLM", SMALL | {"intermediate_size": -8}, "a value that is no size"),
         ("NemotronHForCausalLM", {"hidden_size": 64}, "lacks hybrid_override_pattern"),
@@ -221,12 +224,12 @@ def test_no_size_is_claimed_for_other_forms(quantization: dict[str, Any], reason
 )
 def test_no_size_is_claimed_without_facts(architecture: str, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnknownSizes) as caught:
-        describe(architecture, fields)
+        tree_of(architecture, fields)
     assert reason in str(caught.value)
 
 
 def test_a_hostile_pattern_takes_no_exponential_time() -> None:
     """By backtracking it would take years; the test ends, and the pattern matches no layer."""
     hostile = compressed("int-quantized", ("lm_head", "re:(.+)+!"), num_bits=8, type="int")
-    stored = stored_types(describe("LlamaForCausalLM", SMALL), "bfloat16", hostile)
+    stored = stored_types(tree_of("LlamaForCausalLM", SMALL), "bfloat16", hostile)
     assert stored["int8"] == LINEAR

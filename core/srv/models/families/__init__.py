@@ -1,0 +1,1 @@
+"""Families of models that srv has no layers of: what they are made of, from the fields of their configurations."""

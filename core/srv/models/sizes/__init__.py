@@ -1,1 +1,0 @@
-"""Sizes of models by architecture, from config.json alone: parameters, stored bytes, cache per token. Torch-free."""
