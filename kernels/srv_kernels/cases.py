@@ -19,12 +19,16 @@ class Case:
     """One call: a label for error messages, and positional arguments on the host.
 
     needs: the capability of a platform without which its implementations need not support the call; "": none.
+    large: with so many rows that it is only for devices that do not run kernels in an interpreter.
     """
 
     label: str
     args: tuple[Any, ...]
     needs: str = ""
+    large: bool = False
 
+
+LARGE_ROWS = 2100  # tokens of a step; kernels may divide so many otherwise than a few hundred
 
 # Magnitudes whose results are finite in every dtype, float16 included.
 _MAGNITUDES = (1.0, 1e-3, 1e3)
@@ -52,6 +56,11 @@ def _matrices(dtype: torch.dtype, seed: int, dims: Sequence[int]) -> Iterator[tu
     outlier[0, -1] = 1e3
     yield "one outlier among small entries", outlier
     yield "many rows", random_tensor(generator, 300, dims[-1], dtype=dtype)
+    yield f"{LARGE_ROWS} rows", random_tensor(generator, LARGE_ROWS, dims[0], dtype=dtype)
+
+
+def _is_large(x: Tensor) -> bool:
+    return len(x) >= LARGE_ROWS
 
 
 _NORM_DIMS = (64, 97, 576)
@@ -61,7 +70,7 @@ def rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 1)
     for label, x in _matrices(dtype, seed, _NORM_DIMS):
         weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
-        yield Case(label, (x, weight, 1e-5))
+        yield Case(label, (x, weight, 1e-5), large=_is_large(x))
 
 
 def add_rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
@@ -69,13 +78,13 @@ def add_rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for label, x in _matrices(dtype, seed, _NORM_DIMS):
         weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
         residual = random_tensor(generator, *x.shape, dtype=dtype, scale=3.0)
-        yield Case(label, (x, residual, weight, 1e-6))
+        yield Case(label, (x, residual, weight, 1e-6), large=_is_large(x))
 
 
 def silu_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for label, x in _matrices(dtype, seed, (2, 62, 3072)):
         # 100² is finite in float16. Large negative gates are the hard inputs of SiLU, which must return 0 there.
-        yield Case(label, (x.clamp(-100, 100) if x.is_contiguous() else x,))
+        yield Case(label, (x.clamp(-100, 100) if x.is_contiguous() else x,), large=_is_large(x))
     gates = torch.tensor([[-1e3, -90.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 90.0]], dtype=dtype)
     yield Case("gates from -1000 to 90", (torch.cat((gates, torch.full_like(gates, 2.0)), -1),))
 
@@ -88,13 +97,14 @@ def gelu_tanh_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
 def rotary_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 3)
     shapes = ((0, 4, 2, 64, 64), (1, 9, 3, 64, 64), (3, 4, 4, 128, 128), (17, 8, 1, 32, 32), (5, 4, 2, 80, 20))
-    for tokens, heads, kv_heads, dim, rotary_dim in shapes:
-        for scale in _MAGNITUDES:
+    for tokens, heads, kv_heads, dim, rotary_dim in (*shapes, (LARGE_ROWS, 2, 1, 32, 32)):
+        for scale in _MAGNITUDES if tokens < LARGE_ROWS else (1.0,):
             fused = random_tensor(generator, tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=scale)
             q, k, _ = fused.split((heads * dim, kv_heads * dim, kv_heads * dim), -1)
             cos_sin, positions = _cos_sin(generator, tokens, rotary_dim)
             args = (q.view(tokens, heads, dim), k.view(tokens, kv_heads, dim), cos_sin, positions)
-            yield Case(f"{tokens} tokens, {heads}/{kv_heads} heads of {dim}, {rotary_dim} rotated, x {scale:g}", args)
+            label = f"{tokens} tokens, {heads}/{kv_heads} heads of {dim}, {rotary_dim} rotated, x {scale:g}"
+            yield Case(label, args, large=_is_large(fused))
     q, k = (random_tensor(generator, 2, heads, 64, dtype=dtype) for heads in (4, 2))
     yield Case("the same position twice", (q, k, *(_cos_sin(generator, 1, 64)[0], torch.tensor([7, 7]))))
 
@@ -113,7 +123,8 @@ def _int8(generator: torch.Generator, *shape: int) -> Tensor:
 def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor, int, torch.Generator]]:
     """(label, x [T, K], N, generator) with few and many rows, K too large for exact float32 sums, and outliers."""
     generator = torch.Generator().manual_seed(seed + 4)
-    for rows, inputs, outputs in ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32)):
+    sizes = ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32), (LARGE_ROWS, 64, 32))
+    for rows, inputs, outputs in sizes:
         yield f"{rows}x{inputs} to {outputs}", random_tensor(generator, rows, inputs, dtype=dtype), outputs, generator
     yield "rows of a wider matrix", row_slices(generator, 5, 64, dtype), 32, generator
     for scale in _MAGNITUDES:
@@ -126,7 +137,7 @@ def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor,
 
 def linear_float32_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for label, x, outputs, generator in _linear_inputs(dtype, seed):
-        yield Case(label, (x, random_tensor(generator, outputs, x.shape[1], dtype=dtype)))
+        yield Case(label, (x, random_tensor(generator, outputs, x.shape[1], dtype=dtype)), large=_is_large(x))
 
 
 def scaled_linear_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
@@ -134,7 +145,7 @@ def scaled_linear_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         weight = _int8(generator, outputs, x.shape[1])
         scale = torch.rand(outputs, generator=generator) * 1e-3 + 1e-5
         bias = random_tensor(generator, outputs, dtype=dtype) if index % 2 else None
-        yield Case(f"{label}{', with a bias' if index % 2 else ''}", (x, weight, scale, bias))
+        yield Case(f"{label}{', with a bias' if index % 2 else ''}", (x, weight, scale, bias), large=_is_large(x))
 
 
 def random_fp8(generator: torch.Generator, *shape: int) -> Tensor:
@@ -176,7 +187,8 @@ def _fp8_case(label: str, x: Tensor, outputs: int, name: str, generator: torch.G
     inputs, (rows, columns) = x.shape[1], _SCALED_BLOCKS[name]
     scale = fp8_scales(generator, -(-outputs // rows), -(-inputs // columns))
     bias = random_tensor(generator, outputs, dtype=x.dtype) if biased else None
-    return Case(label, (x, random_fp8(generator, outputs, inputs), scale, bias, rows, columns))
+    args = (x, random_fp8(generator, outputs, inputs), scale, bias, rows, columns)
+    return Case(label, args, large=_is_large(x))
 
 
 def linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
@@ -190,7 +202,7 @@ def linear_w8a8_static_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
             -(offset.int() * weight.int().sum(1)).int() + torch.randint(-99, 100, (outputs,), generator=generator).int()
         )
         deq_scale = scale * (torch.rand(outputs, generator=generator) * 1e-3 + 1e-5)
-        yield Case(label, (x, weight, scale, offset, bias, deq_scale))
+        yield Case(label, (x, weight, scale, offset, bias, deq_scale), large=_is_large(x))
 
 
 # Weights per block, bytes per block, and the offsets of its half-precision scales.
@@ -266,7 +278,9 @@ def linear_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for quant_type in ("Q4_1", "Q8_0"):
         weight = random_gguf_rows(generator, 33, 96, quant_type)
         yield Case(f"{quant_type}, rows of a wider matrix", (row_slices(generator, 3, 96, dtype), weight, quant_type))
-        yield Case(f"{quant_type}, many rows", (random_tensor(generator, 130, 96, dtype=dtype), weight, quant_type))
+        for count in (130, LARGE_ROWS):
+            x = random_tensor(generator, count, 96, dtype=dtype)
+            yield Case(f"{quant_type}, {count} rows", (x, weight, quant_type), large=_is_large(x))
         yield Case(f"{quant_type}, zeros", (torch.zeros(2, 96, dtype=dtype), weight, quant_type))
         for scale in _MAGNITUDES:
             x = random_tensor(generator, 4, 96, dtype=dtype, scale=scale)

@@ -320,14 +320,15 @@ def violations(
     device: torch.device | str = "cpu",
     seed: int = 0,
     capabilities: Collection[str] = (),
+    large: bool = False,
 ) -> list[str]:
     """All violations of the contract by an implementation on its cases; empty if there are none.
 
-    `capabilities`: of the platform; cases that need another one are left out.
+    `capabilities`: of the platform; cases that need another one are left out. `large`: also the large cases.
     """
     found: list[str] = []
     for case in contract.cases(dtype, seed):
-        if case.needs and case.needs not in capabilities:
+        if (case.needs and case.needs not in capabilities) or (case.large and not large):
             continue
         args = tuple(_to_device(arg, device) for arg in case.args)
         expected, actual = _results(contract.oracle(*case.args)), _results(implementation(*args))

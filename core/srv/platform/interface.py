@@ -192,7 +192,8 @@ class AttentionBackend(Protocol):
         Rows may share pages that the same step writes: row i may attend to keys and values of row j. The captured steps
         of rows with drafts do so; there, each token is a row of its own.
 
-        q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], in the model's dtype.
+        q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], in the model's dtype. Each may be a view of a
+        wider tensor, as a fused projection returns it: a row is contiguous, but does not follow the one before it.
         Returns [tokens, heads, head_dim] in q's dtype. Where values have another head size than keys, head_dim
         is that of q and k, and the last axis of v and of the result is the group's `value_dim`.
         Of what it is given, only the pool may be written. The result is a new tensor: later calls, for other layers or

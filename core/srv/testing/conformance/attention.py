@@ -5,34 +5,40 @@ Each check adds one feature to those that it depends on: one page, several pages
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from srv.testing.conformance.bench import PAGES, Bench, step_groups
+from srv.testing.conformance.bench import PAGES, Bench, pages_for, step_groups
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.setups import (
     BOTH,
     DTYPES,
+    FURTHER_HEAD_DIMS,
     HEAD_DIMS,
     MAX_HEAD_SIZES,
     Setup,
     Shape,
     allocate_pool,
+    backend_specs,
     declared_dtypes,
     find_setups,
+    is_native,
+    largest,
     select_setups,
 )
 
 WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
 LAYERS = 12  # so many that layers which share buffers by their number modulo 11 or less are found
-LONG_ROW = 300  # tokens; kernels divide the keys of such a row into parts
-SHARED_HEADS = ((4, 2), (6, 2), (8, 2), (14, 2), (4, 1), (8, 1))  # (query heads, KV heads): 2, 3, 4, 7 and 8 share one
+LONG_ROW = 300  # tokens; kernels divide the keys of such a row into parts. `Largest.tokens` may be more
+# (query heads, KV heads) of which 2 to 8, 12 and 16 query heads share one KV head, as in real models.
+SHARED_HEADS = ((4, 2), (9, 3), (8, 2), (10, 2), (12, 2), (14, 2), (4, 1), (8, 1), (12, 1), (16, 1))
 _AHEAD = 5  # tokens by which a row may be shorter than the host knows
-_SPARE_PAGES = 8  # for the other row, and for output
-WINDOW_CHUNK = 37  # tokens of a chunk
+CHUNK = 37  # tokens of a chunk
+LONG_WINDOW = 130  # tokens, beyond the keys that kernels read at once
 SOFT_CAP = 3.0  # low, so that it changes the result visibly
 
 
@@ -57,6 +63,17 @@ def _forward_once(bench: Bench, unchanged: bool = False) -> None:
     for name, part, old in zip("qkv", given, before, strict=True):
         if unchanged and not torch.equal(part.to("cpu"), old):
             raise Fault(f"{bench.setup}: forward changed {name} in place")
+
+
+def strides(kit: Kit) -> str:
+    """q, k and v that are views of one wide tensor: prompts, chunks and output, with and without shared KV heads."""
+
+    def check(setup: Setup) -> None:
+        check_typical(kit, setup, "q, k and v that are views of one tensor", fused=True)
+
+    return run_shared_heads(
+        ((4, 4), (4, 2)), lambda heads, kv_heads: select_setups(kit, heads, kv_heads, max_page_sizes=1), check
+    )
 
 
 def single_page(kit: Kit) -> str:
@@ -89,38 +106,42 @@ def several_pages(kit: Kit) -> str:
 
 
 def long_rows(kit: Kit) -> str:
-    """Output of a row of several hundred tokens, alone and next to a short row."""
+    """A row of many hundred tokens, alone and next to a short row."""
+    tokens = largest(kit).tokens
 
     def check(setup: Setup) -> None:
-        bench = Bench(kit, setup)
+        bench, row = Bench(kit, setup, pages=pages_for(setup, tokens)), f"a row of {tokens} tokens"
         rows = [bench.sequence(), bench.sequence()]
-        fits = (PAGES - _SPARE_PAGES) * setup.layout.page_size
-        bench.step([(rows[0], min(LONG_ROW, fits)), (rows[1], 5)], "a long prompt and a short one")
-        bench.step([(rows[0], 1)], "output of a long row")
-        bench.step([(row, 1) for row in rows], "output of a long row and a short one")
+        bench.step([(rows[0], tokens), (rows[1], 5)], f"a prompt of {tokens} tokens and a short one")
+        bench.step([(rows[0], 1)], f"output of {row}")
+        bench.step([(row, 1) for row in rows], f"output of {row} and a short one")
 
-    return run_each(select_setups(kit, max_page_sizes=1), check)
+    return f"{tokens} tokens: {run_each(select_setups(kit, max_page_sizes=1), check)}"
 
 
 def page_boundaries(kit: Kit) -> str:
-    """Rows that end just before, on and just after the end of a page."""
+    """Rows that end just before, on and just after the end of a page; in larger pages, of the first page."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: Setup, last_page: int) -> None:
         bench, size = Bench(kit, setup), setup.span
-        lengths = [length for pages in (1, 2, 3) for length in (pages * size - 1, pages * size, pages * size + 1)]
+        ends = [pages * size for pages in range(1, last_page + 1)]
+        lengths = [length for end in ends for length in (end - 1, end, end + 1)]
         rows = [bench.sequence() for _ in lengths]
         bench.step(list(zip(rows, lengths, strict=True)), "prompts that end at a page boundary")
         for _ in range(2):
             bench.step([(row, 1) for row in rows], "output across a page boundary")
 
-    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    chosen = select_setups(kit, max_head_sizes=MAX_HEAD_SIZES)
+    further = [each for each in select_setups(kit, max_page_sizes=largest(kit).page_sizes) if each not in chosen]
+    seen = [run_each(chosen, lambda setup: check(setup, 3)), run_each(tuple(further), lambda setup: check(setup, 1))]
+    return "; ".join(filter(None, seen))
 
 
 def gqa(kit: Kit) -> str:
     """KV heads that several query heads share, in numbers that are powers of two and not, or all of them."""
     return run_shared_heads(
         SHARED_HEADS,
-        lambda heads, kv_heads: select_setups(kit, heads, kv_heads),
+        lambda heads, kv_heads: select_setups(kit, heads, kv_heads, max_page_sizes=2 if is_native(kit) else 1),
         lambda setup: check_typical(kit, setup, "shared KV heads"),
     )
 
@@ -155,7 +176,19 @@ def mixed(kit: Kit) -> str:
         bench.step([(rows[0], 1), (rows[1], size + 2), (rows[2], 1), (rows[3], 1), (rows[4], 2)], "prompts and output")
         bench.step([(rows[4], 1), (rows[1], 1), (rows[0], 1)], "other rows in another order")
 
-    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    seen, count = run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check), largest(kit).rows
+    run_each(select_setups(kit, max_page_sizes=1), lambda setup: _check_many_rows(kit, setup, count))
+    return f"{seen}; {count} rows"
+
+
+def _check_many_rows(kit: Kit, setup: Setup, count: int) -> None:
+    """So many prompts in one step, then output of all, then output of every other row next to new prompts."""
+    bench, what = Bench(kit, setup, pages=2 * count * -(-10 // setup.layout.page_size)), f"a step of {count} rows"
+    rows = [bench.sequence() for _ in range(count)]
+    bench.step([(row, 1 + number % 7) for number, row in enumerate(rows)], f"{what}, all prompts")
+    bench.step([(row, 1) for row in rows], f"{what}, all output")
+    pairs = [(row, 1) if number % 2 else (bench.sequence(), 1 + number % 7) for number, row in enumerate(rows)]
+    bench.step(pairs, f"{what}, prompts and output")
 
 
 def extend(kit: Kit) -> str:
@@ -168,7 +201,16 @@ def extend(kit: Kit) -> str:
             bench.step([(row, chunk)], "a chunk of a prompt")
         bench.step([(other, size + 1), (row, 5)], "a chunk together with a new prompt")
 
-    return run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    seen = run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    run_each(select_setups(kit, max_page_sizes=1), lambda setup: _check_long_prefix(kit, setup))
+    return f"{seen}; a chunk of {CHUNK} tokens after {LONG_ROW}"
+
+
+def _check_long_prefix(kit: Kit, setup: Setup) -> None:
+    bench = Bench(kit, setup, pages=pages_for(setup, LONG_ROW + CHUNK))
+    row, other = bench.sequence(), bench.sequence()
+    for count in (LONG_ROW, CHUNK, 1):
+        bench.step([(row, count), (other, 3)], f"a chunk of {count} tokens of a prompt of {LONG_ROW + CHUNK + 1}")
 
 
 def sharing(kit: Kit) -> str:
@@ -266,19 +308,24 @@ def window(kit: Kit) -> str:
         for tokens in (1, 5, setup.span + 2):
             check_typical(kit, setup, f"a window of {tokens} tokens", window=tokens)
         for tokens in (5, 40) if in_chunks else ():
-            _check_window_in_chunks(kit, setup, tokens)
+            _check_long_prompt(kit, setup, tokens, in_chunks)
 
-    return run_each(select_setups(kit, fields=WINDOWED), check)
+    seen = run_each(select_setups(kit, fields=WINDOWED), check)
+    longest = select_setups(kit, fields=WINDOWED, max_page_sizes=1)
+    run_each(longest, lambda setup: _check_long_prompt(kit, setup, LONG_WINDOW, in_chunks))
+    return f"{seen}; windows of up to {LONG_WINDOW} tokens"
 
 
-def _check_window_in_chunks(kit: Kit, setup: Setup, tokens: int) -> None:
+def _check_long_prompt(kit: Kit, setup: Setup, tokens: int, in_chunks: bool) -> None:
     """A prompt of so many blocks of keys that kernels skip those behind the window, next to a short one."""
-    bench, what = Bench(kit, setup, window=tokens), f"a prompt in chunks, in a window of {tokens} tokens"
-    chunk = min(WINDOW_CHUNK, PAGES * setup.layout.page_size // 8)
+    chunk = max(CHUNK, tokens // 2)
+    counts = (chunk, chunk, chunk + 3, chunk) if in_chunks else (4 * chunk,)
+    bench = Bench(kit, setup, window=tokens, pages=pages_for(setup, sum(counts)))
+    what = f"a prompt{' in chunks' if in_chunks else ''}, in a window of {tokens} tokens"
     row, other = bench.sequence(), bench.sequence()
-    for count in (chunk, chunk, chunk + 3):
+    for count in counts[:-1]:
         bench.step([(row, count)], what)
-    bench.step([(other, 7), (row, chunk)], what)
+    bench.step([(other, 7), (row, counts[-1])], what)
     bench.step([(row, 1), (other, 1)], what)
 
 
@@ -401,14 +448,14 @@ def _check_pool_size(kit: Kit, setup: Setup) -> None:
 def head_dims(kit: Kit) -> str:
     """Attention is correct for every head size that a backend accepts."""
     seen: dict[str, list[str]] = {}
-    for head_dim in HEAD_DIMS:
-        for dtype in declared_dtypes(kit):
-            found, _ = find_setups(kit, Shape(4, 2, head_dim), dtype, max_page_sizes=1)
-            for setup in found:
-                check_typical(kit, setup, f"heads of {head_dim}")
-                seen.setdefault(setup.name, []).append(f"{head_dim} {dtype}")
+    sizes = (*HEAD_DIMS, *FURTHER_HEAD_DIMS)
+    for spec, head_dim, dtype in itertools.product(backend_specs(kit, "attention"), sizes, declared_dtypes(kit)):
+        found, _ = find_setups(kit, spec, Shape(4, 2, head_dim), dtype, max_page_sizes=1)
+        for setup in found:
+            check_typical(kit, setup, f"heads of {head_dim}")
+            seen.setdefault(setup.name, []).append(f"{head_dim} {dtype}")
     if not seen:
-        raise NotApplicable(f"no backend supports heads of {', '.join(map(str, HEAD_DIMS))}")
+        raise NotApplicable(f"no backend supports heads of {', '.join(map(str, sizes))}")
     return "; ".join(f"{name}: {', '.join(each)}" for name, each in seen.items())
 
 

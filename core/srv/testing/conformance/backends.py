@@ -74,9 +74,10 @@ def layers(kit: Kit) -> str:
     seen: dict[str, int] = {}
     for (heads, kv_heads), head_dim in itertools.product(HEADS, HEAD_DIMS):
         for dtype in declared_dtypes(kit)[:1]:
-            setups, _ = find_setups(kit, Shape(heads, kv_heads, head_dim), dtype, max_page_sizes=1)
-            for setup in setups:
-                seen[setup.name] = seen.get(setup.name, 0) + _check(kit, setup)
+            for spec in backend_specs(kit, "attention"):
+                setups, _ = find_setups(kit, spec, Shape(heads, kv_heads, head_dim), dtype, max_page_sizes=1)
+                for setup in setups:
+                    seen[setup.name] = seen.get(setup.name, 0) + _check(kit, setup)
     if not seen:
         raise NotApplicable("no attention backend supports any of the small models")
     return "; ".join(f"{name}: {count} kinds of layers" for name, count in seen.items())

@@ -27,6 +27,8 @@ from srv.testing.conformance.platform import same_device
 from srv.testing.conformance.setups import Setup, allocate_pool, build_attention, dtype_of
 
 PAGES = 96
+SPARE_PAGES = 16  # beside a long row, for others and for output
+OUTLIER = 9.0  # in pools with scales: beyond what they hold
 # |got - want| <= first + second * |want|; allows a softmax in the dtype itself, and TF32 products for float32.
 TOLERANCES = {"float32": (2e-3, 2e-3), "bfloat16": (3e-2, 2e-2), "float16": (8e-3, 4e-3)}
 
@@ -45,6 +47,7 @@ class Bench:
     """`backend` computes all steps of the setup; `own` is the one under test, which may compute some rows only.
 
     `traits`: fields of `AttentionLayer`, of all layers. `extra_columns`: those of the page table past the longest row.
+    `pages`: of the pool. `fused`: q, k and v are views of one wide tensor, as a fused projection returns them.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class Bench:
         setup: Setup,
         *,
         extra_columns: int = 0,
+        pages: int = PAGES,
+        fused: bool = False,
         seed: int = 0,
         **traits: Any,
     ) -> None:
@@ -60,15 +65,15 @@ class Bench:
             setup = setup.with_layers(0)  # of an encoder, no layer has a place in the pool
         self.kit, self.setup = kit, setup
         self.page_size = setup.layout.page_size
-        self.kv = allocate_pool(kit, setup.layout, PAGES)
+        self.kv = allocate_pool(kit, setup.layout, pages)
         self.backend, self.own = build_attention(kit, setup, self.kv)
         self._plain = stored.is_plain(setup.layout)
         self._stores = self._plain and setup.name in kit.wrong_writers
         self._spoiled: set[int] = set()
         self._generator = torch.Generator().manual_seed(seed)
         # Page 1 is allocated first, so that a write just past page 0 damages a row.
-        self._free = [*(torch.randperm(PAGES - 1, generator=self._generator) + 2).tolist(), 1]
-        self._extra_columns = extra_columns
+        self._free = [*(torch.randperm(pages - 1, generator=self._generator) + 2).tolist(), 1]
+        self._extra_columns, self._fused = extra_columns, fused
         shape, count = setup.shape, len(setup.layout.group.layers) or 1
         first = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, **traits)
         self.layers = tuple(dataclasses.replace(first, index=index) for index in range(count))
@@ -145,12 +150,14 @@ class Bench:
             return (torch.randn(tokens, heads, shape.head_dim, generator=self._generator) * scale).to(dtype)
 
         q, k, v = random(shape.heads, 2.0), random(shape.kv_heads, 1.0), random(shape.kv_heads, 1.0)
-        return (q, avoid_ties(k), avoid_ties(v)) if self.setup.layout.dtype == "int8" else (q, k, v)
+        if self.setup.layout.dtype == "int8":
+            return q, avoid_ties(k), avoid_ties(v)
+        return (q, with_outlier(k), with_outlier(v)) if self.setup.layout.scales else (q, k, v)
 
     def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: Any) -> Tensor:
         """The backend's result, on the host. Fault unless it is a tensor like q on the device."""
-        device = self.kit.device
-        out: object = self.backend.forward(layer, q.to(device), k.to(device), v.to(device), metadata)
+        moved_q, moved_k, moved_v = on_device((q, k, v), self.kit.device, fused=self._fused)
+        out: object = self.backend.forward(layer, moved_q, moved_k, moved_v, metadata)
         return self.check_result(out, q).to("cpu")
 
     def check_result(self, out: object, q: Tensor) -> Tensor:
@@ -259,6 +266,20 @@ def step_groups(
             row.length += count
 
 
+def on_device(parts: Sequence[Tensor], device: torch.device, *, fused: bool) -> list[Tensor]:
+    """[rows, heads, dim] each, copied to the device; fused: as views of one tensor [rows, all heads * dim]."""
+    if not fused:
+        return [part.to(device) for part in parts]
+    wide = torch.cat([part.flatten(1) for part in parts], 1).to(device)
+    views = wide.split_with_sizes([part[0].numel() for part in parts], 1)
+    return [view.view(part.shape) for view, part in zip(views, parts, strict=True)]
+
+
+def pages_for(setup: Setup, tokens: int) -> int:
+    """The pages of a pool with room for a row of so many tokens, beside short ones."""
+    return max(PAGES, -(-tokens // setup.layout.page_size) + SPARE_PAGES)
+
+
 def known_on_device(batch: AttentionBatch, ahead: int) -> AttentionBatch:
     """The step with its lengths on the device, and bounds that are `ahead` tokens higher; unchanged if it is 0."""
     if not ahead:
@@ -309,6 +330,13 @@ def avoid_ties(x: Tensor) -> Tensor:
     largest = whole.abs().argmax(-1, keepdim=True)
     moved.scatter_(-1, largest, whole.gather(-1, largest).sign() * 127)
     return (moved * scale).to(x.dtype)
+
+
+def with_outlier(x: Tensor) -> Tensor:
+    """x [tokens, heads, dim] with `OUTLIER`, of either sign, as one element of each vector."""
+    changed, token = x.clone(), torch.arange(len(x))
+    changed[token, :, token % x.shape[2]] = OUTLIER * (1 - 2 * (token % 2)[:, None]).to(x.dtype)
+    return changed
 
 
 def round_trip_int8(x: Tensor) -> Tensor:

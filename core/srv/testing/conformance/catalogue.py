@@ -12,7 +12,8 @@ from srv.testing.conformance.model import Check, Level
 
 _ENGINE = ("engine.greedy",)
 _WRONG_OUTPUT = (
-    "Repeat it with `--only`; if L2 passes, check what changes between steps: lengths, page tables, streams."
+    "Repeat it with `--only`; if L2 passes, check what changes between steps (lengths, page tables, streams) and what "
+    "layers pass: more tokens than at L2, and views of wider tensors, whose strides count."
 )
 
 

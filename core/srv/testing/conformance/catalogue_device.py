@@ -71,7 +71,8 @@ L1 = (
     _device_check(
         "copies.ring",
         "steps in flight read and return their own values while staging memory is reused from step to step",
-        "A copy with non_blocking=True belongs to the current stream; record events behind everything enqueued there.",
+        "A copy with non_blocking=True belongs to the current stream; record events behind everything enqueued there. "
+        "A backend copies host values through `context.transfers`.",
         (*STARTED, "copies.streams"),
     ),
     _device_check(
@@ -107,7 +108,8 @@ L1 = (
     _device_check(
         "copies.pages",
         "copy_pages copies whole pages of every layer between device and staging memory, and no others",
-        "Copy each (from, to) of `pages` for all layers, keys and values alike.",
+        "Copy each (from, to) of `pages` for all layers, keys and values alike, in the current stream: core sets it, "
+        "and waits for no other stream.",
         (*POOL, "pool.cache_specs"),
     ),
     _device_check(

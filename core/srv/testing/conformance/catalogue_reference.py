@@ -8,7 +8,7 @@ from srv.testing.conformance.model import Check, Level
 _FIRST = (*POOL, "pool.page_zero", "pool.cache_specs", "attention.placement", "attention.inputs")
 _ATTENTION = (*_FIRST, "attention.single_page")
 _PAGED = (*_ATTENTION, "attention.several_pages", "attention.page_boundaries")
-_CHUNKED = (*_PAGED, "attention.mixed", "attention.extend")
+_CHUNKED = (*_PAGED, "attention.long_rows", "attention.mixed", "attention.extend")
 _OPS = (*STARTED, "op.coverage", "op.placement")
 
 
@@ -112,7 +112,8 @@ L2 = (
     _reference_check(
         "attention.single_page",
         "attention is correct for rows that fit in one page",
-        "Compare one row with srv.models.transformers.hf_check.dense_attention, first a prompt, then its next token.",
+        "Compare one row with srv.models.transformers.hf_check.dense_attention, first a prompt, then its next token. "
+        "If it fails only where operators run asynchronously, copy host values through `context.transfers`.",
         _FIRST,
     ),
     _reference_check(
@@ -123,13 +124,13 @@ L2 = (
     ),
     _reference_check(
         "attention.page_boundaries",
-        "attention is correct for rows that end before, at and after a page boundary",
+        "attention is correct for rows that end before, at and after a page boundary, in pages of 4 to 128 tokens",
         "A row of kv_len tokens has ceil(kv_len / page_size) pages; check how many of them are read and written.",
         (*_ATTENTION, "attention.several_pages"),
     ),
     _reference_check(
         "attention.long_rows",
-        "attention is correct for the output of rows of several hundred tokens, next to short rows",
+        "attention is correct for prompts and output of rows of many hundred tokens, next to short rows",
         "If the keys of a row are divided among programs, check how their parts are combined, and rows with fewer "
         "parts than others.",
         _PAGED,
@@ -141,17 +142,24 @@ L2 = (
         _PAGED,
     ),
     _reference_check(
+        "attention.strides",
+        "attention is correct for q, k and v that are views of one wide tensor, as a fused projection returns them",
+        "Read q, k and v by their strides, where they are attended to and where they are stored, or copy them first "
+        "(`contiguous`).",
+        (*_PAGED, "attention.gqa"),
+    ),
+    _reference_check(
         "attention.mixed",
-        "attention is correct for prompts and output tokens in one step",
+        "attention is correct for prompts and output tokens in one step, of few and many rows",
         "Rows follow each other along the token axis, with query_lens[i] tokens each.",
         _PAGED,
     ),
     _reference_check(
         "attention.extend",
-        "attention is correct for prompts that are computed in chunks",
+        "attention is correct for prompts that are computed in chunks, also after a long prefix",
         "The first query of row i has position kv_lens[i] - query_lens[i]; it attends to itself and all tokens "
         "before it.",
-        _PAGED,
+        (*_PAGED, "attention.long_rows"),
         "chunked_prefill",
     ),
     _reference_check(
@@ -285,7 +293,8 @@ L2 = (
     _reference_check(
         "attention.fp8_kv",
         "attention is correct with KV pools of 8-bit floats of both formats, with scales per layer",
-        "Divide by KVBuffers.scales of the layer, limit to the largest finite number and round to nearest; multiply "
+        "Divide by KVBuffers.scales of the layer, limit to the largest finite number (448 or 57344; a cast may give "
+        "NaN or infinity) and round to nearest; multiply "
         "what is read; see KVLayout.",
         (*_PAGED, "attention.gqa", "attention.layers", "attention.dtypes"),
         "fp8_kv",
@@ -306,7 +315,8 @@ L2 = (
 )
 
 # The graph checks compute prompts eagerly, in two layers, with page tables wider than a row: these checks come first.
-_CAPTURED = ("attention.writes", *_PAGED, "attention.layers", "attention.unused_columns", "graph.declared")
+_EAGER = ("attention.writes", *_PAGED, "attention.strides", "attention.layers", "attention.unused_columns")
+_CAPTURED = (*_EAGER, "graph.declared")
 
 
 def _graph_check(name: str, summary: str, remedy: str, after: tuple[str, ...] = (*_CAPTURED, "graph.replay")) -> Check:
@@ -326,7 +336,7 @@ GRAPHS = (
         "lengths",
         "a replay uses the lengths and pages of its own step, not those of the capture",
         "Apply the host lengths of `metadata` in Graphs.replay, or keep them in device tensors that `plan` rewrites.",
-        (*_CAPTURED, "attention.device_lengths", "graph.replay"),
+        (*_CAPTURED, "attention.long_rows", "attention.device_lengths", "graph.replay"),
     ),
     _graph_check(
         "padding",
@@ -336,9 +346,9 @@ GRAPHS = (
     ),
     _graph_check(
         "row_counts",
-        "captured steps with different row counts can be replayed alternately",
+        "captured steps with different row counts can be replayed alternately, and one with many rows",
         "Store the state of a captured step by its key.",
-        (*_CAPTURED, "graph.replay", "graph.lengths"),
+        (*_CAPTURED, "attention.mixed", "graph.replay", "graph.lengths"),
     ),
     _graph_check(
         "back_to_back",
@@ -355,8 +365,15 @@ GRAPHS = (
     _graph_check(
         "groups",
         "a captured step is correct with two cache groups, one of them with a sliding window",
-        "Each cache group has a backend, and static buffers of its own; Graphs.replay gets the metadata of each group.",
+        "A window hides keys in captured steps, too. Each cache group has a backend, and static buffers of its own; "
+        "Graphs.replay gets the metadata of each group.",
         (*_CAPTURED, "attention.window", "attention.groups", *_OF_ONE_GROUP),
+    ),
+    _graph_check(
+        "kv_dtypes",
+        "a captured step is correct over KV pools of int8 and of 8-bit floats, as far as they are declared",
+        "Quantize and read keys and values in captured steps as in others; see KVLayout.",
+        (*_CAPTURED, "attention.int8_kv", "attention.fp8_kv", *_OF_ONE_GROUP, "graph.gqa"),
     ),
     _reference_check(
         "graph.pieces",

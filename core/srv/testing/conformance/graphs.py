@@ -5,6 +5,7 @@ A captured step reads static buffers, as in the runner: a step copies its inputs
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,17 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv.dtypes import FLOAT8
 from srv.platform.interface import AttentionBatch, Graphs
-from srv.testing.conformance.attention import WINDOWED, run_each, run_shared_heads
-from srv.testing.conformance.bench import Bench, Row, known_on_device, step_groups
+from srv.testing.conformance.attention import LONG_WINDOW, SHARED_HEADS, WINDOWED, run_each, run_shared_heads
+from srv.testing.conformance.bench import PAGES, SPARE_PAGES, Bench, Row, known_on_device, on_device, step_groups
+from srv.testing.conformance.fp8_kv import with_scales
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
-from srv.testing.conformance.setups import MAX_HEAD_SIZES, Setup, dtype_of, select_setups
+from srv.testing.conformance.setups import (
+    MAX_HEAD_SIZES,
+    Setup,
+    dtype_of,
+    is_native,
+    largest,
+    select_setups,
+)
 
 COUNTS = (4, 2)  # row counts of the captured steps, the largest first, as in the engine
 COLUMNS = 17  # of the page table, for pages of at least `MIN_SPAN` tokens
 LAYERS = (0, 1)
-SHARED_HEADS = ((4, 2), (14, 2), (8, 1))  # (query heads, KV heads): 2, 7 and 8 share one; eager steps have more cases
 
 
 def declared(kit: Kit) -> str:
@@ -50,9 +59,9 @@ def replay(kit: Kit) -> str:
 
 def lengths(kit: Kit) -> str:
     """A replay uses the lengths of its own step: they grow, fill the page table, and belong to other rows."""
-    seen = _run_each(kit, _check_other_lengths)
+    seen = _run_each(kit, _check_other_lengths, max_page_sizes=largest(kit).captured_page_sizes)
     _run_each(kit, _check_full_tables, max_head_sizes=1)
-    return f"{seen}; page tables are filled"
+    return f"{seen}; page tables are filled, by {largest(kit).tokens} tokens or more"
 
 
 def padding(kit: Kit) -> str:
@@ -66,8 +75,10 @@ def back_to_back(kit: Kit) -> str:
 
 
 def row_counts(kit: Kit) -> str:
-    """Captured steps with different row counts, replayed alternately."""
-    return _run_each(kit, _check_row_counts)
+    """Captured steps with different row counts, replayed alternately, and one with many rows."""
+    seen = _run_each(kit, _check_row_counts)
+    _run_each(kit, _check_many_rows, max_head_sizes=1)
+    return f"{seen}; {largest(kit).rows} rows"
 
 
 def gqa(kit: Kit) -> str:
@@ -76,15 +87,38 @@ def gqa(kit: Kit) -> str:
     def choose(heads: int, kv_heads: int) -> tuple[Setup, ...]:
         return _decoding(select_setups(kit, heads, kv_heads, max_page_sizes=1, captured=True))
 
-    return run_shared_heads(SHARED_HEADS, choose, lambda setup: _check_shared_heads(kit, setup))
+    heads_of = SHARED_HEADS if is_native(kit) else SHARED_HEADS[1::4]  # 3, 7 and 16 share one
+    return run_shared_heads(heads_of, choose, lambda setup: _check_shared_heads(kit, setup, "with shared KV heads"))
 
 
 def groups(kit: Kit) -> str:
     """Two cache groups in one captured step, one of them with a sliding window, whose layers follow one another."""
     chosen = _decoding(select_setups(kit, max_page_sizes=1, fields=WINDOWED, captured=True))
-    return run_each(chosen, lambda setup: _check_groups(kit, setup))
+    for tokens in (5, LONG_WINDOW):
+        seen = run_each(chosen, functools.partial(_check_groups, kit, window=tokens))
+    return f"{seen}, windows of 5 and {LONG_WINDOW} tokens"
 
 
+def kv_dtypes(kit: Kit) -> str:
+    """Pools of int8 and of 8-bit floats, these with scales per layer."""
+    names = [name for capability, each in _KV_DTYPES.items() if capability in kit.capabilities for name in each]
+    if not names:
+        raise NotApplicable("the plugin declares neither int8_kv nor fp8_kv")
+    seen: list[str] = []
+    refusals: list[str] = []
+    for name in names:
+        try:
+            chosen = _decoding(select_setups(kit, 4, 2, max_page_sizes=1, captured=True, kv_dtype=name))
+        except NotApplicable as reason:
+            refusals.append(f"{name}: {reason}")
+            continue
+        seen.append(f"{name}: {run_each(chosen, lambda setup: _check_kv_dtype(kit, setup))}")
+    if not seen:
+        raise NotApplicable("; ".join(refusals))
+    return "; ".join((*seen, *refusals))
+
+
+_KV_DTYPES = {"int8_kv": ("int8",), "fp8_kv": FLOAT8}  # by capability
 Sequences = Sequence[tuple[Row, ...]]  # rows of a step: of each sequence, one per cache group
 
 
@@ -101,13 +135,13 @@ class _Step:
 class _Group:
     """The static buffers of one cache group, which its layers in a captured step read."""
 
-    def __init__(self, kit: Kit, bench: Bench) -> None:
+    def __init__(self, kit: Kit, bench: Bench, rows: int, columns: int) -> None:
         self.kit, self.bench = kit, bench
-        shape, dtype, rows = bench.setup.shape, dtype_of(bench.setup.dtype), max(COUNTS)
-        self._q = torch.zeros(rows, shape.heads, shape.head_dim, dtype=dtype, device=kit.device)
-        self._k = torch.zeros(rows, shape.kv_heads, shape.head_dim, dtype=dtype, device=kit.device)
-        self._v = torch.zeros_like(self._k)
-        columns = COLUMNS * bench.setup.span // bench.page_size
+        shape, dtype = bench.setup.shape, dtype_of(bench.setup.dtype)
+        zeros = [
+            torch.zeros(rows, heads, shape.head_dim, dtype=dtype) for heads in (shape.heads, *[shape.kv_heads] * 2)
+        ]
+        self._q, self._k, self._v = on_device(zeros, kit.device, fused=True)
         self._table = torch.zeros(rows, columns, dtype=torch.int32, device=kit.device)
 
     def plan(self, count: int, lens: Sequence[int], ahead: int = 0) -> Any:
@@ -145,21 +179,33 @@ class _Group:
 
 
 class _Captured:
-    """Decode steps of one backend, captured for each of `COUNTS`.
+    """Decode steps of one backend, captured for each of `counts`, the largest first.
 
-    windows: of each cache group, which has a pool and a page table of its own; all have the same lengths.
+    windows: of each cache group, which has a pool and a page table of its own; all have the same lengths. tokens: for
+    which a page table has columns; if 0, those of `COLUMNS`.
     """
 
-    def __init__(self, kit: Kit, setup: Setup, windows: Sequence[int | None] = (None,)) -> None:
+    def __init__(
+        self,
+        kit: Kit,
+        setup: Setup,
+        windows: Sequence[int | None] = (None,),
+        counts: Sequence[int] = COUNTS,
+        tokens: int = 0,
+    ) -> None:
         graphs = kit.platform.graphs
         if graphs is None:
             raise NotApplicable("Platform.graphs is None")
         self.kit, self.graphs = kit, graphs
-        benches = [Bench(kit, setup, seed=seed, window=window) for seed, window in enumerate(windows)]
-        self._groups = [_Group(kit, bench) for bench in benches]
-        shape = (len(benches), len(LAYERS), max(COUNTS), setup.shape.heads, setup.shape.head_dim)
+        size = setup.layout.page_size
+        self.columns = max(COLUMNS * setup.span // size, -(-tokens // size))
+        pages = max(self.columns + SPARE_PAGES, 3 * counts[0], PAGES)
+        benches = [Bench(kit, setup, seed=seed, window=window, pages=pages) for seed, window in enumerate(windows)]
+        self._groups = [_Group(kit, bench, counts[0], self.columns) for bench in benches]
+        shape = (len(benches), len(LAYERS), counts[0], setup.shape.heads, setup.shape.head_dim)
         self._out = torch.zeros(shape, dtype=dtype_of(setup.dtype), device=kit.device)
-        self._results = {count: self._capture(graphs, count) for count in COUNTS}
+        self.counts = counts
+        self._results = {count: self._capture(graphs, count) for count in counts}
 
     def _capture(self, graphs: Graphs, count: int) -> Tensor:
         planned = [group.plan(count, [1] * count) for group in self._groups]
@@ -180,19 +226,20 @@ class _Captured:
         """A new sequence."""
         return tuple(group.bench.sequence() for group in self._groups)
 
-    def step(self, rows: Sequences, what: str, count: int = COUNTS[0], ahead: int = 0) -> None:
-        """Compute one token per row by replaying the captured step of `count` rows; further rows are padding.
+    def step(self, rows: Sequences, what: str, count: int = 0, ahead: int = 0) -> None:
+        """Compute one token per row by replaying the captured step of `count` rows, by default that of the most;
+        further rows are padding.
 
         ahead: as that of `Bench.step`.
         """
         self.steps(rows, 1, what, count, ahead)
 
-    def steps(self, rows: Sequences, number: int, what: str, count: int = COUNTS[0], ahead: int = 0) -> None:
+    def steps(self, rows: Sequences, number: int, what: str, count: int = 0, ahead: int = 0) -> None:
         """Launch `number` such steps without waiting between them, and then compare all results."""
         of_groups = list(zip(self._groups, zip(*rows, strict=True), strict=True))
         # Copies to the device come first, because a copy may wait for a running replay.
         prepared = [[group.prepare(own) for group, own in of_groups] for _ in range(number)]
-        results = [self._replay(steps, count, ahead) for steps in prepared]
+        results = [self._replay(steps, count or self.counts[0], ahead) for steps in prepared]
         self.kit.synchronize()
         for steps, result in zip(prepared, results, strict=True):
             for group, step, part in zip(self._groups, steps, result.to("cpu"), strict=True):
@@ -232,10 +279,10 @@ def _check_other_lengths(kit: Kit, setup: Setup) -> None:
 
 def _check_full_tables(kit: Kit, setup: Setup) -> None:
     """Rows that grow to the last token of the page table's last column, next to short ones."""
-    captured, size = _Captured(kit, setup), setup.span
-    rows = captured.prompts([COLUMNS * size - 3, 2, 4 * size, 1])
+    captured, size = _Captured(kit, setup, tokens=largest(kit).tokens if is_native(kit) else 0), setup.span
+    rows = captured.prompts([captured.columns * setup.layout.page_size - 3, 2, 4 * size, 1])
     for _ in range(3):
-        captured.step(rows, f"replay with a page table of {COLUMNS * size // setup.layout.page_size} full columns")
+        captured.step(rows, f"replay with a page table of {captured.columns} full columns")
 
 
 def _check_padding(kit: Kit, setup: Setup) -> None:
@@ -259,18 +306,31 @@ def _check_row_counts(kit: Kit, setup: Setup) -> None:
         captured.step(rows[:2], "replay of two rows", 2)
 
 
-def _check_shared_heads(kit: Kit, setup: Setup) -> None:
+def _check_many_rows(kit: Kit, setup: Setup) -> None:
+    count = largest(kit).rows
+    captured = _Captured(kit, setup, counts=(count,))
+    rows = captured.prompts([1 + number % 7 for number in range(count)])
+    for used in (count, count // 2 + 1, count):
+        captured.step(rows[:used], f"replay of {count} rows with {used} requests")
+
+
+def _check_shared_heads(kit: Kit, setup: Setup, what: str) -> None:
     captured, size = _Captured(kit, setup), setup.span
     rows = captured.prompts([1, size - 1, 2 * size + 3])
     for _ in range(2):
-        captured.step(rows, "replay with shared KV heads")
+        captured.step(rows, f"replay {what}")
 
 
-def _check_groups(kit: Kit, setup: Setup) -> None:
-    captured, size = _Captured(kit, setup, windows=(5, None)), setup.span
-    rows = captured.prompts([1, size - 1, 2 * size + 3])
+def _check_kv_dtype(kit: Kit, setup: Setup) -> None:
+    _check_shared_heads(kit, with_scales(setup), f"over {setup.layout.dtype}")
+
+
+def _check_groups(kit: Kit, setup: Setup, window: int) -> None:
+    size = setup.span
+    captured = _Captured(kit, setup, windows=(window, None), tokens=window + 2 * size + 8)
+    rows = captured.prompts([1, size - 1, max(2 * size, window) + 3])
     for order in ((0, 1, 2), (0, 1, 2), (2, 0)):
-        what = "replay of two cache groups, one with a window of 5 tokens"
+        what = f"replay of two cache groups, one with a window of {window} tokens"
         captured.step([rows[number] for number in order], what)
 
 
@@ -278,6 +338,11 @@ def _decoding(setups: Sequence[Setup]) -> tuple[Setup, ...]:
     return tuple(setup for setup in setups if setup.decodes)
 
 
-def _run_each(kit: Kit, check: Callable[[Kit, Setup], None], max_head_sizes: int = MAX_HEAD_SIZES) -> str:
-    chosen = _decoding(select_setups(kit, max_page_sizes=1, max_head_sizes=max_head_sizes, captured=True))
+def _run_each(
+    kit: Kit,
+    check: Callable[[Kit, Setup], None],
+    max_page_sizes: int = 1,
+    max_head_sizes: int = MAX_HEAD_SIZES,
+) -> str:
+    chosen = _decoding(select_setups(kit, max_page_sizes=max_page_sizes, max_head_sizes=max_head_sizes, captured=True))
     return run_each(chosen, lambda setup: check(kit, setup))

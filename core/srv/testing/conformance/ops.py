@@ -23,7 +23,7 @@ from srv.testing.conformance.facts import MODEL_OPS, OP_SIZE
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.platform import same_device
-from srv.testing.conformance.setups import declared_dtypes, dtype_of
+from srv.testing.conformance.setups import declared_dtypes, dtype_of, is_native
 
 CONTRACTS = "srv_kernels.contracts:CONTRACTS"
 VIOLATIONS = "srv_kernels.contracts:violations"
@@ -174,7 +174,9 @@ def _check(kit: Kit, name: str) -> str:
     seen: list[str] = []
     for dtype in contract.dtypes:
         for impl in _implementations(kit, name, dtype):
-            found = violations(contract, _function(impl), dtype, kit.device, capabilities=kit.capabilities)
+            found = violations(
+                contract, _function(impl), dtype, kit.device, capabilities=kit.capabilities, large=is_native(kit)
+            )
             if found:
                 more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
                 raise Fault(

@@ -33,7 +33,10 @@ from srv.worker.attention import SplitAttention
 
 DTYPES = ("float32", "bfloat16", "float16")  # in the order in which checks prefer them
 PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn, besides the plugin's own
-HEAD_DIMS = (64, 128, 32, 80)
+ALL_PAGE_SIZES = len(PAGE_SIZES) + 1
+HEAD_DIMS = (64, 128, 32, 80)  # in the order in which checks prefer them
+FURTHER_HEAD_DIMS = (96, 256)
+CONTEXT_LENGTH = 2048  # of the models, so that the longest rows fit
 # Head sizes per backend in the checks of paging, mixed batches, int8 KV and captured steps: a kernel may choose its
 # code path by head size.
 MAX_HEAD_SIZES = 2
@@ -48,6 +51,20 @@ ROLES: Mapping[str, str] = MappingProxyType(
         "decode": "decode_attention_backend",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest cases of attention: `tokens` of a row, and `rows` of a step. page_sizes: how many are tried, where
+    rows end around pages; captured_page_sizes: the same in captured steps."""
+
+    tokens: int
+    rows: int
+    page_sizes: int
+    captured_page_sizes: int
+
+
+NATIVE, INTERPRETED = Largest(1200, 72, ALL_PAGE_SIZES, ALL_PAGE_SIZES), Largest(300, 34, 2, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +132,20 @@ class Setup:
         return f"{self.name}, {self.dtype}{kv}, {self.shape}, pages of {self.layout.page_size}"
 
 
+def is_native(kit: Kit) -> bool:
+    """Whether the device computes at the speed of its processor, so that large cases take seconds.
+
+    Where `DeviceFacts.simulated` is set, kernels that were written for hardware run in an interpreter, which takes
+    about a millisecond for what a processor does at once. A platform whose device is made of the host's operators
+    (`Manifest.simulated` alone) computes natively.
+    """
+    return not kit.device_facts.simulated
+
+
+def largest(kit: Kit) -> Largest:
+    return NATIVE if is_native(kit) else INTERPRETED
+
+
 def declared_dtypes(kit: Kit) -> tuple[str, ...]:
     """The dtypes among the capabilities."""
     return tuple(dtype for dtype in DTYPES if dtype in kit.capabilities)
@@ -131,26 +162,32 @@ def resolve_for(kit: Kit, model: ModelFacts, *statements: UserStatement) -> Reso
     return resolve(user_input(*statements), manifest=kit.manifest, device=kit.device_facts, model=model, backends=extra)
 
 
-def find_setups(
-    kit: Kit, shape: Shape, dtype: str, max_page_sizes: int = 2, *, captured: bool = False, kv_dtype: str = ""
-) -> tuple[list[Setup], list[str]]:
-    """The setups of all attention backends for a shape and dtype, smallest pages first, and the refusals.
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What setups are resolved with. captured: graphs are enabled, if the plugin declares them. kv_dtype: that of the
+    pool, if given."""
 
-    A backend that does not fit all steps is tried for prefill and decode alone. max_page_sizes: per backend and role.
-    captured: with graphs enabled, if the plugin declares them. kv_dtype: that of the pool, if given.
+    captured: bool = False
+    kv_dtype: str = ""
+
+    def statements(self, kit: Kit) -> list[UserStatement]:
+        enabled = [user_statement("disable_graphs", False)] if self.captured and "graphs" in kit.capabilities else []
+        return enabled + ([user_statement("kv_cache_dtype", self.kv_dtype)] if self.kv_dtype else [])
+
+
+def find_setups(
+    kit: Kit, spec: BackendSpec, shape: Shape, dtype: str, max_page_sizes: int, conditions: Conditions = Conditions()
+) -> tuple[list[Setup], list[str]]:
+    """The setups of an attention backend for a shape and dtype, smallest pages first, and why there are none.
+
+    A backend that does not fit all steps is tried for prefill and decode alone. max_page_sizes: per role.
     """
-    statements = [user_statement("disable_graphs", False)] if captured and "graphs" in kit.capabilities else []
-    statements += [user_statement("kv_cache_dtype", kv_dtype)] if kv_dtype else []
-    found: list[Setup] = []
-    refused: list[str] = []
-    for spec in backend_specs(kit, "attention"):
-        fitting, reason = setups_in_role(kit, spec, BOTH, shape, dtype, max_page_sizes, statements)
-        if not fitting:
-            for role in roles(kit, spec)[BOTH in roles(kit, spec) :]:
-                fitting += setups_in_role(kit, spec, role, shape, dtype, max_page_sizes, statements)[0]
-        found += fitting
-        refused += [] if fitting else [f"{spec.name}: {reason}"]
-    return found, refused
+    statements = conditions.statements(kit)
+    fitting, reason = setups_in_role(kit, spec, BOTH, shape, dtype, max_page_sizes, statements)
+    if not fitting:
+        for role in roles(kit, spec)[BOTH in roles(kit, spec) :]:
+            fitting += setups_in_role(kit, spec, role, shape, dtype, max_page_sizes, statements)[0]
+    return fitting, [] if fitting else [f"{spec.name}: {reason}"]
 
 
 def setups_in_role(
@@ -186,7 +223,7 @@ def _setup(
     page_size: int | None,
     more: Sequence[UserStatement],
 ) -> Setup:
-    model = small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, fields=dict(shape.fields))
+    model = small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, CONTEXT_LENGTH, dict(shape.fields))
     statements = [user_statement(ROLES[role], spec.name), user_statement("dtype", dtype), *more]
     if page_size is not None:
         statements.append(user_statement("page_size", page_size))
@@ -231,25 +268,46 @@ def select_setups(
 ) -> tuple[Setup, ...]:
     """Setups of each attention backend in the first dtype and the first `max_head_sizes` head sizes that it supports.
 
-    dtypes: the candidates; the declared ones if empty. max_page_sizes: per head size. fields: of the model's
-    configuration. captured, kv_dtype: as in `find_setups`. Raises NotApplicable if no backend supports any.
+    dtypes: the candidates; the declared ones if empty. max_page_sizes: with the first head size; with others, at most
+    two. fields: of the model's configuration. captured, kv_dtype: see `Conditions`. Raises NotApplicable if no backend
+    supports any.
     """
-    chosen: dict[str, list[Setup]] = {}
+    chosen: list[Setup] = []
     refusals: list[str] = []
-    for dtype in dtypes or declared_dtypes(kit):
-        for head_dim in HEAD_DIMS:
-            shape = Shape(heads, kv_heads, head_dim, tuple(fields.items()))
-            found, refused = find_setups(kit, shape, dtype, max_page_sizes, captured=captured, kv_dtype=kv_dtype)
-            refusals += refused
-            for setup in found:
-                kept_setups = chosen.setdefault(setup.name, [])
-                sizes = {each.shape.head_dim for each in (*kept_setups, setup)}
-                if len(sizes) <= max_head_sizes and all(each.dtype == setup.dtype for each in kept_setups):
-                    kept_setups.append(setup)
-    flat = tuple(setup for each in chosen.values() for setup in each)
-    if not flat:
+    for spec in backend_specs(kit, "attention"):
+        kept: dict[str, list[Setup]] = {}
+        for dtype in dtypes or declared_dtypes(kit):
+            for head_dim in HEAD_DIMS:
+                shape = Shape(heads, kv_heads, head_dim, tuple(fields.items()))
+                pages = min(max_page_sizes, 2) if kept else max_page_sizes
+                found, refused = find_setups(kit, spec, shape, dtype, pages, Conditions(captured, kv_dtype))
+                refusals += refused
+                for setup in found:
+                    of_role = kept.setdefault(setup.role, [])
+                    if (
+                        all(each.dtype == dtype for each in of_role)
+                        and _head_sizes([*of_role, setup]) <= max_head_sizes
+                    ):
+                        of_role.append(setup)
+                if _served(kit, spec, kept, max_head_sizes):
+                    break
+            if _served(kit, spec, kept, 1):
+                break
+        chosen += [setup for of_role in kept.values() for setup in of_role]
+    if not chosen:
         raise NotApplicable(f"no attention backend supports such a model here: {'; '.join(dict.fromkeys(refusals))}")
-    return flat
+    return tuple(chosen)
+
+
+def _head_sizes(setups: Sequence[Setup]) -> int:
+    return len({setup.shape.head_dim for setup in setups})
+
+
+def _served(kit: Kit, spec: BackendSpec, kept: Mapping[str, Sequence[Setup]], head_sizes: int) -> bool:
+    """Whether a backend has setups of so many head sizes, in every role in which it fits small models."""
+    claimed = roles(kit, spec)
+    needed = (BOTH,) if BOTH in claimed else claimed
+    return bool(needed) and all(_head_sizes(kept.get(role, ())) >= head_sizes for role in needed)
 
 
 def allocate_pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
@@ -260,7 +318,7 @@ def allocate_pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
     return buffers
 
 
-def build_backend(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: int = 64) -> Any:
+def build_backend(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: int = 128) -> Any:
     """Import a backend and build it from its context, as a worker does."""
     values = resolve_for(kit, small_model()).config if spec.arguments else None
     arguments = {name: values.get(name) for name in spec.arguments} if values is not None else {}

@@ -60,7 +60,7 @@ CPU = frozenset(
 # Neither the toy device nor NPUs support weights that stay quantized, and keys and values of 8 bits.
 KEPT = (
     *("op.linear_int8", "op.linear_fp8", "op.linear_gguf", "op.rows_gguf", "op.experts_gguf", "op.experts_fp8"),
-    *("attention.int8_kv", "attention.fp8_kv"),
+    *("attention.int8_kv", "attention.fp8_kv", "graph.kv_dtypes"),
 )
 # Neither of them has a communicator.
 RANKS = ("platform.communicator", "graph.communicator", "engine.ranks")

@@ -1,6 +1,6 @@
 """The keys of a row are divided into parts of 256, and the first part is read again instead of the second.
 
-Caught by attention.long_rows at L2, naming "a long prompt and a short one".
+Caught by attention.long_rows at L2, naming "tokens and a short one".
 """
 
 from __future__ import annotations

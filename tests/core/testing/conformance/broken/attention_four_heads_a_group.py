@@ -1,6 +1,6 @@
 """Attention computes at most four query heads per KV head, and leaves the others at zero.
 
-Caught by attention.gqa at L2, naming "14/2 heads".
+Caught by attention.gqa at L2, naming "10/2 heads".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention rounds the number of query heads that share a KV head up to a power of two, so that three and seven differ.
 
-Caught by attention.gqa at L2, naming "6/2 heads".
+Caught by attention.gqa at L2, naming "9/3 heads".
 """
 
 from __future__ import annotations

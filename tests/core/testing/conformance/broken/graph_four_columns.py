@@ -1,6 +1,6 @@
 """A captured step copies the page table into one of its own, which has four columns.
 
-Caught by graph.lengths at L2, naming "17 full columns".
+Caught by graph.lengths at L2, naming "pages of 1".
 """
 
 from __future__ import annotations

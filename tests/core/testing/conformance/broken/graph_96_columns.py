@@ -1,0 +1,39 @@
+"""A captured step copies the page table into one of its own, which has 96 columns.
+
+Caught by graph.lengths at L2, naming "300 full columns".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from toy_variant import manifest
+
+if TYPE_CHECKING:
+    from srv.platform.interface import AttentionBatch, BackendContext
+
+MANIFEST = manifest("graph_96_columns", attention="graph_96_columns:attention")
+
+
+def attention(context: BackendContext) -> Any:
+    from dataclasses import replace
+
+    import torch
+
+    from srv_toy_device.attention import GraphMetadata, Metadata, ToyPagedAttention
+
+    class FewColumns(ToyPagedAttention):
+        def __init__(self, context: BackendContext) -> None:
+            super().__init__(context)
+            self._tables: dict[int, torch.Tensor] = {}
+
+        def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
+            if batch.graph is None:
+                return super().plan(batch)
+            if batch.graph not in self._tables:
+                self._tables[batch.graph] = torch.zeros_like(batch.page_table)
+            table = self._tables[batch.graph]
+            table[:, :96].copy_(batch.page_table[:, :96])  # the fault
+            return super().plan(replace(batch, page_table=table))
+
+    return FewColumns(context)
