@@ -165,7 +165,7 @@ def others(kit: Kit) -> str:
     names = sorted({impl.op for impl in kit.platform.ops} - set(known))
     if not names:
         raise NotApplicable("the plugin implements no other op")
-    return "; ".join(_check(kit, name) for name in names)
+    return "; ".join(f"{name}: {_check(kit, name)}" for name in names)
 
 
 def _check(kit: Kit, name: str) -> str:
