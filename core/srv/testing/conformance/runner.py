@@ -31,6 +31,15 @@ FACTS_SECONDS = 60.0
 # Beside the checks' own modules: torch, and the contracts of ops, which core does not import.
 _HEAVY = ("torch", "srv_kernels.contracts")
 
+
+class Interrupted(KeyboardInterrupt):
+    """A run was interrupted; `report` has the outcomes until then."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        super().__init__(f"after {len(report.outcomes)} checks")
+
+
 Starts = Callable[[Level, Mapping[str, str]], Start]  # for a level and the environment of the plugin's workers
 
 
@@ -197,7 +206,7 @@ def run(
 
     device: "NAME", or "NAME:VARIANT" to require a variant. only: names of checks, or of groups ("pool"); all if empty.
     observe: called with each outcome. starts: as in `Session`. Errors of the plugin become outcomes. Raises ValueError
-    for an unknown check, and Refusal for a `device` that cannot be parsed.
+    for an unknown check, Refusal for a `device` that cannot be parsed, and Interrupted for a KeyboardInterrupt.
     """
     return run_checks(device, level, select(CHECKS, level, only), only, observe, starts)
 
@@ -212,6 +221,10 @@ def run_checks(
 ) -> Report:
     """Like `run`, for the given checks, which must be in the order of their levels."""
     with session(device, observe, starts) as current:
-        for check in checks:
-            current.perform(check)
+        try:
+            for check in checks:
+                current.perform(check)
+        except KeyboardInterrupt as error:
+            current.end_child()  # it performs a check
+            raise Interrupted(current.report(level, only)) from error
         return current.report(level, only)

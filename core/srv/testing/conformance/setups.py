@@ -28,13 +28,13 @@ from srv.platform.layers import layer_kinds, missing_traits, unsupported_layers
 from srv.platform.pools import allocate_pool as allocate
 from srv.platform.registry import find_all_backends, find_backends
 from srv.specs import KVLayout, ModelFacts
+from srv.testing.conformance.facts import DTYPES as DTYPES
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.values import user_input, user_statement
 from srv.worker.attention import SplitAttention
 
-DTYPES = ("float32", "bfloat16", "float16")  # in the order in which checks prefer them
 PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn, besides the plugin's own
 HEAD_DIMS = (64, 128, 32, 80)
 # Head sizes per backend in the checks of paging, mixed batches, int8 KV and captured steps: a kernel may choose its

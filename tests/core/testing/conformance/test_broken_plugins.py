@@ -48,6 +48,7 @@ EXEMPT = {
     "op.experts_fp8": "its cases are made as those of op.experts and op.linear_fp8, which catch faults of both",
     "op.experts_gguf": "its cases are made as those of op.experts and op.linear_gguf, which catch faults of both",
     "attention.latent": "the example device, which faulty plugins are made of, has no latent attention",
+    "features.undeclared": "it reports undeclared features that work, and never fails",
     "attention.undeclared": "it reports undeclared features that work, and never fails",
     "copies.ring": "core reuses the memory; faults of staging and streams fail copies.staging and copies.streams",
     "engine.float32": "if float32 is declared, all other checks use it, so this one is skipped",
