@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv.models.layers.context import BuildContext
+from srv.models.layers.linear import Linear
 from srv.platform.interface import OpImpl
+from srv.platform.ops import Ops
 from srv.testing.conformance.attention import run_each
 from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
@@ -37,11 +40,21 @@ def op_rows(kit: Kit) -> str:
         generator = torch.Generator().manual_seed(0)
         for name in declared_dtypes(kit):
             x, weight = (torch.randn(size, inputs, generator=generator).to(dtype_of(name)) for size in (rows, outputs))
-            _compare(kit, f"a weight product in {name}", torch.nn.functional.linear, (x, weight), (0,))
+            _compare(kit, f"a weight product in {name}", _linear(kit, weight), (x,), (0,))
             seen.append(f"weight products in {name}")
     if not seen:
         raise NotApplicable("the plugin declares neither an op batch invariant, nor the capability")
     return ", ".join(seen)
+
+
+def _linear(kit: Kit, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """A layer with the weight, after `post_load`."""
+    context = BuildContext(kit.device, weight.dtype, Ops(kit.name, kit.platform.ops, batch_invariant=True))
+    layer = Linear(context, {"": len(weight)}, weight.shape[1], bias=False)
+    with torch.inference_mode():
+        layer.weight.copy_(weight)
+        kit.platform.post_load(torch.nn.ModuleList([layer]))
+    return layer
 
 
 def _seen_ops(kit: Kit) -> Iterator[str]:
@@ -65,7 +78,8 @@ def _compare(kit: Kit, what: str, function: Callable[..., Any], args: Sequence[A
 
     def call(part: slice) -> list[Tensor]:
         given = [arg[part] if number in rows else arg for number, arg in enumerate(args)]
-        results = function(*(arg.to(kit.device) if isinstance(arg, Tensor) else arg for arg in given))
+        with torch.inference_mode():
+            results = function(*(arg.to(kit.device) if isinstance(arg, Tensor) else arg for arg in given))
         return [each.to("cpu") for each in (results if isinstance(results, tuple) else (results,))]
 
     count = len(args[rows[0]])

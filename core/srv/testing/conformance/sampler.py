@@ -231,7 +231,7 @@ def exact(kit: Kit) -> str:
 
 
 def top_k(kit: Kit) -> str:
-    """The same with the k most likely tokens, of which those that equal the last one may be any."""
+    """The same with the k most likely tokens; of those that equal the last one, any that fit may be kept, or all."""
     rows = [Row(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)]
     seen = _check_exact(kit, [*rows, Row(logits(MEDIUM, 24), top_k=300)], Row(_large_logits(25), top_k=3))
     tied = logits(SMALL, 26)
@@ -246,15 +246,17 @@ def top_k(kit: Kit) -> str:
 
 
 def _with_drawn_ties(row: Row, tokens: npt.NDArray[np.int64]) -> Floats:
-    """The row's probabilities, where of equal tokens at the end of top-k those are kept that were drawn first."""
+    """The row's probabilities, where of the equal tokens at the end of top-k those are kept that were drawn first, or
+    all if more were drawn."""
     expected = row.probabilities()
-    least = expected[expected > 0].min()
-    equal = np.flatnonzero(row.logits == row.logits[expected == least][0])
-    kept = int((expected[equal] > 0).sum())
-    drawn = [*dict.fromkeys(token for token in tokens.tolist() if token in equal), *equal]
+    equal = np.flatnonzero(row.logits == row.logits[expected > 0].min())
+    drawn = [*dict.fromkeys(token for token in tokens.tolist() if token in equal)]
+    fitting = int((expected[equal] > 0).sum())
+    least = expected[equal].max()
     expected[equal] = 0.0
-    expected[list(dict.fromkeys(drawn))[:kept]] = least
-    return expected
+    expected[equal if len(drawn) > fitting else list(dict.fromkeys([*drawn, *equal]))[:fitting]] = least
+    found: Floats = expected / expected.sum()
+    return found
 
 
 def top_p(kit: Kit) -> str:

@@ -47,7 +47,7 @@ def replays(kit: Kit) -> str:
     """The same of replays of a captured step."""
 
     def check(setup: Setup) -> None:
-        _check_kept(kit, setup, _replay(kit, Bench(kit, setup)), GROWING, " of a captured step")
+        _check_kept(kit, setup, _Replays(kit, Bench(kit, setup)), GROWING, " of a captured step")
 
     setups = select_setups(kit, max_page_sizes=1, captured=True)
     return f"{GROWING} replays: {run_each(tuple(setup for setup in setups if setup.decodes), check)}"
@@ -64,27 +64,35 @@ def _check_kept(kit: Kit, setup: Setup, step: Callable[[], None], number: int, w
     raise Fault(f"{setup}: {count} steps{what} {fault}")
 
 
-def _replay(kit: Kit, bench: Bench) -> Callable[[], None]:
-    """A replay of one row, with other lengths from one to the next."""
-    graphs, shape = kit.platform.graphs, bench.setup.shape
-    assert graphs is not None  # see graph.declared
-    whole = bench.batch([(bench.sequence(), bench.setup.span)])
-    q, k, v = (part.to(kit.device) for part in bench.inputs(1))
-    out = torch.zeros(1, shape.heads, shape.head_dim, dtype=q.dtype, device=kit.device)
-    lengths = itertools.cycle(range(1, bench.setup.span + 1))
+class _Replays:
+    """A captured step of one row, which is replayed with other lengths from one to the next.
 
-    def plan() -> Any:
-        return bench.own.plan(AttentionBatch([1], [next(lengths)], whole.page_table, graph=1))
+    What the captured step reads and writes lives as long as this object.
+    """
 
-    def step() -> None:
+    def __init__(self, kit: Kit, bench: Bench) -> None:
+        graphs, shape = kit.platform.graphs, bench.setup.shape
+        assert graphs is not None  # see graph.declared
+        self._kit, self._graphs, self._bench = kit, graphs, bench
+        self._table = bench.batch([(bench.sequence(), bench.setup.span)]).page_table
+        self._lengths = itertools.cycle(range(1, bench.setup.span + 1))
+        self._inputs = [part.to(kit.device) for part in bench.inputs(1)]
+        self._out = torch.zeros(1, shape.heads, shape.head_dim, dtype=self._inputs[0].dtype, device=kit.device)
         with torch.inference_mode():
-            graphs.replay(1, [plan()])
-        kit.synchronize()
+            self._metadata = self._plan()
+            graphs.capture(1, self._compute)
 
-    with torch.inference_mode():
-        metadata = plan()
-        graphs.capture(1, lambda: out.copy_(bench.own.forward(bench.layers[0], q, k, v, metadata)))
-    return step
+    def _plan(self) -> Any:
+        return self._bench.own.plan(AttentionBatch([1], [next(self._lengths)], self._table, graph=1))
+
+    def _compute(self) -> torch.Tensor:
+        q, k, v = self._inputs
+        return self._out.copy_(self._bench.own.forward(self._bench.layers[0], q, k, v, self._metadata))
+
+    def __call__(self) -> None:
+        with torch.inference_mode():
+            self._graphs.replay(1, [self._plan()])
+        self._kit.synchronize()
 
 
 def _growing_step(kit: Kit, bench: Bench) -> Callable[[], None]:

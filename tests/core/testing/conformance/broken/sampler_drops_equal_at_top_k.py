@@ -1,4 +1,4 @@
-"""The sampler compares logits with the k-th largest one, and so keeps more than k tokens if some equal it.
+"""The sampler keeps what is larger than the first logit after the k largest, and so drops all that equal it.
 
 Caught by sampler.top_k at L1, naming "equal at its end".
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from srv.platform.interface import BackendContext, SamplingBatch
 
-MANIFEST = manifest("sampler_keeps_equal_at_top_k", sampling="sampler_keeps_equal_at_top_k:sampling")
+MANIFEST = manifest("sampler_drops_equal_at_top_k", sampling="sampler_drops_equal_at_top_k:sampling")
 
 
 def sampling(context: BackendContext) -> Any:
@@ -28,8 +28,9 @@ def sampling(context: BackendContext) -> Any:
         def sample(self, batch: SamplingBatch) -> torch.Tensor:
             size = batch.logits.shape[-1]
             order = batch.logits.sort(-1, descending=True).values
-            least = order.gather(-1, (batch.top_k.long() - 1)[:, None])
-            kept = torch.where(batch.logits >= least, batch.logits, float("-inf"))  # the fault
+            after = order.gather(-1, batch.top_k.long().clamp_max(size - 1)[:, None])
+            within = (batch.logits > after) | (batch.top_k >= size)[:, None]  # the fault
+            kept = torch.where(within, batch.logits, float("-inf"))
             return super().sample(replace(batch, logits=kept, top_k=torch.full_like(batch.top_k, size)))
 
     return Threshold(context)
