@@ -186,22 +186,18 @@ def test_backends_that_no_check_exercises_are_named_with_the_reason(
 
 
 FEWER = """
-import dataclasses
-from srv_toy_device.facts import FACTS, capabilities
-from srv_toy_device.manifest import MANIFEST as TOY
-
-def fewer(device):
-    return capabilities(device) - {"chunked_prefill", "w8a8"}
-
-MANIFEST = dataclasses.replace(TOY, name="faulty", facts=dataclasses.replace(FACTS, capabilities=fewer))
+FACTS = TOY.facts
+DECLARED = lambda device: FACTS.capabilities(device) - {"chunked_prefill", "w8a8"}
+MANIFEST = dataclasses.replace(MANIFEST, facts=dataclasses.replace(FACTS, capabilities=DECLARED))
 """
 
 
 def test_features_that_work_undeclared_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "", monkeypatch)
-    (tmp_path / "faulty_plugin.py").write_text(FEWER)
+    install(tmp_path, "pass", monkeypatch)
+    with (tmp_path / "faulty_plugin.py").open("a") as plugin:
+        plugin.write(FEWER)
     outcome = run("faulty", Level.L2, only=("features.undeclared",)).outcome("features.undeclared")
-    assert outcome.status == "undeclared"
+    assert outcome.status == "undeclared", outcome.message
     assert outcome.message.startswith("the checks of chunked_prefill, w8a8 pass")
 
 
