@@ -88,7 +88,7 @@ def test_a_vendor_has_pages_without_this_repository(folder: Path, capsys: pytest
     assert cells["op:rotary/float32"]["level"] == "E1"  # its check failed, which shows nothing
     assert cells["op:linear_int8/float32"]["status"] == "unsupported"
     index = (folder / "pages" / "index.md").read_text(encoding="utf-8")
-    assert "`srv c` on toy1, toy accelerator (srv 0.1.0, srv-toy-device 0.1.0; 2026-01-02): 6 passed, 1 failed" in index
+    assert "`srv c` on toy1, toy accelerator (srv 0.1.0, srv-toy-device 0.1.0; 2026-01-02): 8 passed, 1 failed" in index
     assert "failed: op.rotary: reference in float32 is off by 2" in index
     page = (folder / "pages" / "index.html").read_text(encoding="utf-8")
     assert "srv conformance: engine.prefix_cache" in page
