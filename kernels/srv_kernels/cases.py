@@ -64,18 +64,37 @@ def _is_large(x: Tensor) -> bool:
 
 
 _NORM_DIMS = (64, 97, 576)
+_LAST_POSITION = 131071
+
+
+def _wide_rows(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Rows of hidden states that are wider than the blocks of most kernels."""
+    generator = torch.Generator().manual_seed(seed)
+    for dim in (5120, 8192):
+        yield f"2x{dim}", random_tensor(generator, 2, dim, dtype=dtype)
+
+
+def _late_positions(dtype: torch.dtype, seed: int) -> Case:
+    """Rotary embedding at the positions of long contexts; the table's other rows are never read."""
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.tensor([_LAST_POSITION, 65536, 0, 65535, 32768, 4096])
+    angles = positions[:, None] * 10000.0 ** -(torch.arange(16, dtype=torch.float64) / 16)
+    cos_sin = torch.zeros(_LAST_POSITION + 1, 32)
+    cos_sin[positions] = torch.cat((angles.cos(), angles.sin()), -1).float()
+    q, k = (random_tensor(generator, len(positions), heads, 32, dtype=dtype) for heads in (4, 2))
+    return Case(f"positions up to {_LAST_POSITION}", (q, k, cos_sin, positions))
 
 
 def rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 1)
-    for label, x in _matrices(dtype, seed, _NORM_DIMS):
+    for label, x in (*_matrices(dtype, seed, _NORM_DIMS), *_wide_rows(dtype, seed)):
         weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
         yield Case(label, (x, weight, 1e-5), large=_is_large(x))
 
 
 def add_rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 2)
-    for label, x in _matrices(dtype, seed, _NORM_DIMS):
+    for label, x in (*_matrices(dtype, seed, _NORM_DIMS), *_wide_rows(dtype, seed)):
         weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
         residual = random_tensor(generator, *x.shape, dtype=dtype, scale=3.0)
         yield Case(label, (x, residual, weight, 1e-6), large=_is_large(x))
@@ -107,6 +126,7 @@ def rotary_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
             yield Case(label, args, large=_is_large(fused))
     q, k = (random_tensor(generator, 2, heads, 64, dtype=dtype) for heads in (4, 2))
     yield Case("the same position twice", (q, k, *(_cos_sin(generator, 1, 64)[0], torch.tensor([7, 7]))))
+    yield _late_positions(dtype, seed)
 
 
 def _cos_sin(generator: torch.Generator, tokens: int, rotary_dim: int) -> tuple[Tensor, Tensor]:

@@ -78,7 +78,8 @@ def run_name(evidence: Evidence) -> str:
 def versions_of(evidence: Evidence) -> str:
     """Of the platform's package, torch, the vendor's packages, and the simulator."""
     named = [f"{name} {version}" for name, version in evidence.versions.items()]
-    return ", ".join(filter(None, [evidence.plugin_version, *named, evidence.simulator]))
+    texts = [*evidence.plugin_version.split(", "), *named, *evidence.simulator.split(", ")]
+    return ", ".join(dict.fromkeys(filter(None, texts)))  # a simulator may be the platform's own package
 
 
 def newest_run(record: Record) -> Evidence | None:

@@ -41,6 +41,9 @@ COVERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 _NAMED_DTYPES = re.compile(r"\bin (float32|bfloat16|float16)\b")  # in the message of a check
 _RAN = ("passed", "failed")
+_OPS = "op."  # how the names of checks of ops begin
+_OTHER_OPS = "op.others"  # the check of several ops
+_OP = re.compile(r"(\w+): (.*)")  # in its message, one after the other with semicolons
 ALL_STEPS = "attention.mixed"  # the check of prompts and outputs in one step, by every backend
 _SETUP = re.compile(r"(?:^|; )(\w+)(?: \((prefill|decode)\))?, (?=\w+, )")  # in its message
 _ROLES = ("prefill_attention_backend", "decode_attention_backend")
@@ -93,10 +96,9 @@ def evidence_of(report: Report) -> Iterator[Evidence]:
 
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:
-    group, _, name = outcome.check.partition(".")
-    dtypes = _dtypes(outcome)
-    if group == "op":
-        return tuple(f"op:{name}/{dtype}" for dtype in dtypes)
+    dtypes = _dtypes(outcome.message)
+    if outcome.check.startswith(_OPS):
+        return tuple(f"op:{name}/{dtype}" for name, ran in _ops(outcome) for dtype in ran)
     if outcome.check == "engine.greedy":
         return tuple(f"dtype={dtype}" for dtype in dtypes)
     if outcome.check == ALL_STEPS:
@@ -129,18 +131,28 @@ def with_reported_ops(inventory: Inventory, reports: Sequence[Report]) -> Invent
     """
     implemented = {place: dict(ops) for place, ops in inventory.implemented.items()}
     for report in reports:
-        of_ops = [each for each in report.outcomes if each.check.startswith("op.") and each.status in _RAN]
+        of_ops = [each for each in report.outcomes if each.check.startswith(_OPS) and each.status in _RAN]
         if of_ops:
             ops = implemented.setdefault(f"{report.device['platform']}:{report.device['variant']}", {})
             for each in of_ops:
-                name = each.check.partition(".")[2]
-                ops[name] = tuple(dict.fromkeys((*ops.get(name, ()), *_dtypes(each))))
+                for name, ran in _ops(each):
+                    ops[name] = tuple(dict.fromkeys((*ops.get(name, ()), *ran)))
     return replace(inventory, ops=inventory.ops if implemented else (), implemented=implemented, unbuilt={})
 
 
-def _dtypes(outcome: Outcome) -> tuple[str, ...]:
-    """The dtypes that a check ran in, by its message."""
-    return tuple(dict.fromkeys(_NAMED_DTYPES.findall(outcome.message)))
+def _ops(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The ops that a check ran, with the dtypes."""
+    if outcome.check != _OTHER_OPS:
+        yield outcome.check.removeprefix(_OPS), _dtypes(outcome.message)
+        return
+    for part in outcome.message.split("; ") if outcome.status == "passed" else ():
+        if match := _OP.fullmatch(part):
+            yield match[1], _dtypes(match[2])
+
+
+def _dtypes(message: str) -> tuple[str, ...]:
+    """The dtypes that a check ran in."""
+    return tuple(dict.fromkeys(_NAMED_DTYPES.findall(message)))
 
 
 def summary_of(report: Report) -> str:

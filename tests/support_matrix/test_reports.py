@@ -24,9 +24,14 @@ from srv_matrix.sample import sample_models
 from srv_matrix.variant_context import make_variant_context
 
 DEVICE = {"platform": "toy", "variant": "toy1", "name": "toy accelerator", "simulated": True, "available": True}
+OTHER_OPS = "causal_conv1d: reference in float32, reference in bfloat16; gated_delta_rule: reference in float32"
 OUTCOMES = (
     Outcome("manifest.found", Level.L0, "passed", "found"),
     Outcome("op.rms_norm", Level.L2, "passed", "reference in float32, reference in bfloat16"),
+    Outcome(
+        "op.others", Level.L2, "passed", "causal_conv1d: a in float32, a in bfloat16; gated_delta_rule: a in float32"
+    ),
+    Outcome("op.batch_invariant", Level.L2, "passed", "rms_norm (native) in float32"),
     Outcome("op.rotary", Level.L2, "failed", "reference in float32 is off by 2"),
     Outcome("op.linear_int8", Level.L2, "skipped", "the plugin does not declare the capability int8_weights"),
     Outcome("attention.mixed", Level.L2, "passed", "toy_paged, float32, 4 heads, pages of 1; toy_paged, bfloat16, x"),
@@ -50,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_a_vendor_has_pages_without_this_repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["matrix", "generate", "--plugin", "toy", "--evidence", "report.jsonl", "--out", "pages"]) == 0
-    assert "8 of which a check has run, 1 failed" in capsys.readouterr().out
+    assert "11 of which a check has run, 1 failed" in capsys.readouterr().out
     names = {path.name for path in (folder / "pages").iterdir()}
     assert names == {
         "own.md",
@@ -76,11 +81,14 @@ def test_a_vendor_has_pages_without_this_repository(folder: Path, capsys: pytest
     assert levels == {"dtype=float32": "E3", "dtype=bfloat16": "E1", "disable_radix_cache=false": "E3"}
     assert cells["disable_radix_cache=true"]["level"] == "E1"  # its check was skipped
     assert cells["op:rms_norm/bfloat16"]["level"] == "E3"
+    others = ("op:causal_conv1d/float32", "op:causal_conv1d/bfloat16", "op:gated_delta_rule/float32")
+    assert {cells[feature]["level"] for feature in others} == {"E3"}
+    assert cells["op:gated_delta_rule/bfloat16"]["level"] == "E1"
     assert (cells["op:rms_norm/float16"]["status"], cells["op:rms_norm/float16"]["level"]) == ("supported", "E1")
     assert cells["op:rotary/float32"]["level"] == "E1"  # its check failed, which shows nothing
     assert cells["op:linear_int8/float32"]["status"] == "unsupported"
     index = (folder / "pages" / "index.md").read_text(encoding="utf-8")
-    assert "`srv c` on toy1, toy accelerator (srv 0.1.0, srv-toy-device 0.1.0; 2026-01-02): 6 passed, 1 failed" in index
+    assert "`srv c` on toy1, toy accelerator (srv 0.1.0, srv-toy-device 0.1.0; 2026-01-02): 8 passed, 1 failed" in index
     assert "failed: op.rotary: reference in float32 is off by 2" in index
     page = (folder / "pages" / "index.html").read_text(encoding="utf-8")
     assert "srv conformance: engine.prefix_cache" in page

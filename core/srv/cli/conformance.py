@@ -60,6 +60,7 @@ def run(namespace: argparse.Namespace) -> int:
     """Run the checks, print one line for each when it ends, and write the report."""
     from srv.testing.conformance import Level
     from srv.testing.conformance import run as run_checks
+    from srv.testing.conformance.runner import Interrupted
 
     report_path: Path | None = namespace.report
     if report_path is not None and not report_path.resolve().parent.is_dir():
@@ -71,6 +72,11 @@ def run(namespace: argparse.Namespace) -> int:
     except ValueError as error:
         remedy = "`srv conformance list` shows all checks."
         raise _refused("only", " ".join(namespace.only), str(error), remedy) from error
+    except Interrupted as error:
+        if report_path is not None:
+            error.report.write(report_path)
+        _summarize(error.report, report_path)
+        raise
     if report_path is not None:
         report.write(report_path)
     _summarize(report, report_path)

@@ -236,7 +236,8 @@ class SamplingBackend(Protocol):
     def sample(self, batch: SamplingBatch) -> torch.Tensor:
         """int64 [rows]: one token per row.
 
-        Filters apply in the order temperature, top-k, top-p, min-p. The sampled token is the first one, in the
+        Filters apply in the order temperature, top-k, top-p, min-p. Of equal logits at the limit of top-k, it may keep
+        those that fit, whichever they are, or all. The sampled token is the first one, in the
         backend's own fixed order of the kept tokens, with a cumulative probability above `uniform`.
         Equal logits and equal noise give equal tokens, whatever other rows the batch has. Later calls must not
         overwrite the result.

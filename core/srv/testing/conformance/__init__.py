@@ -6,11 +6,13 @@
     model       levels, checks, outcomes, the report
     catalogue   every check: name, level, summary, requirements, function
     runner      runs the checks, each level in its own child process (child), with a time limit per check
+    processes   starts the children, asks and ends them; template is the process that they are forked from
     kit         the argument of every check: the plugin, its device, its live platform
 
     static      L0   manifest, versions, purity, probe, resolution          (no torch)
     platform pool sampler          L1   rules that hold on any device
     ops attention graphs           L2   each op, backend and captured step against a reference
+    steps invariance undeclared    L2   what steps leave behind; equal bits; features that work undeclared
     engine                         L3   a small model through the real engine
     arguments                      L4   declared and accepted argument values on a real server
 

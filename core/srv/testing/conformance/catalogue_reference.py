@@ -88,7 +88,16 @@ L2 = (
         (*_OPS, *(f"op.{name}" for name in _EXPERT_OPS)),
         module="experts",
     ),
-    _op_check("others", "every other op of the plugin satisfies its contract", _COMPARE_OP),
+    _op_check("others", "every other op of the plugin satisfies its contract; the message names them", _COMPARE_OP),
+    Check(
+        "op.batch_invariant",
+        Level.L2,
+        "ops, and products with weights, give a row the same bits with any other rows, if the plugin declares it",
+        "invariance:op_rows",
+        "Add up a row's elements in an order that does not depend on other rows, or do not declare batch_invariant.",
+        after=(*_OPS, "op"),
+        seconds=300.0,
+    ),
     _reference_check(
         "attention.placement",
         "attention returns a tensor of q's shape and dtype on the platform's device",
@@ -184,6 +193,13 @@ L2 = (
         "Keep what belongs to one step in the result of `plan`; events, streams and tensors must not be collected.",
         after=(*_PAGED, "copies.ring", "pool.allocator"),
         seconds=300.0,
+    ),
+    _reference_check(
+        "attention.batch_invariant",
+        "attention gives a row the same bits with other rows and in other chunks, if a backend declares it",
+        "Add up keys in an order that depends on the row alone, or do not declare BackendSpec.batch_invariant.",
+        _CHUNKED,
+        module="invariance",
     ),
     _reference_check(
         "attention.device_lengths",
@@ -312,6 +328,15 @@ L2 = (
         "Declare the dtype, or let BackendSpec.check refuse it.",
         _PAGED,
     ),
+    Check(
+        "features.undeclared",
+        Level.L2,
+        "no capability works that is not declared, of those with ops, of chunks and of shared prefixes",
+        "undeclared:features",
+        "Declare the capability, or do nothing: it is not used.",
+        after=(*_OPS, *_PAGED),
+        seconds=300.0,
+    ),
 )
 
 # The graph checks compute prompts eagerly, in two layers, with page tables wider than a row: these checks come first.
@@ -355,6 +380,16 @@ GRAPHS = (
         "a replay may be launched while the previous one of the same captured step runs",
         "In Graphs.replay, wait for the previous replay if its inputs would be overwritten.",
         (*_CAPTURED, "graph.replay", "graph.lengths"),
+    ),
+    Check(
+        "graph.steps",
+        Level.L2,
+        "replays leave neither memory nor objects behind",
+        "steps:replays",
+        "Keep what belongs to one step in the result of `plan`; replace what a replay keeps at the next one.",
+        needs="graphs",
+        after=(*_CAPTURED, "attention.steps", *_OF_ONE_GROUP),
+        seconds=300.0,
     ),
     _graph_check(
         "gqa",

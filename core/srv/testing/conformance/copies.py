@@ -24,7 +24,8 @@ _SIZE = 1 << 16  # elements of a copy
 _ROUNDS = 4
 _PAGES = 6
 _MANY_PAGES, _MANY_COPIED = 220, 200  # more than one launch of a kernel may take
-_BLOCK, _BLOCKS = 1 << 20, 24  # more than a ring of slots that begins again would have
+# Sizes and numbers of tensors: more bytes, and more tensors, than a ring that begins again would have.
+_BLOCKS = ((1 << 20, 24), (1 << 10, 300))
 _SCALE = 2.0**-10  # of the numbers of pages in the third pool; exact in every dtype
 _COPIED: Copied = ((1, 4), (2, 5), (3, 1), (6, 3))  # two that are consecutive, and two that are not
 
@@ -43,15 +44,18 @@ def staging(kit: Kit) -> str:
     for number, tensor in enumerate(made):
         if not bool((tensor.view(-1).view(torch.uint8) == number).all()):
             raise Fault("two tensors from staging share memory")
-    blocks = [kit.platform.staging((_BLOCK,), torch.uint8) for _ in range(_BLOCKS)]
-    begins = sorted(block.data_ptr() for block in blocks)
-    if any(end - begin < _BLOCK for begin, end in itertools.pairwise(begins)):
-        raise Fault(f"of {_BLOCKS} tensors of {_BLOCK} bytes from staging, two share memory")
+    blocks = [kit.platform.staging((size,), torch.uint8) for size, count in _BLOCKS for _ in range(count)]
+    by_address = sorted(blocks, key=Tensor.data_ptr)
+    for block, after in itertools.pairwise(by_address):
+        if after.data_ptr() - block.data_ptr() < block.nbytes:
+            raise Fault(
+                f"of {len(blocks)} tensors from staging, two of {block.nbytes} and {after.nbytes} bytes share memory"
+            )
     try:
         blocks[0].to(kit.device, non_blocking=True).to("cpu")  # waits, because the memory must be kept until then
     except RuntimeError as error:
         raise Fault(f"a copy from staging memory with non_blocking=True is refused: {error}") from error
-    return f"{len(made) + _BLOCKS} tensors in host memory of their own"
+    return f"{len(made) + len(blocks)} tensors in host memory of their own"
 
 
 def ring(kit: Kit) -> str:

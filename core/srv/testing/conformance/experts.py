@@ -16,18 +16,12 @@ from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.fp8_layers import Fp8Experts
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.int8_experts import Int8Experts
+from srv.testing.conformance.facts import MIXTURE
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import engine_under_test
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.ops import VIOLATIONS, contracts
 from srv.testing.conformance.setups import backend_specs, declared_dtypes, dtype_of
-
-FIELDS = {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
 
 
 def loaded(kit: Kit) -> str:
@@ -100,7 +94,7 @@ def served(kit: Kit) -> str:
     """Greedy output of a small mixture of experts, in a batch, alone, and with cached prefixes."""
     if not backend_specs(kit, FAMILY):
         raise NotApplicable("the plugin has no backend of experts")
-    with engine_under_test(kit, fields=FIELDS, disable_graphs=None) as tested:
+    with engine_under_test(kit, fields=MIXTURE, disable_graphs=None) as tested:
         prompts = tested.prompts()
         for what in ("greedy output of experts in a batch", "the same with cached prefixes"):
             tested.check(prompts, tested.generate(prompts), what)

@@ -12,7 +12,17 @@ LAYERS = 2
 VOCABULARY = 272  # three special tokens, one token per byte, and some that no text contains
 END_TOKEN = 2
 MODEL_OPS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul")  # the ops that the layers of every model use
+DTYPES = ("float32", "bfloat16", "float16")  # in the order in which checks prefer them
 OP_SIZE = 64  # of every dimension when it is asked whether an implementation fits
+
+# Fields of models with experts, and with a sliding window.
+MIXTURE = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
 
 
 def small_model(

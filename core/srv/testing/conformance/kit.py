@@ -9,9 +9,9 @@ import functools
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from srv.errors import PlatformUnavailable, SrvError
+from srv.errors import PlatformUnavailable, Refusal, SrvError
 from srv.platform.choose import ChosenPlatform, DeviceRequest, choose, parse_device
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import EngineContext, Manifest, ProbeResult
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from srv.platform.interface import Platform
     from srv.platform.transfers import Transfers
+    from srv.testing.conformance.setups import Setup
 
 PROBE_SECONDS = 15.0
 
@@ -35,7 +36,7 @@ class Kit:
     `rank` of `ranks`: as which rank of this host the live platform is created. `roles`: of attention backends, by
     name (`srv.testing.conformance.setups`). `wrong_writers`: the attention backends, by name and role, that store keys
     or values wrongly according to `attention.writes`. `import_seconds`: how long importing the manifest took; 0 before
-    that.
+    that. `setups`: those that were resolved, by what was asked, or why they were refused.
     """
 
     device_text: str
@@ -45,6 +46,7 @@ class Kit:
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
     wrong_writers: set[str] = field(default_factory=set)
     import_seconds: float = 0.0
+    setups: dict[tuple[Any, ...], Setup | Refusal] = field(default_factory=dict)
 
     @functools.cached_property
     def request(self) -> DeviceRequest:

@@ -37,7 +37,7 @@ def coverage(kit: Kit) -> str:
         optional += [ROUTE, EXPERTS]
     for op in (*MODEL_OPS, *optional):
         for dtype in declared_dtypes(kit):
-            if not list(_implementations(kit, op, dtype_of(dtype))):
+            if not list(implementations(kit, op, dtype_of(dtype))):
                 raise Fault(f"no implementation of {op} supports {dtype}, which is among the capabilities")
     unknown = sorted({impl.op for impl in kit.platform.ops} - set(known))
     if unknown:
@@ -74,8 +74,8 @@ def placement(kit: Kit) -> str:
     for name, contract in contracts().items():
         case = next(iter(contract.cases(dtype, 0)))
         args = [arg.to(kit.device) if isinstance(arg, torch.Tensor) else arg for arg in case.args]
-        for impl in _implementations(kit, name, dtype):
-            results: object = _function(impl)(*args)
+        for impl in implementations(kit, name, dtype):
+            results: object = function_of(impl)(*args)
             for result in results if isinstance(results, tuple) else (results,):
                 if not isinstance(result, torch.Tensor):
                     raise Fault(f"{name} ({impl.name}) returned a {type(result).__name__}, not a tensor")
@@ -86,77 +86,77 @@ def placement(kit: Kit) -> str:
 
 def rms_norm(kit: Kit) -> str:
     """RMS norm."""
-    return _check(kit, "rms_norm")
+    return check(kit, "rms_norm")
 
 
 def add_rms_norm(kit: Kit) -> str:
     """RMS norm of a sum, which is returned too."""
-    return _check(kit, "add_rms_norm")
+    return check(kit, "add_rms_norm")
 
 
 def rotary(kit: Kit) -> str:
     """Rotary position embedding."""
-    return _check(kit, "rotary")
+    return check(kit, "rotary")
 
 
 def silu_and_mul(kit: Kit) -> str:
     """The gated activation."""
-    return _check(kit, "silu_and_mul")
+    return check(kit, "silu_and_mul")
 
 
 def linear_w8a8(kit: Kit) -> str:
     """8-bit weights times dynamically quantized activations, with a scale per row."""
-    return _check(kit, "linear_w8a8")
+    return check(kit, "linear_w8a8")
 
 
 def linear_w8a8_static(kit: Kit) -> str:
     """8-bit weights times statically quantized activations, with the checkpoint's scale."""
-    return _check(kit, "linear_w8a8_static")
+    return check(kit, "linear_w8a8_static")
 
 
 def linear_int8(kit: Kit) -> str:
     """8-bit weights times unquantized activations."""
-    return _check(kit, "linear_int8")
+    return check(kit, "linear_int8")
 
 
 def linear_fp8(kit: Kit) -> str:
     """FP8 weights times activations, with a scale per output or block."""
-    return _check(kit, "linear_fp8")
+    return check(kit, "linear_fp8")
 
 
 def linear_gguf(kit: Kit) -> str:
     """GGUF weights of every quantization type times activations."""
-    return _check(kit, "linear_gguf")
+    return check(kit, "linear_gguf")
 
 
 def rows_gguf(kit: Kit) -> str:
     """Embedding lookup in a quantized GGUF matrix: the selected rows, dequantized."""
-    return _check(kit, "rows_gguf")
+    return check(kit, "rows_gguf")
 
 
 def route_experts(kit: Kit) -> str:
     """The choice of each token's experts, and their weights."""
-    return _check(kit, "route_experts")
+    return check(kit, "route_experts")
 
 
 def experts(kit: Kit) -> str:
     """Experts with unquantized weights."""
-    return _check(kit, "experts")
+    return check(kit, "experts")
 
 
 def experts_int8(kit: Kit) -> str:
     """Experts with 8-bit weights."""
-    return _check(kit, "experts_int8")
+    return check(kit, "experts_int8")
 
 
 def experts_gguf(kit: Kit) -> str:
     """Experts with GGUF weights."""
-    return _check(kit, "experts_gguf")
+    return check(kit, "experts_gguf")
 
 
 def experts_fp8(kit: Kit) -> str:
     """Experts with FP8 weights."""
-    return _check(kit, "experts_fp8")
+    return check(kit, "experts_fp8")
 
 
 def others(kit: Kit) -> str:
@@ -165,17 +165,17 @@ def others(kit: Kit) -> str:
     names = sorted({impl.op for impl in kit.platform.ops} - set(known))
     if not names:
         raise NotApplicable("the plugin implements no other op")
-    return "; ".join(_check(kit, name) for name in names)
+    return "; ".join(f"{name}: {check(kit, name)}" for name in names)
 
 
-def _check(kit: Kit, name: str) -> str:
+def check(kit: Kit, name: str) -> str:
     """Every implementation in every dtype that it supports, with the contract's ordinary and adversarial inputs."""
     contract, violations = contracts()[name], pkgutil.resolve_name(VIOLATIONS)
     seen: list[str] = []
     for dtype in contract.dtypes:
-        for impl in _implementations(kit, name, dtype):
+        for impl in implementations(kit, name, dtype):
             found = violations(
-                contract, _function(impl), dtype, kit.device, capabilities=kit.capabilities, large=is_native(kit)
+                contract, function_of(impl), dtype, kit.device, capabilities=kit.capabilities, large=is_native(kit)
             )
             if found:
                 more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -189,13 +189,13 @@ def _check(kit: Kit, name: str) -> str:
     return ", ".join(seen)
 
 
-def _implementations(kit: Kit, op: str, dtype: torch.dtype) -> Iterator[OpImpl]:
+def implementations(kit: Kit, op: str, dtype: torch.dtype) -> Iterator[OpImpl]:
     """The implementations that support the dtype, at an ordinary size."""
     args = OpArgs(dtype, dict.fromkeys(contracts()[op].sizes, OP_SIZE))
     return (impl for impl in kit.platform.ops if impl.op == op and impl.supports_args(args) is None)
 
 
-def _function(impl: OpImpl) -> Any:
+def function_of(impl: OpImpl) -> Any:
     return pkgutil.resolve_name(impl.target) if isinstance(impl.target, str) else impl.target
 
 

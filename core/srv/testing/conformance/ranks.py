@@ -26,7 +26,7 @@ from srv.platform.manifest import worker_environment
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import OUTPUT_TOKENS, EngineUnderTest, engine_under_test
 from srv.testing.conformance.model import Fault, NotApplicable
-from srv.testing.conformance.runner import Child, ChildFailed
+from srv.testing.conformance.processes import Child, ChildFailed
 from srv.testing.conformance.setups import declared_dtypes
 from srv.testing.engine import CheckedEngine
 

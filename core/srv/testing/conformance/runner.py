@@ -3,6 +3,7 @@
     run ──► L0 ──► facts about plugin and device ──► L1, L2, ...: one child per level, one check at a time ──► Report
                                                      after a crash or timeout a new child continues with the next check
 
+Children above L0 are forks of a process that has imported torch and the modules of the checks (`template`).
 The parent imports neither torch nor the plugin, so that a plugin cannot damage the report.
 """
 
@@ -10,139 +11,36 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import os
-import selectors
 import shlex
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 import srv
 from srv.args.sources import is_secret
 from srv.platform.choose import parse_device
-from srv.platform.manifest import AUTOLOAD
 from srv.testing.conformance.catalogue import CHECKS
 from srv.testing.conformance.model import FACTS, Check, Level, Outcome, Report, builds_on, from_json, select
+from srv.testing.conformance.processes import Child, ChildFailed, Start, Template, child_environment, spawn
 
 FACTS_SECONDS = 60.0
-_EXIT_GRACE_S = 1.0
-_OUTPUT_KEPT_BYTES = 4096
+# Beside the checks' own modules: torch, and the contracts of ops, which core does not import.
+_HEAVY = ("torch", "srv_kernels.contracts")
 
 
-class ChildFailed(Exception):
-    """The child did not answer: it crashed or hung.
+class Interrupted(KeyboardInterrupt):
+    """A run was interrupted; `report` has the outcomes until then."""
 
-    The message is a predicate without a subject, such as "did not end within 60 s".
-    """
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        super().__init__(f"after {len(report.outcomes)} checks")
 
 
-class Child:
-    """One child process. If `ask` or `answer` raises ChildFailed, the child has been terminated.
-
-    module: what it runs, with `srv.testing.conformance.child.serve`. rank, ranks: as in `Kit`.
-    """
-
-    def __init__(
-        self,
-        device: str,
-        scratch: str,
-        environment: Mapping[str, str],
-        module: str = "srv.testing.conformance.child",
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-        self._read_end, write_end = os.pipe()
-        self._received = bytearray()
-        try:
-            # -P: nothing is imported from the current folder.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(write_end)],
-                stdin=subprocess.PIPE,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(write_end,),
-                start_new_session=True,
-                env={**os.environ, AUTOLOAD: "0", "TMPDIR": scratch, **environment},
-            )
-        finally:
-            os.close(write_end)
-        path = [os.path.abspath(entry) for entry in sys.path]
-        setting = {"device": device, "scratch": scratch, "path": path, "rank": rank, "ranks": ranks}
-        self.send(json.dumps(setting))
-
-    def ask(self, request: str, seconds: float) -> dict[str, Any]:
-        """The answer to one request. Raises ChildFailed if there is none within `seconds`."""
-        self.send(request)
-        return self.answer(seconds)
-
-    def answer(self, seconds: float) -> dict[str, Any]:
-        """The answer to the oldest request that was sent. Raises ChildFailed if there is none within `seconds`."""
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._received:
-            if not self._receive(deadline):
-                self.close()
-                raise ChildFailed(f"did not end within {seconds:g} s, so its process was terminated")
-        line, _, rest = bytes(self._received).partition(b"\n")
-        self._received[:] = rest
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _receive(self, deadline: float) -> bool:
-        """Read available output; False at the deadline. Raises ChildFailed if the child has ended."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._read_end, selectors.EVENT_READ)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                return False
-        chunk = os.read(self._read_end, 1 << 16)
-        if not chunk:
-            description = self._describe_exit()
-            self.close()
-            raise ChildFailed(description)
-        self._received.extend(chunk)
-        return True
-
-    def send(self, line: str) -> None:
-        """Send one request without waiting for its answer."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # `_receive` reports a child that has ended
-            self._process.stdin.write(f"{line}\n".encode())
-            self._process.stdin.flush()
-
-    def _describe_exit(self) -> str:
-        """How the process ended, and its last line of output."""
-        try:
-            status = self._process.wait(_EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return "closed the pipe to the kit"
-        self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, self._output.tell() - _OUTPUT_KEPT_BYTES))
-        lines = self._output.read().decode(errors="replace").strip().splitlines()
-        how = (
-            f"crashed its process with {signal.Signals(-status).name}"
-            if status < 0
-            else f"ended its process with status {status}"
-        )
-        return f"{how}; last line: {lines[-1].strip()}" if lines else how
-
-    def close(self) -> None:
-        """Terminate the child and its children, which are in its process group."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        if self._process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
-        if not self._output.closed:
-            self._output.close()
-            os.close(self._read_end)
+Starts = Callable[[Level, Mapping[str, str]], Start]  # for a level and the environment of the plugin's workers
 
 
 @dataclass
@@ -150,6 +48,7 @@ class Session:
     """A run in progress; checks are performed in the order of their levels.
 
     scratch: a folder for files of the checks. facts: a child's answer to FACTS, requested after the static checks.
+    starts: how children are started, if not as `_start` does.
     """
 
     device: str
@@ -158,9 +57,11 @@ class Session:
     outcomes: list[Outcome] = field(default_factory=list)
     performed: dict[str, Check] = field(default_factory=dict)
     observe: Callable[[Outcome], None] | None = None
+    starts: Starts | None = None
     _child: Child | None = None
     _crashed: bool = False
     _level: Level = Level.L0
+    _template: Template | None = None
 
     def perform(self, check: Check) -> Outcome:
         """Run one check, or skip it with a reason."""
@@ -216,14 +117,32 @@ class Session:
 
     def _current_child(self) -> Child:
         if self._child is None:
-            self._child = Child(self.device, self.scratch, self.facts.get("environment", {}))
+            environment = self.facts.get("environment", {})
+            start = (self.starts or self._start)(self._level, environment)
+            self._child = Child(self.device, self.scratch, environment, start=start)
         return self._child
+
+    def _start(self, level: Level, environment: Mapping[str, str]) -> Start:
+        """Static checks need an interpreter without torch. Other children are forks of one that has imported it, with
+        the environment of the plugin's workers."""
+        if level is Level.L0:
+            return spawn
+        if self._template is None:
+            self._template = Template(modules_of_checks(), child_environment(self.scratch, environment))
+        return self._template.fork
 
     def end_child(self) -> None:
         """Terminate the child; the next check starts a new one."""
         if self._child is not None:
             self._child.close()
             self._child = None
+
+    def end(self) -> None:
+        """Terminate all processes of the run."""
+        self.end_child()
+        if self._template is not None:
+            self._template.close()
+            self._template = None
 
     def report(self, level: Level, only: Sequence[str] = ()) -> Report:
         """All outcomes so far, with what is needed to assess and repeat them."""
@@ -247,6 +166,12 @@ class Session:
         return Report(level, tuple(self.outcomes), versions, device, date, command_line(self.device, level, only))
 
 
+def modules_of_checks() -> list[str]:
+    """What the checks above L0 import, without the plugin."""
+    modules = dict.fromkeys(check.target.partition(":")[0] for check in CHECKS if check.level is not Level.L0)
+    return [*_HEAVY, "srv.testing.conformance.child", *(f"srv.testing.conformance.{module}" for module in modules)]
+
+
 def command_line(device: str, level: Level, only: Sequence[str] = ()) -> str:
     """The shell command that repeats a run, with the variables that srv and its plugins read; secrets are left out."""
     names = [name for name in sorted(os.environ) if name.startswith("SRV_") and not is_secret(name)]
@@ -256,27 +181,34 @@ def command_line(device: str, level: Level, only: Sequence[str] = ()) -> str:
 
 
 @contextmanager
-def session(device: str, observe: Callable[[Outcome], None] | None = None) -> Iterator[Session]:
+def session(
+    device: str, observe: Callable[[Outcome], None] | None = None, starts: Starts | None = None
+) -> Iterator[Session]:
     """A run whose child never outlives it. Raises Refusal if `device` cannot be parsed."""
     parse_device(device)
     with tempfile.TemporaryDirectory(prefix="srv-conformance-") as scratch:
-        current = Session(device, scratch, observe=observe)
+        current = Session(device, scratch, observe=observe, starts=starts)
         try:
             yield current
         finally:
-            current.end_child()
+            current.end()
 
 
 def run(
-    device: str, level: Level, *, only: Sequence[str] = (), observe: Callable[[Outcome], None] | None = None
+    device: str,
+    level: Level,
+    *,
+    only: Sequence[str] = (),
+    observe: Callable[[Outcome], None] | None = None,
+    starts: Starts | None = None,
 ) -> Report:
     """Check a plugin up to a level.
 
     device: "NAME", or "NAME:VARIANT" to require a variant. only: names of checks, or of groups ("pool"); all if empty.
-    observe: called with each outcome. Errors of the plugin become outcomes. Raises ValueError for an unknown check, and
-    Refusal for a `device` that cannot be parsed.
+    observe: called with each outcome. starts: as in `Session`. Errors of the plugin become outcomes. Raises ValueError
+    for an unknown check, Refusal for a `device` that cannot be parsed, and Interrupted for a KeyboardInterrupt.
     """
-    return run_checks(device, level, select(CHECKS, level, only), only, observe)
+    return run_checks(device, level, select(CHECKS, level, only), only, observe, starts)
 
 
 def run_checks(
@@ -285,9 +217,14 @@ def run_checks(
     checks: Sequence[Check],
     only: Sequence[str] = (),
     observe: Callable[[Outcome], None] | None = None,
+    starts: Starts | None = None,
 ) -> Report:
     """Like `run`, for the given checks, which must be in the order of their levels."""
-    with session(device, observe) as current:
-        for check in checks:
-            current.perform(check)
+    with session(device, observe, starts) as current:
+        try:
+            for check in checks:
+                current.perform(check)
+        except KeyboardInterrupt as error:
+            current.end_child()  # it performs a check
+            raise Interrupted(current.report(level, only)) from error
         return current.report(level, only)

@@ -29,8 +29,10 @@ Floats = npt.NDArray[np.float64]
 
 ROWS = 256  # rows per call
 NOISE_VALUES = 2048  # of the exact check
+FEW_NOISE_VALUES = 24  # of the same check of large rows
 DRAWS = 8192  # of the statistical check
-SMALL, LARGE = 50, 32003  # vocabulary sizes; the large one is odd
+SMALL, MEDIUM, LARGE = 50, 1000, 70001  # vocabulary sizes; the large one is odd, and has ids of more than 16 bits
+_LIKELY = (5, 32768, 40000, 65536, LARGE - 1)  # tokens of large rows
 MIN_EXPECTED = 8.0  # tokens with fewer expected draws are counted together
 _TIED = ((3, 40), (0, LARGE - 1), (17, 18), (1000, 9001, 20002), (5, 12345, LARGE - 2))  # tokens with equal logits
 SIGNIFICANCE = 1e-9  # below it the statistical check fails; the noise is the same in every run
@@ -110,6 +112,13 @@ def logits(vocabulary: int, seed: int = 0, spread: float = 1.5) -> npt.NDArray[n
     order = np.argsort(values)
     values[order] += np.arange(vocabulary) * 1e-5
     return values.astype(np.float32)
+
+
+def _large_logits(seed: int) -> npt.NDArray[np.float32]:
+    """Random logits of a large vocabulary, with a few tokens that together have most of the probability."""
+    values = logits(LARGE, seed, spread=0.5)
+    values[list(_LIKELY)] = 12.0 + 0.3 * np.arange(len(_LIKELY))
+    return values
 
 
 def placement(kit: Kit) -> str:
@@ -211,18 +220,51 @@ def distribution(kit: Kit) -> str:
 
 def exact(kit: Kit) -> str:
     """Without filters, each token is drawn for one interval of the noise, whose length is its probability."""
-    rows = [Row(logits(SMALL, 11)), Row(logits(SMALL, 12), temperature=0.3), Row(logits(SMALL, 13), temperature=2.5)]
-    return _check_exact(kit, rows)
+    rows = [
+        Row(logits(SMALL, 11)),
+        Row(logits(SMALL, 12), temperature=0.3),
+        Row(logits(SMALL, 13), temperature=2.5),
+        Row(logits(SMALL, 14) + 30, temperature=0.2),  # exp(150) is too large for float32
+        Row(logits(MEDIUM, 15)),
+    ]
+    return _check_exact(kit, rows, Row(_large_logits(16)))
 
 
 def top_k(kit: Kit) -> str:
-    """The same with the k most likely tokens."""
-    return _check_exact(kit, [Row(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)])
+    """The same with the k most likely tokens; of those that equal the last one, any that fit may be kept, or all."""
+    rows = [Row(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)]
+    seen = _check_exact(kit, [*rows, Row(logits(MEDIUM, 24), top_k=300)], Row(_large_logits(25), top_k=3))
+    tied = logits(SMALL, 26)
+    tied[[4, 11, 30, 49]] = np.sort(tied)[-4]
+    row = Row(tied, top_k=5)
+    for name, backend in sampling_backends(kit):
+        tokens = _draw_all(kit, backend, row, _spread_noise(NOISE_VALUES))
+        fault = _noise_error(tokens, _with_drawn_ties(row, tokens))
+        if fault:
+            raise Fault(f"{name}, {_describe(row)}, four tokens equal at its end: {fault}")
+    return f"{seen}; one with equal logits"
+
+
+def _with_drawn_ties(row: Row, tokens: npt.NDArray[np.int64]) -> Floats:
+    """The row's probabilities, where of the equal tokens at the end of top-k those are kept that were drawn first, or
+    all if more were drawn."""
+    expected = row.probabilities()
+    equal = np.flatnonzero(row.logits == row.logits[expected > 0].min())
+    drawn = [*dict.fromkeys(token for token in tokens.tolist() if token in equal)]
+    fitting = int((expected[equal] > 0).sum())
+    least = expected[equal].max()
+    expected[equal] = 0.0
+    expected[equal if len(drawn) > fitting else list(dict.fromkeys([*drawn, *equal]))[:fitting]] = least
+    found: Floats = expected / expected.sum()
+    return found
 
 
 def top_p(kit: Kit) -> str:
     """The same with the smallest set of most likely tokens whose probabilities reach p."""
-    return _check_exact(kit, [_away_from_boundaries(Row(logits(SMALL, 30), top_p=p)) for p in (0.1, 0.55, 0.93)])
+    rows = [Row(logits(SMALL, 30), top_p=p) for p in (0.1, 0.55, 0.93)]
+    rows.append(Row(logits(MEDIUM, 31), top_p=0.9))
+    large = _away_from_boundaries(Row(_large_logits(32), top_p=0.6))
+    return _check_exact(kit, [_away_from_boundaries(row) for row in rows], large)
 
 
 def min_p(kit: Kit) -> str:
@@ -284,14 +326,21 @@ def _varied_rows() -> Iterator[Row]:
         yield Row(values, min_p=0.1, temperature=1.4)
 
 
-def _check_exact(kit: Kit, rows: Sequence[Row]) -> str:
-    noise = (np.arange(NOISE_VALUES) + 0.5) / NOISE_VALUES
+def _check_exact(kit: Kit, rows: Sequence[Row], large: Row | None = None) -> str:
     for name, backend in sampling_backends(kit):
-        for row in rows:
+        for row in rows if large is None else (*rows, large):
+            noise = _spread_noise(FEW_NOISE_VALUES if row is large else NOISE_VALUES)
             fault = _noise_error(_draw_all(kit, backend, row, noise), row.probabilities())
             if fault:
                 raise Fault(f"{name}, {_describe(row)}: {fault}")
-    return f"{len(rows)} rows, {NOISE_VALUES} noise values each"
+    more = "" if large is None else f"; one of {LARGE} tokens"
+    return f"{len(rows)} rows, {NOISE_VALUES} noise values each{more}"
+
+
+def _spread_noise(count: int) -> Floats:
+    """Evenly spaced, increasing noise."""
+    noise: Floats = (np.arange(count) + 0.5) / count
+    return noise
 
 
 def _noise_error(tokens: npt.NDArray[np.int64], expected: Floats) -> str:
@@ -300,10 +349,10 @@ def _noise_error(tokens: npt.NDArray[np.int64], expected: Floats) -> str:
     dropped = np.flatnonzero((counts > 0) & (expected == 0))
     if len(dropped):
         return f"token {dropped[0]} is drawn, but the filters remove it"
-    off = np.abs(counts - expected * NOISE_VALUES)
+    off = np.abs(counts - expected * len(tokens))
     worst = int(off.argmax())
     if off[worst] > 2.0:
-        share = counts[worst] / NOISE_VALUES
+        share = counts[worst] / len(tokens)
         return f"token {worst} is drawn for {share:.4f} of the noise; its probability is {expected[worst]:.4f}"
     intervals = 1 + int((tokens[1:] != tokens[:-1]).sum())
     if intervals != int((counts > 0).sum()):
@@ -345,7 +394,7 @@ def _chi_squared_tail(value: float, degrees_of_freedom: int) -> float:
 
 
 def _describe(row: Row) -> str:
-    parts = [f"temperature {row.temperature:g}"]
+    parts = [f"{len(row.logits)} tokens, temperature {row.temperature:g}"]
     parts += [f"top_k {row.top_k}"] if row.top_k else []
     parts += [f"top_p {row.top_p:.3f}"] if row.top_p < 1 else []
     parts += [f"min_p {row.min_p:g}"] if row.min_p else []

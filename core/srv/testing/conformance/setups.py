@@ -9,6 +9,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,20 +19,22 @@ from msgspec import structs
 from srv.args.resolve import resolve
 from srv.args.statement import Resolved, UserStatement
 from srv.errors import Refusal
+from srv.models.architectures.attention_layers import attention_layers
 from srv.models.base import torch_dtype
 from srv.planning.pools import kv_dtype
 from srv.platform.facts import BackendSpec
 from srv.platform.interface import AttentionBackend, BackendContext, KVBuffers
+from srv.platform.layers import layer_kinds, missing_traits, unsupported_layers
 from srv.platform.pools import allocate_pool as allocate
 from srv.platform.registry import find_all_backends, find_backends
 from srv.specs import KVLayout, ModelFacts
+from srv.testing.conformance.facts import DTYPES as DTYPES
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.values import user_input, user_statement
 from srv.worker.attention import SplitAttention
 
-DTYPES = ("float32", "bfloat16", "float16")  # in the order in which checks prefer them
 PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn, besides the plugin's own
 ALL_PAGE_SIZES = len(PAGE_SIZES) + 1
 HEAD_DIMS = (64, 128, 32, 80)  # in the order in which checks prefer them
@@ -201,8 +204,8 @@ def setups_in_role(
 ) -> tuple[list[Setup], str]:
     """The setups of one backend in one role, and why there is none: the refusal of the plugin's own page size."""
     fitting: dict[int, Setup] = {}
-    reason = ""
-    for page_size in (*PAGE_SIZES, None):
+    reason = _unsupported(spec, shape, dtype)
+    for page_size in () if reason else (*PAGE_SIZES, None):
         if len(fitting) == max_page_sizes:
             break
         try:
@@ -214,7 +217,40 @@ def setups_in_role(
     return list(fitting.values()), reason
 
 
+def _unsupported(spec: BackendSpec, shape: Shape, dtype: str) -> str:
+    """Which layers of a shape's model the spec has no trait for, with any arguments; empty if there are none."""
+    model = _model(shape, dtype)
+    kinds = layer_kinds(attention_layers(model), model)
+    return "; ".join(unsupported_layers(kinds, partial(missing_traits, spec.layer_traits)))
+
+
+def _model(shape: Shape, dtype: str) -> ModelFacts:
+    return small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, fields=dict(shape.fields))
+
+
 def _setup(
+    kit: Kit,
+    spec: BackendSpec,
+    role: str,
+    shape: Shape,
+    dtype: str,
+    page_size: int | None,
+    more: Sequence[UserStatement],
+) -> Setup:
+    """Resolved once per process. Raises Refusal if the plugin refuses it."""
+    key = (spec.name, role, repr(shape), dtype, page_size, repr(more))
+    if key not in kit.setups:
+        try:
+            kit.setups[key] = _resolved(kit, spec, role, shape, dtype, page_size, more)
+        except Refusal as refusal:
+            kit.setups[key] = refusal
+    known = kit.setups[key]
+    if isinstance(known, Refusal):
+        raise known
+    return known
+
+
+def _resolved(
     kit: Kit,
     spec: BackendSpec,
     role: str,

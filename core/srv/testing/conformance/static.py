@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from srv.platform.import_wall import HEAVY_PREFIXES
 from srv.platform.manifest import AUTOLOAD, ProbeResult
 from srv.platform.op_choice import choose_op
 from srv.platform.registry import find_all_backends
-from srv.testing.conformance.facts import MODEL_OPS, OP_SIZE, small_model
+from srv.testing.conformance.facts import DTYPES, MIXTURE, MODEL_OPS, OP_SIZE, WINDOWED, small_model
 from srv.testing.conformance.kit import PROBE_SECONDS, Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.values import candidate_statements, implemented, user_input, user_statement
@@ -44,6 +45,14 @@ print(time.perf_counter() - started)
 """
 OFF_SWITCHES = ("disable_graphs", "disable_overlap_schedule", "disable_radix_cache")
 _OP_SIZES = ("dim", "head_dim", "rotary_dim", "inputs", "outputs")  # of the ops of models and capabilities
+_LARGE_OP_SIZE = 8192
+# What functions are asked about: clauses, with the arguments of `small_model`.
+_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    " with heads of 256": {"head_dim": 256},
+    " with experts": {"fields": MIXTURE},
+    " with a window": {"fields": WINDOWED},
+}
 _PROBE_FAULTS = ("probe_crashed", "probe_raised", "probe_garbage")
 
 
@@ -143,8 +152,11 @@ def _calls(kit: Kit, device: DeviceFacts) -> Iterator[tuple[str, Callable[[], ob
     facts = kit.manifest.facts
     yield "worker_env", partial(kit.manifest.worker_env, device, 0)
     for spec in facts.ops:
-        yield f"the check of OpSpec {spec.name} of {spec.op}", partial(spec.check, device, _op_call("float32"))
-    yield "resolving a small model", partial(_resolve, kit, device, "float32")
+        for dtype, size in itertools.product(DTYPES, (OP_SIZE, _LARGE_OP_SIZE)):
+            what = f"the check of OpSpec {spec.name} of {spec.op} in {dtype} at {size}"
+            yield what, partial(spec.check, device, _op_call(dtype, size))
+    for dtype, (model, shape) in itertools.product(DTYPES, _MODELS.items()):
+        yield f"resolving a small {dtype} model{model}", partial(_resolve, kit, device, dtype, **shape)
 
 
 def _heavy_modules() -> set[str]:
@@ -152,8 +164,8 @@ def _heavy_modules() -> set[str]:
     return {name for name in sys.modules if name.partition(".")[0].startswith(HEAVY_PREFIXES)}
 
 
-def _op_call(dtype: str) -> OpCall:
-    return OpCall(dtype, dict.fromkeys(_OP_SIZES, OP_SIZE))
+def _op_call(dtype: str, size: int = OP_SIZE) -> OpCall:
+    return OpCall(dtype, dict.fromkeys(_OP_SIZES, size))
 
 
 def worker_env(kit: Kit) -> str:
@@ -365,20 +377,19 @@ def _profile_dtypes(kit: Kit, every_dtype: bool = True) -> Iterator[tuple[str, D
     """Profiles with the dtypes that they declare, or only the first dtype unless `every_dtype`."""
     for name, device in kit.manifest.facts.profiles.items():
         capabilities = kit.manifest.facts.capabilities(device)
-        dtypes = [dtype for dtype in ("float32", "bfloat16", "float16") if dtype in capabilities]
+        dtypes = [dtype for dtype in DTYPES if dtype in capabilities]
         if not dtypes:
             raise Fault(f"profile {name} declares none of the capabilities float32, bfloat16 and float16")
         for dtype in dtypes if every_dtype else dtypes[:1]:
             yield name, device, dtype
 
 
-def _resolve(kit: Kit, device: DeviceFacts, dtype: str, *statements: UserStatement) -> Resolved:
-    """Resolve a small model, with this dtype unless a statement sets it."""
+def _resolve(kit: Kit, device: DeviceFacts, dtype: str, *statements: UserStatement, **shape: Any) -> Resolved:
+    """Resolve a small model, with this dtype unless a statement sets it. shape: arguments of `small_model`."""
     dtypes = () if any(each.argument == "dtype" for each in statements) else (user_statement("dtype", dtype),)
     extra = find_all_backends(kit.name)
-    return resolve(
-        user_input(*statements, *dtypes), manifest=kit.manifest, device=device, model=small_model(dtype), backends=extra
-    )
+    given, model = user_input(*statements, *dtypes), small_model(dtype, **shape)
+    return resolve(given, manifest=kit.manifest, device=device, model=model, backends=extra)
 
 
 def _backends(kit: Kit) -> Iterator[tuple[str, tuple[BackendSpec, ...]]]:

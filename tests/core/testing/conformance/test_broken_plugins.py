@@ -18,13 +18,17 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from srv.platform.manifest import AUTOLOAD
 from srv.testing.conformance import Level, Outcome, Report
 from srv.testing.conformance.catalogue import CHECKS
 from srv.testing.conformance.catalogue_reference import GRAPHS
 from srv.testing.conformance.model import read_report
+from srv.testing.conformance.processes import CHILD, Template
+from srv.testing.conformance.runner import modules_of_checks
 
 BROKEN = Path(__file__).parent / "broken"
 CAUGHT = re.compile(r'^Caught by (?P<check>[a-z_.0-9]+) at (?P<level>L\d), naming "(?P<named>.+)"\.$', re.MULTILINE)
@@ -44,6 +48,7 @@ EXEMPT = {
     "op.experts_fp8": "its cases are made as those of op.experts and op.linear_fp8, which catch faults of both",
     "op.experts_gguf": "its cases are made as those of op.experts and op.linear_gguf, which catch faults of both",
     "attention.latent": "the example device, which faulty plugins are made of, has no latent attention",
+    "features.undeclared": "it reports undeclared features that work, and never fails",
     "attention.undeclared": "it reports undeclared features that work, and never fails",
     "copies.ring": "core reuses the memory; faults of staging and streams fail copies.staging and copies.streams",
     "engine.float32": "if float32 is declared, all other checks use it, so this one is skipped",
@@ -60,11 +65,16 @@ EXEMPT = {
     "arguments.undeclared": "it reports undeclared values that work, and never fails",
 }
 
+# The kit in its own process, whose children are forked from the two processes behind the descriptors.
 RUN = """
-import sys
+import socket, sys
+from functools import partial
 from srv.testing.conformance import Level, run
-device, level, path, *only = sys.argv[1:]
-run(device, Level[level], only=only).write(path)
+from srv.testing.conformance.processes import fork
+device, level, path, bare, loaded, *only = sys.argv[1:]
+forks = {each: partial(fork, socket.socket(fileno=int(each))) for each in (bare, loaded)}
+starts = lambda level, environment: forks[bare if level is Level.L0 else loaded]
+run(device, Level[level], only=only, starts=starts).write(path)
 """
 
 
@@ -126,7 +136,21 @@ def install(plugin: str, folder: Path) -> None:
     (info / "entry_points.txt").write_text(f"[srv.platforms]\n{plugin} = {plugin}:MANIFEST\n")
 
 
-def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Report:
+class Templates(NamedTuple):
+    """Processes from which all runs fork their children: without torch, and with all that checks import.
+
+    What a worker's environment changes must not be read by torch when it is imported: the plugins here change nothing
+    of the kind.
+    """
+
+    bare: Template
+    loaded: Template
+
+    def descriptors(self) -> tuple[int, int]:
+        return self.bare.fileno(), self.loaded.fileno()
+
+
+def conformance(plugin: str, folder: Path, environment: Mapping[str, str], templates: Templates) -> Report:
     """The kit's report of the fault's checks; of a control, of all checks up to L2."""
     install(plugin, folder)
     fault = FAULTS.get(plugin)
@@ -135,8 +159,9 @@ def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Re
     report = folder / "report.jsonl"
     path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-c", RUN, plugin, level.name, str(report), *only],
-        env={**environment, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", **waits},
+        [sys.executable, "-c", RUN, plugin, level.name, str(report), *map(str, templates.descriptors()), *only],
+        env={**environment, "PYTHONPATH": os.pathsep.join(path), **waits},
+        pass_fds=templates.descriptors(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -150,20 +175,26 @@ def conformance(plugin: str, folder: Path, environment: Mapping[str, str]) -> Re
 def reports(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Future[Report]]]:
-    """The reports of the selected tests; two run at a time, because they spend most of their time in imports."""
+    """The reports of the selected tests; two run at a time."""
     called = [
         item.callspec
         for item in request.session.items
         if getattr(item, "module", None) is request.module and hasattr(item, "callspec")
     ]
     plugins = [call.params["fault"].plugin if "fault" in call.params else call.params["plugin"] for call in called]
-    environment = dict(os.environ)  # copied here, because pytest changes it while the threads run
+    # Copied here, because pytest changes it while the threads run.
+    environment = {**os.environ, AUTOLOAD: "0", "OMP_NUM_THREADS": "1"}
+    templates = Templates(Template([CHILD], environment), Template(modules_of_checks(), environment))
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="conformance") as pool:
-        yield {
-            plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment)
-            for plugin in dict.fromkeys(plugins)
-        }
-        pool.shutdown(cancel_futures=True)
+        try:
+            yield {
+                plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment, templates)
+                for plugin in dict.fromkeys(plugins)
+            }
+        finally:
+            pool.shutdown(cancel_futures=True)
+            for template in templates:
+                template.close()
 
 
 def as_text(outcomes: tuple[Outcome, ...]) -> str:

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -184,6 +185,22 @@ def test_backends_that_no_check_exercises_are_named_with_the_reason(
     assert summary.startswith("backends.exercised: not exercised: attention backend latent")
 
 
+FEWER = """
+FACTS = TOY.facts
+DECLARED = lambda device: FACTS.capabilities(device) - {"chunked_prefill", "w8a8"}
+MANIFEST = dataclasses.replace(MANIFEST, facts=dataclasses.replace(FACTS, capabilities=DECLARED))
+"""
+
+
+def test_features_that_work_undeclared_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "pass", monkeypatch)
+    with (tmp_path / "faulty_plugin.py").open("a") as plugin:
+        plugin.write(FEWER)
+    outcome = run("faulty", Level.L2, only=("features.undeclared",)).outcome("features.undeclared")
+    assert outcome.status == "undeclared", outcome.message
+    assert outcome.message.startswith("the checks of chunked_prefill, w8a8 pass")
+
+
 # ---- the catalogue -------------------------------------------------------------------------------------
 
 
@@ -290,6 +307,25 @@ def test_a_child_ends_with_the_run_that_started_it(tmp_path: Path, monkeypatch: 
     assert holds_within(
         30, lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
     )
+
+
+def test_an_interrupted_run_leaves_a_report_of_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker, path = tmp_path / "hanging", tmp_path / "out.jsonl"
+    install(tmp_path, f"open({str(marker)!r}, 'w').write('here'); time.sleep(600)", monkeypatch)
+    names = ["manifest.found", "platform.starts", "platform.diagnose", "sampler.placement"]
+    line = ["-m", "srv", "conformance", "run", "--device", "faulty", "--level", "L1", "--report", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    running = subprocess.Popen([sys.executable, *line, "--only", *names], env=environment)
+    try:
+        assert holds_within(120, lambda: marker.exists() and marker.read_text() != "")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+    finally:
+        running.kill()
+        running.wait()
+    report = read_report(path)
+    assert statuses(report) == {"manifest.found": "passed", "platform.starts": "passed"}
+    assert report.device["platform"] == "faulty"
 
 
 def holds_within(seconds: float, condition: Callable[[], bool]) -> bool:

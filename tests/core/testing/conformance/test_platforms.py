@@ -62,6 +62,8 @@ KEPT = (
     *("op.linear_int8", "op.linear_fp8", "op.linear_gguf", "op.rows_gguf", "op.experts_gguf", "op.experts_fp8"),
     *("attention.int8_kv", "attention.fp8_kv", "graph.kv_dtypes"),
 )
+# Neither of them declares it.
+INVARIANT = ("op.batch_invariant", "attention.batch_invariant")
 # Neither of them has a communicator.
 RANKS = ("platform.communicator", "graph.communicator", "engine.ranks")
 COMPILED = "engine.compiled"  # only the CPU compiles steps
@@ -69,6 +71,7 @@ TOY = frozenset(
     (
         *KEPT,
         *RANKS,
+        *INVARIANT,
         COMPILED,
         "attention.device_lengths",
         "attention.alibi",
@@ -85,6 +88,7 @@ NPU = frozenset(
     (
         *KEPT,
         *RANKS,
+        *INVARIANT,
         *PIECES,
         COMPILED,
         "pool.allocatable",

@@ -1,6 +1,6 @@
 """Staging memory is cut from one block, from whose beginning it goes on when it is used up.
 
-Caught by copies.staging at L1, naming "two share memory".
+Caught by copies.staging at L1, naming "share memory".
 """
 
 from __future__ import annotations
