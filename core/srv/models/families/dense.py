@@ -93,7 +93,7 @@ def seed_oss(c: Fields) -> Part:
 def minicpm3(c: Fields) -> Part:
     """Latent attention in a dense model."""
     base = sizes(c, mlp_bias=bool(c.get("mlp_bias")))
-    return uniform(base, parts.feed_forward(base, None), mixer=latent(c).part(False))
+    return uniform(base, parts.feed_forward(base, None), mixer=latent(c).part(base.rope, False))
 
 
 def gpt_bigcode(c: Fields) -> Part:

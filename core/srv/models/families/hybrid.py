@@ -30,7 +30,7 @@ def mamba2(c: Fields) -> Part:
     inner = int(c.expand * c.hidden_size)
     scan = ScanSizes(c.num_heads, c.n_groups, inner // c.num_heads, c.state_size)
     bias = bool(c.use_bias)
-    mixer = state_space(StateSpaceSizes(scan, c.conv_kernel, bool(c.use_conv_bias), bias, bias), c.hidden_size)
+    mixer = state_space(StateSpaceSizes(scan, c.conv_kernel, bool(c.use_conv_bias), bias, bias), c.hidden_size, EPS)
     return _alone(c, (mixer,) * c.num_hidden_layers)
 
 
@@ -93,7 +93,7 @@ def nemotron_h(c: Fields) -> Part:
     one = sizes(c.with_values({"num_hidden_layers": len(types), "tie_word_embeddings": False}))
     mixers: dict[str, Part] = {
         "linear_attention": state_space(
-            StateSpaceSizes(scan, c.conv_kernel, bool(c.use_conv_bias), in_out, in_out), hidden
+            StateSpaceSizes(scan, c.conv_kernel, bool(c.use_conv_bias), in_out, in_out), hidden, EPS
         ),
         "full_attention": parts.attention(one, 0, name="mixer"),
         "mlp": parts.mlp(hidden, c.intermediate_size, bias, "relu2", name="mixer"),
@@ -125,7 +125,7 @@ def kimi_linear(c: Fields) -> Part:
     moe = experts(c.num_local_experts, inner, c.num_experts_per_tok, shared=shared, correction=True)
     sparse = tuple(stated[i] == "sparse" if stated else i >= first for i in range(c.num_hidden_layers))
     base = sizes(c, tied_embeddings=False, moe=moe, moe_layers=sparse)
-    attention, delta = latent(c).part(False), _kimi_delta(c, given)
+    attention, delta = latent(c).part(base.rope, False), _kimi_delta(c, given)
 
     def layer(index: int) -> Part:
         mixer = attention if types[index] == "full_attention" else delta

@@ -12,9 +12,10 @@ from typing import Any
 from srv.models.architectures import parts
 from srv.models.architectures.decoder_config import DecoderConfig
 from srv.models.architectures.latent_sizes import LatentSizes
-from srv.models.blueprint import MLP, Decoder, Latent, Linear, MoE, Norm, Part, Tensors
+from srv.models.blueprint import MLP, Decoder, Linear, MoE, Norm, Part, Tensors
 from srv.models.families.family import Fields, UnknownSizes
 from srv.models.families.kinds import Group, States
+from srv.models.latent_parts import Latent
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig
 from srv.specs import LatentDims
