@@ -15,7 +15,7 @@ from typing import Any
 from srv.models.architectures import parts
 from srv.models.architectures.described import Described
 from srv.models.blueprint import Decoder, Layer, Temperature
-from srv.models.layers.moe_config import MoEConfig
+from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
 
 # The values that transformers uses for fields that a configuration leaves out.
@@ -123,7 +123,9 @@ def decoder_config(config: Mapping[str, Any], reads: Collection[str] = ()) -> De
     and "partial_rotary_factor" if it rotates a part of each head. Raises UnsupportedConfig with the field that is not
     implemented.
     """
-    refuse_unless(config, {name: values for name, values in UNSUPPORTED_UNLESS.items() if name not in reads})
+    counts = tuple(config.get(name) for name in COUNT_FIELDS if name in reads)  # the other field may state it as well
+    supported = {name: values for name, values in UNSUPPORTED_UNLESS.items() if name not in reads}
+    refuse_unless(config, supported | {name: (0, *counts) for name in COUNT_FIELDS if name in supported})
     heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
     if heads % kv_heads:

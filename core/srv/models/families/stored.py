@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from srv.dtypes import ITEM_SIZES
 from srv.errors import ModelError
-from srv.models.blueprint import Experts, Linear, Output, Part, Tensors, Weight, below, walk
+from srv.models.blueprint import Decoder, Experts, Linear, Output, Part, Tensors, Weight, below, walk
 from srv.models.families.family import UnknownSizes
 from srv.models.formats.stored_weights import StoredWeights
 from srv.quantization.kv_scheme import unsupported_kv_scheme
@@ -53,9 +53,10 @@ def stored_types(
     """
     layout_of = _layouts(quantization, dtype) if quantization else _no_layout
     counts: Counter[str] = Counter()
+    decoder = next((name for name, part in walk(tree) if isinstance(part, Decoder)), "")
     for name, part in walk(tree):
-        plain = part.elements
-        for module in _modules(name, part, weights or StoredWeights()):
+        plain, of_layers = part.elements, not decoder or name.startswith(f"{decoder}.")  # a tower has names of its own
+        for module in _modules(name, part, weights if weights is not None and of_layers else StoredWeights()):
             if (layout := layout_of(module)) is not None:
                 plain -= module.elements
                 for item, elements in layout(module.outputs, module.inputs).items():
