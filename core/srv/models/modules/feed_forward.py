@@ -39,11 +39,12 @@ class MLP(nn.Module):
 
     def __init__(self, part: blueprint.MLP, place: Place) -> None:
         super().__init__()
-        up, self.down_proj, self.gated = place.linear(part.up), place.linear(part.down), part.activation in GATED
+        up, self.gated = place.linear(part.up), part.activation in GATED
         if self.gated:
             self.gate_up_proj = up
         else:
             self.up_proj = up
+        self.down_proj = place.linear(part.down)
         outputs = sum(up.output_sizes.values())
         ops, op = place.context.ops, _OPS.get(part.activation, part.activation.removesuffix("_gated"))
         self.inner = outputs // 2 if self.gated else outputs  # on this rank
