@@ -12,6 +12,7 @@ from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, contribution, defau
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal
+from srv.platform.facts import OpCall
 from srv.platform.registry import find_platforms
 from srv.specs import FullAttention, Latent, ModelFacts, SlidingWindow
 from srv_gpu.tools import AITER_MODULES
@@ -169,6 +170,29 @@ def test_draft_trees_need_pages_of_one_token(platform: str, profile: str) -> Non
 def test_the_fused_attention_of_npus_has_limits(changes: dict[str, int], reason: str | None) -> None:
     answer = fit(device("npu", "a3"), "npu", "attention", "ascend", model(**changes))
     assert answer == (reason or {"page_size": (128,)})
+
+
+@every(
+    ("op", "dtype", "sizes", "reason"),
+    [
+        ("linear_w8a8", "bfloat16", {"inputs": 65535}, None),
+        ("linear_w8a8", "bfloat16", {"inputs": 65536}, "65536 input features are more than the 65535 that"),
+        ("linear_w8a8", "float32", {"inputs": 64}, "float32 is not bfloat16 or float16"),
+        ("experts", "bfloat16", {"hidden": 65535, "intermediate": 65535, "experts": 1024}, None),
+        ("experts", "bfloat16", {"hidden": 65536}, "hidden 65536 is more than the 65535 that npu_grouped_matmul takes"),
+        ("experts", "bfloat16", {"intermediate": 65536}, "intermediate 65536 is more than the 65535 that"),
+        ("experts", "bfloat16", {"experts": 1025}, "1025 experts are more than the 1024 that"),
+        ("experts", "float32", {"experts": 8}, "float32 is not bfloat16 or float16"),
+        ("experts_int8", "bfloat16", {"experts": 128}, None),
+        ("experts_int8", "bfloat16", {"experts": 129}, "129 experts are more than the 128 that"),
+        ("route_experts", "bfloat16", {"experts": 2048}, None),
+        ("route_experts", "bfloat16", {"experts": 2049}, "2049 experts are more than the 2048 that"),
+    ],
+)
+def test_the_products_of_npus_have_limits(op: str, dtype: str, sizes: dict[str, int], reason: str | None) -> None:
+    spec = next(each for each in FACTS["npu"].ops if each.op == op)
+    answer = spec.check(device("npu", "a3"), OpCall(dtype, sizes))
+    assert answer is None if reason is None else answer is not None and answer.startswith(reason)
 
 
 def test_row_count_of_npus_is_limited_if_every_step_is_packed() -> None:
