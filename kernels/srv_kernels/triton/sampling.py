@@ -293,9 +293,10 @@ def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_
         columns = [column.contiguous() for column in (temperature, top_k, top_p, min_p, uniform)]
         blocks = of_target(DRAW)
         rows = _tile(count, blocks.rows)
+        largest = min(blocks.block, tl.core.TRITON_MAX_TENSOR_NUMEL // (rows * blocks.pivots))  # a search compares all
         draw_kernel[(triton.cdiv(count, rows),)](
             logits, *columns, tokens, count, vocab, logits.stride(0), ROWS=rows,
-            BLOCK=_tile(vocab, blocks.block), PIVOTS=blocks.pivots, num_warps=blocks.warps,
+            BLOCK=_tile(vocab, largest), PIVOTS=blocks.pivots, num_warps=blocks.warps,
         )  # fmt: skip
     return tokens
 
