@@ -168,7 +168,7 @@ L2 = (
         "attention is correct for prompts that are computed in chunks, also after a long prefix",
         "The first query of row i has position kv_lens[i] - query_lens[i]; it attends to itself and all tokens "
         "before it.",
-        (*_PAGED, "attention.long_rows"),
+        (*_PAGED, "attention.long_rows", "attention.mixed"),
         "chunked_prefill",
     ),
     _reference_check(
