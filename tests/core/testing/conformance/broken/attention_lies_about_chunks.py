@@ -25,8 +25,8 @@ def attention(context: BackendContext) -> Any:
     class Forgetful(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
             made = super().plan(batch)
-            if isinstance(made, GraphMetadata):
-                return made
+            if isinstance(made, GraphMetadata) or list(batch.query_lens) == list(batch.kv_lens):
+                return made  # no later chunk
             return replace(made, tiles=tuple(_own_chunk(tile) for tile in made.tiles))
 
     class OwnChunk(Tile):
