@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,11 +171,23 @@ def conformance(plugin: str, folder: Path, environment: Mapping[str, str], templ
     return read_report(report)
 
 
+class Reports(dict[str, "Future[Report]"]):
+    """By plugin; one that is not there is made by `submit`."""
+
+    def __init__(self, submit: Callable[[str], Future[Report]]) -> None:
+        super().__init__()
+        self._submit = submit
+
+    def __missing__(self, plugin: str) -> Future[Report]:
+        self[plugin] = made = self._submit(plugin)
+        return made
+
+
 @pytest.fixture(scope="module")
 def reports(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Future[Report]]]:
-    """The reports of the selected tests; two run at a time."""
+    """The reports of the selected tests; two run at a time, in a worker of xdist only when a test needs one."""
     called = [
         item.callspec
         for item in request.session.items
@@ -187,10 +199,13 @@ def reports(
     templates = Templates(Template([CHILD], environment), Template(modules_of_checks(), environment))
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="conformance") as pool:
         try:
-            yield {
-                plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment, templates)
-                for plugin in dict.fromkeys(plugins)
-            }
+            found = Reports(
+                lambda plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment, templates)
+            )
+            if "PYTEST_XDIST_WORKER" not in environment:  # otherwise another worker runs some of the tests
+                for plugin in plugins:
+                    found[plugin]
+            yield found
         finally:
             pool.shutdown(cancel_futures=True)
             for template in templates:
