@@ -344,7 +344,7 @@ class Attention(Mixer):
     temperature: Temperature | None = None
 
     def layer(self, index: int) -> AttentionLayer:
-        """What a backend is told of it in layer `index`."""
+        """The layer with number `index` as backends receive it."""
         return AttentionLayer(
             index=index,
             heads=self.heads,
@@ -384,9 +384,7 @@ class Attention(Mixer):
 
 @dataclass(frozen=True)
 class MLP(Part):
-    """down(activation(up(x))). `up`: with the gate before it, if the activation has one. `gate_factor`: multiplies the
-    gate before its activation; `factor`: the result.
-    """
+    """down(activation(up(x))), with a gate in `up` if the activation has one. Factors: of the gate, of the result."""
 
     up: Linear
     down: Linear

@@ -68,7 +68,7 @@ class Latent(Mixer):
         return self.queries.unit > self.head_dim
 
     def layer(self, index: int) -> AttentionLayer:
-        """What a backend is told of it in layer `index`."""
+        """The layer with number `index` as backends receive it."""
         indexer = None if self.index is None else self.index._replace(own=self.indexer is not None)
         sinks = self.sinks is not None
         return AttentionLayer(

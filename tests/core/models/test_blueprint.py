@@ -5,27 +5,33 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import bfloat16_models
 import indexed_small
 import pooled_models
+import pytest
 import torch
+from every import every
 from model_cells import SHAPE
 from models_small import HOST, SIZES, reference_ops
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from srv.dist.group import RankGroup
-from srv.models import derive
+from srv.errors import InternalError
+from srv.models import blueprint, derive
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.described import Described
 from srv.models.architectures.load_layers import load_layers
 from srv.models.architectures.registry import BUILT_IN, native_config
-from srv.models.blueprint import Experts, Linear, Output, Part, alike, below, walk
+from srv.models.blueprint import Experts, Factors, Linear, Norm, Output, Part, alike, below, walk
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
+from srv.models.modules.attention import Attention
+from srv.models.modules.decoder import Decoder
 
 BERT = {"vocab_size": 100, "hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 3, "num_labels": 5}
 ATTENDING = {"BambaForCausalLM": {"attn_layer_indices": [1]}, "GraniteMoeHybridForCausalLM": {"layer_types": None}}
@@ -157,3 +163,40 @@ def test_a_walk_that_nobody_has_prepared_is_a_few_lines() -> None:
         ("score", 12, 5): 1,
     }
     assert targets == expected
+
+
+def built(tree: Part) -> Decoder:
+    assert isinstance(tree, blueprint.Decoder)
+    return Decoder(tree, LayerFactory(BuildContext(HOST, torch.float32, reference_ops())), 64)
+
+
+def test_layers_share_the_tables_of_positions() -> None:
+    """A table has a row for each position of the context, of which models may have ten million."""
+    fields = {**configurations()["Llama4ForCausalLM"], "num_hidden_layers": 8, "no_rope_layers": [1, 0, 1, 0] * 2}
+    fields |= {"layer_types": None, "moe_layers": None}
+    model = built(native_config("Llama4ForCausalLM", fields).tree)
+    attention = [each for each in model.modules() if isinstance(each, Attention)]
+    scaled = [each.query_factors for each in attention if each.query_factors is not None]
+    assert len(scaled) == 4
+    assert len({each.data_ptr() for each in scaled}) == 1
+    tables = [each.cos_sin for each in attention if each.query_factors is None]
+    assert len({each.data_ptr() for each in tables}) == 1
+
+
+@every(
+    ("changes", "reason"),
+    [
+        ({"order": "parallel", "factors": Factors(added=0.5)}, "parallel order has neither factors nor norms"),
+        (
+            {"order": "parallel", "after": (Norm(48, 1e-6, name="last"),)},
+            "parallel order has neither factors nor norms",
+        ),
+        ({"mixer_factors": Factors(kept=2.0)}, "sequence order multiplies no residual"),
+    ],
+)
+def test_a_layer_that_states_what_its_order_does_not_compute_is_refused(changes: dict[str, Any], reason: str) -> None:
+    tree = native("LlamaForCausalLM").tree
+    assert isinstance(tree, blueprint.Decoder)
+    layers = tuple(replace(layer, **changes) for layer in tree.stack.layers)
+    with pytest.raises(InternalError, match=f"model.layers.0: a layer in {reason}"):
+        built(replace(tree, stack=replace(tree.stack, layers=layers)))

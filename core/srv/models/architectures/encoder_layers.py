@@ -24,7 +24,7 @@ from srv.models.layers.own_weights import OwnWeights
 from srv.models.modules.attention import Attention
 from srv.models.modules.feed_forward import ACTIVATIONS, MLP
 from srv.models.modules.norms import make_norm
-from srv.models.modules.place import Place, RotaryTables
+from srv.models.modules.place import Place, PositionTables
 from srv.models.modules.weights import prepare_loaded, weight_views
 from srv.specs import AttentionLayer
 
@@ -81,7 +81,7 @@ class Encoder(NativeModel):
 
     def __init__(self, tree: encoder_config.Encoder, factory: LayerFactory, context_length: int) -> None:
         super().__init__(tree, factory, context_length)
-        part, top = tree.stack, Place(factory, RotaryTables(context_length, factory.context.device))
+        part, top = tree.stack, Place(factory, PositionTables(context_length, factory.context.device))
         place = top.within(part)
         name = place.within(part.embedding).prefix
         self.embedding = factory.embedding(name, part.embedding.rows, part.embedding.size)

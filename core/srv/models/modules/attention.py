@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from srv.models import blueprint
@@ -44,11 +43,10 @@ class Attention(Mixer):
         if part.rope is not None:
             sizes = {"head_dim": dim, "rotary_dim": part.rope.rotary_dim}
             self._rotary = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
-            self.cos_sin = place.tables.of(part.rope)
+            self.cos_sin = place.tables.rotary(part.rope)
         self._unit_norm = None if part.unit_norm is None else make_norm(part.unit_norm, place)
-        self.query_factors: Tensor | None = None  # float32 [positions, 1, 1]
-        if part.temperature is not None:
-            self.query_factors = _query_factors(part.temperature, place.tables.positions).to(context.device)
+        temperature = part.temperature
+        self.query_factors = None if temperature is None else place.tables.query_factors(temperature)
         self._gated_queries, self._bidirectional = part.gated_queries, part.bidirectional
         self.gate_proj: Projection | None = None if part.gate is None else place.linear(part.gate)
         self.sinks = None if part.sinks is None else context.empty(heads)
@@ -104,9 +102,3 @@ def _head_norm(part: blueprint.Norm | blueprint.HeadNorms | None, place: Place) 
     if part is None:
         return None
     return HeadNorms(part, place) if isinstance(part, blueprint.HeadNorms) else make_norm(part, place)
-
-
-def _query_factors(temperature: blueprint.Temperature, positions: int) -> Tensor:
-    """float32 [positions, 1, 1]."""
-    steps = torch.floor(torch.arange(1, positions + 1, dtype=torch.float32) / temperature.step)
-    return (torch.log1p(steps) * temperature.scale + 1.0).view(-1, 1, 1)

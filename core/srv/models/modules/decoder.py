@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs, NativeModel, torch_dtype
 from srv.models.formats.slices import Slice
@@ -26,7 +27,7 @@ from srv.models.modules.attention import Attention
 from srv.models.modules.decoder_layer import DecoderLayer, make_layer, unless_one
 from srv.models.modules.latent_attention import LatentAttention
 from srv.models.modules.norms import make_norm
-from srv.models.modules.place import Place, RotaryTables
+from srv.models.modules.place import Place, PositionTables
 from srv.models.modules.streams import StreamMixer
 from srv.models.modules.weights import prepare_loaded, weight_slices, weight_views
 from srv.models.stream_parts import StreamMixing, StreamStart
@@ -41,7 +42,7 @@ class Decoder(NativeModel):
     def __init__(self, tree: blueprint.Decoder, factory: LayerFactory, context_length: int) -> None:
         super().__init__(tree, factory, context_length)
         part, context, output = tree.stack, factory.context, tree.output
-        top = Place(factory, RotaryTables(context_length, context.device))
+        top = Place(factory, PositionTables(context_length, context.device))
         place = top.within(part)
         rows, hidden = part.embedding.rows, part.embedding.size
         self.embedding = factory.embedding(place.within(part.embedding).prefix, rows, hidden)
@@ -211,7 +212,7 @@ def _first(part: blueprint.Part, place: Place) -> nn.Module:
             return EmbeddingNorm(part, place)
         case StreamStart():
             return Streams(part.number)
-    raise TypeError(f"{type(part).__name__} cannot follow an embedding")
+    raise InternalError(f"{type(part).__name__} cannot follow an embedding")
 
 
 def _embedding_factor(part: blueprint.DecoderStack, dtype: torch.dtype) -> float | None:

@@ -172,6 +172,12 @@ class SideBySide(Mixer):
 
 
 def make_layer(part: blueprint.Layer, place: Place) -> DecoderLayer:
+    """Raises InternalError for a part that states what layers of its order do not compute."""
+    factors = (part.mixer_factors, part.factors)
+    if part.order != "normed_residual" and any(each.kept != 1.0 for each in factors):
+        raise InternalError(f"{place.prefix}: a layer in {part.order} order multiplies no residual")
+    if part.order == "parallel" and (part.after or any(each.added != 1.0 for each in factors)):
+        raise InternalError(f"{place.prefix}: a layer in parallel order has neither factors nor norms of its results")
     match part.order:
         case "sequence":
             return SequentialLayer(part, place)

@@ -55,7 +55,7 @@ class LatentAttention(Mixer):
         self.gate_proj: Projection | None = None if part.gate is None else place.linear(part.gate)
         self.sinks = None if part.sinks is None else context.empty(heads, dtype=torch.float32)
         self._sink_slice = Slice(0, first, end, part.heads)
-        self.cos_sin = place.tables.of(part.rope)
+        self.cos_sin = place.tables.rotary(part.rope)
         rotated = {"head_dim": dims.rope_dim, "rotary_dim": dims.rope_dim}
         self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, rotated))
 

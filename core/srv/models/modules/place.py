@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from srv.models import blueprint
-from srv.models.blueprint import below
+from srv.models.blueprint import Temperature, below
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
@@ -16,14 +16,23 @@ from srv.models.layers.rope import cos_sin_table
 from srv.models.layers.rope_config import RopeConfig
 
 
-class RotaryTables:
-    """The tables of rotary embeddings, which layers with equal embeddings share. `positions`: the served context."""
+class PositionTables:
+    """Tables with a row for each position, which layers that need the same share. `positions`: the served context."""
 
     def __init__(self, positions: int, device: torch.device) -> None:
         self.positions, self._device = positions, device
         self._made: list[tuple[RopeConfig, Tensor]] = []
+        self._factors: dict[Temperature, Tensor] = {}
 
-    def of(self, rope: RopeConfig) -> Tensor:
+    def query_factors(self, temperature: Temperature) -> Tensor:
+        """float32 [positions, 1, 1]."""
+        if temperature not in self._factors:
+            steps = torch.floor(torch.arange(1, self.positions + 1, dtype=torch.float32) / temperature.step)
+            factors = torch.log1p(steps) * temperature.scale + 1.0
+            self._factors[temperature] = factors.view(-1, 1, 1).to(self._device)
+        return self._factors[temperature]
+
+    def rotary(self, rope: RopeConfig) -> Tensor:
         """float32 [positions, rotary_dim]."""
         for other, table in self._made:
             if other is rope or other == rope:
@@ -37,7 +46,7 @@ class Place(NamedTuple):
     """`prefix`: of the names of the weights. `layer`: the number of the layer."""
 
     factory: LayerFactory
-    tables: RotaryTables
+    tables: PositionTables
     prefix: str = ""
     layer: int = 0
 

@@ -225,7 +225,7 @@ def _unsupported(spec: BackendSpec, shape: Shape, dtype: str) -> str:
 
 
 def _model(shape: Shape, dtype: str) -> ModelFacts:
-    return small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, fields=dict(shape.fields))
+    return small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, CONTEXT_LENGTH, dict(shape.fields))
 
 
 def _setup(
@@ -259,7 +259,7 @@ def _resolved(
     page_size: int | None,
     more: Sequence[UserStatement],
 ) -> Setup:
-    model = small_model(dtype, shape.heads, shape.kv_heads, shape.head_dim, CONTEXT_LENGTH, dict(shape.fields))
+    model = _model(shape, dtype)
     statements = [user_statement(ROLES[role], spec.name), user_statement("dtype", dtype), *more]
     if page_size is not None:
         statements.append(user_statement("page_size", page_size))

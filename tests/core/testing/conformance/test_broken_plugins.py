@@ -199,12 +199,13 @@ def reports(
     templates = Templates(Template([CHILD], environment), Template(modules_of_checks(), environment))
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="conformance") as pool:
         try:
-            found = Reports(
-                lambda plugin: pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment, templates)
-            )
+
+            def submit(plugin: str) -> Future[Report]:
+                return pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment, templates)
+
+            found = Reports(submit)
             if "PYTEST_XDIST_WORKER" not in environment:  # otherwise another worker runs some of the tests
-                for plugin in plugins:
-                    found[plugin]
+                found.update({plugin: submit(plugin) for plugin in dict.fromkeys(plugins)})
             yield found
         finally:
             pool.shutdown(cancel_futures=True)
