@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tiers import COLLECTED, PASSED, PROOF, TIERS, Progress, Slice, check_tiers, longest_first
+from tiers import COLLECTED, PASSED, PROOF, SLOW, TIERS, Progress, Slice, check_tiers, longest_first, says_mark
 from times import Recorder, Stopwatch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, which other packages may do
@@ -42,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Progress(Path(path), config.rootpath), PASSED)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    tier = config.getoption("--tier")
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if is_test and tier in (SLOW, PROOF) and not says_mark(collection_path, tier) else None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
     """With --dist loadgroup, a file that has a group runs in one process, and all other tests one by one."""
@@ -52,9 +58,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
     return scheduling(config, log)
 
 
-@pytest.hookimpl(trylast=True)  # after deselection
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     check_tiers(items)
+    yield  # in which pytest deselects by marks
     kept = {item.nodeid for item in items}
     if (text := config.getoption("--slice")) is not None:
         kept &= Slice.parse(text, config.rootpath).select(items)

@@ -8,11 +8,15 @@ number from the hash of HEAD. Slices take about equally long: `@pytest.mark.proo
 on two cores. Tests of one `xdist_group`, which share an expensive fixture, are in the same slice; files with such tests
 run in one process each.
 
+A run of the second or third tier imports only the test files that say its mark, or import a helper that does. That of
+the first, which imports all, fails for a file that has the mark otherwise.
+
 `--passed=FILE` makes the proof resumable: FILE has the tests that have passed, and the next run takes all others.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 from collections import Counter
@@ -32,10 +36,31 @@ MINUTES = 0.2  # of a test of the proof that does not say how long it takes
 
 
 def check_tiers(items: Iterable[pytest.Item]) -> None:
-    """UsageError for a test that is in two tiers."""
+    """UsageError for a test that is in two tiers, and for one whose file does not show in which it is."""
+    items = list(items)
     both = [item.nodeid for item in items if item.get_closest_marker(PROOF) and item.get_closest_marker(SLOW)]
     if both:
         raise pytest.UsageError(f"a test is in one tier, either {SLOW} or {PROOF}; in both are {', '.join(both[:5])}")
+    for tier in (SLOW, PROOF):
+        for path in sorted({item.path for item in items if item.get_closest_marker(tier)}):
+            if not says_mark(path, tier):
+                raise pytest.UsageError(f"{path} has tests with mark.{tier}: say so in it, not in what it imports")
+
+
+def says_mark(path: Path, tier: str) -> bool:
+    """Whether a test file, or a conftest.py of its folders, whose fixtures may have parameters with marks, says a mark
+    or imports a helper of tests/helpers that does."""
+    suite = Path(__file__).parents[1]  # whose own conftest.py has no fixtures with parameters
+    fixtures = [folder / "conftest.py" for folder in path.parents if folder != suite and suite in folder.parents]
+    texts = [each.read_text(encoding="utf-8") for each in (path, *fixtures) if each.exists()]
+    ways = (f"mark.{tier}", *(f"from {helper} import" for helper in _helpers_that_say(tier)))
+    return any(way in text for way in ways for text in texts)
+
+
+@functools.cache
+def _helpers_that_say(tier: str) -> tuple[str, ...]:
+    paths = Path(__file__).parent.glob("*.py")
+    return tuple(sorted(path.stem for path in paths if f"mark.{tier}" in path.read_text(encoding="utf-8")))
 
 
 def minutes_of(item: pytest.Item) -> float:

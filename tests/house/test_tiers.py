@@ -79,6 +79,7 @@ class Item(NamedTuple):
 
     nodeid: str
     marks: dict[str, pytest.Mark]
+    path: Path = Path(__file__)
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
         return self.marks.get(name)
@@ -121,6 +122,24 @@ def test_a_test_in_two_tiers_is_refused() -> None:
     both = Item("test_both", {"slow": pytest.mark.slow.mark, "proof": pytest.mark.proof.mark})
     with pytest.raises(pytest.UsageError, match=r"a test is in one tier, .*test_both"):
         check_tiers([item("test_other"), both])
+
+
+def test_a_tier_imports_only_the_files_that_say_its_mark(checkout: Path) -> None:
+    (checkout / "tests" / "test_other.py").write_text("import sys\n\nsys.exit('it was imported')\n")
+    assert "1 passed" in run(checkout, "--tier", "slow")[1]
+    assert "it was imported" in run(checkout, "--tier", "fast")[1]
+
+
+def test_a_mark_from_another_module_is_refused_by_the_run_that_imports_all(checkout: Path) -> None:
+    marks = "import pytest\n\nlong = pytest.mark.slow\n"
+    hidden = "import {module}\n\n@{module}.long\ndef test_hidden():\n    pass\n"
+    (checkout / "tests" / "marks.py").write_text(marks)
+    (checkout / "tests" / "test_hidden.py").write_text(hidden.format(module="marks"))
+    assert "test_hidden.py has tests with mark.slow: say so in it" in run(checkout, "--tier", "fast")[1]
+    (checkout / "tests" / "test_hidden.py").write_text(
+        "from marks import long\n\n@long\ndef test_hidden():\n    pass\n"
+    )
+    assert "2 passed" in run(checkout, "--tier", "slow")[1]
 
 
 def test_tests_of_a_group_share_a_process(checkout: Path) -> None:
