@@ -107,16 +107,17 @@ _ONLY_A3 = (
     ),
     *_all(
         "unsupported",
-        "a choice of batch sizes for graphs is published for A3 alone; on A2 they can be left on or turned off",
-        "cuda_graph_max_bs cuda_graph_bs disable_cuda_graph_padding",
+        "the largest batch size of graphs, and steps without padding to one, are published for A3 alone",
+        "cuda_graph_max_bs disable_cuda_graph_padding",
         ("a2",),
     ),
     *_all(
         "supported",
         "",
-        "expert_parallel_size deepep_mode cuda_graph_max_bs cuda_graph_bs disable_cuda_graph_padding",
+        "expert_parallel_size deepep_mode cuda_graph_max_bs disable_cuda_graph_padding",
         ("a3",),
     ),
+    Support("cuda_graph_bs", "supported"),
     Support(
         "moe_a2a_backend",
         "limited",

@@ -75,6 +75,8 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "concurrency": joint.concurrency,
         "address": joint.address,
         "step_budget": joint.step_budget,
+        "whole_prompts": joint.whole_prompts,
+        "scattered_input": joint.scattered_input,
         "draft_tokens": joint.draft_tokens,
         "kv_role": joint.kv_role,
         "json_fields": json_fields,

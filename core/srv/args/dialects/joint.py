@@ -147,6 +147,26 @@ def step_budget(given: ConversionInput) -> Outcome:
     return Converted({name: str(number)})
 
 
+def whole_prompts(given: ConversionInput) -> Outcome:
+    """A limit on the prompts of a step, which matters only where the partner says that they are not split."""
+    (chunk,) = given.row.partners
+    if parse_integer(given.other(chunk)) == -1:
+        return set_argument(given, given.text)
+    size = given.other(chunk)
+    return Converted({}, f"prompts are split, so that {f'{chunk} {size}' if size else chunk} limits those of a step")
+
+
+def scattered_input(given: ConversionInput) -> Outcome:
+    """A switch that its engine ignores with data-parallel attention (the first partner) and where tokens are sent to
+    experts on other ranks (the second)."""
+    attention, experts = given.row.partners
+    if given.other(attention) == "true":
+        return Converted({}, f"it has no effect with {attention}")
+    if given.other(experts, "none") != "none":
+        return Converted({}, f"it has no effect with {experts} {given.other(experts)}")
+    return set_argument(given, given.text)
+
+
 def draft_tokens(given: ConversionInput) -> Outcome:
     """Draft tokens per step, as one chain; a draft model generates one of them in each of its own steps.
 

@@ -116,7 +116,7 @@ class _Translator:
 
     def run(self) -> Translation:
         flags = self._last_of_each()
-        others = {each.row.name: each.text for each in flags if each.row is not None}
+        others = {each.row.name if each.row is not None else _plain(_target(each)): each.text for each in flags}
         device = next((each.text for each in flags if _target(each) == "device"), None)
         for each in flags:
             if each.row is not None:
@@ -182,7 +182,7 @@ class _Translator:
             self._note(short(flag.flag), f"deprecated; {argument.deprecated}")
             return
         self._add(argument.name, flag.text, flag)
-        plain = "--" + argument.name.replace("_", "-")
+        plain = _plain(argument.name)
         if not self._dialect.ours:
             self._note(short(flag.flag), "an argument of srv itself, used unchanged")
         elif flag.flag not in (plain, "--no-" + plain.removeprefix("--")):
@@ -218,6 +218,11 @@ def _key(flag: ParsedFlag) -> str:
 def _target(flag: ParsedFlag) -> str:
     """The argument of `srv` that a flag sets: its own, or that of its row."""
     return flag.argument.name if flag.argument is not None else flag.row.to if flag.row is not None else ""
+
+
+def _plain(argument: str) -> str:
+    """The flag of an argument of `srv`, by its name."""
+    return "--" + argument.replace("_", "-")
 
 
 def _shown(flag: ParsedFlag) -> str:

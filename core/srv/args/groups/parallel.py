@@ -50,7 +50,16 @@ class ParallelArgs(NamedTuple):
         Arg("Maximum number of requests in one micro-batch of a pipeline.", at_least(1), planned=_PP, unit="requests"),
     ] = None
     load_balance_method: Annotated[
-        Literal["round_robin", "shortest_queue", "minimum_tokens"],
+        Literal[
+            "auto",
+            "round_robin",
+            "shortest_queue",
+            "minimum_tokens",
+            "decode_round_robin",
+            "follow_bootstrap_room",
+            "total_requests",
+            "total_tokens",
+        ],
         Arg("How requests are distributed over replicas.", planned=_DP),
     ] = "round_robin"
     load_watch_interval: Annotated[
@@ -70,6 +79,16 @@ class ParallelArgs(NamedTuple):
     enable_dp_lm_head: Annotated[
         bool, Arg("Shard the LM head only within the group of a replica.", planned=_DP_ATTENTION)
     ] = False
+    attn_cp_size: Annotated[
+        int,
+        Arg(
+            "Ranks over which a prompt is distributed in attention (context parallelism).",
+            at_least(1),
+            planned="attention is computed for whole prompts",
+            metavar="RANKS",
+            aliases=("attention_context_parallel_size",),
+        ),
+    ] = 1
     enable_attn_tp_input_scattered: Annotated[
         bool,
         Arg("Keep the input of attention scattered over tensor-parallel ranks.", planned=_TP),

@@ -109,6 +109,14 @@ class PlatformArgs(NamedTuple):
     enable_nsa_prefill_context_parallel: Annotated[
         bool, Arg("Distribute a prompt over ranks in sparse attention (context parallelism).", planned=_WHOLE_PROMPTS)
     ] = False
+    nsa_prefill_cp_mode: Annotated[
+        Literal["in-seq-split", "round-robin-split"],
+        Arg(
+            "How context parallelism in sparse attention distributes a prompt: in two blocks for each rank, one from "
+            "either end, or token by token in turn.",
+            planned=_WHOLE_PROMPTS,
+        ),
+    ] = "in-seq-split"
     fp8_gemm_backend: Annotated[
         str,
         Arg(

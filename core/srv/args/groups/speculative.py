@@ -47,6 +47,16 @@ class SpeculativeArgs(NamedTuple):
             metavar="REVISION",
         ),
     ] = None
+    speculative_draft_model_quantization: Annotated[
+        str | None,
+        Arg(
+            "Quantization of the weights of the draft model; unquant if they are not quantized.",
+            not_empty(),
+            only_with=_WITH_DRAFTS,
+            planned=_LATER,
+            metavar="METHOD",
+        ),
+    ] = None
     speculative_num_steps: Annotated[
         int | None,
         Arg(

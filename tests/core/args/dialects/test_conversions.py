@@ -215,6 +215,28 @@ def test_the_budget_of_a_step() -> None:
     assert uncut == Converted({"max_prefill_tokens": "8192"})
 
 
+def test_a_limit_of_whole_prompts() -> None:
+    limited = Converted({"target": "9000"})
+    assert outcome("whole_prompts", "9000", partners=("--cut",), others={"--cut": "-1"}) == limited
+    cut = outcome("whole_prompts", "9000", partners=("--cut",), others={"--cut": "2048"})
+    assert cut == Converted({}, "prompts are split, so that --cut 2048 limits those of a step")
+    assert outcome("whole_prompts", "9000", partners=("--cut",)) == Converted(
+        {}, "prompts are split, so that --cut limits those of a step"
+    ), "the engine splits prompts if nothing is said"
+
+
+def test_scattered_input() -> None:
+    partners = ("--replicated", "--experts")
+    assert outcome("scattered_input", "true", partners=partners) == Converted({"target": "true"})
+    kept = outcome("scattered_input", "true", partners=partners, others={"--experts": "none"})
+    assert kept == Converted({"target": "true"})
+    for others in ({"--replicated": "true"}, {"--experts": "deepep"}):
+        dropped = outcome("scattered_input", "true", partners=partners, others=others)
+        assert isinstance(dropped, Converted)
+        assert not dropped.settings
+        assert "has no effect" in dropped.note
+
+
 def test_draft_tokens() -> None:
     by_lookup = outcome("draft_tokens", "3", partners=("method",), others={"method": "ngram"})
     assert isinstance(by_lookup, Converted)
