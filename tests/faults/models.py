@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Fault(
         name="rotary-pairs-are-exchanged",
-        file="core/srv/models/formats/rotary_rows.py",
+        file="core/srv/models/formats/row_orders.py",
         text="*first, *second, *range(end",
         planted="*second, *first, *range(end",
         effect="GPT-J rotates queries and keys backwards, and generates nonsense.",
@@ -60,7 +60,7 @@ FAULTS = (
         text="if checkpoint is None or options.headers_only or TIED in options.overrides:",
         planted="if TIED not in options.overrides:",
         effect="A fine-tuned model computes its logits with the embedding instead of its output layer.",
-        tests=("tests/core/models/formats/test_own_head.py",),
+        tests=("tests/core/models/formats/test_output_layer.py",),
     ),
     Fault(
         name="rope-rows-stay-interleaved",

@@ -7,7 +7,7 @@
                                  └──────── residual ────────┘└── residual ──┘
 
 Owns the order of computation and the names of the weights, from which those of checkpoints differ
-(`srv.models.formats.stored_weights`). All tokens of a prompt are rows of one step.
+(`srv.models.formats.rules`). All tokens of a prompt are rows of one step.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ ARCHITECTURE = Architecture(
     },
     gguf=GGUFLayout(
         "gemma2",
-        layer_names=OUTPUT_NORM_NAMES,
+        weights=(OUTPUT_NORM_NAMES,),
         fields={"attention.sliding_window": "sliding_window", SCORES: SCORES, LOGITS: LOGITS},
         complete=_complete_gguf,
         norms_plus_one=True,

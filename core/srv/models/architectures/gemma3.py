@@ -87,7 +87,7 @@ ARCHITECTURE = Architecture(
     },
     gguf=GGUFLayout(
         "gemma3",
-        layer_names={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
+        weights=(OUTPUT_NORM_NAMES, HEAD_NORM_NAMES),
         fields={"attention.sliding_window": "sliding_window"},
         optional_fields={
             "attention.sliding_window_pattern": "sliding_window_pattern",

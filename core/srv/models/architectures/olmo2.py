@@ -36,5 +36,5 @@ ARCHITECTURE = Architecture(
     name="Olmo2ForCausalLM",
     make_config=make_config,
     defaults=OLMO_DEFAULTS,
-    gguf=GGUFLayout("olmo2", layer_names={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES}),
+    gguf=GGUFLayout("olmo2", weights=(OUTPUT_NORM_NAMES, HEAD_NORM_NAMES)),
 )

@@ -12,7 +12,7 @@ from srv.errors import PluginError
 from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
 from srv.models.architectures.described import Described
 from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.formats.rules import RULES
 from srv.platform.extensions import Extensions, contested
 
 ARCHITECTURES = Extensions(
@@ -25,10 +25,11 @@ ARCHITECTURES = Extensions(
         "defaults": Mapping,
         "gguf": (GGUFLayout, type(None)),
         "layers": str,
-        "weights": (StoredWeights, type(None)),
+        "weights": tuple,
     },
     functions=("make_config",),
     targets=("layers",),
+    items={"weights": RULES},
 )
 
 

@@ -155,8 +155,8 @@ def weight_sizes(
     nested = config.get("text_config")
     stated = config.get("quantization_config") or (nested or {}).get("quantization_config")
     try:
-        weights = families.stored_weights(model.architecture)
-        found = stored_types(model.tree, dtype, stated if method is not None else None, weights)
+        mapping = families.weight_mapping(model.architecture)
+        found = stored_types(model.tree, dtype, stated if method is not None else None, mapping)
     except UnknownSizes as error:
         return WeightSizes(model.parameters, 0, {}, f"{error}; {UNKNOWN_REMEDY}")
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:

@@ -213,7 +213,7 @@ def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` as transformers names them. YaRN's attention factor is computed as in llama.cpp."""
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base") or 10000.0)}
     dim = meta.count("rope.dimension_count", head_dim)
-    if dim != head_dim and meta.layout.permuted:
+    if dim != head_dim and meta.layout.permutes:
         # The file's row order pairs dimensions across whole heads, so it does not show which dimensions are rotated.
         raise meta.unsupported(f"only {dim} of {head_dim} dimensions of its heads are rotated")
     if dim != head_dim:

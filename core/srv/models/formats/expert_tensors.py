@@ -19,7 +19,7 @@ outputs last.
     experts._gate_up_proj_qdata [E, 2 I, H]      experts.0.gate_proj._weight_qdata, …
     experts._gate_up_proj_scale [E, H / g, 2 I]  experts.0.gate_proj._weight_scale, …
 
-Launches divide tensors by these names (`srv.models.formats.fused_experts`), and plans divide headers.
+Launches divide tensors by these names (`srv.models.formats.stacked_experts`), and plans divide headers.
 (Sources: transformers' `FP8Experts` and `FbgemmFp8Llama4TextExperts`; the export of ModelOpt; torchao's `Int8Tensor`,
 `Int4Tensor` and `Float8Tensor`)
 """
@@ -32,7 +32,7 @@ from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
-from srv.models.formats.stored_weights import ExpertLayout
+from srv.models.formats.rules import ExpertColumns
 
 INPUT_SCALE = "input_scale"
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
@@ -117,10 +117,11 @@ class Division(NamedTuple):
     kind: str = ""
 
 
-def divisions(stored: Mapping[str, tuple[int, ...]], layout: ExpertLayout) -> Iterator[tuple[str, Division]]:
+def divisions(stored: Mapping[str, tuple[int, ...]], columns: ExpertColumns) -> Iterator[tuple[str, Division]]:
     """The tensors among `stored`, by name and shape, that hold all experts, and how each is divided.
 
-    `layout`: as `StoredWeights.fused_experts`. Tensors of another number of axes are left out: nothing divides them.
+    `columns`: as `StackedExperts.columns`; "" where outputs are the rows. Tensors of another number of axes are left
+    out: nothing divides them.
     """
     for name, shape in stored.items():
         tensor = expert_tensor(name)
@@ -130,15 +131,15 @@ def divisions(stored: Mapping[str, tuple[int, ...]], layout: ExpertLayout) -> It
         if tensor.is_scale:
             weight = stored.get(tensor.weight, ())
             experts = weight[0] if len(weight) == 3 else shape[0] if shape else 0
-            outputs = weight[2 if layout else 1] if len(weight) == 3 else 0
+            outputs = weight[2 if columns else 1] if len(weight) == 3 else 0
             kind = scale_kind(tensor, shape, experts, outputs)
             yield (
                 name,
                 Division(tensor, tensor.parts(experts), _scale_shape(kind, shape, experts, count, outputs), kind),
             )
         elif len(shape) == (3 if tensor.is_weight else 2):
-            rows, *columns = shape[:0:-1] if layout else shape[1:]
-            yield name, Division(tensor, tensor.parts(shape[0]), (rows // count, *columns))
+            rows, *inputs = shape[:0:-1] if columns else shape[1:]
+            yield name, Division(tensor, tensor.parts(shape[0]), (rows // count, *inputs))
 
 
 def scale_kind(tensor: ExpertTensor, shape: tuple[int, ...], experts: int, outputs: int) -> str:

@@ -5,7 +5,7 @@ A tensor of bytes (uint8) receives the rows as they are stored, for layers that 
 Owns the order of the rows; `gguf_layout` translates the names of tensors. The `gguf` library dequantizes. Must not know
 devices: a tensor is filled with `copy_`, on whatever device it is.
 
-Files of some architectures (`GGUFLayout.permuted`) store the rows of each query and key head for interleaved rotary
+Files of some architectures (`PermuteRotary`) store the rows of each query and key head for interleaved rotary
 embeddings (the dimensions 0 and 1, 2 and 3, … are rotated together); Hugging Face's rotate the first half with the
 second half:
 
@@ -37,6 +37,7 @@ from srv.specs import ModelFacts
 
 _Bytes: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]"
 
+_ROTATED = ("q_proj", "k_proj")
 CHUNK = 1 << 22  # elements dequantized at a time: 16 MiB of float32
 UNQUANTIZED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DEQUANTIZED = OP_TYPES
@@ -70,7 +71,8 @@ def load_gguf(
 
         def load(name: str) -> None:
             view, tensor = weight_views[name], stored[name]
-            view = _permuted(view, facts.head_dim) if layout.is_permuted(name) else view
+            permuted = layout.permutes and any(f".{projection}." in name for projection in _ROTATED)
+            view = _permuted(view, facts.head_dim) if permuted else view
             if not _fill(view, tensor, data(tensor), slices.get(name), layout.stored_offset(name)):
                 raise ModelError("damaged", facts.path, f"a scale in {name} is not a finite number", DOWNLOAD_AGAIN)
             meter.add(tensor.size, name)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.errors import ModelError
 from srv.models.formats.kv_scale_tensors import StoredScale, stored_scale
-from srv.models.formats.stored_weights import prediction_layers
 
 Stamps: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -27,6 +26,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 DOWNLOAD_AGAIN = "The file is incomplete or damaged: download it again and compare its checksum"
+_PREDICTION = ".eh_proj.weight"  # joins the embedding of the next token and a hidden state
+_QWEN_PREDICTION = "mtp."  # where "fc" does it
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -134,7 +135,7 @@ def _read(folder: Path, paths: tuple[Path, ...], stamps: Stamps) -> Checkpoint:
         tensors.update(found)
         files[path] = tuple(found)
     _check_index(folder, files)
-    further = prediction_layers(tensors)
+    further = _prediction_layers(tensors)
     scales = {
         name: KVScaleTensor(path, tensors[name], scale)
         for path, names in files.items()
@@ -144,6 +145,13 @@ def _read(folder: Path, paths: tuple[Path, ...], stamps: Stamps) -> Checkpoint:
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(further) and name not in scales}
     of_files = {path: tuple(name for name in names if name in kept) for path, names in files.items()}
     return Checkpoint(kept, of_files, scales, tuple(name for name in tensors if name.startswith(further)))
+
+
+def _prediction_layers(names: Iterable[str]) -> tuple[str, ...]:
+    """The prefixes of layers that predict further tokens (MTP), which are not served: those after the model's own."""
+    of_qwen = f"{_QWEN_PREDICTION}fc.weight"
+    ends = (name for name in names if name.endswith(_PREDICTION) or name == of_qwen)
+    return tuple(_QWEN_PREDICTION if name == of_qwen else name.removesuffix(_PREDICTION[1:]) for name in ends)
 
 
 def _files(folder: Path) -> tuple[Path, ...]:

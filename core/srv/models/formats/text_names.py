@@ -1,7 +1,7 @@
 """Which stored tensors a language model needs, if a checkpoint has more than it: those of a vision model. Torch-free.
 
 Owns the names of the weights of a language model that is served alone, and the copy of a tied output layer. Must not
-know architectures, whose checkpoints may have names of their own (`srv.models.formats.stored_weights`).
+know architectures, whose checkpoints may have names of their own (`srv.models.formats.rules`).
 """
 
 from __future__ import annotations

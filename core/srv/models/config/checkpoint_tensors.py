@@ -1,11 +1,11 @@
-"""The dtype and the shape of each stored tensor of a checkpoint, from its headers. Torch-free."""
+"""The dtype and the shape of each tensor of a checkpoint, by its name in the layers, from its headers. Torch-free."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from srv.models.architectures.registry import find, gguf_layout
-from srv.models.config.stored_names import model_names
+from srv.models.architectures.registry import gguf_layout, weight_mapping
+from srv.models.config.layer_names import layer_names
 from srv.models.formats.expert_tensors import divisions
 from srv.models.formats.gguf_header import read_header
 from srv.models.formats.gguf_layout import weights_by_name
@@ -15,7 +15,7 @@ from srv.quantization.method import StoredModel
 from srv.specs import ModelFacts
 
 
-def stored_model(facts: ModelFacts) -> StoredModel:
+def checkpoint_tensors(facts: ModelFacts) -> StoredModel:
     """What the layers of a quantization method are made for. Raises ModelError if the files are damaged.
 
     Of a tensor that holds quantized weights of all experts, or belongs to one, it has the tensors of single experts.
@@ -27,15 +27,13 @@ def stored_model(facts: ModelFacts) -> StoredModel:
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         return StoredModel(facts, {})
-    rename = model_names(facts.architecture, facts.text_part_of)
+    rename = layer_names(facts.architecture, facts.text_part_of)
     names = {name: stored for stored in checkpoint.tensors if (name := rename(stored)) is not None}
     tensors = {name: checkpoint.tensors[stored] for name, stored in names.items()}
     types = {name: tensor.dtype for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     renamed = {name: stored for name, stored in names.items() if name != stored}
-    architecture = find(facts.architecture)
-    layout = "" if architecture is None or architecture.weights is None else architecture.weights.fused_experts
-    for name, division in divisions(dict(shapes), layout):
+    for name, division in divisions(dict(shapes), weight_mapping(facts.architecture).expert_columns):
         if types.get(division.tensor.weight, FP8) != FP8 and not division.tensor.is_part:
             continue  # what is not quantized is divided when it is loaded
         dtype = types.pop(name)

@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import Tensor
 
 from srv.models.formats.expert_tensors import INPUT_SCALE, Division, divisions
+from srv.models.formats.rules import ExpertColumns
 from srv.models.formats.storage import StorageFormat
-from srv.models.formats.stored_weights import ExpertLayout
 
 
-class FusedExperts(StorageFormat):
-    """`inner`: the format of the divided tensors, and of all others. `layout`: as `StoredWeights.fused_experts`."""
+class StackedExpertStorage(StorageFormat):
+    """`inner`: the format of the divided tensors, and of all others. `columns`: as `StackedExperts.columns`."""
 
-    def __init__(self, inner: StorageFormat, layout: ExpertLayout = "") -> None:
-        self._inner, self._layout = inner, layout
+    def __init__(self, inner: StorageFormat, columns: ExpertColumns = "") -> None:
+        self._inner, self._columns = inner, columns
         self._divisions: dict[str, Division] = {}  # of each fused tensor, once `shapes` has seen it
 
     def parts(self, name: str) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class FusedExperts(StorageFormat):
         return self._inner.unused(names)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        self._divisions = dict(divisions(stored, self._layout))
+        self._divisions = dict(divisions(stored, self._columns))
         found = {name: shape for name, shape in stored.items() if name not in self._divisions}
         for division in self._divisions.values():
             found |= dict.fromkeys(division.parts, division.shape)
@@ -55,7 +55,7 @@ class FusedExperts(StorageFormat):
 
     def _rows(self, division: Division, stored: Tensor) -> Iterator[Tensor]:
         """Those of a weight or a bias."""
-        rows = stored.transpose(1, 2) if self._layout and stored.dim() > 2 else stored
+        rows = stored.transpose(1, 2) if self._columns and stored.dim() > 2 else stored
         return (part for expert in rows for part in self._divided(expert, len(division.tensor.projections)))
 
     def _scales(self, division: Division, stored: Tensor) -> Iterator[Tensor]:
@@ -83,6 +83,6 @@ class FusedExperts(StorageFormat):
 
     def _divided(self, rows: Tensor, count: int) -> tuple[Tensor, ...]:
         """The rows of each of `count` projections of one expert."""
-        if self._layout == "pairs":
+        if self._columns == "pairs":
             return tuple(rows[part::count] for part in range(count))
         return rows.chunk(count)

@@ -1,31 +1,31 @@
-"""Makes layers of the matrices that a checkpoint has: those that it fuses stay whole.
+"""Makes layers of the matrices that a quantized checkpoint has: those that it fuses stay whole.
 
 Quantized weights are not divided into the layers of the model: their packed words, scales and orders of inputs belong
-to the stored matrix. The order of its rows is that of `srv.models.formats.ordered_rows`.
+to the fused matrix. `srv.models.formats.rule_storage` permutes its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.formats.rules import WeightMapping
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 
 
-class StoredLayerFactory(LayerFactory):
-    """`inner`: the factory of the method of the weights, which is asked for layers by their stored names."""
+class FusedLayerFactory(LayerFactory):
+    """`inner`: the factory of the method of the weights, which is asked for layers by the names of fused matrices."""
 
-    def __init__(self, inner: LayerFactory, weights: StoredWeights) -> None:
+    def __init__(self, inner: LayerFactory, mapping: WeightMapping) -> None:
         super().__init__(inner.context)
-        self._inner, self._weights = inner, weights
+        self._inner, self._mapping = inner, mapping
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
-        names = self._weights.whole(tuple(output_sizes))
+        names = self._mapping.fused(tuple(output_sizes))
         if names == tuple(output_sizes):
             return self._inner.linear(output_sizes, inputs, bias, split, unit)
         (name,) = names
