@@ -66,7 +66,7 @@ FAULTS = (
     ),
     Fault(
         name="parts-are-read-from-the-first-row",
-        file="core/srv/models/formats/stored_file.py",
+        file="core/srv/models/formats/safetensors_file.py",
         text="begin, size = begin + part.begin * row,",
         planted="begin, size = begin,",
         effect="With several ranks and --weight-loader-disable-mmap, ranks hold the rows of the first: nonsense.",

@@ -120,10 +120,10 @@ class QuantMethod(NamedTuple):
     - `sharding`: the clause that says why the layers cannot be sharded over ranks; None if they can.
     - `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a remedy; or None.
     - `fused_experts`: experts that a checkpoint has in two quantized tensors can be divided, by the storage format or
-      before it gets them (`srv.models.formats.fused_experts`).
+      before it gets them (`srv.models.formats.stacked_experts`).
     - `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block of
       them: these get the order that layers have where a checkpoint stores rows in another one
-      (`srv.models.formats.ordered_rows`). (): such rows are refused.
+      (`srv.models.formats.rule_storage`). (): such rows are refused.
     - `turns_inputs`: its tensors have an order of their own even where the architecture stores unquantized weights as
       [in, out] (GPT-2), so that such layers can be quantized.
     - `row_block(model)`: how many rows share a scale, so that they may change places only within it; None: one.

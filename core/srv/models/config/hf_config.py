@@ -36,7 +36,7 @@ from srv.models.config.overrides import overridden
 from srv.models.config.sentence import read_sentence
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.families.registry import COUNT_FROM_PADDING, MAX_LAYERS
-from srv.models.formats.output_layer import has_own_head
+from srv.models.formats.output_layer import has_separate_head
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.formats.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
@@ -142,7 +142,7 @@ def _is_untied(
     if not is_tied(with_defaults(architecture, _text_config(config))):
         return False
     rename = layer_names(architecture, whole)
-    return has_own_head(checkpoint, {each: name for each in checkpoint.tensors if (name := rename(each))})
+    return has_separate_head(checkpoint, {each: name for each in checkpoint.tensors if (name := rename(each))})
 
 
 def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None], text: Mapping[str, Any]) -> Checkpoint:

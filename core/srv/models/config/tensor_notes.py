@@ -10,7 +10,7 @@ from pathlib import Path
 
 from srv.errors import listed
 from srv.models.config.layer_names import layer_names
-from srv.models.formats.output_layer import stores_head
+from srv.models.formats.output_layer import has_head
 from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.formats.text_names import OUTPUT_LAYER, ROTARY, is_tied, is_unread, text_weight_name
 from srv.models.options import TIED
@@ -72,4 +72,4 @@ def is_uncompared(facts: ModelFacts, folder: Path) -> bool:
         return False
     rename = layer_names(facts.architecture, facts.text_part_of)
     names: Mapping[str, str] = {each: name for each in checkpoint.tensors if (name := rename(each))}
-    return stores_head(names)
+    return has_head(names)

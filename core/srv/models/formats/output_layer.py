@@ -20,12 +20,12 @@ _MATRIX = re.compile(r"lm_head\.(?!bias$)(weight\.)?[^.]+")
 _PIECE = 1 << 18  # bytes compared at a time, which stay in the cache of a core
 
 
-def stores_head(names: Mapping[str, str]) -> bool:
+def has_head(names: Mapping[str, str]) -> bool:
     """Whether an output layer is stored. `names`: of the layers, by the stored names."""
     return any(map(_MATRIX.fullmatch, names.values()))
 
 
-def has_own_head(checkpoint: Checkpoint, names: Mapping[str, str]) -> bool:
+def has_separate_head(checkpoint: Checkpoint, names: Mapping[str, str]) -> bool:
     """Whether an output layer is stored that is no copy of another tensor; a quantized one is none.
 
     `names`: of the layers, by the stored names.

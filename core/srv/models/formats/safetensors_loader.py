@@ -15,10 +15,10 @@ from srv.errors import ModelError
 from srv.models.formats.filling import NO_SLICES, Meter, Progress, own_threads
 from srv.models.formats.matching import cut, fill, needed_tensors
 from srv.models.formats.reading import MAPPED, Reading, for_each
+from srv.models.formats.safetensors_file import open_file
 from srv.models.formats.safetensors_header import read_checkpoint
 from srv.models.formats.slices import Slices
 from srv.models.formats.storage import StorageFormat
-from srv.models.formats.stored_file import open_file
 
 
 def load_safetensors(

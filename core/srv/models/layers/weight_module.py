@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from srv.models.formats.slices import Slice
 
 
-class OwnWeights(nn.Module):
+class WeightModule(nn.Module):
     """A module with weights of its own, or with values that derive from weights."""
 
     def weight_views(self) -> dict[str, Tensor]:
