@@ -19,19 +19,19 @@ from srv.models.architectures.load_layers import load_layers
 from srv.models.architectures.registry import gguf_layout
 from srv.models.architectures.weight_rules import fused_mapping, sized_rules
 from srv.models.base import CausalLM, NativeModel, inference_ready
+from srv.models.checkpoints.dummy import load_dummy
+from srv.models.checkpoints.filling import Progress
+from srv.models.checkpoints.gguf_loader import load_gguf
+from srv.models.checkpoints.reading import MAPPED, Reading
+from srv.models.checkpoints.rule_storage import QuantizedTensors, RuleStorage
+from srv.models.checkpoints.safetensors_header import forget_headers
+from srv.models.checkpoints.safetensors_loader import load_safetensors
+from srv.models.checkpoints.source_loader import load_from_sources
+from srv.models.checkpoints.stacked_experts import StackedExpertStorage
+from srv.models.checkpoints.storage import StorageFormat
 from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers
 from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.models.config.layer_names import layer_names
-from srv.models.formats.dummy import load_dummy
-from srv.models.formats.filling import Progress
-from srv.models.formats.gguf_loader import load_gguf
-from srv.models.formats.reading import MAPPED, Reading
-from srv.models.formats.rule_storage import QuantizedTensors, RuleStorage
-from srv.models.formats.safetensors_header import forget_headers
-from srv.models.formats.safetensors_loader import load_safetensors
-from srv.models.formats.source_loader import load_from_sources
-from srv.models.formats.stacked_experts import StackedExpertStorage
-from srv.models.formats.storage import StorageFormat
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.fused_factory import FusedLayerFactory

@@ -16,7 +16,7 @@ from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import native_config, native_names
 from srv.models.architectures.weight_rules import check_rules, has_quantized_experts
 from srv.models.blueprint import MoE
-from srv.models.formats.safetensors_header import PACKED_BITS
+from srv.models.checkpoints.safetensors_header import PACKED_BITS
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.remote_code import check_layer_code, may_run
 from srv.quantization import registry as quantization_methods

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, NoReturn
 from srv.args.config import Config
 from srv.dtypes import FLOAT8, KVScales
 from srv.errors import ModelError
+from srv.models.checkpoints.kv_scale_tensors import StoredScale, read_scales
+from srv.models.checkpoints.safetensors_header import KVScaleTensor, read_checkpoint
 from srv.models.config.layer_names import layer_names
-from srv.models.formats.kv_scale_tensors import StoredScale, read_scales
-from srv.models.formats.safetensors_header import KVScaleTensor, read_checkpoint
 from srv.planning.pools import kv_dtype
 from srv.quantization.fp8_configs import kv_field
 from srv.quantization.kv_scheme import unsupported_kv_scheme

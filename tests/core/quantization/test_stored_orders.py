@@ -19,7 +19,7 @@ from srv.args.config import make_config
 from srv.dtypes import item_size
 from srv.errors import ModelError
 from srv.models.base import CausalLM, NativeModel
-from srv.models.formats.row_orders import RowOrder, swapped_halves
+from srv.models.checkpoints.row_orders import RowOrder, swapped_halves
 from srv.models.layers.linear import Linear, Projection
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import Rule
 from srv.models.derive import DividedSizes, ModelOps
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.rules import Rule
 from srv.specs import AttentionLayer
 
 GROUP = "srv.architectures"  # the entry points of other distributions

@@ -13,7 +13,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.deepseek_config import DeepseekConfig, rotary_dims
 from srv.models.architectures.deepseek_v32 import DEFAULTS, make_v32
-from srv.models.formats.rules import PermuteRotary, Rename
+from srv.models.checkpoints.rules import PermuteRotary, Rename
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 _COMPONENTS = {"W_down": "mlp.fc1", "W_up": "mlp.fc2", "q_b_proj": "q_gate_proj"}

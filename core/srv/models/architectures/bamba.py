@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, MambaConfig, mamba_sizes
-from srv.models.formats.rules import Rename
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import UnsupportedConfig
 
 

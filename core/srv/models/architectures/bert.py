@@ -18,7 +18,7 @@ from srv.models.architectures.encoder_config import (
     label_count,
 )
 from srv.models.architectures.layer_norm_config import activation
-from srv.models.formats.rules import Rename, Skip
+from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 DEFAULTS: dict[str, Any] = {

@@ -9,7 +9,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.glm import rotated_dims
 from srv.models.architectures.layer_norm_config import LayerNormConfig
-from srv.models.formats.rules import PermuteRotary
+from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.layers.rope_config import UnsupportedConfig
 
 COHERE_DEFAULTS: dict[str, Any] = {

@@ -16,7 +16,7 @@ from srv.models.architectures.decoder_config import DecoderConfig, decoder_confi
 from srv.models.architectures.described import Described
 from srv.models.architectures.latent_sizes import LatentSizes, latent_sizes
 from srv.models.blueprint import Layer, Linear, Norm, Part
-from srv.models.formats.rules import PermuteRotary
+from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.latent_parts import GatedNorm
 from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless

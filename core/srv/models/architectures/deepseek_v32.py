@@ -14,7 +14,7 @@ from srv.models.architectures.deepseek_config import DEFAULTS as BASE
 from srv.models.architectures.deepseek_config import WEIGHTS, DeepseekConfig, deepseek_config, rotary_dims, sparse_from
 from srv.models.architectures.deepseek_v3 import routing
 from srv.models.architectures.latent_sizes import index_dims
-from srv.models.formats.rules import PermuteRotary
+from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.indexers import indexer_types
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 

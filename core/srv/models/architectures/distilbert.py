@@ -12,7 +12,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.bert import bert_sizes, unused
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, label_count
 from srv.models.architectures.layer_norm_config import activation
-from srv.models.formats.rules import Rename, Skip
+from srv.models.checkpoints.rules import Rename, Skip
 
 _FIELDS: dict[str, tuple[str, Any]] = {  # of BERT: their names here, and defaults
     "hidden_size": ("dim", 768),

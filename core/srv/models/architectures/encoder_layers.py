@@ -7,7 +7,7 @@
                                  └──────── residual ────────┘└── residual ──┘
 
 Owns the order of computation and the names of the weights, from which those of checkpoints differ
-(`srv.models.formats.rules`). All tokens of a prompt are rows of one step.
+(`srv.models.checkpoints.rules`). All tokens of a prompt are rows of one step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.architectures import encoder_config
 from srv.models.base import ForwardContext, ModelInputs, NativeModel
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.attention import Attention

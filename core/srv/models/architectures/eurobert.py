@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, gated, label_count
 from srv.models.architectures.rotary_encoder import GATED_NAMES, rotary_encoder
-from srv.models.formats.rules import Rename, Skip
+from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import UnsupportedConfig
 
 _DEFAULTS: dict[str, Any] = {

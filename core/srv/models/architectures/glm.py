@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
-from srv.models.formats.rules import GATE_UP, PermuteRotary, Split
+from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Split
 from srv.models.layers.rope_config import rope_config
 
 GLM_DEFAULTS: dict[str, Any] = {

@@ -9,7 +9,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.glm import GLM_DEFAULTS, rotated_dims
 from srv.models.architectures.glm import make_config as glm_config
 from srv.models.architectures.sandwich_config import SandwichConfig
-from srv.models.formats.rules import GATE_UP, PermuteRotary, Rename, Split
+from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Rename, Split
 
 
 def make_config(config: Mapping[str, Any]) -> SandwichConfig:

@@ -13,7 +13,7 @@ from srv.models.architectures.layer_norm_config import (
     activation,
     sizes,
 )
-from srv.models.formats.rules import QKV, Rename, Skip, Split, Transpose
+from srv.models.checkpoints.rules import QKV, Rename, Skip, Split, Transpose
 from srv.models.layers.rope_config import refuse_unless
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.architectures.starcoder2 import NAMES
-from srv.models.formats.rules import QKV, Permute, Rename, Skip, Split
+from srv.models.checkpoints.rules import QKV, Permute, Rename, Skip, Split
 
 
 def make_config(config: Mapping[str, Any]) -> LayerNormConfig:

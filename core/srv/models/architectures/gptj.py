@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
-from srv.models.formats.rules import PermuteRotary, Rename, Skip
+from srv.models.checkpoints.rules import PermuteRotary, Rename, Skip
 from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig, UnsupportedConfig
 
 NAMES = {

@@ -8,8 +8,8 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.llama import LLAMA_DEFAULTS
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.rules import PermuteRotary
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 
 # The constants, by the names of GGUF metadata. There, too, "logit_scale" divides.
 CONSTANTS = {

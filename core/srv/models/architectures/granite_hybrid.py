@@ -13,7 +13,7 @@ from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.granite import CONSTANTS
 from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
 from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, MambaConfig, mamba_sizes
-from srv.models.formats.rules import GATE_UP, Rename, Split
+from srv.models.checkpoints.rules import GATE_UP, Rename, Split
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 

@@ -12,7 +12,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, gated, label_count
 from srv.models.architectures.rotary_encoder import GATED_NAMES, NAMES, rotary_encoder, with_labels, with_prefixes
-from srv.models.formats.rules import GATE_UP, QKV, Permute, Rename, Skip, Split
+from srv.models.checkpoints.rules import GATE_UP, QKV, Permute, Rename, Skip, Split
 from srv.models.layers.rope_config import refuse_unless
 
 _DEFAULTS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, label_count
 from srv.models.architectures.layer_norm_config import activation
 from srv.models.architectures.rotary_encoder import NAMES, rotary_encoder, with_labels
-from srv.models.formats.rules import QKV, Rename, Skip, Split
+from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.layers.rope_config import refuse_unless
 
 _DEFAULTS: dict[str, Any] = {

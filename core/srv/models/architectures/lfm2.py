@@ -17,7 +17,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
 from srv.models.blueprint import Attention, Layer, Linear, Norm, Part, Tensors
-from srv.models.formats.rules import Rename
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
 from srv.models.layers.rope_config import RopeConfig

@@ -14,7 +14,7 @@ from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, SLIDING, attending
 from srv.models.architectures.lfm2 import Lfm2Config
 from srv.models.architectures.sandwich_config import local_rope, with_rope_of
-from srv.models.formats.rules import Rename
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import UnsupportedConfig
 
 KINDS = (ATTENTION, SLIDING, "conv")

@@ -7,8 +7,8 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.rules import PermuteRotary
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 
 LLAMA_DEFAULTS: dict[str, Any] = {
     **DEFAULTS,

@@ -12,7 +12,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
 from srv.models.architectures.glm import rotated_dims
 from srv.models.blueprint import Temperature
-from srv.models.formats.rules import PermuteRotary, Rename, StackedExperts
+from srv.models.checkpoints.rules import PermuteRotary, Rename, StackedExperts
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 

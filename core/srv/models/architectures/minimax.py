@@ -15,7 +15,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, one_window
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
 from srv.models.blueprint import Attention, Factors, Layer, Linear, Norm, Part
-from srv.models.formats.rules import Rename, Skip
+from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ScanSizes
 from srv.models.recurrent_parts import Lightning

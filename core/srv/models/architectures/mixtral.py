@@ -8,8 +8,8 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.mistral import MISTRAL_DEFAULTS
-from srv.models.formats.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, GGUFLayout
-from srv.models.formats.rules import PermuteRotary, Rename
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary, Rename
 from srv.models.layers.moe_config import MoEConfig, Routing
 
 

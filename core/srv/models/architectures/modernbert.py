@@ -17,7 +17,7 @@ from srv.models.architectures.encoder_config import (
     label_count,
 )
 from srv.models.architectures.layer_norm_config import ACTIVATIONS
-from srv.models.formats.rules import Rename, Skip
+from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import RopeConfig, refuse_unless, rope_config
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"

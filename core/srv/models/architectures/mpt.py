@@ -11,7 +11,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, alibi_slopes, sizes
-from srv.models.formats.rules import QKV, Rename, Split
+from srv.models.checkpoints.rules import QKV, Rename, Split
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 NAMES = {

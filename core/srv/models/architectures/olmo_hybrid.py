@@ -18,7 +18,7 @@ from srv.models.architectures.decoder_config import DecoderConfig, decoder_confi
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending
 from srv.models.architectures.qwen3_next import delta_net
 from srv.models.blueprint import Layer, Norm, Part
-from srv.models.formats.rules import Rename
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.rope_config import UnsupportedConfig
 

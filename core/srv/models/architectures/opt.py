@@ -13,7 +13,7 @@ from srv.models.architectures.layer_norm_config import (
     sizes,
 )
 from srv.models.architectures.starcoder2 import NAMES
-from srv.models.formats.rules import Rename
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
 FIRST_POSITION = 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, one_window
-from srv.models.formats.rules import GATE_UP, QKV, Split
+from srv.models.checkpoints.rules import GATE_UP, QKV, Split
 
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:

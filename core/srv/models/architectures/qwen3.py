@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.qwen2 import QWEN_DEFAULTS, windows
-from srv.models.formats.gguf_layout import HEAD_NORM_NAMES, GGUFLayout
+from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, GGUFLayout
 
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:

@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.qwen2_moe import MOE_DEFAULTS, experts, sparse_layers
-from srv.models.formats.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, GGUFLayout
+from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, GGUFLayout
 from srv.models.layers.moe_config import COUNT_FIELDS
 
 

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.rules import WeightMapping
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import WeightMapping
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.installed import entries
 

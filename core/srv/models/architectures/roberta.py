@@ -11,7 +11,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.bert import DEFAULTS, NAMES, OLD_SUFFIXES, bert_sizes, unused
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, label_count
-from srv.models.formats.rules import Rename, Skip
+from srv.models.checkpoints.rules import Rename, Skip
 
 _DEFAULTS: dict[str, Any] = {**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
 _PREFIX = "roberta."

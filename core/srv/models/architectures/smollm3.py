@@ -10,8 +10,8 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_types
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.rules import PermuteRotary
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.layers.rope_config import UnsupportedConfig
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import one_window
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
-from srv.models.formats.rules import Rename
+from srv.models.checkpoints.rules import Rename
 
 NAMES = {
     "hidden": ("hidden_size",),

@@ -11,8 +11,8 @@ from typing import Any
 from srv.errors import PluginError
 from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
 from srv.models.architectures.described import Described
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.rules import RULES
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import RULES
 from srv.platform.extensions import Extensions, contested
 
 ARCHITECTURES = Extensions(

@@ -12,9 +12,9 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import weight_mapping, with_defaults
-from srv.models.formats.row_orders import SizedRules
-from srv.models.formats.rules import WeightMapping
-from srv.models.formats.text_names import needed_tensors
+from srv.models.checkpoints.row_orders import SizedRules
+from srv.models.checkpoints.rules import WeightMapping
+from srv.models.checkpoints.text_names import needed_tensors
 from srv.quantization.method import UP_PROJECTION, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
 from srv.specs import ModelFacts
 

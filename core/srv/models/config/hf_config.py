@@ -26,6 +26,9 @@ from srv.models.architectures.registry import (
     native_or_reason,
     with_defaults,
 )
+from srv.models.checkpoints.output_layer import has_separate_head
+from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
+from srv.models.checkpoints.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.config import layer_fields, unserved
 from srv.models.config.described import DescribedModel, described, weight_sizes
 from srv.models.config.field_types import check_fields
@@ -36,9 +39,6 @@ from srv.models.config.overrides import overridden
 from srv.models.config.sentence import read_sentence
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.families.registry import COUNT_FROM_PADDING, MAX_LAYERS
-from srv.models.formats.output_layer import has_separate_head
-from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
-from srv.models.formats.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.quantization import registry as quantization

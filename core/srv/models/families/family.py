@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from srv.models.blueprint import Part
-from srv.models.formats.rules import Rule
+from srv.models.checkpoints.rules import Rule
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 

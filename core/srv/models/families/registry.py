@@ -14,10 +14,10 @@ from typing import Any
 
 from srv.models.architectures.registry import find, name_of_type, with_defaults
 from srv.models.blueprint import Experts, Part
+from srv.models.checkpoints.rules import WeightMapping
 from srv.models.derive import distinct, parameters
 from srv.models.families.family import Family, Fields, UnknownSizes
 from srv.models.families.native import native_tree
-from srv.models.formats.rules import WeightMapping
 
 MAX_LAYERS = 10_000  # so that a damaged file cannot cause huge allocations
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 from srv.dtypes import ITEM_SIZES
 from srv.errors import ModelError
 from srv.models.blueprint import Decoder, Experts, Linear, Output, Part, Tensors, Weight, below, walk
+from srv.models.checkpoints.rules import WeightMapping
 from srv.models.families.family import UnknownSizes
-from srv.models.formats.rules import WeightMapping
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import check_pattern, matched_target, names_layer
 

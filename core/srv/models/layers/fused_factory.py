@@ -1,14 +1,14 @@
 """Makes layers of the matrices that a quantized checkpoint has: those that it fuses stay whole.
 
 Quantized weights are not divided into the layers of the model: their packed words, scales and orders of inputs belong
-to the fused matrix. `srv.models.formats.rule_storage` permutes its rows.
+to the fused matrix. `srv.models.checkpoints.rule_storage` permutes its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from srv.models.formats.rules import WeightMapping
+from srv.models.checkpoints.rules import WeightMapping
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 
 
 class WeightModule(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs, NativeModel, torch_dtype
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.embedding import VocabularyParallelLookup
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection

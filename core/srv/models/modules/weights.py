@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertWeights
 from srv.models.layers.linear import Projection

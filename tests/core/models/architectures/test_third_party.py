@@ -23,8 +23,8 @@ NAME = "AcmeForCausalLM"
 SOURCE = f"""
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, decoder_config
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.rules import PermuteRotary
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 
 
 def make_config(config):

@@ -4,7 +4,7 @@
 
 An architecture lists its rules; most need only a `Rename`. Loaders apply them, and plans read them backwards, from the
 names of layers to those of the checkpoint (`WeightMapping`). Torch-free. Must not know the sizes of a model
-(`srv.models.formats.row_orders`), tensors (`srv.models.formats.rule_storage`) or quantization.
+(`srv.models.checkpoints.row_orders`), tensors (`srv.models.checkpoints.rule_storage`) or quantization.
 
 Names of matrices in rules are the last parts of names of layers ("self_attn.qkv_proj").
 """

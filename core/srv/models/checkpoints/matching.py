@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.filling import OTHER_CHECKPOINT, check_names
-from srv.models.formats.slices import Slice, Slices
-from srv.models.formats.storage import StorageFormat
-from srv.models.formats.text_names import HEAD, ROTARY
+from srv.models.checkpoints.filling import OTHER_CHECKPOINT, check_names
+from srv.models.checkpoints.slices import Slice, Slices
+from srv.models.checkpoints.storage import StorageFormat
+from srv.models.checkpoints.text_names import HEAD, ROTARY
 
 _DECODER = "model."  # prefix of the decoder's weights in a causal language model
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from srv.models.formats.gguf_types import TensorType
+from srv.models.checkpoints.gguf_types import TensorType
 
 _Bytes: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]"
 _Words: TypeAlias = "numpy.ndarray[Any, numpy.dtype[Any]]"

@@ -19,7 +19,7 @@ outputs last.
     experts._gate_up_proj_qdata [E, 2 I, H]      experts.0.gate_proj._weight_qdata, …
     experts._gate_up_proj_scale [E, H / g, 2 I]  experts.0.gate_proj._weight_scale, …
 
-Launches divide tensors by these names (`srv.models.formats.stacked_experts`), and plans divide headers.
+Launches divide tensors by these names (`srv.models.checkpoints.stacked_experts`), and plans divide headers.
 (Sources: transformers' `FP8Experts` and `FbgemmFp8Llama4TextExperts`; the export of ModelOpt; torchao's `Int8Tensor`,
 `Int4Tensor` and `Float8Tensor`)
 """
@@ -32,7 +32,7 @@ from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
-from srv.models.formats.rules import ExpertColumns
+from srv.models.checkpoints.rules import ExpertColumns
 
 INPUT_SCALE = "input_scale"
 _SUFFIXES: Mapping[str, str] = MappingProxyType(

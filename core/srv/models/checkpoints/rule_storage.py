@@ -6,7 +6,7 @@
 What converts is the format of the method of the weights, which gets the tensors of layers, or quantized ones as they
 are stored. Every method makes tensors whose rows are the outputs of a layer: its integers, FP8 values or blocks, and
 scales of rows or of blocks of rows, which are permuted with their rows. Must not know files, names of architectures or
-how a method stores weights. Experts that are stacked are divided before (`srv.models.formats.stacked_experts`).
+how a method stores weights. Experts that are stacked are divided before (`srv.models.checkpoints.stacked_experts`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.row_orders import RowOrder, SizedRules
-from srv.models.formats.storage import StorageFormat
+from srv.models.checkpoints.row_orders import RowOrder, SizedRules
+from srv.models.checkpoints.storage import StorageFormat
 
 _WEIGHT = ".weight"
 _BY_OUTPUT = ("weight", "bias")

@@ -24,7 +24,7 @@ from srv.planning.plan import LaunchPlan, make_plan
 from srv.testing.engine import user_input
 
 FACTS = """
-from srv.models.formats.third_party import LoaderFacts
+from srv.models.checkpoints.third_party import LoaderFacts
 
 
 def refusal(model):
@@ -38,7 +38,7 @@ SOURCE = """
 from pathlib import Path
 
 import torch
-from srv.models.formats.weight_source import WeightSource
+from srv.models.checkpoints.weight_source import WeightSource
 
 
 class Vault(WeightSource):
@@ -219,7 +219,7 @@ FAULTY: list[tuple[str, type[SrvError], str]] = [
     (
         changed("class Vault(WeightSource)", "class Vault"),
         PluginError,
-        "is not a subclass of srv.models.formats.weight",
+        "is not a subclass of srv.models.checkpoints.weight",
     ),
     ("import nothing_of_this_name\n", PluginError, "importing plugin_acme.source:Vault raised ModuleNotFoundError"),
 ]

@@ -1,6 +1,7 @@
 """How GGUF files name and order the weights of a decoder, and what differs between architectures. Torch-free.
 
-The rules are those of `srv.models.formats.rules`. Their matrices may have one more "*", for the number of an expert.
+The rules are those of `srv.models.checkpoints.rules`. A name in the layers may have a second "*", for the number of an
+expert.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, GGUFTensor
-from srv.models.formats.rules import PermuteRotary, Rename, Skip, WeightMapping
+from srv.models.checkpoints.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, GGUFTensor
+from srv.models.checkpoints.rules import PermuteRotary, Rename, Skip, WeightMapping
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 

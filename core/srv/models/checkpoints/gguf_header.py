@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from srv.errors import ModelError
-from srv.models.formats.gguf_types import TENSOR_TYPES, TensorType
+from srv.models.checkpoints.gguf_types import TENSOR_TYPES, TensorType
 
 ROPE_FREQ_FACTORS = "rope_freqs.weight"  # divides the RoPE frequencies: configuration, not a weight
 MAGIC = b"GGUF"

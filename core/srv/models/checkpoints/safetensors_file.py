@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.reading import FileBytes
-from srv.models.formats.safetensors_header import DOWNLOAD_AGAIN, StoredTensor
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.reading import FileBytes
+from srv.models.checkpoints.safetensors_header import DOWNLOAD_AGAIN, StoredTensor
+from srv.models.checkpoints.slices import Slice
 
 
 class StoredFile(Protocol):

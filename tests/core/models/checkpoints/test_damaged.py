@@ -23,8 +23,8 @@ from torch import Tensor
 from srv.errors import ModelError, Refusal
 from srv.models.base import NativeModel
 from srv.models.build import build
-from srv.models.formats.deletion import delete_weights
-from srv.models.formats.gguf_header import read_header
+from srv.models.checkpoints.deletion import delete_weights
+from srv.models.checkpoints.gguf_header import read_header
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.specs import ModelFacts

@@ -1,7 +1,7 @@
 """Which stored tensors a language model needs, if a checkpoint has more than it: those of a vision model. Torch-free.
 
 Owns the names of the weights of a language model that is served alone, and the copy of a tied output layer. Must not
-know architectures, whose checkpoints may have names of their own (`srv.models.formats.rules`).
+know architectures, whose checkpoints may have names of their own (`srv.models.checkpoints.rules`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.models.checkpoints.safetensors_header import StoredTensor, read_checkpoint
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from srv.models.formats.filling import NO_SLICES, Meter, Progress
-from srv.models.formats.slices import Slice, Slices, stored_shape
+from srv.models.checkpoints.filling import NO_SLICES, Meter, Progress
+from srv.models.checkpoints.slices import Slice, Slices, stored_shape
 
 STD = 0.02  # of the weights
 INT8_RMS = 73.3  # root mean square of uniform integers from -127 to 127

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple, TypeAlias
 from srv.errors import ModelError
 
 if TYPE_CHECKING:
-    from srv.models.formats.safetensors_header import StoredTensor
+    from srv.models.checkpoints.safetensors_header import StoredTensor
 
 Part: TypeAlias = Literal["keys", "values", "both", "neither"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError, listed
-from srv.models.formats.slices import Slices, stored_shape
+from srv.models.checkpoints.slices import Slices, stored_shape
 
 # progress(total bytes, bytes done, name of the tensor or file just done)
 Progress: TypeAlias = Callable[[int, int, str], None]

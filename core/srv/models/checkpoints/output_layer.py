@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from srv.models.formats.safetensors_header import Checkpoint
-from srv.models.formats.text_names import HEAD
+from srv.models.checkpoints.safetensors_header import Checkpoint
+from srv.models.checkpoints.text_names import HEAD
 
 # The weight in any form, with its scales; not a bias, nor other layers of a larger head (RoBERTa).
 _MATRIX = re.compile(r"lm_head\.(?!bias$)(weight\.)?[^.]+")

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Kind
 from models_small import agree, built, edit_config, edit_weights, our_logits, small_model, tokens_of, write_gguf
 
 from srv.errors import ModelError
-from srv.models.formats.filling import own_threads
+from srv.models.checkpoints.filling import own_threads
 
 KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 # K-quants need rows of a multiple of 256 elements.

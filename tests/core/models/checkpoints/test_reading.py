@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 from srv.dist.group import RankGroup
 from srv.errors import ModelError
 from srv.models.base import NativeModel
-from srv.models.formats.deletion import delete_weights
-from srv.models.formats.reading import FileBytes, Reading, for_each
-from srv.models.formats.safetensors_header import read_checkpoint
-from srv.models.formats.safetensors_loader import load_safetensors
-from srv.models.formats.storage import StorageFormat
+from srv.models.checkpoints.deletion import delete_weights
+from srv.models.checkpoints.reading import FileBytes, Reading, for_each
+from srv.models.checkpoints.safetensors_header import read_checkpoint
+from srv.models.checkpoints.safetensors_loader import load_safetensors
+from srv.models.checkpoints.storage import StorageFormat
 
 READINGS = (Reading(mapped=False), Reading(threads=4), Reading(mapped=False, threads=4))
 

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from srv.models.formats.rules import QKV, WeightMapping
+from srv.models.checkpoints.rules import QKV, WeightMapping
 from srv.specs import AttentionLayer
 
 INDEXER_NORM = "indexer.k_norm"  # a layer norm of index keys, whose weights have the order of the rows

@@ -13,13 +13,13 @@ from typing import Any, TypeGuard
 from torch import Tensor
 
 from srv.errors import ModelError, PluginError
-from srv.models.formats.filling import NO_SLICES, Meter, Progress
-from srv.models.formats.matching import cut, fill, needed_tensors
-from srv.models.formats.slices import Slices
-from srv.models.formats.storage import StorageFormat
-from srv.models.formats.text_names import EMBEDDING, HEAD
-from srv.models.formats.third_party import LOADERS, described
-from srv.models.formats.weight_source import WeightSource
+from srv.models.checkpoints.filling import NO_SLICES, Meter, Progress
+from srv.models.checkpoints.matching import cut, fill, needed_tensors
+from srv.models.checkpoints.slices import Slices
+from srv.models.checkpoints.storage import StorageFormat
+from srv.models.checkpoints.text_names import EMBEDDING, HEAD
+from srv.models.checkpoints.third_party import LOADERS, described
+from srv.models.checkpoints.weight_source import WeightSource
 from srv.models.options import TIED
 from srv.specs import ModelFacts
 

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.filling import NO_SLICES, Meter, Progress, check_names, own_threads
-from srv.models.formats.gguf_header import DOWNLOAD_AGAIN, GGUFTensor, read_header
-from srv.models.formats.gguf_layout import GGUFLayout, weights_by_name
-from srv.models.formats.gguf_scales import finite_scales
-from srv.models.formats.gguf_types import OP_TYPES
-from srv.models.formats.reading import MAPPED, FileBytes, Reading, for_each
-from srv.models.formats.slices import Slice, Slices
+from srv.models.checkpoints.filling import NO_SLICES, Meter, Progress, check_names, own_threads
+from srv.models.checkpoints.gguf_header import DOWNLOAD_AGAIN, GGUFTensor, read_header
+from srv.models.checkpoints.gguf_layout import GGUFLayout, weights_by_name
+from srv.models.checkpoints.gguf_scales import finite_scales
+from srv.models.checkpoints.gguf_types import OP_TYPES
+from srv.models.checkpoints.reading import MAPPED, FileBytes, Reading, for_each
+from srv.models.checkpoints.slices import Slice, Slices
 from srv.specs import ModelFacts
 
 _Bytes: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]"

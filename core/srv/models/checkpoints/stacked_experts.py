@@ -1,8 +1,8 @@
 """Divides the tensors of checkpoints that hold a projection of all experts at once.
 
-Their names and shapes are those of `srv.models.formats.expert_tensors`. The checkpoints of some architectures have the
-last two axes of weights exchanged, and may have the columns of gate and up projection in turn. Must not know files or
-quantization: what it makes of a tensor is converted further by another format.
+Their names and shapes are those of `srv.models.checkpoints.expert_tensors`. The checkpoints of some architectures have
+the last two axes of weights exchanged, and may have the columns of gate and up projection in turn. Must not know files
+or quantization: what it makes of a tensor is converted further by another format.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor
 
-from srv.models.formats.expert_tensors import INPUT_SCALE, Division, divisions
-from srv.models.formats.rules import ExpertColumns
-from srv.models.formats.storage import StorageFormat
+from srv.models.checkpoints.expert_tensors import INPUT_SCALE, Division, divisions
+from srv.models.checkpoints.rules import ExpertColumns
+from srv.models.checkpoints.storage import StorageFormat
 
 
 class StackedExpertStorage(StorageFormat):

@@ -12,13 +12,13 @@ from pathlib import Path
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.filling import NO_SLICES, Meter, Progress, own_threads
-from srv.models.formats.matching import cut, fill, needed_tensors
-from srv.models.formats.reading import MAPPED, Reading, for_each
-from srv.models.formats.safetensors_file import open_file
-from srv.models.formats.safetensors_header import read_checkpoint
-from srv.models.formats.slices import Slices
-from srv.models.formats.storage import StorageFormat
+from srv.models.checkpoints.filling import NO_SLICES, Meter, Progress, own_threads
+from srv.models.checkpoints.matching import cut, fill, needed_tensors
+from srv.models.checkpoints.reading import MAPPED, Reading, for_each
+from srv.models.checkpoints.safetensors_file import open_file
+from srv.models.checkpoints.safetensors_header import read_checkpoint
+from srv.models.checkpoints.slices import Slices
+from srv.models.checkpoints.storage import StorageFormat
 
 
 def load_safetensors(

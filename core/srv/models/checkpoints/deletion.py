@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from srv.models.formats.safetensors_header import read_checkpoint
+from srv.models.checkpoints.safetensors_header import read_checkpoint
 
 logger = logging.getLogger(__name__)
 

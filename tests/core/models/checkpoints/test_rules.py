@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srv.models.formats.rules import Rename, WeightMapping
+from srv.models.checkpoints.rules import Rename, WeightMapping
 
 
 def test_tensors_below_a_weight_follow_its_module() -> None:

@@ -1,7 +1,7 @@
 """The tensor types of GGUF files: name, elements per block, bytes per block. Torch-free data.
 
-Owns the table. Must not know how a block is dequantized (`srv.models.formats.gguf_loader` does). The ids and sizes are
-those of ggml (`ggml.h`, `ggml-common.h`), which never reuses an id.
+Owns the table. Must not know how a block is dequantized (`srv.models.checkpoints.gguf_loader` does). The ids and sizes
+are those of ggml (`ggml.h`, `ggml-common.h`), which never reuses an id.
 """
 
 from __future__ import annotations

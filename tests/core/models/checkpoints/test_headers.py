@@ -12,8 +12,8 @@ import torch
 from models_small import built, small_model
 from safetensors.torch import save_file
 
-from srv.models.formats import safetensors_header
-from srv.models.formats.safetensors_header import INDEX, forget_headers, read_checkpoint
+from srv.models.checkpoints import safetensors_header
+from srv.models.checkpoints.safetensors_header import INDEX, forget_headers, read_checkpoint
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.testing.engine import user_input

@@ -22,8 +22,8 @@ GROUP = "srv.weight_loaders"
 class LoaderFacts(NamedTuple):
     """The facts of one loader.
 
-    `target`: "module:Class" of a `srv.models.formats.weight_source.WeightSource`. `refusal(model)`: why the loader has
-    no weights for this model, as a clause that follows "the weight loader NAME refuses it:", or None.
+    `target`: "module:Class" of a `srv.models.checkpoints.weight_source.WeightSource`. `refusal(model)`: why the loader
+    has no weights for this model, as a clause that follows "the weight loader NAME refuses it:", or None.
     """
 
     name: str

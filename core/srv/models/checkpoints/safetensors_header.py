@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.errors import ModelError
-from srv.models.formats.kv_scale_tensors import StoredScale, stored_scale
+from srv.models.checkpoints.kv_scale_tensors import StoredScale, stored_scale
 
 Stamps: TypeAlias = tuple[tuple[int, ...], ...]
 
