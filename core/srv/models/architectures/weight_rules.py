@@ -27,10 +27,10 @@ def sized_rules(facts: ModelFacts, config: NativeConfig) -> SizedRules | None:
     mapping = weight_mapping(facts.architecture)
     if facts.format == "gguf" or mapping.only_renames:
         return None
-    layers, dims = config.attention_layers, None if mapping.rotary is None else mapping.rotary.dims
-    rotary_dim = 0 if mapping.rotary is None else layers[0].head_dim
-    if dims is not None:
-        rotary_dim = dims(with_defaults(facts.architecture, facts.config))
+    layers, rotary, rotary_dim = config.attention_layers, mapping.rotary, 0
+    if rotary is not None and layers:
+        fields = with_defaults(facts.architecture, facts.config)
+        rotary_dim = layers[0].head_dim if rotary.dims is None else rotary.dims(fields)
     return SizedRules(mapping, layers, rotary_dim)
 
 

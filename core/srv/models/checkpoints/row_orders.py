@@ -141,10 +141,13 @@ class SizedRules:
             return swapped_halves(outputs)
         return found
 
-    def split_sizes(self, parts: int, rows: int) -> list[int]:
-        """The rows of each part of a fused matrix of `rows` rows."""
-        if parts != len(QKV):
-            return [rows // parts] * parts
+    def split_sizes(self, name: str, rows: int) -> list[int]:
+        """The rows of each part that a tensor of `rows` rows is divided into; [] if it is not fused."""
+        rule = self.mapping.split_rule(name)
+        if rule is None:
+            return []
+        if rule.parts != QKV:
+            return [rows // len(rule.parts)] * len(rule.parts)
         layer = self._attention[0]
         return [layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim, layer.kv_heads * layer.head_dim]
 

@@ -66,7 +66,7 @@ class RuleStorage(StorageFormat):
         for name, shape in stored.items():
             parts = self._split(name)
             shape = tuple(reversed(shape)) if self._is_transposed(name) else shape
-            sizes = self._rules.split_sizes(len(parts), shape[0]) if len(parts) > 1 and shape else []
+            sizes = self._rules.split_sizes(name, shape[0]) if len(parts) > 1 and shape else []
             if sizes and sum(sizes) == shape[0]:  # otherwise the shape is reported
                 found |= {part: (rows, *shape[1:]) for part, rows in zip(parts, sizes, strict=True)}
             else:
@@ -81,8 +81,7 @@ class RuleStorage(StorageFormat):
         if self._is_quantized:
             return {each: self._permuted(each, tensor) for each, tensor in self._inner.convert(name, stored).items()}
         parts, tensor = self._split(name), self._permuted(name, stored)
-        sizes = self._rules.split_sizes(len(parts), len(tensor)) if len(parts) > 1 else []
-        tensors = torch.split(tensor, sizes) if sizes else (tensor,)
+        tensors = torch.split(tensor, self._rules.split_sizes(name, len(tensor))) if len(parts) > 1 else (tensor,)
         converted: dict[str, Tensor] = {}
         for part, tensor in zip(parts, tensors, strict=True):
             converted |= self._inner.convert(part, tensor)

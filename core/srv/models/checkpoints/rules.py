@@ -155,10 +155,12 @@ class WeightMapping:
 
     def split(self, name: str) -> tuple[str, ...]:
         """The names of the tensors that one of this name is divided into: itself, or those of the parts."""
-        for rule in self._splits:
-            if f".{rule.matrix}." in name:
-                return tuple(name.replace(rule.matrix, part) for part in _paths(rule))
-        return (name,)
+        rule = self.split_rule(name)
+        return (name,) if rule is None else tuple(name.replace(rule.matrix, path) for path in _paths(rule))
+
+    def split_rule(self, name: str) -> Split | None:
+        """The rule that divides a tensor of this name; None if it is not fused."""
+        return next((rule for rule in self._splits if f".{rule.matrix}." in name), None)
 
     def fused(self, names: Sequence[str]) -> tuple[str, ...]:
         """The name of the fused matrix that consists of layers of these names; the names themselves if none does."""

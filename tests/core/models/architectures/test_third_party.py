@@ -144,6 +144,7 @@ def test_it_is_found_without_torch(install: Install, tmp_path: Path) -> None:
         (SOURCE.replace("defaults={", "defaults=7 or {"), NAME, "defaults: is 7"),
         (SOURCE.replace("gguf=", "weights=None, gguf="), NAME, "weights: is None"),
         (SOURCE.replace("gguf=", "weights=('q_proj',), gguf="), NAME, "weights: has 'q_proj'"),
+        (SOURCE.replace("weights=(P", "weights=(7, P"), NAME, "gguf.weights: has 7, which GGUF files do not take"),
         (SOURCE.replace("weights=(", "permuted=("), NAME, "unexpected keyword argument 'permuted'"),
         (SOURCE.replace("Architecture(\n", "Architecture(\n    size=7,\n"), NAME, "unexpected keyword argument 'size'"),
     ],
