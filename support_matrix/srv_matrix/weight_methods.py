@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.own_order import own_order
-from srv.models.architectures.registry import native_config
+from srv.models.architectures.registry import native_config, weight_mapping
 from srv.models.layers.moe_config import expert_names
 from srv.specs import ModelFacts
 from srv_matrix.checkpoint_forms import METHODS, forms, in_form
@@ -63,12 +62,11 @@ def _in_forms(model: ModelFacts, method: str, layers: Sequence[str]) -> NamedFor
 
 def _layers(model: ModelFacts, config: NativeConfig) -> tuple[str, ...]:
     """The linear layers by the names of srv, with those of experts; fused where checkpoints have them fused."""
-    ops, weights = config.model_ops(model.dtype), own_order(model)
+    ops, mapping = config.model_ops(model.dtype), weight_mapping(model.architecture)
     found = [matrix.names for matrix in ops.matrices if not matrix.embedding and not matrix.role]
     for experts in ops.experts:
         found += expert_names(experts.prefix, experts.sizes["experts"])
-    stored = (tuple(names) if weights is None else weights.whole(names) for names in found)
-    return tuple(name for names in stored for name in names)
+    return tuple(name for names in found for name in mapping.fused(names))
 
 
 def weight_methods(

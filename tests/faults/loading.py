@@ -2,8 +2,8 @@
 
 from fault import Fault
 
-_DAMAGED = "tests/core/models/formats/test_damaged.py"
-_READING = "tests/core/models/formats/test_reading.py"
+_DAMAGED = "tests/core/models/checkpoints/test_damaged.py"
+_READING = "tests/core/models/checkpoints/test_reading.py"
 _OFFLOAD = "tests/core/worker/test_offload.py"
 _OFFLOADED = "tests/core/quantization/test_offloaded.py"
 
@@ -50,7 +50,7 @@ FAULTS = (
     ),
     Fault(
         name="overlapping-tensors-of-a-gguf-file",
-        file="core/srv/models/formats/gguf_header.py",
+        file="core/srv/models/checkpoints/gguf_header.py",
         text="if offset != end:",
         planted="if offset > self.size:",
         effect="A damaged GGUF file is served, with the weights of one layer in another.",
@@ -58,7 +58,7 @@ FAULTS = (
     ),
     Fault(
         name="an-index-may-name-tensors-that-are-nowhere",
-        file="core/srv/models/formats/safetensors_header.py",
+        file="core/srv/models/checkpoints/safetensors_header.py",
         text="        if name not in stored:",
         planted="        if not stored:",
         effect="A checkpoint of which a part was never uploaded is planned as if it were whole.",
@@ -66,7 +66,7 @@ FAULTS = (
     ),
     Fault(
         name="parts-are-read-from-the-first-row",
-        file="core/srv/models/formats/stored_file.py",
+        file="core/srv/models/checkpoints/safetensors_file.py",
         text="begin, size = begin + part.begin * row,",
         planted="begin, size = begin,",
         effect="With several ranks and --weight-loader-disable-mmap, ranks hold the rows of the first: nonsense.",

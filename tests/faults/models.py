@@ -2,7 +2,7 @@
 
 from fault import Fault
 
-_LOADERS = "tests/core/models/formats/test_loaders.py"
+_LOADERS = "tests/core/models/checkpoints/test_loaders.py"
 _SHARDING = "tests/core/models/test_sharding.py"
 _DECODER = "tests/core/models/architectures/test_decoder.py"
 _GEMMA3 = "tests/core/models/architectures/test_gemma3.py"
@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Fault(
         name="rotary-pairs-are-exchanged",
-        file="core/srv/models/formats/rotary_rows.py",
+        file="core/srv/models/checkpoints/row_orders.py",
         text="*first, *second, *range(end",
         planted="*second, *first, *range(end",
         effect="GPT-J rotates queries and keys backwards, and generates nonsense.",
@@ -60,11 +60,11 @@ FAULTS = (
         text="if checkpoint is None or options.headers_only or TIED in options.overrides:",
         planted="if TIED not in options.overrides:",
         effect="A fine-tuned model computes its logits with the embedding instead of its output layer.",
-        tests=("tests/core/models/formats/test_own_head.py",),
+        tests=("tests/core/models/checkpoints/test_output_layer.py",),
     ),
     Fault(
         name="rope-rows-stay-interleaved",
-        file="core/srv/models/formats/gguf_loader.py",
+        file="core/srv/models/checkpoints/gguf_loader.py",
         text="*view.shape[1:]).transpose(1, 2)",
         planted="*view.shape[1:])",
         effect="Every Llama model from a GGUF file generates nonsense.",
@@ -72,7 +72,7 @@ FAULTS = (
     ),
     Fault(
         name="rank-reads-the-first-rows-of-a-gguf",
-        file="core/srv/models/formats/gguf_loader.py",
+        file="core/srv/models/checkpoints/gguf_loader.py",
         text="stored = stored[part.begin * row : part.end * row]",
         planted="stored = stored[: (part.end - part.begin) * row]",
         effect="With several ranks and a GGUF file, all ranks hold the weights of the first one: nonsense.",
@@ -80,7 +80,7 @@ FAULTS = (
     ),
     Fault(
         name="gguf-axes-not-reversed",
-        file="core/srv/models/formats/gguf_header.py",
+        file="core/srv/models/checkpoints/gguf_header.py",
         text="for _ in range(axes))[::-1]",
         planted="for _ in range(axes))",
         effect="Matrices of GGUF files are refused, or read with rows and columns exchanged.",
@@ -88,7 +88,7 @@ FAULTS = (
     ),
     Fault(
         name="gguf-data-not-aligned",
-        file="core/srv/models/formats/gguf_header.py",
+        file="core/srv/models/checkpoints/gguf_header.py",
         text="start = -(-self.position // alignment) * alignment",
         planted="start = self.position",
         effect="All weights of a GGUF file are read a few bytes too early.",
@@ -144,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         name="unexpected-tensors-ignored",
-        file="core/srv/models/formats/filling.py",
+        file="core/srv/models/checkpoints/filling.py",
         text="    if unexpected:\n",
         planted="    if unexpected and not shapes:\n",
         effect="A checkpoint with layers that the model does not have is served without them.",
@@ -168,7 +168,7 @@ FAULTS = (
     ),
     Fault(
         name="gguf-norms-keep-the-added-one",
-        file="core/srv/models/formats/gguf_loader.py",
+        file="core/srv/models/checkpoints/gguf_loader.py",
         text="values = values.float() - offset",
         planted="values = values.float()",
         effect="Gemma 3 from a GGUF file generates nonsense: its norms multiply by 2 + weight.",

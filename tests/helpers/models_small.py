@@ -43,7 +43,7 @@ from transformers import (
 from srv.errors import ModelError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.build import build
-from srv.models.formats.gguf_types import CODEBOOK_TYPES
+from srv.models.checkpoints.gguf_types import CODEBOOK_TYPES
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 

@@ -31,7 +31,7 @@ from srv.grammar.registry import OFF
 from srv.io.channel import EngineSide
 from srv.io.messages import Ready
 from srv.io.phases import Phase, Phases
-from srv.models.formats.deletion import delete_weights
+from srv.models.checkpoints.deletion import delete_weights
 from srv.planning import budget as budgets
 from srv.planning.budget import Budget
 from srv.planning.grammars import grammar_choice

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from srv.errors import InternalError
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.experts import ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection

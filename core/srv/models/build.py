@@ -15,33 +15,30 @@ import torch
 
 from srv.dist.group import RankGroup
 from srv.errors import InternalError, ModelError
-from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.own_order import interleaved_dims, kept_whole, own_order, stored_attention
 from srv.models.architectures.registry import gguf_layout
+from srv.models.architectures.weight_rules import fused_mapping, sized_rules
 from srv.models.base import CausalLM, NativeModel, inference_ready
+from srv.models.checkpoints.dummy import load_dummy
+from srv.models.checkpoints.filling import Progress
+from srv.models.checkpoints.gguf_loader import load_gguf
+from srv.models.checkpoints.reading import MAPPED, Reading
+from srv.models.checkpoints.rule_storage import QuantizedTensors, RuleStorage
+from srv.models.checkpoints.safetensors_header import forget_headers
+from srv.models.checkpoints.safetensors_loader import load_safetensors
+from srv.models.checkpoints.source_loader import load_from_sources
+from srv.models.checkpoints.stacked_experts import StackedExpertStorage
+from srv.models.checkpoints.storage import StorageFormat
 from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers
-from srv.models.config.stored_model import stored_model
-from srv.models.config.stored_names import model_names
-from srv.models.formats.architecture_storage import ArchitectureStorage
-from srv.models.formats.dummy import load_dummy
-from srv.models.formats.filling import Progress
-from srv.models.formats.fused_experts import FusedExperts
-from srv.models.formats.gguf_loader import load_gguf
-from srv.models.formats.ordered_rows import OrderedRows, RowTensors
-from srv.models.formats.reading import MAPPED, Reading
-from srv.models.formats.safetensors_header import forget_headers
-from srv.models.formats.safetensors_loader import load_safetensors
-from srv.models.formats.source_loader import load_from_sources
-from srv.models.formats.storage import StorageFormat
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.config.checkpoint_tensors import checkpoint_tensors
+from srv.models.config.layer_names import layer_names
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
-from srv.models.layers.stored_factory import StoredLayerFactory
+from srv.models.layers.fused_factory import FusedLayerFactory
 from srv.platform.interface import Communicator
 from srv.platform.ops import Ops
 from srv.quantization.load_method import make_factory, make_storage
-from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.method import StoredModel
 from srv.specs import AttentionLayer, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -128,38 +125,20 @@ def native_layers(
     """
     if choice.config is None:
         raise InternalError(f"{facts.architecture} has no native layers")
-    factory, storage = LayerFactory(context), StorageFormat()
+    factory, storage, quantized = LayerFactory(context), StorageFormat(), None
     if choice.method is not None:
-        stored = StoredModel(facts, {}) if choice.load_format == FROM_LOADERS else stored_model(facts)
+        stored = StoredModel(facts, {}) if choice.load_format == FROM_LOADERS else checkpoint_tensors(facts)
         factory, storage = make_factory(choice.method, context, stored), make_storage(choice.method, stored)
-        weights = kept_whole(facts, choice.method)
-        if weights is not None:
-            factory = StoredLayerFactory(factory, weights)
-            storage = _ordered_rows(stored, choice.config, choice.method, weights, storage)
-            return load_layers(facts.architecture)(choice.config.tree, factory, context_length), storage
-    storage = _architecture_storage(facts, choice.config, storage)
+        mapping = fused_mapping(facts, choice.method)
+        if mapping is not None:
+            factory = FusedLayerFactory(factory, mapping)
+            block = 1 if choice.method.row_block is None else choice.method.row_block(facts)
+            quantized = QuantizedTensors(choice.method.row_tensors, block, stored.types, facts.path)
+    rules = sized_rules(facts, choice.config)
+    if rules is not None:
+        storage = RuleStorage(rules, storage, quantized)
+    storage = StackedExpertStorage(storage, "" if rules is None else rules.mapping.expert_columns)
     return load_layers(facts.architecture)(choice.config.tree, factory, context_length), storage
-
-
-def _architecture_storage(facts: ModelFacts, config: NativeConfig, storage: StorageFormat) -> StorageFormat:
-    """The format of the checkpoint, with what its architecture stores otherwise; `storage`: that of the method."""
-    weights = own_order(facts)
-    if weights is None:
-        return FusedExperts(storage)
-    layer = stored_attention(config, weights)[0]
-    storage = ArchitectureStorage(weights, layer, interleaved_dims(facts, weights), storage)
-    return FusedExperts(storage, weights.fused_experts)
-
-
-def _ordered_rows(
-    model: StoredModel, config: NativeConfig, method: QuantMethod, weights: StoredWeights, storage: StorageFormat
-) -> StorageFormat:
-    """The format of a quantized checkpoint whose matrices stay whole; `storage`: that of its method."""
-    facts, layer = model.facts, stored_attention(config, weights)[0]
-    block = 1 if method.row_block is None else method.row_block(facts)
-    rows = RowTensors(method.row_tensors, block)
-    storage = OrderedRows(weights, layer, interleaved_dims(facts, weights), storage, rows, model.types, facts.path)
-    return FusedExperts(storage, weights.fused_experts)
 
 
 def _load(
@@ -178,8 +157,8 @@ def _load(
     elif load_format == "gguf":
         load_gguf(facts, gguf_layout(facts.architecture), weight_views, progress, slices, reading)
     elif load_format == FROM_LOADERS:
-        rename = model_names(facts.architecture, facts.text_part_of)
+        rename = layer_names(facts.architecture, facts.text_part_of)
         load_from_sources(loaders, facts, weight_views, progress, storage, slices, rename)
     else:
-        rename = model_names(facts.architecture, facts.text_part_of)
+        rename = layer_names(facts.architecture, facts.text_part_of)
         load_safetensors(Path(facts.path), weight_views, progress, storage, slices, rename, reading)

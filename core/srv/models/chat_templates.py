@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models.formats.gguf_header import read_header
+from srv.models.checkpoints.gguf_header import read_header
 
 _KEY = "tokenizer.chat_template"  # of a GGUF file
 

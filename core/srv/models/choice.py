@@ -13,10 +13,10 @@ from typing import NamedTuple
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.own_order import check_order, has_quantized_experts
 from srv.models.architectures.registry import native_config, native_names
+from srv.models.architectures.weight_rules import check_rules, has_quantized_experts
 from srv.models.blueprint import MoE
-from srv.models.formats.safetensors_header import PACKED_BITS
+from srv.models.checkpoints.safetensors_header import PACKED_BITS
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.remote_code import check_layer_code, may_run
 from srv.quantization import registry as quantization_methods
@@ -84,7 +84,7 @@ def choose_layers(
             remedy = "Leave --model-impl at auto"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     if config is not None and method is not None:
-        check_order(facts, config, method, ranks)
+        check_rules(facts, config, method, ranks)
     moe = None if config is None else derive.find(config.tree, MoE)
     refused = method.experts(moe.experts.bias) if moe is not None and method is not None and method.experts else None
     if refused is not None and method is not None and (method.online or has_quantized_experts(facts)):

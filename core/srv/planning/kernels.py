@@ -16,9 +16,9 @@ from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
 from srv.errors import Rejection
 from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.own_order import stored_layer_ops
+from srv.models.architectures.weight_rules import fused_layer_ops
 from srv.models.choice import LayerChoice
-from srv.models.config.stored_model import stored_model
+from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.planning.kernel import (
     ATTENTION_SLOTS,
     DEQUANTIZED,
@@ -296,7 +296,7 @@ def divides(resolved: Resolved) -> bool:
 def _layer_op(model: ModelFacts, method: QuantMethod | None) -> LayerOps | None:
     if method is None or method.layer_ops is None:
         return None
-    return stored_layer_ops(method.layer_ops, method, stored_model(model))
+    return fused_layer_ops(method.layer_ops, method, checkpoint_tensors(model))
 
 
 def _unknown(why: str) -> Kernel:

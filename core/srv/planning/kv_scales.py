@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, NoReturn
 from srv.args.config import Config
 from srv.dtypes import FLOAT8, KVScales
 from srv.errors import ModelError
-from srv.models.config.stored_names import model_names
-from srv.models.formats.kv_scale_tensors import StoredScale, read_scales
-from srv.models.formats.safetensors_header import KVScaleTensor, read_checkpoint
+from srv.models.checkpoints.kv_scale_tensors import StoredScale, read_scales
+from srv.models.checkpoints.safetensors_header import KVScaleTensor, read_checkpoint
+from srv.models.config.layer_names import layer_names
 from srv.planning.pools import kv_dtype
 from srv.quantization.fp8_configs import kv_field
 from srv.quantization.kv_scheme import unsupported_kv_scheme
@@ -191,7 +191,7 @@ def _of_checkpoint(model: ModelFacts) -> ScaleSource:
     """Those of the safetensors files; a layer with a scale of keys or values alone has it for both."""
     folder = Path(model.path)
     checkpoint = read_checkpoint(folder)
-    rename = model_names(model.architecture, model.text_part_of)
+    rename = layer_names(model.architecture, model.text_part_of)
     files: dict[Path, dict[str, KVScaleTensor]] = {}
     for name, each in () if checkpoint is None else checkpoint.kv_scales.items():
         if rename(name) is not None:

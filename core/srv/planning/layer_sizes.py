@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from srv.dtypes import item_size
 from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.own_order import stored_layer_ops, stored_tensor_bytes
+from srv.models.architectures.weight_rules import fused_layer_ops, fused_tensor_bytes
 from srv.models.blueprint import MoE, walk
 from srv.models.derive import ExpertMatrices, ModelOps
 from srv.models.layers.moe_config import expert_names
@@ -26,7 +26,7 @@ def quantized_bytes(model: ModelFacts, config: NativeConfig, method: QuantMethod
     if method.matrix_bytes is None or method.layer_ops is None:
         return None
     ops = config.model_ops(dtype)
-    layer_op, item = stored_layer_ops(method.layer_ops, method, StoredModel(model, {})), item_size(dtype)
+    layer_op, item = fused_layer_ops(method.layer_ops, method, StoredModel(model, {})), item_size(dtype)
     found = (each for each in ops.matrices if layer_op(each.names, each.inputs, each.embedding))
     shapes = [(each.outputs, each.inputs) for each in found]
     shapes += [shape for each in ops.experts if _is_quantized(each, layer_op) for shape in expert_shapes(each)]
@@ -75,8 +75,8 @@ def _held_sizes(method: QuantMethod, stored: StoredModel, item: int) -> TensorBy
     """Of matrices that a method quantizes, or leaves as they are; None if it does not say them."""
     if method.layer_ops is None or method.tensor_bytes is None:
         return None
-    layer_op, plain = stored_layer_ops(method.layer_ops, method, stored), _plain_sizes(item)
-    held = stored_tensor_bytes(method.tensor_bytes, method, stored)
+    layer_op, plain = fused_layer_ops(method.layer_ops, method, stored), _plain_sizes(item)
+    held = fused_tensor_bytes(method.tensor_bytes, method, stored)
     return lambda matrix: (held if layer_op(matrix.names, matrix.inputs, False) else plain)(matrix)
 
 

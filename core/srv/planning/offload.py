@@ -19,7 +19,7 @@ from srv.args.statement import amount_text
 from srv.errors import Refusal, Rejection
 from srv.kept import kept_per_object
 from srv.models.architectures.registry import native_or_reason
-from srv.models.config.stored_model import stored_model
+from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.planning.held_method import quantization_method
 from srv.planning.layer_sizes import layer_tensors
 from srv.quantization.method import QuantMethod, StoredModel
@@ -130,7 +130,7 @@ def _sizes(
         return layer_tensors(model, native, method, StoredModel(model, {}), dtype)
     if model.format == "gguf" and not Path(model.path).exists():
         return "the types of its matrices are in a file that is not on this machine: download it first"
-    return layer_tensors(model, native, method, stored_model(model), dtype)
+    return layer_tensors(model, native, method, checkpoint_tensors(model), dtype)
 
 
 def _layers(count: int) -> str:

@@ -19,9 +19,9 @@ from srv.args.resolve import resolve
 from srv.args.statement import Resolved, UserInput
 from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejection, as_sentence
 from srv.models import hub
+from srv.models.checkpoints.safetensors_header import forget_headers
+from srv.models.checkpoints.third_party import described
 from srv.models.examined import Examined, examine
-from srv.models.formats.safetensors_header import forget_headers
-from srv.models.formats.third_party import described
 from srv.models.layers.rope_config import long_rope_length
 from srv.models.locate import locate, located, on_hub
 from srv.models.options import ReadOptions

@@ -26,7 +26,8 @@ class Extensions(Generic[T]):
     """The objects of `kind` in one group of entry points; the name of an entry point is the object's `name`.
 
     noun: what errors call such an object. page: its documentation. types: the types of the object's members.
-    functions: members that must be callable. targets: members that are "module:Class".
+    functions: members that must be callable. targets: members that are "module:Class". fault: what else is wrong with
+    an object, as the member and a clause, or None.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Extensions(Generic[T]):
         types: Mapping[str, type | tuple[type, ...]],
         functions: tuple[str, ...] = (),
         targets: tuple[str, ...] = (),
+        fault: Callable[[T], tuple[str, str] | None] = lambda loaded: None,
     ) -> None:
         self.group, self.kind, self.noun, self.types = group, kind, noun, types
-        self.functions, self.targets, self._page = functions, targets, page
+        self.functions, self.targets, self.fault, self._page = functions, targets, fault, page
 
     def names(self) -> tuple[str, ...]:
         """The names that other distributions provide; none is loaded."""
@@ -152,6 +154,8 @@ def _loaded(extensions: Extensions[T], entry: Entry) -> T:
     for field, types in extensions.types.items():
         if not isinstance(getattr(loaded, field), types):
             raise extensions.error_in(owner, f"{entry.name}.{field}", f"is {getattr(loaded, field)!r}")
+    if (fault := extensions.fault(loaded)) is not None:
+        raise extensions.error_in(owner, f"{entry.name}.{fault[0]}", fault[1])
     name = getattr(loaded, "name", None)
     if name != entry.name:
         reason = f"has {_with_article(extensions.noun)} called {name!r}"

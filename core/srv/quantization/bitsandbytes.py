@@ -1,8 +1,9 @@
 """Checkpoints of bitsandbytes: NF4, FP4 and int8 weights, how they are recognised, and their sizes. Torch-free.
 
 Owns the configuration, and which layers are quantized. Codes of 4 bits are repacked at load into blocks of 64 with a
-float32 and a table (`srv.models.formats.gguf_types.OTHER_BLOCKS`), so that platforms multiply by them as by the blocks
-of GGUF files; int8 weights are those of `linear_int8` (docs/adr/0072-blocks-with-tables.md). Must not know layers.
+float32 and a table (`srv.models.checkpoints.gguf_types.OTHER_BLOCKS`), so that platforms multiply by them as by the
+blocks of GGUF files; int8 weights are those of `linear_int8` (docs/adr/0072-blocks-with-tables.md). Must not know
+layers.
 
     4 bits   weight uint8 [N K / 2, 1], weight.absmax, weight.quant_map [16], weight.quant_state.bitsandbytes__nf4
              nested scales also: weight.nested_absmax, weight.nested_quant_map [256]; absmax is uint8 then
@@ -20,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.safetensors_header import StoredTensor
-from srv.models.formats.text_names import needed_tensors
+from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
+from srv.models.checkpoints.safetensors_header import StoredTensor
+from srv.models.checkpoints.text_names import needed_tensors
 from srv.quantization.int8_checks import check_experts, experts_note
 from srv.quantization.layer_patterns import names_layer, stated_names
 from srv.quantization.method import (

@@ -6,7 +6,7 @@ not know how configurations state it (`srv.quantization.fp8_configs`), nor layer
     weight                          float8_e4m3fn [N, K]; a layer with a weight of another float dtype is not quantized
     weight_scale, weight_scale_inv  what weights are multiplied by: one value, [N], [N, 1], or one per block
     input_scale and the like        of static activations; checked only, since no op takes it
-    experts.gate_up_proj            of all experts of a layer, and its scales: `srv.models.formats.expert_tensors`
+    experts.gate_up_proj            of all experts of a layer, and its scales: `srv.models.checkpoints.expert_tensors`
     k_scale, v_scale and the like   of an FP8 KV pool, if there is one (`srv.planning.kv_scales`); not read here
 
 The up-projection of latent attention, which is no linear layer here, is dequantized at load.
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.expert_tensors import ExpertTensor, expert_tensor, is_weight_of_all_experts, scale_name
-from srv.models.formats.safetensors_header import StoredTensor
-from srv.models.formats.text_names import needed_tensors
+from srv.models.checkpoints.expert_tensors import ExpertTensor, expert_tensor, is_weight_of_all_experts, scale_name
+from srv.models.checkpoints.safetensors_header import StoredTensor
+from srv.models.checkpoints.text_names import needed_tensors
 from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
 from srv.quantization.method import (
     DOWNLOAD_REMEDY,

@@ -1,6 +1,6 @@
 """GGUF files whose matrices stay in their quantization blocks. Torch-free.
 
-Must not know the file format (`srv.models.formats`), only which of its types layers can keep.
+Must not know the file format (`srv.models.checkpoints`), only which of its types layers can keep.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from srv.models.formats.gguf_types import OP_TYPES, TYPES_BY_NAME
+from srv.models.checkpoints.gguf_types import OP_TYPES, TYPES_BY_NAME
 from srv.quantization.method import HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
 from srv.quantization.tensor_bytes import of_blocks
 

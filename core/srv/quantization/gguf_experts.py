@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 

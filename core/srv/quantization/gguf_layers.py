@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights

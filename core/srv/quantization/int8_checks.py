@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.text_names import needed_tensors
+from srv.models.checkpoints.text_names import needed_tensors
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
 
 if TYPE_CHECKING:

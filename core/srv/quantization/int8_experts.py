@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.quantization.int8_checks import EXPERTS_REMEDY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srv.errors import SrvError
-from srv.models.formats.storage import StorageFormat
+from srv.models.checkpoints.storage import StorageFormat
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.quantization.method import QuantMethod, StoredModel

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from srv.models.formats.safetensors_header import StoredTensor
+    from srv.models.checkpoints.safetensors_header import StoredTensor
     from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
 
 GROUP = "srv.quantization"  # the entry points of other distributions
@@ -78,8 +78,8 @@ class QuantMethod(NamedTuple):
     - `name`: the value of `--quantization`, or of `--torchao-config` if `online`.
     - `layers`: "module:Class" of a `srv.models.layers.factory.LayerFactory` that is made with a BuildContext and a
       StoredModel.
-    - `storage`: "module:Class" of a `srv.models.formats.storage.StorageFormat` that is made with a StoredModel; None if
-      tensors are stored as the layers hold them.
+    - `storage`: "module:Class" of a `srv.models.checkpoints.storage.StorageFormat` that is made with a StoredModel;
+      None if tensors are stored as the layers hold them.
     - `ops`: the op contracts that the layers need.
     - `detect(folder, config)`: whether a Hugging Face checkpoint is of this method, from its folder and its config.json
       (with the fields of a nested text model); a clause if it is stored in the format of this method, but in a form
@@ -120,10 +120,10 @@ class QuantMethod(NamedTuple):
     - `sharding`: the clause that says why the layers cannot be sharded over ranks; None if they can.
     - `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a remedy; or None.
     - `fused_experts`: experts that a checkpoint has in two quantized tensors can be divided, by the storage format or
-      before it gets them (`srv.models.formats.fused_experts`).
+      before it gets them (`srv.models.checkpoints.stacked_experts`).
     - `row_tensors`: the suffixes of the tensors of layers that have an entry for each output, or for each block of
       them: these get the order that layers have where a checkpoint stores rows in another one
-      (`srv.models.formats.ordered_rows`). (): such rows are refused.
+      (`srv.models.checkpoints.rule_storage`). (): such rows are refused.
     - `turns_inputs`: its tensors have an order of their own even where the architecture stores unquantized weights as
       [in, out] (GPT-2), so that such layers can be quantized.
     - `row_block(model)`: how many rows share a scale, so that they may change places only within it; None: one.

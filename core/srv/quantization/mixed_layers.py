@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from srv.models.formats.storage import StorageFormat
+from srv.models.checkpoints.storage import StorageFormat
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.safetensors_header import StoredTensor, read_checkpoint
+from srv.models.checkpoints.safetensors_header import StoredTensor, read_checkpoint
 from srv.models.layers.moe_config import expert_names
 from srv.quantization import fp8, fp8_configs, int8_configs, packed, w8a8_int8
 from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Scheme

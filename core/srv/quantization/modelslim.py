@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.text_names import needed_tensors
+from srv.models.checkpoints.text_names import needed_tensors
 from srv.quantization.description import UNQUANTIZED, QuantDescription
 from srv.quantization.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
 from srv.quantization.method import LayerOps, QuantMethod, StoredModel, corrections

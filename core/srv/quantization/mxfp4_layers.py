@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.storage import StorageFormat, TensorGroups
+from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
+from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory

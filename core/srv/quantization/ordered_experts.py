@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import DOWN, GATE, UP, ExpertWeights
 from srv.models.layers.op_layer import OpLayer

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from srv.errors import ModelError
-from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.text_names import needed_tensors
+from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
+from srv.models.checkpoints.text_names import needed_tensors
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
 from srv.quantization.method import (

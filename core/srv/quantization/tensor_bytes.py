@@ -6,7 +6,7 @@ scales and zero points, but neither biases nor what belongs to inputs.
 
 from __future__ import annotations
 
-from srv.models.formats.gguf_types import TYPES_BY_NAME
+from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.quantization.method import HeldMatrix, StoredModel, TensorBytes
 
 _SCALE_BYTES = 4  # float32

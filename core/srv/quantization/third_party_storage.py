@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from srv.errors import SrvError
-from srv.models.formats.storage import StorageFormat
+from srv.models.checkpoints.storage import StorageFormat
 from srv.quantization.third_party import METHODS
 
 Result = TypeVar("Result")

@@ -3,7 +3,7 @@
 Owns what headers must show; `srv.quantization.torchao_configs` reads configurations. torchao stores each quantized
 weight as several tensors (safetensors, since its version 0.16); older checkpoints are pickles, which are refused when
 files are read. Of the experts of a layer it quantizes the linear layers of each, or the parameters of all, if a
-configuration names them (`srv.models.formats.expert_tensors`). Must not know layers.
+configuration names them (`srv.models.checkpoints.expert_tensors`). Must not know layers.
 
     weights     _weight_qdata                 _weight_scale              _weight_zero_point
     int8        int8 [N, K]                   a float per row, [N, 1]    integers [N, 1]; all of them must be 0
@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.expert_tensors import expert_tensor
-from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.models.formats.text_names import needed_tensors
+from srv.models.checkpoints.expert_tensors import expert_tensor
+from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
+from srv.models.checkpoints.text_names import needed_tensors
 from srv.quantization.fp8 import NOTE, are_fp8, held_scale, of_scheme
 from srv.quantization.int8_checks import check_experts, experts_note
 from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel, TensorBytes, corrections

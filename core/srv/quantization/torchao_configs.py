@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from srv.models.formats.gguf_types import TYPES_BY_NAME
+from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
-from srv.models.formats.storage import StorageFormat, TensorGroups
+from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.formats.text_names import needed_tensors
+from srv.models.checkpoints.text_names import needed_tensors
 from srv.quantization.description import UNQUANTIZED, QuantDescription
 from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, experts_note
 from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupported_names

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.base import CausalLM
+from srv.models.checkpoints.filling import OTHER_CHECKPOINT
 from srv.models.config.sentence import DENSE_WEIGHTS
-from srv.models.formats.filling import OTHER_CHECKPOINT
 from srv.sample.pooling import Finish, finished_embeddings
 from srv.specs import ModelFacts
 from srv.types import DenseLayer, PooledOutput, PoolingParams

@@ -27,7 +27,7 @@ from srv.io.phases import read_seconds
 from srv.models.architectures.sharding import rank_share
 from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build as build_model
-from srv.models.formats.safetensors_header import weight_files
+from srv.models.checkpoints.safetensors_header import weight_files
 from srv.planning.budget import Budget
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.kernel_steps import PIECES

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from srv.models.formats.dummy import load_dummy
+from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import Experts, ExpertSizes
 from srv.models.layers.moe_config import ExpertActivation

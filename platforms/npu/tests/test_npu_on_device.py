@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from srv.errors import InternalError, PlatformUnavailable
-from srv.models.formats.dummy import load_dummy
+from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Linear
 from srv.platform.capabilities import OPS_OF

@@ -85,8 +85,8 @@ LOADER = """
 from pathlib import Path
 
 from safetensors.torch import load_file
-from srv.models.formats.third_party import LoaderFacts
-from srv.models.formats.weight_source import WeightSource
+from srv.models.checkpoints.third_party import LoaderFacts
+from srv.models.checkpoints.weight_source import WeightSource
 
 
 class Elsewhere(WeightSource):

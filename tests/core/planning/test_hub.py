@@ -16,7 +16,7 @@ from e2e_support import clean_environment
 from local_hub import LocalHub, running_hub
 from sparse_weights import write_shard
 
-from srv.models.formats.gguf_header import read_header
+from srv.models.checkpoints.gguf_header import read_header
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
 

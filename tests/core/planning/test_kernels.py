@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from srv.errors import Refusal
 from srv.io.messages import Stats
 from srv.models.architectures.registry import native_config
-from srv.models.config.stored_model import stored_model
+from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.planning.kernel import Kernel
 from srv.planning.kernel_ops import OpTable, op_kernels
 from srv.planning.launchable import check_launch
@@ -270,11 +270,11 @@ def test_stored_types_have_the_names_of_the_layers(tmp_path: Path) -> None:
     facts = planned("--device", "cpu:avx512", *model(tmp_path, LLAMA)).model
     assert facts is not None
     part = replace(facts, format="safetensors", text_part_of="LlavaForConditionalGeneration")
-    assert list(stored_model(part).types) == ["model.layers.0.mlp.up_proj.weight"]
+    assert list(checkpoint_tensors(part).types) == ["model.layers.0.mlp.up_proj.weight"]
     own = {"transformer.h.0.mlp.dense_h_to_4h.weight": torch.zeros(1)}
     save_file(own, tmp_path / "model.safetensors")
     bloom = replace(facts, format="safetensors", architecture="BloomForCausalLM")
-    assert list(stored_model(bloom).types) == ["model.layers.0.mlp.up_proj.weight"]
+    assert list(checkpoint_tensors(bloom).types) == ["model.layers.0.mlp.up_proj.weight"]
 
 
 def test_without_a_package_the_slower_path_is_shown_with_its_reason(tmp_path: Path) -> None:

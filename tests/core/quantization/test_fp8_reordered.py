@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, CohereConfig
 from srv.args.config import make_config
 from srv.errors import ModelError, Rejection
 from srv.models.base import CausalLM, NativeModel
-from srv.models.formats.rotary_rows import crossing_rows, rotary_rows
+from srv.models.checkpoints.row_orders import crossing_rows, rotary_rows
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan

@@ -15,10 +15,10 @@ from models_small import agree, built, codebook_kinds, small_model, write_gguf
 
 from srv.errors import ModelError
 from srv.models.base import CausalLM
-from srv.models.formats.gguf_header import read_header
-from srv.models.formats.gguf_loader import DEQUANTIZED
-from srv.models.formats.gguf_scales import finite_scales
-from srv.models.formats.gguf_types import CODEBOOK_TYPES, OP_TYPES, TYPES_BY_NAME
+from srv.models.checkpoints.gguf_header import read_header
+from srv.models.checkpoints.gguf_loader import DEQUANTIZED
+from srv.models.checkpoints.gguf_scales import finite_scales
+from srv.models.checkpoints.gguf_types import CODEBOOK_TYPES, OP_TYPES, TYPES_BY_NAME
 from srv.models.layers.embedding import Embedding
 from srv.models.layers.linear import Linear
 from srv.planning.plan import make_plan

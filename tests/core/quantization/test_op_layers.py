@@ -14,7 +14,7 @@ from models_reference_ops import reference_ops
 from models_small import HOST
 from torch import Tensor, nn
 
-from srv.models.formats.dummy import load_dummy
+from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.op_layer import OpLayer, op_layers

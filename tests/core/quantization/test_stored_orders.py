@@ -19,7 +19,7 @@ from srv.args.config import make_config
 from srv.dtypes import item_size
 from srv.errors import ModelError
 from srv.models.base import CausalLM, NativeModel
-from srv.models.formats.row_orders import block_order, swapped_halves
+from srv.models.checkpoints.row_orders import RowOrder, swapped_halves
 from srv.models.layers.linear import Linear, Projection
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
@@ -191,7 +191,7 @@ def test_dummy_weights_have_the_bytes_of_a_configuration_alone(tmp_path: Path) -
 
 
 def test_blocks_move_as_wholes() -> None:
-    assert block_order([2, 3, 0, 1, 4], 2) == [1, 0, 2]
-    assert block_order([1, 0, 2, 3], 2) == [0, 1]
-    assert block_order([0, 2, 1, 3], 2) is None
-    assert swapped_halves(6) == [3, 4, 5, 0, 1, 2]
+    assert RowOrder((2, 3, 0, 1, 4)).of_blocks(2) == [1, 0, 2]
+    assert RowOrder((1, 0, 2, 3)).of_blocks(2) == [0, 1]
+    assert RowOrder((0, 2, 1, 3)).of_blocks(2) is None
+    assert swapped_halves(6).rows == [3, 4, 5, 0, 1, 2]

@@ -59,7 +59,7 @@ METHOD = QuantMethod(
 # Two weights of 4 bits in a byte become int8, and are multiplied by an op that srv has.
 LAYERS = """
 import torch
-from srv.models.formats.storage import StorageFormat
+from srv.models.checkpoints.storage import StorageFormat
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
 
@@ -310,7 +310,11 @@ def test_a_faulty_method_is_refused_by_name(source: str, fault: str, install: In
     [
         (FACTS.replace("stated = ", "stated = missing or "), LAYERS, "acme4.detect: raised NameError"),
         (FACTS, "raise RuntimeError('no kernels')", "importing plugin_acme.layers:AcmeLayerFactory raised Runtime"),
-        (FACTS.replace(":AcmeStorageFormat", ":AcmeLinear"), LAYERS, "is not a subclass of srv.models.formats.storage"),
+        (
+            FACTS.replace(":AcmeStorageFormat", ":AcmeLinear"),
+            LAYERS,
+            "is not a subclass of srv.models.checkpoints.storage",
+        ),
         (FACTS, LAYERS.replace("self._types = model.types", "missing", 1), "acme4.layers: raised NameError"),
         (FACTS, LAYERS.replace(") - 8}", ") - missing}"), "proj.weight): raised NameError: name 'missing'"),
         (

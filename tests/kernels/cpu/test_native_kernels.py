@@ -18,7 +18,7 @@ from native_again import own_tests
 from native_cases import DTYPES, avx2_cases
 from native_linear_checked import BLOCK_WEIGHTS, assert_linear, uses_int16_path
 
-from srv.models.formats.gguf_types import CODEBOOK_TYPES
+from srv.models.checkpoints.gguf_types import CODEBOOK_TYPES
 from srv_kernels import oracles
 from srv_kernels.cases import GGUF_BLOCKS
 from srv_kernels.contracts import CONTRACTS, violations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from srv.models.formats.dummy import load_dummy
+from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory

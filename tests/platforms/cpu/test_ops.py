@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from srv.models.formats.dummy import load_dummy
-from srv.models.formats.gguf_types import OP_TYPES, TENSOR_TYPES
+from srv.models.checkpoints.dummy import load_dummy
+from srv.models.checkpoints.gguf_types import OP_TYPES, TENSOR_TYPES
 from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform

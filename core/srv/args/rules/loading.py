@@ -10,8 +10,8 @@ from typing import Any
 
 from srv.args.groups.weights import WeightsArgs
 from srv.models.architectures.registry import native_or_reason
-from srv.models.formats.reading import Reading
-from srv.models.formats.third_party import LOADERS, refusal
+from srv.models.checkpoints.reading import Reading
+from srv.models.checkpoints.third_party import LOADERS, refusal
 from srv.models.locate import on_hub
 from srv.platform.facts import Constraint, ResolutionContext
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from srv.models.formats.gguf_types import CODEBOOK_TYPES, OP_TYPES
+from srv.models.checkpoints.gguf_types import CODEBOOK_TYPES, OP_TYPES
 from srv.platform.capabilities import missing_capability
 from srv.platform.facts import Constraint, Default, ResolutionContext
 from srv.quantization.method import QuantMethod

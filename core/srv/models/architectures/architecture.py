@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import Rule
 from srv.models.derive import DividedSizes, ModelOps
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.stored_weights import StoredWeights
 from srv.specs import AttentionLayer
 
 GROUP = "srv.architectures"  # the entry points of other distributions
@@ -75,8 +75,8 @@ class Architecture(NamedTuple):
     that the layers do not implement. `defaults`: the values that transformers uses for fields that a configuration
     leaves out. `gguf`: the layout of its GGUF files; None if they are not supported. `layers`: "module:Class" of a
     `srv.models.base.NativeModel`. `model_type`: its `model_type` in config.json, if that is not the name in lower case
-    without "ForCausalLM". `weights`: how its safetensors checkpoints differ from what the layers hold; None if names
-    and rows are the same.
+    without "ForCausalLM". `weights`: the rules by which its safetensors checkpoints differ from what the layers
+    hold; () if names and rows are the same.
     """
 
     name: str
@@ -85,4 +85,4 @@ class Architecture(NamedTuple):
     gguf: GGUFLayout | None = None
     layers: str = DECODER
     model_type: str | None = None
-    weights: StoredWeights | None = None
+    weights: tuple[Rule, ...] = ()

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.deepseek_config import WEIGHTS, DeepseekConfig
+from srv.models.architectures.deepseek_config import DeepseekConfig, rotary_dims
 from srv.models.architectures.deepseek_v32 import DEFAULTS, make_v32
+from srv.models.checkpoints.rules import PermuteRotary, Rename
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 _COMPONENTS = {"W_down": "mlp.fc1", "W_up": "mlp.fc2", "q_b_proj": "q_gate_proj"}
@@ -64,5 +65,5 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 163691,
     },
     model_type="axk2",
-    weights=WEIGHTS._replace(components=_COMPONENTS, gated_queries=True),
+    weights=(Rename(parts=_COMPONENTS), PermuteRotary(rotary_dims, gated_queries=True)),
 )

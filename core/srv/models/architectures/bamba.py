@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, MambaConfig, mamba_sizes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import UnsupportedConfig
 
 
@@ -24,8 +24,8 @@ def make_config(config: Mapping[str, Any]) -> MambaConfig:
 
 
 # The names of weights in Bamba and Falcon-H1.
-STORED = StoredWeights(
-    components={"feed_forward": "mlp", "pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}
+STORED = (
+    Rename(parts={"feed_forward": "mlp", "pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}),
 )
 ARCHITECTURE = Architecture(
     name="BambaForCausalLM",

@@ -18,7 +18,7 @@ from srv.models.architectures.encoder_config import (
     label_count,
 )
 from srv.models.architectures.layer_norm_config import activation
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 DEFAULTS: dict[str, Any] = {
@@ -110,8 +110,9 @@ def unused(prefix: str, *names: str) -> tuple[str, ...]:
 
 
 _PREFIX = "bert."
-ENCODER_WEIGHTS = StoredWeights(
-    prefix=_PREFIX, names=NAMES, unused=unused(_PREFIX, *_POOLER, *_MASKED_HEAD), suffixes=OLD_SUFFIXES
+ENCODER_WEIGHTS = (
+    Rename(prefix=_PREFIX, names=NAMES, suffixes=OLD_SUFFIXES),
+    Skip(unused(_PREFIX, *_POOLER, *_MASKED_HEAD)),
 )
 ARCHITECTURE = Architecture(
     name="BertModel",
@@ -126,10 +127,10 @@ CLASSIFIER = ARCHITECTURE._replace(
     name="BertForSequenceClassification",
     make_config=encoder_of(_classifier),
     model_type=None,
-    weights=StoredWeights(
-        prefix=_PREFIX,
-        names={**NAMES, "pooler.dense": "head.dense", "classifier": "score"},
-        unused=unused(_PREFIX),
-        suffixes=OLD_SUFFIXES,
+    weights=(
+        Rename(
+            prefix=_PREFIX, names={**NAMES, "pooler.dense": "head.dense", "classifier": "score"}, suffixes=OLD_SUFFIXES
+        ),
+        Skip(unused(_PREFIX)),
     ),
 )

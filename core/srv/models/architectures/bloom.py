@@ -8,6 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.falcon import ARCHITECTURE as FALCON
 from srv.models.architectures.layer_norm_config import LayerNormConfig, alibi_slopes, sizes
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
 NAMES = {
@@ -45,7 +46,8 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "vocab_size": 250880,
     },
-    weights=FALCON.weights._replace(
-        names={**FALCON.weights.names, "word_embeddings_layernorm": "model.embed_norm"},
+    weights=(
+        *FALCON.weights,
+        Rename(prefix="transformer.", names={"word_embeddings_layernorm": "model.embed_norm"}),
     ),
 )

@@ -9,7 +9,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.glm import rotated_dims
 from srv.models.architectures.layer_norm_config import LayerNormConfig
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.layers.rope_config import UnsupportedConfig
 
 COHERE_DEFAULTS: dict[str, Any] = {
@@ -26,7 +26,7 @@ COHERE_DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
     "attention_bias": False,
 }
-WEIGHTS = StoredWeights(interleaved=rotated_dims)
+WEIGHTS = (PermuteRotary(rotated_dims),)
 
 
 def make_config(config: Mapping[str, Any]) -> LayerNormConfig:

@@ -16,14 +16,21 @@ from srv.models.architectures.decoder_config import DecoderConfig, decoder_confi
 from srv.models.architectures.described import Described
 from srv.models.architectures.latent_sizes import LatentSizes, latent_sizes
 from srv.models.blueprint import Layer, Linear, Norm, Part
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.latent_parts import GatedNorm
 from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 ATTENTION_NORM, MLP_NORM = "input_layernorm", "post_attention_layernorm"
 INNER_NORM_EPS = 1e-6  # of the norms of compressed vectors, whatever rms_norm_eps is
-WEIGHTS = StoredWeights(interleaved=lambda config: int(config["qk_rope_head_dim"]))  # rotary pairs are adjacent
+
+
+def rotary_dims(config: Mapping[str, Any]) -> int:
+    """The dimensions per head whose rotary pairs are adjacent in checkpoints."""
+    return int(config["qk_rope_head_dim"])
+
+
+WEIGHTS = (PermuteRotary(rotary_dims),)
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "hidden_act": "silu",

@@ -11,9 +11,10 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.deepseek_config import DEFAULTS as BASE
-from srv.models.architectures.deepseek_config import WEIGHTS, DeepseekConfig, deepseek_config, sparse_from
+from srv.models.architectures.deepseek_config import WEIGHTS, DeepseekConfig, deepseek_config, rotary_dims, sparse_from
 from srv.models.architectures.deepseek_v3 import routing
 from srv.models.architectures.latent_sizes import index_dims
+from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.indexers import indexer_types
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
@@ -115,5 +116,5 @@ GLM = Architecture(
         "indexer_types": None,
     },
     model_type="glm_moe_dsa",
-    weights=WEIGHTS._replace(interleaved_indexer=True),
+    weights=(PermuteRotary(rotary_dims, indexer=True),),
 )

@@ -12,7 +12,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.bert import bert_sizes, unused
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, label_count
 from srv.models.architectures.layer_norm_config import activation
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename, Skip
 
 _FIELDS: dict[str, tuple[str, Any]] = {  # of BERT: their names here, and defaults
     "hidden_size": ("dim", 768),
@@ -63,16 +63,15 @@ ARCHITECTURE = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="distilbert",
-    weights=StoredWeights(prefix=_PREFIX, names=_NAMES, unused=unused(_PREFIX, *_MASKED_HEAD)),
+    weights=(Rename(prefix=_PREFIX, names=_NAMES), Skip(unused(_PREFIX, *_MASKED_HEAD))),
 )
 MASKED = ARCHITECTURE._replace(name="DistilBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="DistilBertForSequenceClassification",
     make_config=encoder_of(_classifier),
     model_type=None,
-    weights=StoredWeights(
-        prefix=_PREFIX,
-        names={**_NAMES, "pre_classifier": "head.dense", "classifier": "score"},
-        unused=unused(_PREFIX),
+    weights=(
+        Rename(prefix=_PREFIX, names={**_NAMES, "pre_classifier": "head.dense", "classifier": "score"}),
+        Skip(unused(_PREFIX)),
     ),
 )

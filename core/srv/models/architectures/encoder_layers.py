@@ -7,7 +7,7 @@
                                  └──────── residual ────────┘└── residual ──┘
 
 Owns the order of computation and the names of the weights, from which those of checkpoints differ
-(`srv.models.formats.stored_weights`). All tokens of a prompt are rows of one step.
+(`srv.models.checkpoints.rules`). All tokens of a prompt are rows of one step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.architectures import encoder_config
 from srv.models.base import ForwardContext, ModelInputs, NativeModel
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.factory import LayerFactory
-from srv.models.layers.own_weights import OwnWeights
+from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.attention import Attention
 from srv.models.modules.feed_forward import ACTIVATIONS, MLP
 from srv.models.modules.norms import make_norm
@@ -65,7 +65,7 @@ class ClassificationHead(nn.Module):
         return self.score.kernel(x if self.norm is None else self.norm.forward(x)).float()
 
 
-class Rows(OwnWeights):
+class Rows(WeightModule):
     """A table of rows [hidden], by number."""
 
     def __init__(self, part: blueprint.Table, place: Place) -> None:

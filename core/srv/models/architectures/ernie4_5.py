@@ -8,8 +8,8 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
 from srv.models.architectures.glm import rotated_dims
-from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -36,6 +36,6 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "use_bias": False,
     },
-    gguf=GGUFLayout("ernie4_5", permuted=ROTARY_PROJECTIONS),
-    weights=StoredWeights(interleaved=rotated_dims),
+    gguf=GGUFLayout("ernie4_5", weights=(PermuteRotary(),)),
+    weights=(PermuteRotary(rotated_dims),),
 )

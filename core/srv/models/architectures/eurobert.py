@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, gated, label_count
 from srv.models.architectures.rotary_encoder import GATED_NAMES, rotary_encoder
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import UnsupportedConfig
 
 _DEFAULTS: dict[str, Any] = {
@@ -71,12 +71,12 @@ ARCHITECTURE = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="eurobert",
-    weights=StoredWeights(prefix=_PREFIX, names=_NAMES, unused=("lm_head.weight", "lm_head.bias")),
+    weights=(Rename(prefix=_PREFIX, names=_NAMES), Skip(("lm_head.weight", "lm_head.bias"))),
 )
 MASKED = ARCHITECTURE._replace(name="EuroBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="EuroBertForSequenceClassification",
     make_config=encoder_of(_classifier),
     model_type=None,
-    weights=StoredWeights(prefix=_PREFIX, names={**_NAMES, "dense": "head.dense", "classifier": "score"}),
+    weights=(Rename(prefix=_PREFIX, names={**_NAMES, "dense": "head.dense", "classifier": "score"}),),
 )

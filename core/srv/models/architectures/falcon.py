@@ -12,7 +12,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, alibi_slopes, sizes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import QKV, Permute, Rename, Split
 from srv.models.layers.rope_config import UnsupportedConfig
 
 NAMES = {
@@ -74,21 +74,23 @@ ARCHITECTURE = Architecture(
         "parallel_attn": True,
         "tie_word_embeddings": True,
     },
-    weights=StoredWeights(
-        prefix="transformer.",
-        names={
-            "word_embeddings": "model.embed_tokens",
-            "ln_f": "model.norm",
-            "h.*.input_layernorm": "model.layers.*.input_layernorm",
-            "h.*.ln_attn": "model.layers.*.input_layernorm",
-            "h.*.ln_mlp": "model.layers.*.post_attention_layernorm",
-            "h.*.post_attention_layernorm": "model.layers.*.post_attention_layernorm",
-            "h.*.self_attention.query_key_value": "model.layers.*.self_attn.query_key_value",
-            "h.*.self_attention.dense": "model.layers.*.self_attn.o_proj",
-            "h.*.mlp.dense_h_to_4h": "model.layers.*.mlp.up_proj",
-            "h.*.mlp.dense_4h_to_h": "model.layers.*.mlp.down_proj",
-        },
-        fused="self_attn.query_key_value",
-        rows="groups",
+    weights=(
+        Rename(
+            prefix="transformer.",
+            names={
+                "word_embeddings": "model.embed_tokens",
+                "ln_f": "model.norm",
+                "h.*.input_layernorm": "model.layers.*.input_layernorm",
+                "h.*.ln_attn": "model.layers.*.input_layernorm",
+                "h.*.ln_mlp": "model.layers.*.post_attention_layernorm",
+                "h.*.post_attention_layernorm": "model.layers.*.post_attention_layernorm",
+                "h.*.self_attention.query_key_value": "model.layers.*.self_attn.query_key_value",
+                "h.*.self_attention.dense": "model.layers.*.self_attn.o_proj",
+                "h.*.mlp.dense_h_to_4h": "model.layers.*.mlp.up_proj",
+                "h.*.mlp.dense_4h_to_h": "model.layers.*.mlp.down_proj",
+            },
+        ),
+        Split("self_attn.query_key_value", QKV),
+        Permute("self_attn.query_key_value", "kv_heads"),
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, soft_cap, windows_of_pattern
 from srv.models.architectures.sandwich_config import SandwichConfig, attention_scale
-from srv.models.formats.gguf_layout import OUTPUT_NORM_NAMES, GGUFLayout
+from srv.models.checkpoints.gguf_layout import OUTPUT_NORM_NAMES, GGUFLayout
 from srv.models.layers.rope_config import refuse_unless
 
 PATTERN = 2  # every second layer has full attention
@@ -76,7 +76,7 @@ ARCHITECTURE = Architecture(
     },
     gguf=GGUFLayout(
         "gemma2",
-        layer_names=OUTPUT_NORM_NAMES,
+        weights=(OUTPUT_NORM_NAMES,),
         fields={"attention.sliding_window": "sliding_window", SCORES: SCORES, LOGITS: LOGITS},
         complete=_complete_gguf,
         norms_plus_one=True,

@@ -18,7 +18,7 @@ from srv.models.architectures.sandwich_config import (
     local_rope,
     with_rope_of,
 )
-from srv.models.formats.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
+from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
 from srv.models.layers.rope_config import refuse_unless
 
 PATTERN = 6  # every sixth layer has full attention
@@ -87,7 +87,7 @@ ARCHITECTURE = Architecture(
     },
     gguf=GGUFLayout(
         "gemma3",
-        layer_names={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES},
+        weights=(OUTPUT_NORM_NAMES, HEAD_NORM_NAMES),
         fields={"attention.sliding_window": "sliding_window"},
         optional_fields={
             "attention.sliding_window_pattern": "sliding_window_pattern",

@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Split
 from srv.models.layers.rope_config import rope_config
 
 GLM_DEFAULTS: dict[str, Any] = {
@@ -42,5 +42,5 @@ ARCHITECTURE = Architecture(
     name="GlmForCausalLM",
     make_config=make_config,
     defaults=GLM_DEFAULTS,
-    weights=StoredWeights(interleaved=rotated_dims, fused_mlp="mlp.gate_up_proj"),
+    weights=(Split("mlp.gate_up_proj", GATE_UP), PermuteRotary(rotated_dims)),
 )

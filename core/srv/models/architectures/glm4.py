@@ -9,7 +9,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.glm import GLM_DEFAULTS, rotated_dims
 from srv.models.architectures.glm import make_config as glm_config
 from srv.models.architectures.sandwich_config import SandwichConfig
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Rename, Split
 
 
 def make_config(config: Mapping[str, Any]) -> SandwichConfig:
@@ -20,13 +20,15 @@ ARCHITECTURE = Architecture(
     name="Glm4ForCausalLM",
     make_config=make_config,
     defaults=GLM_DEFAULTS,
-    weights=StoredWeights(
-        names={
-            "model.layers.*.post_self_attn_layernorm": "model.layers.*.post_attention_layernorm",
-            "model.layers.*.post_attention_layernorm": "model.layers.*.pre_feedforward_layernorm",
-            "model.layers.*.post_mlp_layernorm": "model.layers.*.post_feedforward_layernorm",
-        },
-        interleaved=rotated_dims,
-        fused_mlp="mlp.gate_up_proj",
+    weights=(
+        Rename(
+            {
+                "model.layers.*.post_self_attn_layernorm": "model.layers.*.post_attention_layernorm",
+                "model.layers.*.post_attention_layernorm": "model.layers.*.pre_feedforward_layernorm",
+                "model.layers.*.post_mlp_layernorm": "model.layers.*.post_feedforward_layernorm",
+            }
+        ),
+        Split("mlp.gate_up_proj", GATE_UP),
+        PermuteRotary(rotated_dims),
     ),
 )

@@ -13,7 +13,7 @@ from srv.models.architectures.layer_norm_config import (
     activation,
     sizes,
 )
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import QKV, Rename, Skip, Split, Transpose
 from srv.models.layers.rope_config import refuse_unless
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -55,23 +55,25 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
     },
     model_type="gpt2",
-    weights=StoredWeights(
-        prefix="transformer.",
-        names={
-            "wte": "model.embed_tokens",
-            "wpe": "model.embed_positions",
-            "ln_f": "model.norm",
-            "h.*.ln_1": "model.layers.*.input_layernorm",
-            "h.*.ln_2": "model.layers.*.post_attention_layernorm",
-            "h.*.attn.c_attn": "model.layers.*.self_attn.query_key_value",
-            "h.*.attn.c_proj": "model.layers.*.self_attn.o_proj",
-            "h.*.mlp.c_fc": "model.layers.*.mlp.up_proj",
-            "h.*.mlp.c_proj": "model.layers.*.mlp.down_proj",
-        },
-        unused=tuple(
-            f"{prefix}h.*.attn.{mask}" for prefix in ("", "transformer.") for mask in ("bias", "masked_bias")
-        ),  # masks of old checkpoints
-        fused="self_attn.query_key_value",
-        transposed=("self_attn.query_key_value", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"),
+    weights=(
+        Rename(
+            prefix="transformer.",
+            names={
+                "wte": "model.embed_tokens",
+                "wpe": "model.embed_positions",
+                "ln_f": "model.norm",
+                "h.*.ln_1": "model.layers.*.input_layernorm",
+                "h.*.ln_2": "model.layers.*.post_attention_layernorm",
+                "h.*.attn.c_attn": "model.layers.*.self_attn.query_key_value",
+                "h.*.attn.c_proj": "model.layers.*.self_attn.o_proj",
+                "h.*.mlp.c_fc": "model.layers.*.mlp.up_proj",
+                "h.*.mlp.c_proj": "model.layers.*.mlp.down_proj",
+            },
+        ),
+        Skip(  # masks of old checkpoints
+            tuple(f"{prefix}h.*.attn.{mask}" for prefix in ("", "transformer.") for mask in ("bias", "masked_bias"))
+        ),
+        Split("self_attn.query_key_value", QKV),
+        Transpose(("self_attn.query_key_value", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")),
     ),
 )

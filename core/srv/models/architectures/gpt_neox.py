@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.architectures.starcoder2 import NAMES
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import QKV, Permute, Rename, Skip, Split
 
 
 def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
@@ -47,21 +47,23 @@ ARCHITECTURE = Architecture(
         "attention_bias": True,
     },
     model_type="gpt_neox",
-    weights=StoredWeights(
-        prefix="gpt_neox.",
-        names={
-            "embed_in": "model.embed_tokens",
-            "embed_out": "lm_head",
-            "final_layer_norm": "model.norm",
-            "layers.*.input_layernorm": "model.layers.*.input_layernorm",
-            "layers.*.post_attention_layernorm": "model.layers.*.post_attention_layernorm",
-            "layers.*.attention.query_key_value": "model.layers.*.self_attn.query_key_value",
-            "layers.*.attention.dense": "model.layers.*.self_attn.o_proj",
-            "layers.*.mlp.dense_h_to_4h": "model.layers.*.mlp.up_proj",
-            "layers.*.mlp.dense_4h_to_h": "model.layers.*.mlp.down_proj",
-        },
-        unused=("gpt_neox.layers.*.attention.bias", "gpt_neox.layers.*.attention.masked_bias"),  # of old checkpoints
-        fused="self_attn.query_key_value",
-        rows="groups",
+    weights=(
+        Rename(
+            prefix="gpt_neox.",
+            names={
+                "embed_in": "model.embed_tokens",
+                "embed_out": "lm_head",
+                "final_layer_norm": "model.norm",
+                "layers.*.input_layernorm": "model.layers.*.input_layernorm",
+                "layers.*.post_attention_layernorm": "model.layers.*.post_attention_layernorm",
+                "layers.*.attention.query_key_value": "model.layers.*.self_attn.query_key_value",
+                "layers.*.attention.dense": "model.layers.*.self_attn.o_proj",
+                "layers.*.mlp.dense_h_to_4h": "model.layers.*.mlp.up_proj",
+                "layers.*.mlp.dense_4h_to_h": "model.layers.*.mlp.down_proj",
+            },
+        ),  # masks of old checkpoints
+        Skip(("gpt_neox.layers.*.attention.bias", "gpt_neox.layers.*.attention.masked_bias")),
+        Split("self_attn.query_key_value", QKV),
+        Permute("self_attn.query_key_value", "kv_heads"),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_pattern
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import StackedExperts
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import refuse_unless
 
@@ -74,5 +74,5 @@ ARCHITECTURE = Architecture(
         "sliding_window_pattern": PATTERN,
     },
     model_type="gpt_oss",
-    weights=StoredWeights(fused_experts="pairs"),
+    weights=(StackedExperts("pairs"),),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import PermuteRotary, Rename, Skip
 from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig, UnsupportedConfig
 
 NAMES = {
@@ -60,20 +60,22 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": False,
         "vocab_size": 50400,
     },
-    weights=StoredWeights(
-        prefix="transformer.",
-        names={
-            "wte": "model.embed_tokens",
-            "ln_f": "model.norm",
-            "h.*.ln_1": "model.layers.*.input_layernorm",
-            "h.*.attn.q_proj": "model.layers.*.self_attn.q_proj",
-            "h.*.attn.k_proj": "model.layers.*.self_attn.k_proj",
-            "h.*.attn.v_proj": "model.layers.*.self_attn.v_proj",
-            "h.*.attn.out_proj": "model.layers.*.self_attn.o_proj",
-            "h.*.mlp.fc_in": "model.layers.*.mlp.up_proj",
-            "h.*.mlp.fc_out": "model.layers.*.mlp.down_proj",
-        },
-        unused=("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"),  # masks of old checkpoints
-        interleaved=lambda config: int(config["rotary_dim"]),
+    weights=(
+        Rename(
+            prefix="transformer.",
+            names={
+                "wte": "model.embed_tokens",
+                "ln_f": "model.norm",
+                "h.*.ln_1": "model.layers.*.input_layernorm",
+                "h.*.attn.q_proj": "model.layers.*.self_attn.q_proj",
+                "h.*.attn.k_proj": "model.layers.*.self_attn.k_proj",
+                "h.*.attn.v_proj": "model.layers.*.self_attn.v_proj",
+                "h.*.attn.out_proj": "model.layers.*.self_attn.o_proj",
+                "h.*.mlp.fc_in": "model.layers.*.mlp.up_proj",
+                "h.*.mlp.fc_out": "model.layers.*.mlp.down_proj",
+            },
+        ),  # masks of old checkpoints
+        Skip(("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")),
+        PermuteRotary(lambda config: int(config["rotary_dim"])),
     ),
 )

@@ -8,7 +8,8 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.llama import LLAMA_DEFAULTS
-from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 
 # The constants, by the names of GGUF metadata. There, too, "logit_scale" divides.
 CONSTANTS = {
@@ -36,5 +37,5 @@ ARCHITECTURE = Architecture(
     name="GraniteForCausalLM",
     make_config=make_config,
     defaults={**LLAMA_DEFAULTS, **dict.fromkeys(CONSTANTS.values(), 1.0)},
-    gguf=GGUFLayout("granite", permuted=ROTARY_PROJECTIONS, fields=CONSTANTS),
+    gguf=GGUFLayout("granite", weights=(PermuteRotary(),), fields=CONSTANTS),
 )

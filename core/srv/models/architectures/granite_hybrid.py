@@ -13,7 +13,7 @@ from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.granite import CONSTANTS
 from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
 from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, MambaConfig, mamba_sizes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import GATE_UP, Rename, Split
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 
@@ -83,7 +83,5 @@ ARCHITECTURE = Architecture(
         "position_embedding_type": None,
         "layer_types": None,
     },
-    weights=StoredWeights(
-        components={"block_sparse_moe": "mlp"}, names=_NAMES, fused_mlp=f"mlp.{_SHARED}.gate_up_proj"
-    ),
+    weights=(Rename(_NAMES, parts={"block_sparse_moe": "mlp"}), Split(f"mlp.{_SHARED}.gate_up_proj", GATE_UP)),
 )

@@ -12,7 +12,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, gated, label_count
 from srv.models.architectures.rotary_encoder import GATED_NAMES, NAMES, rotary_encoder, with_labels, with_prefixes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import GATE_UP, QKV, Permute, Rename, Skip, Split
 from srv.models.layers.rope_config import refuse_unless
 
 _DEFAULTS: dict[str, Any] = {
@@ -70,12 +70,12 @@ ARCHITECTURE = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="gte",
-    weights=StoredWeights(
-        names=with_prefixes(_PREFIXES, _ENCODER),
-        unused=tuple(f"{prefix}{name}" for prefix in _PREFIXES for name in (*_POOLER, *_OTHER_HEADS)),
-        fused="self_attn.qkv_proj",
-        fused_mlp="mlp.up_gate_proj",
-        up_first=True,
+    weights=(
+        Rename(with_prefixes(_PREFIXES, _ENCODER)),
+        Skip(tuple(f"{prefix}{name}" for prefix in _PREFIXES for name in (*_POOLER, *_OTHER_HEADS))),
+        Split("self_attn.qkv_proj", QKV),
+        Split("mlp.up_gate_proj", GATE_UP),
+        Permute("mlp.up_gate_proj", "swapped_halves"),
     ),
 )
 MASKED = ARCHITECTURE._replace(name="GteForMaskedLM", model_type=None)
@@ -83,10 +83,10 @@ CLASSIFIER = ARCHITECTURE._replace(
     name="GteForSequenceClassification",
     make_config=encoder_of(_classifier),
     model_type=None,
-    weights=StoredWeights(
-        names={**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"},
-        fused="self_attn.qkv_proj",
-        fused_mlp="mlp.up_gate_proj",
-        up_first=True,
+    weights=(
+        Rename({**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"}),
+        Split("self_attn.qkv_proj", QKV),
+        Split("mlp.up_gate_proj", GATE_UP),
+        Permute("mlp.up_gate_proj", "swapped_halves"),
     ),
 )

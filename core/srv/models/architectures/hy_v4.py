@@ -18,7 +18,7 @@ from srv.models.architectures.deepseek_config import DEFAULTS, DeepseekConfig
 from srv.models.architectures.deepseek_v32 import sparse_config
 from srv.models.architectures.described import Described
 from srv.models.blueprint import Layer, Norm, Part
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.indexers import hy_v4_types
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 from srv.models.stream_parts import StreamMixing, StreamStart
@@ -112,7 +112,5 @@ ARCHITECTURE = Architecture(
         "swiglu_limit": LIMIT,
     },
     model_type="hy_v4",
-    weights=StoredWeights(
-        names=dict(_stored_names()), components={"linear_gate": "gate_proj", "learnable_sink_param": "sinks"}
-    ),
+    weights=(Rename(dict(_stored_names()), parts={"linear_gate": "gate_proj", "learnable_sink_param": "sinks"}),),
 )

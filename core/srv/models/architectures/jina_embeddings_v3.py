@@ -13,7 +13,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, label_count
 from srv.models.architectures.layer_norm_config import activation
 from srv.models.architectures.rotary_encoder import NAMES, rotary_encoder, with_labels
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.layers.rope_config import refuse_unless
 
 _DEFAULTS: dict[str, Any] = {
@@ -65,17 +65,16 @@ ARCHITECTURE = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="jina_embeddings_v3",
-    weights=StoredWeights(prefix=_PREFIX, names=_ENCODER, unused=(*_POOLER, *_MASKED_HEAD), fused="self_attn.qkv_proj"),
+    weights=(Rename(prefix=_PREFIX, names=_ENCODER), Skip((*_POOLER, *_MASKED_HEAD)), Split("self_attn.qkv_proj", QKV)),
 )
 MASKED = ARCHITECTURE._replace(name="JinaEmbeddingsV3ForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="JinaEmbeddingsV3ForSequenceClassification",
     make_config=encoder_of(_classifier),
     model_type=None,
-    weights=StoredWeights(
-        prefix=_PREFIX,
-        names={**_ENCODER, "classifier.dense": "head.dense", "classifier.out_proj": "score"},
-        unused=_POOLER,
-        fused="self_attn.qkv_proj",
+    weights=(
+        Rename(prefix=_PREFIX, names={**_ENCODER, "classifier.dense": "head.dense", "classifier.out_proj": "score"}),
+        Skip(_POOLER),
+        Split("self_attn.qkv_proj", QKV),
     ),
 )

@@ -17,7 +17,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
 from srv.models.blueprint import Attention, Layer, Linear, Norm, Part, Tensors
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
 from srv.models.layers.rope_config import RopeConfig
@@ -155,10 +155,12 @@ _NAMES = {
         )
     },
 }
-_WEIGHTS = StoredWeights(
-    names=_NAMES,
-    components={"feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
-    suffixes={"expert_bias": "e_score_correction_bias"},
+_WEIGHTS = (
+    Rename(
+        _NAMES,
+        parts={"feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+        suffixes={"expert_bias": "e_score_correction_bias"},
+    ),
 )
 DENSE = Architecture(
     name="Lfm2ForCausalLM",

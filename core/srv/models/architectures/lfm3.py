@@ -14,7 +14,7 @@ from srv.models.architectures.decoder_config import decoder_config
 from srv.models.architectures.hybrid_config import ATTENTION, SLIDING, attending
 from srv.models.architectures.lfm2 import Lfm2Config
 from srv.models.architectures.sandwich_config import local_rope, with_rope_of
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import UnsupportedConfig
 
 KINDS = (ATTENTION, SLIDING, "conv")
@@ -85,13 +85,15 @@ ARCHITECTURE = Architecture(
         "use_attention_gate": True,
         "eos_token_id": 124900,
     },
-    weights=StoredWeights(
-        names={
-            "model.embedding_norm": "model.norm",
-            "model.layers.*.self_attn.g_proj": "model.layers.*.self_attn.gate_proj",  # transformers' own name
-            "model.layers.*.operator_norm": "model.layers.*.input_layernorm",
-            "model.layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
-        },
-        components={"feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+    weights=(
+        Rename(
+            {
+                "model.embedding_norm": "model.norm",
+                "model.layers.*.self_attn.g_proj": "model.layers.*.self_attn.gate_proj",  # transformers' own name
+                "model.layers.*.operator_norm": "model.layers.*.input_layernorm",
+                "model.layers.*.ffn_norm": "model.layers.*.post_attention_layernorm",
+            },
+            parts={"feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+        ),
     ),
 )

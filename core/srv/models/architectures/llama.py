@@ -7,7 +7,8 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
-from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 
 LLAMA_DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
@@ -29,5 +30,5 @@ ARCHITECTURE = Architecture(
     name="LlamaForCausalLM",
     make_config=make_config,
     defaults=LLAMA_DEFAULTS,
-    gguf=GGUFLayout("llama", permuted=ROTARY_PROJECTIONS),
+    gguf=GGUFLayout("llama", weights=(PermuteRotary(),)),
 )

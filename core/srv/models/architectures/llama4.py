@@ -12,7 +12,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
 from srv.models.architectures.glm import rotated_dims
 from srv.models.blueprint import Temperature
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import PermuteRotary, Rename, StackedExperts
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 
@@ -100,5 +100,5 @@ ARCHITECTURE = Architecture(
         "attn_scale": 0.1,
     },
     model_type="llama4_text",
-    weights=StoredWeights(interleaved=rotated_dims, fused_experts="halves", components={"feed_forward": "mlp"}),
+    weights=(Rename(parts={"feed_forward": "mlp"}), PermuteRotary(rotated_dims), StackedExperts("halves")),
 )

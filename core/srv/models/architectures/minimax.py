@@ -15,7 +15,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, one_window
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
 from srv.models.blueprint import Attention, Factors, Layer, Linear, Norm, Part
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.moe_config import MoEConfig, Routing
 from srv.models.layers.recurrent_sizes import ScanSizes
 from srv.models.recurrent_parts import Lightning
@@ -105,8 +105,8 @@ ARCHITECTURE = Architecture(
         "num_local_experts": 8,
         **{f"{name}_{side}_factor": 1 for name in ("full_attn", "linear_attn", "mlp") for side in ("alpha", "beta")},
     },
-    weights=StoredWeights(
-        components={"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
-        unused=tuple(f"model.layers.*.self_attn.{name}" for name in _DECAYS),
+    weights=(
+        Rename(parts={"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}),
+        Skip(tuple(f"model.layers.*.self_attn.{name}" for name in _DECAYS)),
     ),
 )

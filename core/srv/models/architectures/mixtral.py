@@ -8,8 +8,8 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.mistral import MISTRAL_DEFAULTS
-from srv.models.formats.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, ROTARY_PROJECTIONS, GGUFLayout
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary, Rename
 from srv.models.layers.moe_config import MoEConfig, Routing
 
 
@@ -35,10 +35,8 @@ ARCHITECTURE = Architecture(
     },
     gguf=GGUFLayout(
         "llama",
-        permuted=ROTARY_PROJECTIONS,
+        weights=(PermuteRotary(),),
         fields={**EXPERT_FIELDS, EXPERT_COUNT: "num_local_experts"},
     ),
-    weights=StoredWeights(
-        components={"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
-    ),
+    weights=(Rename(parts={"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}),),
 )

@@ -17,7 +17,7 @@ from srv.models.architectures.encoder_config import (
     label_count,
 )
 from srv.models.architectures.layer_norm_config import ACTIVATIONS
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import RopeConfig, refuse_unless, rope_config
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
@@ -115,15 +115,17 @@ ARCHITECTURE = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="modernbert",
-    weights=StoredWeights(prefix=_PREFIX, names=_NAMES, unused=(*_MASKED_HEAD, "decoder.weight", "decoder.bias")),
+    weights=(Rename(prefix=_PREFIX, names=_NAMES), Skip((*_MASKED_HEAD, "decoder.weight", "decoder.bias"))),
 )
 MASKED = ARCHITECTURE._replace(name="ModernBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="ModernBertForSequenceClassification",
     make_config=encoder_of(_classifier),
     model_type=None,
-    weights=StoredWeights(
-        prefix=_PREFIX,
-        names={**_NAMES, "head.dense": "head.dense", "head.norm": "head.norm", "classifier": "score"},
+    weights=(
+        Rename(
+            prefix=_PREFIX,
+            names={**_NAMES, "head.dense": "head.dense", "head.norm": "head.norm", "classifier": "score"},
+        ),
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, alibi_slopes, sizes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import QKV, Rename, Split
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 NAMES = {
@@ -70,18 +70,20 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "vocab_size": 50368,
     },
-    weights=StoredWeights(
-        prefix="transformer.",
-        names={
-            "wte": "model.embed_tokens",
-            "norm_f": "model.norm",
-            "blocks.*.norm_1": "model.layers.*.input_layernorm",
-            "blocks.*.norm_2": "model.layers.*.post_attention_layernorm",
-            "blocks.*.attn.Wqkv": "model.layers.*.self_attn.query_key_value",
-            "blocks.*.attn.out_proj": "model.layers.*.self_attn.o_proj",
-            "blocks.*.ffn.up_proj": "model.layers.*.mlp.up_proj",
-            "blocks.*.ffn.down_proj": "model.layers.*.mlp.down_proj",
-        },
-        fused="self_attn.query_key_value",
+    weights=(
+        Rename(
+            prefix="transformer.",
+            names={
+                "wte": "model.embed_tokens",
+                "norm_f": "model.norm",
+                "blocks.*.norm_1": "model.layers.*.input_layernorm",
+                "blocks.*.norm_2": "model.layers.*.post_attention_layernorm",
+                "blocks.*.attn.Wqkv": "model.layers.*.self_attn.query_key_value",
+                "blocks.*.attn.out_proj": "model.layers.*.self_attn.o_proj",
+                "blocks.*.ffn.up_proj": "model.layers.*.mlp.up_proj",
+                "blocks.*.ffn.down_proj": "model.layers.*.mlp.down_proj",
+            },
+        ),
+        Split("self_attn.query_key_value", QKV),
     ),
 )

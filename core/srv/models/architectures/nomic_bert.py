@@ -12,7 +12,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, gated, label_count
 from srv.models.architectures.rotary_encoder import GATED_NAMES, NAMES, rotary_encoder, with_labels, with_prefixes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.layers.rope_config import refuse_unless
 
 # Fields that configurations may state by either name have no defaults here.
@@ -85,10 +85,10 @@ ARCHITECTURE = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="nomic_bert",
-    weights=StoredWeights(
-        names=with_prefixes(_PREFIXES, _ENCODER),
-        unused=(*_MASKED_HEAD, *(f"{prefix}{name}" for prefix in _PREFIXES for name in _POOLER)),
-        fused="self_attn.qkv_proj",
+    weights=(
+        Rename(with_prefixes(_PREFIXES, _ENCODER)),
+        Skip((*_MASKED_HEAD, *(f"{prefix}{name}" for prefix in _PREFIXES for name in _POOLER))),
+        Split("self_attn.qkv_proj", QKV),
     ),
 )
 MASKED = ARCHITECTURE._replace(name="NomicBertForMaskedLM", model_type=None)
@@ -96,8 +96,8 @@ CLASSIFIER = ARCHITECTURE._replace(
     name="NomicBertForSequenceClassification",
     make_config=encoder_of(_classifier),
     model_type=None,
-    weights=StoredWeights(
-        names={**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"},
-        fused="self_attn.qkv_proj",
+    weights=(
+        Rename({**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"}),
+        Split("self_attn.qkv_proj", QKV),
     ),
 )

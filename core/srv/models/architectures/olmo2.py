@@ -11,7 +11,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, decoder_config
 from srv.models.architectures.sandwich_config import SandwichConfig
-from srv.models.formats.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
+from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
 
 OLMO_DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
@@ -36,5 +36,5 @@ ARCHITECTURE = Architecture(
     name="Olmo2ForCausalLM",
     make_config=make_config,
     defaults=OLMO_DEFAULTS,
-    gguf=GGUFLayout("olmo2", layer_names={**OUTPUT_NORM_NAMES, **HEAD_NORM_NAMES}),
+    gguf=GGUFLayout("olmo2", weights=(OUTPUT_NORM_NAMES, HEAD_NORM_NAMES)),
 )

@@ -18,7 +18,7 @@ from srv.models.architectures.decoder_config import DecoderConfig, decoder_confi
 from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending
 from srv.models.architectures.qwen3_next import delta_net
 from srv.models.blueprint import Layer, Norm, Part
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.rope_config import UnsupportedConfig
 
@@ -118,10 +118,12 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 100257,
     },
     model_type="olmo_hybrid",
-    weights=StoredWeights(
-        names={
-            "model.layers.*.attention_layer_norm": "model.layers.*.input_layernorm",
-            "model.layers.*.feedforward_layer_norm": "model.layers.*.post_attention_layernorm",
-        }
+    weights=(
+        Rename(
+            {
+                "model.layers.*.attention_layer_norm": "model.layers.*.input_layernorm",
+                "model.layers.*.feedforward_layer_norm": "model.layers.*.post_attention_layernorm",
+            }
+        ),
     ),
 )

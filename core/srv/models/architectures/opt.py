@@ -13,7 +13,7 @@ from srv.models.architectures.layer_norm_config import (
     sizes,
 )
 from srv.models.architectures.starcoder2 import NAMES
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
 FIRST_POSITION = 2
@@ -50,20 +50,22 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "enable_bias": True,
     },
-    weights=StoredWeights(
-        prefix="model.decoder.",
-        names={
-            "embed_tokens": "model.embed_tokens",
-            "embed_positions": "model.embed_positions",
-            "final_layer_norm": "model.norm",
-            "layers.*.self_attn.q_proj": "model.layers.*.self_attn.q_proj",
-            "layers.*.self_attn.k_proj": "model.layers.*.self_attn.k_proj",
-            "layers.*.self_attn.v_proj": "model.layers.*.self_attn.v_proj",
-            "layers.*.self_attn.out_proj": "model.layers.*.self_attn.o_proj",
-            "layers.*.self_attn_layer_norm": "model.layers.*.input_layernorm",
-            "layers.*.final_layer_norm": "model.layers.*.post_attention_layernorm",
-            "layers.*.fc1": "model.layers.*.mlp.up_proj",
-            "layers.*.fc2": "model.layers.*.mlp.down_proj",
-        },
+    weights=(
+        Rename(
+            prefix="model.decoder.",
+            names={
+                "embed_tokens": "model.embed_tokens",
+                "embed_positions": "model.embed_positions",
+                "final_layer_norm": "model.norm",
+                "layers.*.self_attn.q_proj": "model.layers.*.self_attn.q_proj",
+                "layers.*.self_attn.k_proj": "model.layers.*.self_attn.k_proj",
+                "layers.*.self_attn.v_proj": "model.layers.*.self_attn.v_proj",
+                "layers.*.self_attn.out_proj": "model.layers.*.self_attn.o_proj",
+                "layers.*.self_attn_layer_norm": "model.layers.*.input_layernorm",
+                "layers.*.final_layer_norm": "model.layers.*.post_attention_layernorm",
+                "layers.*.fc1": "model.layers.*.mlp.up_proj",
+                "layers.*.fc2": "model.layers.*.mlp.down_proj",
+            },
+        ),
     ),
 )

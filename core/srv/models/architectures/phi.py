@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.architectures.starcoder2 import NAMES
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
 
@@ -46,12 +46,14 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 2,
         "tie_word_embeddings": False,
     },
-    weights=StoredWeights(
-        names={
-            "model.final_layernorm": "model.norm",
-            "model.layers.*.self_attn.dense": "model.layers.*.self_attn.o_proj",
-            "model.layers.*.mlp.fc1": "model.layers.*.mlp.up_proj",
-            "model.layers.*.mlp.fc2": "model.layers.*.mlp.down_proj",
-        },
+    weights=(
+        Rename(
+            {
+                "model.final_layernorm": "model.norm",
+                "model.layers.*.self_attn.dense": "model.layers.*.self_attn.o_proj",
+                "model.layers.*.mlp.fc1": "model.layers.*.mlp.up_proj",
+                "model.layers.*.mlp.fc2": "model.layers.*.mlp.down_proj",
+            }
+        ),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, one_window
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import GATE_UP, QKV, Split
 
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -33,5 +33,5 @@ ARCHITECTURE = Architecture(
         "rms_norm_eps": 1e-5,
         "eos_token_id": 32000,
     },
-    weights=StoredWeights(fused="self_attn.qkv_proj", fused_mlp="mlp.gate_up_proj"),
+    weights=(Split("self_attn.qkv_proj", QKV), Split("mlp.gate_up_proj", GATE_UP)),
 )

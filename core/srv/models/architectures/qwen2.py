@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_types
-from srv.models.formats.gguf_layout import GGUFLayout
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 
 QWEN_DEFAULTS: dict[str, Any] = {
     **DEFAULTS,

@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config, windows_of_types
 from srv.models.architectures.qwen2 import QWEN_DEFAULTS
-from srv.models.formats.gguf_layout import EXPERT_FIELDS, GGUFLayout
+from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, GGUFLayout
 from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
 
 MOE_DEFAULTS: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.qwen2 import QWEN_DEFAULTS, windows
-from srv.models.formats.gguf_layout import GGUFLayout
+from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, GGUFLayout
 
 
 def make_config(config: Mapping[str, Any]) -> DecoderConfig:
@@ -20,5 +20,5 @@ ARCHITECTURE = Architecture(
     name="Qwen3ForCausalLM",
     make_config=make_config,
     defaults={**QWEN_DEFAULTS, "head_dim": 128},
-    gguf=GGUFLayout("qwen3", layer_names={"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}),
+    gguf=GGUFLayout("qwen3", weights=(HEAD_NORM_NAMES,)),
 )

@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
 from srv.models.architectures.qwen2_moe import MOE_DEFAULTS, experts, sparse_layers
-from srv.models.formats.gguf_layout import EXPERT_FIELDS, GGUFLayout
+from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, GGUFLayout
 from srv.models.layers.moe_config import COUNT_FIELDS
 
 
@@ -42,7 +42,7 @@ ARCHITECTURE = Architecture(
     model_type="qwen3_moe",
     gguf=GGUFLayout(
         "qwen3moe",
-        layer_names={"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        weights=(HEAD_NORM_NAMES,),
         fields={**EXPERT_FIELDS, "expert_feed_forward_length": "moe_intermediate_size"},
         complete=lambda config: {**config, "norm_topk_prob": True},  # as llama.cpp assumes
     ),

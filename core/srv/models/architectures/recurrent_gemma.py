@@ -15,7 +15,7 @@ from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import decoder_config, soft_cap
 from srv.models.architectures.hybrid_config import HybridConfig
 from srv.models.blueprint import Attention, Layer, Linear, Part, Tensors
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.recurrent_sizes import LinearRecurrenceSizes
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 from srv.models.recurrent_parts import LinearRecurrence
@@ -120,5 +120,5 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 1,
     },
     model_type="recurrent_gemma",
-    weights=StoredWeights(names={"model.final_norm": "model.norm"}, components={"mlp_block": "mlp"}),
+    weights=(Rename({"model.final_norm": "model.norm"}, parts={"mlp_block": "mlp"}),),
 )

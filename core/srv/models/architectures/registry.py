@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
-from srv.models.formats.gguf_layout import GGUFLayout
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import WeightMapping
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.installed import entries
 
@@ -167,6 +168,12 @@ def gguf_layout(name: str) -> GGUFLayout:
     if architecture is None or architecture.gguf is None:
         raise UnsupportedConfig(f"GGUF files of {name} are not supported")
     return architecture.gguf
+
+
+def weight_mapping(name: str) -> WeightMapping:
+    """What the safetensors files of an architecture store otherwise than its layers; nothing without native layers."""
+    architecture = find(name)
+    return WeightMapping(() if architecture is None else architecture.weights)
 
 
 def known_name(published: str) -> str:

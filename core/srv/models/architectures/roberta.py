@@ -11,7 +11,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.bert import DEFAULTS, NAMES, OLD_SUFFIXES, bert_sizes, unused
 from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, label_count
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename, Skip
 
 _DEFAULTS: dict[str, Any] = {**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
 _PREFIX = "roberta."
@@ -43,18 +43,20 @@ ROBERTA = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="roberta",
-    weights=StoredWeights(prefix=_PREFIX, names=NAMES, unused=unused(_PREFIX, *_HEADS), suffixes=OLD_SUFFIXES),
+    weights=(Rename(prefix=_PREFIX, names=NAMES, suffixes=OLD_SUFFIXES), Skip(unused(_PREFIX, *_HEADS))),
 )
 ROBERTA_MASKED = ROBERTA._replace(name="RobertaForMaskedLM", model_type=None)
 ROBERTA_CLASSIFIER = ROBERTA._replace(
     name="RobertaForSequenceClassification",
     make_config=encoder_of(_classifier),
     model_type=None,
-    weights=StoredWeights(
-        prefix=_PREFIX,
-        names={**NAMES, "classifier.dense": "head.dense", "classifier.out_proj": "score"},
-        unused=unused(_PREFIX, "pooler.dense.weight", "pooler.dense.bias"),
-        suffixes=OLD_SUFFIXES,
+    weights=(
+        Rename(
+            prefix=_PREFIX,
+            names={**NAMES, "classifier.dense": "head.dense", "classifier.out_proj": "score"},
+            suffixes=OLD_SUFFIXES,
+        ),
+        Skip(unused(_PREFIX, "pooler.dense.weight", "pooler.dense.bias")),
     ),
 )
 _XLM_DEFAULTS: dict[str, Any] = {**_DEFAULTS, "vocab_size": 30522}

@@ -57,5 +57,5 @@ def with_labels(config: EncoderSizes, labels: int) -> EncoderSizes:
 
 
 def with_prefixes(prefixes: tuple[str, ...], names: Mapping[str, str]) -> dict[str, str]:
-    """Names as of `StoredWeights` for checkpoints with any of several prefixes."""
+    """Names as of `Rename` for checkpoints with any of several prefixes."""
     return {f"{prefix}{stored}": name for prefix in prefixes for stored, name in names.items()}

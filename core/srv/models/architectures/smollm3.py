@@ -10,7 +10,8 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_types
-from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.layers.rope_config import UnsupportedConfig
 
 
@@ -66,5 +67,5 @@ ARCHITECTURE = Architecture(
         "use_sliding_window": False,
         "no_rope_layer_interval": 4,
     },
-    gguf=GGUFLayout("smollm3", permuted=ROTARY_PROJECTIONS),
+    gguf=GGUFLayout("smollm3", weights=(PermuteRotary(),)),
 )

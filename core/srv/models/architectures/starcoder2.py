@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import one_window
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 
 NAMES = {
     "hidden": ("hidden_size",),
@@ -55,10 +55,12 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "use_bias": True,
     },
-    weights=StoredWeights(
-        names={
-            "model.layers.*.mlp.c_fc": "model.layers.*.mlp.up_proj",
-            "model.layers.*.mlp.c_proj": "model.layers.*.mlp.down_proj",
-        },
+    weights=(
+        Rename(
+            {
+                "model.layers.*.mlp.c_fc": "model.layers.*.mlp.up_proj",
+                "model.layers.*.mlp.c_proj": "model.layers.*.mlp.down_proj",
+            }
+        ),
     ),
 )

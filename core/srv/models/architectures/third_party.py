@@ -11,9 +11,24 @@ from typing import Any
 from srv.errors import PluginError
 from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
 from srv.models.architectures.described import Described
-from srv.models.formats.gguf_layout import GGUFLayout
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import RULES, PermuteRotary, Rename, Skip
 from srv.platform.extensions import Extensions, contested
+
+
+def _fault_in_rules(architecture: Architecture) -> tuple[str, str] | None:
+    """Rules that nothing would apply; the member, and a clause."""
+    layout = architecture.gguf
+    if layout is not None and not isinstance(layout.weights, tuple):
+        return "gguf.weights", f"is {layout.weights!r}, not a tuple"
+    for rule in architecture.weights:
+        if not isinstance(rule, RULES):
+            return "weights", f"has {rule!r}, which is no rule"
+    for rule in () if layout is None else layout.weights:
+        if not isinstance(rule, Rename | Skip) and rule != PermuteRotary():
+            return "gguf.weights", f"has {rule!r}, which GGUF files do not take"
+    return None
+
 
 ARCHITECTURES = Extensions(
     GROUP,
@@ -25,10 +40,11 @@ ARCHITECTURES = Extensions(
         "defaults": Mapping,
         "gguf": (GGUFLayout, type(None)),
         "layers": str,
-        "weights": (StoredWeights, type(None)),
+        "weights": tuple,
     },
     functions=("make_config",),
     targets=("layers",),
+    fault=_fault_in_rules,
 )
 
 

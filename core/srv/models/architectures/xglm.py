@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
 NAMES = {
@@ -44,16 +44,18 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "vocab_size": 256008,
     },
-    weights=StoredWeights(
-        prefix="model.",
-        names={
-            "embed_tokens": "model.embed_tokens",
-            "layer_norm": "model.norm",
-            "layers.*.self_attn_layer_norm": "model.layers.*.input_layernorm",
-            "layers.*.final_layer_norm": "model.layers.*.post_attention_layernorm",
-            "layers.*.self_attn.out_proj": "model.layers.*.self_attn.o_proj",
-            "layers.*.fc1": "model.layers.*.mlp.up_proj",
-            "layers.*.fc2": "model.layers.*.mlp.down_proj",
-        },
+    weights=(
+        Rename(
+            prefix="model.",
+            names={
+                "embed_tokens": "model.embed_tokens",
+                "layer_norm": "model.norm",
+                "layers.*.self_attn_layer_norm": "model.layers.*.input_layernorm",
+                "layers.*.final_layer_norm": "model.layers.*.post_attention_layernorm",
+                "layers.*.self_attn.out_proj": "model.layers.*.self_attn.o_proj",
+                "layers.*.fc1": "model.layers.*.mlp.up_proj",
+                "layers.*.fc2": "model.layers.*.mlp.down_proj",
+            },
+        ),
     ),
 )

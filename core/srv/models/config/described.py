@@ -13,11 +13,11 @@ import msgspec
 from srv.dtypes import ITEM_SIZES
 from srv.models import derive
 from srv.models.blueprint import Attention, Part
+from srv.models.checkpoints.safetensors_header import Checkpoint
 from srv.models.config.limits import MAX_SIZE
 from srv.models.families import registry as families
 from srv.models.families.family import UnknownSizes
 from srv.models.families.stored import stored_bytes, stored_types
-from srv.models.formats.safetensors_header import Checkpoint
 from srv.models.latent_parts import Latent
 from srv.quantization import registry as quantization
 from srv.specs import AttentionSpec, CacheSpec, FullAttention
@@ -155,8 +155,8 @@ def weight_sizes(
     nested = config.get("text_config")
     stated = config.get("quantization_config") or (nested or {}).get("quantization_config")
     try:
-        weights = families.stored_weights(model.architecture)
-        found = stored_types(model.tree, dtype, stated if method is not None else None, weights)
+        mapping = families.weight_mapping(model.architecture)
+        found = stored_types(model.tree, dtype, stated if method is not None else None, mapping)
     except UnknownSizes as error:
         return WeightSizes(model.parameters, 0, {}, f"{error}; {UNKNOWN_REMEDY}")
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:

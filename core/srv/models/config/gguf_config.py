@@ -17,12 +17,12 @@ from typing import Any
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.architectures.registry import find_gguf, gguf_names, native_config
+from srv.models.checkpoints.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT
+from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
 from srv.models.families.registry import MAX_LAYERS
-from srv.models.formats.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
-from srv.models.formats.gguf_layout import EXPERT_COUNT
-from srv.models.formats.gguf_types import OP_TYPES
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
 from srv.specs import CacheSpec, FullAttention, ModelFacts
@@ -213,7 +213,7 @@ def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` as transformers names them. YaRN's attention factor is computed as in llama.cpp."""
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base") or 10000.0)}
     dim = meta.count("rope.dimension_count", head_dim)
-    if dim != head_dim and meta.layout.permuted:
+    if dim != head_dim and meta.layout.permutes:
         # The file's row order pairs dimensions across whole heads, so it does not show which dimensions are rotated.
         raise meta.unsupported(f"only {dim} of {head_dim} dimensions of its heads are rotated")
     if dim != head_dim:

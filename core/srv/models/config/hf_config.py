@@ -26,19 +26,19 @@ from srv.models.architectures.registry import (
     native_or_reason,
     with_defaults,
 )
+from srv.models.checkpoints.output_layer import has_separate_head
+from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
+from srv.models.checkpoints.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.config import layer_fields, unserved
 from srv.models.config.described import DescribedModel, described, weight_sizes
 from srv.models.config.field_types import check_fields
 from srv.models.config.layer_fields import Heads
+from srv.models.config.layer_names import layer_names
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
 from srv.models.config.sentence import read_sentence
-from srv.models.config.stored_names import model_names
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.families.registry import COUNT_FROM_PADDING, MAX_LAYERS
-from srv.models.formats.own_head import has_own_head
-from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
-from srv.models.formats.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.quantization import registry as quantization
@@ -87,7 +87,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     architecture = _architecture(path, config)
     if checkpoint is not None:
         text = with_defaults(architecture, _text_config(config))
-        checkpoint = _needed(checkpoint, model_names(architecture, whole), text)
+        checkpoint = _needed(checkpoint, layer_names(architecture, whole), text)
     stored_types = _stored_types(checkpoint)
     dtype, method = _dtype(config, stored_types), quantization.detect(path, _text_config(config))
     model = described(architecture, config, dtype)
@@ -141,8 +141,8 @@ def _is_untied(
         return False
     if not is_tied(with_defaults(architecture, _text_config(config))):
         return False
-    rename = model_names(architecture, whole)
-    return has_own_head(checkpoint, {each: name for each in checkpoint.tensors if (name := rename(each))})
+    rename = layer_names(architecture, whole)
+    return has_separate_head(checkpoint, {each: name for each in checkpoint.tensors if (name := rename(each))})
 
 
 def _needed(checkpoint: Checkpoint, name: Callable[[str], str | None], text: Mapping[str, Any]) -> Checkpoint:

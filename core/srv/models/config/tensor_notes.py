@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from srv.errors import listed
-from srv.models.config.stored_names import model_names
-from srv.models.formats.own_head import stores_head
-from srv.models.formats.safetensors_header import Checkpoint, read_checkpoint
-from srv.models.formats.text_names import OUTPUT_LAYER, ROTARY, is_tied, is_unread, text_weight_name
+from srv.models.checkpoints.output_layer import has_head
+from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
+from srv.models.checkpoints.text_names import OUTPUT_LAYER, ROTARY, is_tied, is_unread, text_weight_name
+from srv.models.config.layer_names import layer_names
 from srv.models.options import TIED
 from srv.specs import ModelFacts
 
@@ -51,7 +51,7 @@ def _ignored_notes(facts: ModelFacts, folder: Path) -> tuple[str, ...]:
 
 
 def _ignored(facts: ModelFacts, checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    rename = model_names(facts.architecture, facts.text_part_of)
+    rename = layer_names(facts.architecture, facts.text_part_of)
     yield from ((name, "they predict further tokens, which is not supported") for name in checkpoint.prediction)
     for stored in checkpoint.tensors:
         name = rename(stored)
@@ -70,6 +70,6 @@ def is_uncompared(facts: ModelFacts, folder: Path) -> bool:
     checkpoint = read_checkpoint(folder) if facts.format == "safetensors" else None
     if checkpoint is None or TIED in facts.overrides or not is_tied(facts.config):
         return False
-    rename = model_names(facts.architecture, facts.text_part_of)
+    rename = layer_names(facts.architecture, facts.text_part_of)
     names: Mapping[str, str] = {each: name for each in checkpoint.tensors if (name := rename(each))}
-    return stores_head(names)
+    return has_head(names)

@@ -1,7 +1,7 @@
 """The language model in a folder of a vision model: its configuration. Torch-free.
 
 The language model is served alone. Images are not served, so that weights of the vision part are skipped.
-`srv.models.architectures.vision_models` lists the models, `srv.models.formats.text_names` has the names of weights.
+`srv.models.architectures.vision_models` lists the models, `srv.models.checkpoints.text_names` has the names of weights.
 
     LlavaForConditionalGeneration              LlamaForCausalLM
     ├─ vision_tower, multi_modal_projector     (skipped)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from srv.models.blueprint import Part
-from srv.models.formats.stored_weights import StoredWeights
+from srv.models.checkpoints.rules import Rule
 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -35,7 +35,7 @@ class Family(NamedTuple):
     names: Mapping[str, str] = _NONE
     former: Mapping[str, str] = _NONE
     text: Mapping[str, Any] = _NONE
-    weights: StoredWeights | None = None
+    weights: tuple[Rule, ...] = ()
 
     def filled(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a configuration by the names that `defaults` has, and its other ones, with the defaults."""

@@ -14,10 +14,10 @@ from typing import Any
 
 from srv.models.architectures.registry import find, name_of_type, with_defaults
 from srv.models.blueprint import Experts, Part
+from srv.models.checkpoints.rules import WeightMapping
 from srv.models.derive import distinct, parameters
 from srv.models.families.family import Family, Fields, UnknownSizes
 from srv.models.families.native import native_tree
-from srv.models.formats.stored_weights import StoredWeights
 
 MAX_LAYERS = 10_000  # so that a damaged file cannot cause huge allocations
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
@@ -120,10 +120,10 @@ def is_known(name: str) -> bool:
     return name in SIZES_ONLY or find(name) is not None
 
 
-def stored_weights(name: str) -> StoredWeights | None:
+def weight_mapping(name: str) -> WeightMapping:
     """How checkpoints of an architecture name and fuse weights, where its tree does it otherwise."""
-    found, native = family(name), find(name)
-    return found.weights if found is not None else None if native is None else native.weights
+    found = family(name) or find(name)
+    return WeightMapping(() if found is None else found.weights)
 
 
 def class_of_type(model_type: object) -> str | None:

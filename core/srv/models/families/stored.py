@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 from srv.dtypes import ITEM_SIZES
 from srv.errors import ModelError
 from srv.models.blueprint import Decoder, Experts, Linear, Output, Part, Tensors, Weight, below, walk
+from srv.models.checkpoints.rules import WeightMapping
 from srv.models.families.family import UnknownSizes
-from srv.models.formats.stored_weights import StoredWeights
 from srv.quantization.kv_scheme import unsupported_kv_scheme
 from srv.quantization.layer_patterns import check_pattern, matched_target, names_layer
 
@@ -44,19 +44,19 @@ class Module(NamedTuple):
 
 
 def stored_types(
-    tree: Part, dtype: str, quantization: Mapping[str, Any] | None = None, weights: StoredWeights | None = None
+    tree: Part, dtype: str, quantization: Mapping[str, Any] | None = None, mapping: WeightMapping | None = None
 ) -> dict[str, int]:
     """The number of stored elements of each dtype. `dtype`: that of weights which are not quantized.
 
-    `quantization`: the field `quantization_config`. `weights`: how checkpoints fuse matrices of the tree, if they do.
-    Raises UnknownSizes if its method is not known.
+    `quantization`: the field `quantization_config`. `mapping`: how checkpoints name and fuse matrices of the tree, if
+    they do otherwise. Raises UnknownSizes if the method is not known.
     """
     layout_of = _layouts(quantization, dtype) if quantization else _no_layout
     counts: Counter[str] = Counter()
     decoder = next((name for name, part in walk(tree) if isinstance(part, Decoder)), "")
     for name, part in walk(tree):
         plain, of_layers = part.elements, not decoder or name.startswith(f"{decoder}.")  # a tower has names of its own
-        for module in _modules(name, part, weights if weights is not None and of_layers else StoredWeights()):
+        for module in _modules(name, part, mapping if mapping is not None and of_layers else WeightMapping()):
             if (layout := layout_of(module)) is not None:
                 plain -= module.elements
                 for item, elements in layout(module.outputs, module.inputs).items():
@@ -65,21 +65,21 @@ def stored_types(
     return {name: count for name, count in counts.items() if count}
 
 
-def _modules(name: str, part: Part, weights: StoredWeights) -> Iterator[Module]:
+def _modules(name: str, part: Part, mapping: WeightMapping) -> Iterator[Module]:
     """The matrices of a part itself. Routers stay as they are."""
     if isinstance(part, Linear) and not part.role:
         is_head = isinstance(part, Output)
         if isinstance(part, Output) and part.tied:
             return
         names = tuple(below(name, each) for each in part.outputs)
-        whole, sizes = weights.whole(names), part.outputs.values()
+        whole, sizes = mapping.fused(names), part.outputs.values()
         for each, size in zip(whole, sizes if whole == names else [sum(sizes)], strict=True):
-            yield Module(weights.stored_name(each), size, part.inputs, is_head=is_head)
+            yield Module(mapping.checkpoint_name(each), size, part.inputs, is_head=is_head)
     else:
         copies = part.count if isinstance(part, Experts) else 0
         for weight in _matrices(part):
             outputs, inputs = weight.shape
-            module = weights.stored_name(below(name, weight.name.removesuffix(_WEIGHT)))
+            module = mapping.checkpoint_name(below(name, weight.name.removesuffix(_WEIGHT)))
             yield Module(module, outputs, inputs, copies)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.moe_config import ExpertActivation
 from srv.models.layers.op_layer import OpLayer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import Embedding, TokenEmbedding
 from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights

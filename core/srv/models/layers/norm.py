@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from srv.models.layers.context import BuildContext
 from srv.models.layers.op_layer import TORCH
-from srv.models.layers.own_weights import OwnWeights
+from srv.models.layers.weight_module import WeightModule
 from srv.platform.interface import OpArgs
 
 
-class Norm(OwnWeights, ABC):
+class Norm(WeightModule, ABC):
     """A norm over the last axis, with a weight [dim]. `name`: in the checkpoint; "" if no file has the weight."""
 
     weight: nn.Parameter

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.linear import Projection
 from srv.models.layers.norm import Norm
 from srv.models.modules.mixer import Mixer

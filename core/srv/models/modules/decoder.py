@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs, NativeModel, torch_dtype
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.embedding import VocabularyParallelLookup
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
 from srv.models.layers.norm import joined
-from srv.models.layers.own_weights import OwnWeights
+from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.attention import Attention
 from srv.models.modules.decoder_layer import DecoderLayer, make_layer, unless_one
 from srv.models.modules.latent_attention import LatentAttention
@@ -139,7 +139,7 @@ class Decoder(NativeModel):
         prepare_loaded(self)
 
 
-class OutputBias(OwnWeights):
+class OutputBias(WeightModule):
     """The bias of the output layer, of which each rank has a part."""
 
     def __init__(self, part: blueprint.Tensors, factory: LayerFactory) -> None:
@@ -155,7 +155,7 @@ class OutputBias(OwnWeights):
         return {self.name: self._vocab}
 
 
-class LearnedPositions(OwnWeights):
+class LearnedPositions(WeightModule):
     """Adds the rows of a table, by their positions."""
 
     def __init__(self, part: blueprint.Table, place: Place) -> None:

@@ -23,7 +23,7 @@ from srv.models.blueprint import GATED, Activation
 from srv.models.layers.experts import ExpertSizes
 from srv.models.layers.linear import Projection
 from srv.models.layers.op_layer import TORCH
-from srv.models.layers.own_weights import OwnWeights
+from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs
 
@@ -76,7 +76,7 @@ class ScaledMLP(MLP):
         return self.down_proj.kernel(self._activate(up)) * self.factor
 
 
-class ChoiceBias(OwnWeights):
+class ChoiceBias(WeightModule):
     """What is added to the scores of experts for the choice: float32 [E]."""
 
     def __init__(self, part: blueprint.Tensors, place: Place) -> None:

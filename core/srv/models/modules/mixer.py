@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from srv.models.base import ForwardContext, ModelInputs
-from srv.models.layers.own_weights import OwnWeights
+from srv.models.layers.weight_module import WeightModule
 
 
-class Mixer(OwnWeights, ABC):
+class Mixer(WeightModule, ABC):
     """Made from a `srv.models.blueprint.Mixer`."""
 
     @abstractmethod

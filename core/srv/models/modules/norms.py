@@ -9,7 +9,7 @@ from srv.models import blueprint
 from srv.models.latent_parts import GatedNorm
 from srv.models.layers.norm import LayerNorm, Norm, RMSNorm, UnitOffsetRMSNorm
 from srv.models.layers.op_layer import TORCH
-from srv.models.layers.own_weights import OwnWeights
+from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs
 
@@ -31,7 +31,7 @@ def make_norm(part: blueprint.Norm, place: Place) -> Norm:
     return made
 
 
-class HeadNorms(OwnWeights):
+class HeadNorms(WeightModule):
     """A LayerNorm without bias for each of several heads: weights [heads, dim]."""
 
     def __init__(self, part: blueprint.HeadNorms, place: Place) -> None:

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srv.models.layers.own_weights import OwnWeights
+from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.place import Place
 from srv.models.stream_parts import StreamMixing
 
 
-class StreamMixer(OwnWeights):
+class StreamMixer(WeightModule):
     """fn [groups * N, N * H], base [groups * N], scale [groups], all float32."""
 
     def __init__(self, part: StreamMixing, place: Place) -> None:

@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertWeights
 from srv.models.layers.linear import Projection
-from srv.models.layers.own_weights import OwnWeights
+from srv.models.layers.weight_module import WeightModule
 
-Weighted: TypeAlias = OwnWeights | Projection | ExpertWeights | TokenEmbedding
+Weighted: TypeAlias = WeightModule | Projection | ExpertWeights | TokenEmbedding
 
 
 def weighted(module: nn.Module) -> Iterator[Weighted]:
@@ -22,7 +22,7 @@ def weighted(module: nn.Module) -> Iterator[Weighted]:
         if isinstance(child, Projection | ExpertWeights | TokenEmbedding):
             yield child
             continue
-        if isinstance(child, OwnWeights):
+        if isinstance(child, WeightModule):
             yield child
         yield from weighted(child)
 
@@ -39,5 +39,5 @@ def weight_slices(model: nn.Module) -> dict[str, Slice]:
 
 def prepare_loaded(model: nn.Module) -> None:
     for each in weighted(model):
-        if isinstance(each, OwnWeights):
+        if isinstance(each, WeightModule):
             each.prepare_loaded()

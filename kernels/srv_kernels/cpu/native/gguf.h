@@ -43,7 +43,7 @@ struct PackedFormat {
     float unit = 1;
 };
 
-// The values of ggml_type; those from 1000 on are types of other checkpoints (see srv.models.formats.gguf_types).
+// The values of ggml_type; those from 1000 on are types of other checkpoints (see srv.models.checkpoints.gguf_types).
 enum class GgmlType : int32_t {
     q4_0 = 2,
     q4_1 = 3,

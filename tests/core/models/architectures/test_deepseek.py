@@ -21,7 +21,7 @@ from torch import Tensor
 from srv.dist.group import RankGroup
 from srv.models.architectures.load_layers import load_layers
 from srv.models.architectures.registry import native_config
-from srv.models.formats.slices import Slice
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.rope_config import UnsupportedConfig

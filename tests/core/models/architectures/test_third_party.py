@@ -23,7 +23,8 @@ NAME = "AcmeForCausalLM"
 SOURCE = f"""
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import DEFAULTS, decoder_config
-from srv.models.formats.gguf_layout import ROTARY_PROJECTIONS, GGUFLayout
+from srv.models.checkpoints.gguf_layout import GGUFLayout
+from srv.models.checkpoints.rules import PermuteRotary
 
 
 def make_config(config):
@@ -34,7 +35,7 @@ ARCHITECTURE = Architecture(
     name="{NAME}",
     make_config=make_config,
     defaults={{**DEFAULTS, "max_position_embeddings": 256}},
-    gguf=GGUFLayout("acme", permuted=ROTARY_PROJECTIONS),
+    gguf=GGUFLayout("acme", weights=(PermuteRotary(),)),
 )
 """
 Install = Callable[..., Path]
@@ -141,6 +142,10 @@ def test_it_is_found_without_torch(install: Install, tmp_path: Path) -> None:
         (SOURCE.replace("make_config=make_config", "make_config=7"), NAME, "make_config: is not a function"),
         (SOURCE.replace("gguf=GGUFLayout", "layers='decoder', gguf=GGUFLayout"), NAME, "layers: is 'decoder', not"),
         (SOURCE.replace("defaults={", "defaults=7 or {"), NAME, "defaults: is 7"),
+        (SOURCE.replace("gguf=", "weights=None, gguf="), NAME, "weights: is None"),
+        (SOURCE.replace("gguf=", "weights=('q_proj',), gguf="), NAME, "weights: has 'q_proj'"),
+        (SOURCE.replace("weights=(P", "weights=(7, P"), NAME, "gguf.weights: has 7, which GGUF files do not take"),
+        (SOURCE.replace("weights=(", "permuted=("), NAME, "unexpected keyword argument 'permuted'"),
         (SOURCE.replace("Architecture(\n", "Architecture(\n    size=7,\n"), NAME, "unexpected keyword argument 'size'"),
     ],
 )

@@ -15,7 +15,7 @@ from every import every
 from models_small import built
 
 from srv.errors import ModelError
-from srv.models.formats.gguf_header import GGUFHeader, read_header
+from srv.models.checkpoints.gguf_header import GGUFHeader, read_header
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
 from srv.specs import FullAttention

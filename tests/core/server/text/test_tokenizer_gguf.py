@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from srv.errors import ModelError, RequestError
 from srv.models.chat_templates import templates_in_metadata
-from srv.models.formats.gguf_header import read_header
+from srv.models.checkpoints.gguf_header import read_header
 from srv.models.locate import demo_model
 from srv.server.text.tokenizer import ModelTextProcessor, load_text_processor
 from srv.server.text.tokenizers.codec import BYTE_OF_CHARACTER

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from srv.errors import ModelError
-from srv.models.formats.gguf_header import read_header
+from srv.models.checkpoints.gguf_header import read_header
 from srv.server.text.processor import SpecialTokenAffixes
 from srv.server.text.tokenizers.codec import METASPACE, ByteCodec, byte_level_bytes, sentencepiece_bytes
 from srv.server.text.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer

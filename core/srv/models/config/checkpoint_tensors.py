@@ -1,0 +1,45 @@
+"""The dtype and the shape of each tensor of a checkpoint, by its name in the layers, from its headers. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from srv.models.architectures.registry import gguf_layout, weight_mapping
+from srv.models.checkpoints.expert_tensors import divisions
+from srv.models.checkpoints.gguf_header import read_header
+from srv.models.checkpoints.gguf_layout import weights_by_name
+from srv.models.checkpoints.safetensors_header import read_checkpoint
+from srv.models.config.layer_names import layer_names
+from srv.quantization.fp8 import DTYPE as FP8
+from srv.quantization.method import StoredModel
+from srv.specs import ModelFacts
+
+
+def checkpoint_tensors(facts: ModelFacts) -> StoredModel:
+    """What the layers of a quantization method are made for. Raises ModelError if the files are damaged.
+
+    Of a tensor that holds quantized weights of all experts, or belongs to one, it has the tensors of single experts.
+    """
+    path = Path(facts.path)
+    if facts.format == "gguf":
+        weights = weights_by_name(read_header(path), gguf_layout(facts.architecture))
+        return StoredModel(facts, {name: each.type.name for name, each in weights.items()})
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        return StoredModel(facts, {})
+    rename = layer_names(facts.architecture, facts.text_part_of)
+    names = {name: stored for stored in checkpoint.tensors if (name := rename(stored)) is not None}
+    tensors = {name: checkpoint.tensors[stored] for name, stored in names.items()}
+    types = {name: tensor.dtype for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    renamed = {name: stored for name, stored in names.items() if name != stored}
+    for name, division in divisions(dict(shapes), weight_mapping(facts.architecture).expert_columns):
+        if types.get(division.tensor.weight, FP8) != FP8 and not division.tensor.is_part:
+            continue  # what is not quantized is divided when it is loaded
+        dtype = types.pop(name)
+        del shapes[name]
+        renamed.pop(name, None)
+        types |= dict.fromkeys(division.parts, dtype)
+        shapes |= dict.fromkeys(division.parts, division.shape)
+        renamed |= dict.fromkeys(division.parts, names[name])
+    return StoredModel(facts, types, shapes, renamed)
