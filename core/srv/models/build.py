@@ -15,11 +15,11 @@ import torch
 
 from srv.dist.group import RankGroup
 from srv.errors import InternalError, ModelError
-from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.load_layers import load_layers
 from srv.models.architectures.own_order import interleaved_dims, kept_whole, own_order, stored_attention
 from srv.models.architectures.registry import gguf_layout
 from srv.models.base import CausalLM, NativeModel, inference_ready
+from srv.models.blueprint import Part
 from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers
 from srv.models.config.stored_model import stored_model
 from srv.models.config.stored_names import model_names
@@ -99,7 +99,7 @@ def build(
         loaders=loaders,
     )
     context = BuildContext(device, dtype, ops, group, communicator, cache_places, state_places, layer_made)
-    if choice.config is None:
+    if choice.tree is None:
         log.info("%s is served through transformers: %s", facts.name, choice.fallback)
         from srv.models.transformers.hf_model import build_hf
         from srv.models.transformers.hf_output import keep_float32
@@ -126,7 +126,7 @@ def native_layers(
 
     `context_length`: as in `build`. Raises ModelError and PluginError like `build`.
     """
-    if choice.config is None:
+    if choice.tree is None:
         raise InternalError(f"{facts.architecture} has no native layers")
     factory, storage = LayerFactory(context), StorageFormat()
     if choice.method is not None:
@@ -135,27 +135,27 @@ def native_layers(
         weights = kept_whole(facts, choice.method)
         if weights is not None:
             factory = StoredLayerFactory(factory, weights)
-            storage = _ordered_rows(stored, choice.config, choice.method, weights, storage)
-            return load_layers(facts.architecture)(choice.config.tree, factory, context_length), storage
-    storage = _architecture_storage(facts, choice.config, storage)
-    return load_layers(facts.architecture)(choice.config.tree, factory, context_length), storage
+            storage = _ordered_rows(stored, choice.tree, choice.method, weights, storage)
+            return load_layers(facts.architecture)(choice.tree, factory, context_length), storage
+    storage = _architecture_storage(facts, choice.tree, storage)
+    return load_layers(facts.architecture)(choice.tree, factory, context_length), storage
 
 
-def _architecture_storage(facts: ModelFacts, config: NativeConfig, storage: StorageFormat) -> StorageFormat:
+def _architecture_storage(facts: ModelFacts, tree: Part, storage: StorageFormat) -> StorageFormat:
     """The format of the checkpoint, with what its architecture stores otherwise; `storage`: that of the method."""
     weights = own_order(facts)
     if weights is None:
         return FusedExperts(storage)
-    layer = stored_attention(config, weights)[0]
+    layer = stored_attention(tree, weights)[0]
     storage = ArchitectureStorage(weights, layer, interleaved_dims(facts, weights), storage)
     return FusedExperts(storage, weights.fused_experts)
 
 
 def _ordered_rows(
-    model: StoredModel, config: NativeConfig, method: QuantMethod, weights: StoredWeights, storage: StorageFormat
+    model: StoredModel, tree: Part, method: QuantMethod, weights: StoredWeights, storage: StorageFormat
 ) -> StorageFormat:
     """The format of a quantized checkpoint whose matrices stay whole; `storage`: that of its method."""
-    facts, layer = model.facts, stored_attention(config, weights)[0]
+    facts, layer = model.facts, stored_attention(tree, weights)[0]
     block = 1 if method.row_block is None else method.row_block(facts)
     rows = RowTensors(method.row_tensors, block)
     storage = OrderedRows(weights, layer, interleaved_dims(facts, weights), storage, rows, model.types, facts.path)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.architectures.architecture import NativeConfig
+from srv.models import derive
 from srv.models.architectures.registry import find, with_defaults
+from srv.models.blueprint import Part
 from srv.models.formats.rotary_rows import crossing_rows, with_gates
 from srv.models.formats.row_orders import block_order, row_orders
 from srv.models.formats.stored_weights import StoredWeights
@@ -43,9 +44,10 @@ def interleaved_dims(facts: ModelFacts, weights: StoredWeights) -> int:
     return 0 if weights.interleaved is None else weights.interleaved(fields)
 
 
-def stored_attention(config: NativeConfig, weights: StoredWeights) -> tuple[AttentionLayer, ...]:
+def stored_attention(tree: Part, weights: StoredWeights) -> tuple[AttentionLayer, ...]:
     """The attention layers as checkpoints have their rows."""
-    return tuple(map(with_gates, config.attention_layers) if weights.gated_queries else config.attention_layers)
+    layers = derive.attention_layers(tree)
+    return tuple(map(with_gates, layers)) if weights.gated_queries else layers
 
 
 def stored_layer_ops(ops: Callable[[StoredModel], LayerOps], method: QuantMethod, model: StoredModel) -> LayerOps:
@@ -77,7 +79,7 @@ def has_quantized_experts(facts: ModelFacts) -> bool:
     return not tensors or any(_EXPERT in name and each.dtype not in FLOATS for name, each in tensors.items())
 
 
-def check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod, ranks: int = 1) -> None:
+def check_order(facts: ModelFacts, tree: Part, method: QuantMethod, ranks: int = 1) -> None:
     """Refuse quantized weights that the layers can hold neither as they are stored nor in the order of the layers.
 
     Raises ModelError (unsupported_quantization).
@@ -90,7 +92,7 @@ def check_order(facts: ModelFacts, config: NativeConfig, method: QuantMethod, ra
     named = ((weights.model_name(stored), tensor.dtype) for stored, tensor in needed_tensors(facts).items())
     types = {name: dtype for name, dtype in named if name is not None}
     clause = _experts_in_one(facts, method, weights, types)
-    clause = clause or _transposed(weights, method, types) or _moved(facts, config, method, weights, types)
+    clause = clause or _transposed(weights, method, types) or _moved(facts, tree, method, weights, types)
     if clause is None and ranks > 1:
         clause = f"rows that are put in order cannot be divided over {ranks} ranks"
     if clause is not None:
@@ -140,11 +142,11 @@ def _transposed(weights: StoredWeights, method: QuantMethod, types: Mapping[str,
 
 
 def _moved(
-    facts: ModelFacts, config: NativeConfig, method: QuantMethod, weights: StoredWeights, types: Mapping[str, str]
+    facts: ModelFacts, tree: Part, method: QuantMethod, weights: StoredWeights, types: Mapping[str, str]
 ) -> str | None:
     """The clause that says which rows cannot change places; those of unquantized layers always can."""
     quantized = {name.rpartition(".")[0] for name, dtype in types.items() if dtype not in FLOATS}
-    layers, rotary_dim = stored_attention(config, weights), interleaved_dims(facts, weights)
+    layers, rotary_dim = stored_attention(tree, weights), interleaved_dims(facts, weights)
     moved = row_orders(weights, layers[0], rotary_dim)
     ends = [end for end in moved if not types or any(layer.endswith(end) for layer in quantized)]
     if ends and not method.row_tensors:
