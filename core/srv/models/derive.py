@@ -109,7 +109,7 @@ def divided(tree: Part) -> DividedSizes | None:
     """The sizes that are divided among ranks; None if the layers cannot be sharded."""
     parts = distinct(tree)
     attention = [part for part in parts if isinstance(part, Attention | Latent)]
-    if any(isinstance(part, Recurrent) or not _is_divisible(part) for part in parts):
+    if not attention or any(isinstance(part, Recurrent) or not _is_divisible(part) for part in parts):
         return None
     inner = {part.inner for part in parts if isinstance(part, MLP | Experts)}
     first, vocab = attention[0], stack(tree).embedding.rows

@@ -30,11 +30,7 @@ def tree(config: Mapping[str, Any]) -> Part:
     sizes = decoder_sizes(config, reads=("num_local_experts", *CONSTANTS.values()))
     types = config["layer_types"] or config.get("layers_block_type") or (RECURRENT,) * sizes.layers
     attends = attending([_FORMER_KINDS.get(each, each) for each in types], KINDS, sizes.layers)
-    bias, shared, count = (
-        bool(config["attention_bias"]),
-        int(config["shared_intermediate_size"]),
-        int(config["num_local_experts"] or 0),
-    )
+    shared, count = int(config["shared_intermediate_size"]), int(config["num_local_experts"] or 0)
     feeding: MLP | MoE
     if count:
         routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
@@ -46,7 +42,7 @@ def tree(config: Mapping[str, Any]) -> Part:
         raise UnsupportedConfig(f"shared_intermediate_size = {shared} is not a size")
     attention = parts.attention(
         sizes,
-        bias=bias,
+        bias=bool(config["attention_bias"]),
         rotated=config["position_embedding_type"] == "rope",
         scale=float(config["attention_multiplier"]),
     )

@@ -78,10 +78,8 @@ def gated_tree(
     norms = parts.head_norms(sizes, wide=True)
     attention = parts.attention(sizes, bias=bias, norms=norms, gated_queries=True)
     recurrent = delta_net(delta, sizes.hidden_size, sizes.norm_eps)
-    mixers, feeding = (
-        [attention if each else recurrent for each in attends],
-        [sparse if each else dense for each in is_sparse],
-    )
+    mixers = [attention if each else recurrent for each in attends]
+    feeding = [sparse if each else dense for each in is_sparse]
     made = parts.pre_norm_layers(sizes, mixers, feeding, wide=True)
     return parts.decoder(sizes, made, parts.last_norm(sizes, wide=True), divisible=False)
 
