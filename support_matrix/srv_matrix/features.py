@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from srv.models import derive
-from srv.models.architectures.registry import BUILT_IN, find, native_config
+from srv.models.architectures.registry import BUILT_IN, find, native_tree, pooled_of
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -162,13 +162,13 @@ def _describe(architecture: str, like: ModelFacts) -> DescribedModel:
     }
     model = replace(like, architecture=architecture, config=config, layers=LAYERS)
     try:
-        native = native_config(architecture, config)
+        tree = native_tree(architecture, config)
     except UnsupportedConfig as error:
         return DescribedModel(model, str(error))
-    groups = derive.cache_groups(native.tree, like.context_length, like.dtype)
-    layer = next(iter(native.attention_layers))
+    groups = derive.cache_groups(tree, like.context_length, like.dtype)
+    layer = derive.attention_layers(tree)[0]
     model = replace(model, heads=layer.heads, kv_heads=layer.kv_heads, head_dim=layer.head_dim, cache_groups=groups)
-    return DescribedModel(replace(model, generates=native.pooled is None))
+    return DescribedModel(replace(model, generates=pooled_of(architecture, config) is None))
 
 
 # ---- endpoints and ops

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.registry import native_config, weight_mapping
+from srv.models import derive
+from srv.models.architectures.registry import native_tree, pooled_of, weight_mapping
+from srv.models.blueprint import Part
 from srv.models.layers.moe_config import expert_names
 from srv.specs import ModelFacts
 from srv_matrix.checkpoint_forms import METHODS, forms, in_form
@@ -48,9 +49,8 @@ def quantized_models(models: Sequence[ModelFacts]) -> tuple[QuantizedModel, ...]
     """`models`: unquantized ones of native architectures. Those that generate no text are left out."""
     found = []
     for model in models:
-        config = native_config(model.architecture, model.config)
-        if config.pooled is None:
-            layers = _layers(model, config)
+        if pooled_of(model.architecture, model.config) is None:
+            layers = _layers(model, native_tree(model.architecture, model.config))
             found.append(QuantizedModel(model.architecture, {each: _in_forms(model, each, layers) for each in METHODS}))
     return tuple(found)
 
@@ -60,9 +60,9 @@ def _in_forms(model: ModelFacts, method: str, layers: Sequence[str]) -> NamedFor
     return tuple((form.name, in_form(model, method, form, layers)) for form in own)
 
 
-def _layers(model: ModelFacts, config: NativeConfig) -> tuple[str, ...]:
+def _layers(model: ModelFacts, tree: Part) -> tuple[str, ...]:
     """The linear layers by the names of srv, with those of experts; fused where checkpoints have them fused."""
-    ops, mapping = config.model_ops(model.dtype), weight_mapping(model.architecture)
+    ops, mapping = derive.model_ops(tree, model.dtype), weight_mapping(model.architecture)
     found = [matrix.names for matrix in ops.matrices if not matrix.embedding and not matrix.role]
     for experts in ops.experts:
         found += expert_names(experts.prefix, experts.sizes["experts"])

@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         name="every-layer-rotated",
         file="core/srv/models/architectures/parts.py",
-        text="(rope or sizes.rope) if sizes.rotated[index] else None",
+        text="(rope or sizes.rope) if rotated else None",
         planted="rope or sizes.rope",
         effect="SmolLM3 applies rotary embeddings in layers that were trained without them.",
         tests=(_DECODER,),
@@ -184,8 +184,8 @@ FAULTS = (
     ),
     Fault(
         name="windows-rotate-like-full-attention",
-        file="core/srv/models/architectures/sandwich_config.py",
-        text="rope = None if sizes.windows[index] is None else self.local_rope",
+        file="core/srv/models/architectures/gemma3.py",
+        text="rope = None if window is None else local",
         planted="rope = None",
         effect="Five of six layers of Gemma 3 see wrong positions.",
         tests=(_GEMMA3,),

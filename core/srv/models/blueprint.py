@@ -369,8 +369,9 @@ class Attention(Mixer):
 
     @property
     def is_divisible(self) -> bool:
-        """False if a norm needs all heads, or heads have norms of their own."""
-        return self.q_norm is None or (isinstance(self.q_norm, Norm) and self.q_norm.size == self.head_dim)
+        """False if a norm needs all heads, heads have norms of their own, or each rank has all projections."""
+        of_heads = self.q_norm is None or (isinstance(self.q_norm, Norm) and self.q_norm.size == self.head_dim)
+        return of_heads and self.qkv.split is not None
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.rope is not None:
@@ -557,7 +558,8 @@ class DecoderStack(Stack):
 @dataclass(frozen=True)
 class Decoder(Part):
     """A whole model. `output`: None if it generates no text. Logits are divided by `logits_divisor`; with a
-    `logits_soft_cap` c, they are c tanh(x / c). `head`: classifies the last token.
+    `logits_soft_cap` c, they are c tanh(x / c). `head`: classifies the last token. `divisible`: False of a family whose
+    layers are on one rank, whatever they are.
     """
 
     stack: DecoderStack
@@ -566,6 +568,7 @@ class Decoder(Part):
     head: Output | None = None
     logits_divisor: float = 1.0
     logits_soft_cap: float | None = None
+    divisible: bool = True
 
 
 def torch_op(op: str, dim: int) -> OpUse:

@@ -96,7 +96,7 @@ def build(
         loaders=loaders,
     )
     context = BuildContext(device, dtype, ops, group, communicator, cache_places, state_places, layer_made)
-    if choice.config is None:
+    if choice.tree is None:
         log.info("%s is served through transformers: %s", facts.name, choice.fallback)
         from srv.models.transformers.hf_model import build_hf
         from srv.models.transformers.hf_output import keep_float32
@@ -123,7 +123,7 @@ def native_layers(
 
     `context_length`: as in `build`. Raises ModelError and PluginError like `build`.
     """
-    if choice.config is None:
+    if choice.tree is None:
         raise InternalError(f"{facts.architecture} has no native layers")
     factory, storage, quantized = LayerFactory(context), StorageFormat(), None
     if choice.method is not None:
@@ -134,11 +134,11 @@ def native_layers(
             factory = FusedLayerFactory(factory, mapping)
             block = 1 if choice.method.row_block is None else choice.method.row_block(facts)
             quantized = QuantizedTensors(choice.method.row_tensors, block, stored.types, facts.path)
-    rules = sized_rules(facts, choice.config)
+    rules = sized_rules(facts, choice.tree)
     if rules is not None:
         storage = RuleStorage(rules, storage, quantized)
     storage = StackedExpertStorage(storage, "" if rules is None else rules.mapping.expert_columns)
-    return load_layers(facts.architecture)(choice.config.tree, factory, context_length), storage
+    return load_layers(facts.architecture)(choice.tree, factory, context_length), storage
 
 
 def _load(

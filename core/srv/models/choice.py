@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.registry import native_config, native_names
+from srv.models.architectures.registry import native_names, native_tree
 from srv.models.architectures.weight_rules import check_rules, has_quantized_experts
-from srv.models.blueprint import MoE
+from srv.models.blueprint import MoE, Part
 from srv.models.checkpoints.safetensors_header import PACKED_BITS
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.remote_code import check_layer_code, may_run
@@ -32,11 +31,11 @@ FROM_LOADERS = "loaders"  # the format of weights that loaders of other distribu
 class LayerChoice(NamedTuple):
     """What a model is built of.
 
-    `config`: of the native layers; None for the class of transformers, and `fallback` then says why. `method`: how the
+    `tree`: of the native layers; None for the class of transformers, and `fallback` then says why. `method`: how the
     layers hold their weights; None for unquantized ones. `load_format`: "safetensors", "gguf", "dummy" or FROM_LOADERS.
     """
 
-    config: NativeConfig | None
+    tree: Part | None
     method: QuantMethod | None
     load_format: str
     fallback: str = ""
@@ -63,18 +62,18 @@ def choose_layers(
         _check_types(facts)
     dequantize = dequantize or resolved_format == "dummy"
     method = _method(facts, quantization, online_quantization, dequantize=dequantize)
-    config, fallback = _native_config(facts, model_impl)
+    tree, fallback = _native_tree(facts, model_impl)
     if resolved_format == FROM_LOADERS:
-        _check_loaders(facts, method, config, fallback)
-    if config is None:
+        _check_loaders(facts, method, tree, fallback)
+    if tree is None:
         _check_generates(facts, fallback)
         if may_run(facts):
             check_layer_code(facts)
-    if ranks > 1 and (config is None or (method is not None and method.sharding is not None)):
+    if ranks > 1 and (tree is None or (method is not None and method.sharding is not None)):
         obstacle = (method and method.sharding) or f"only native layers can, and it has none ({fallback})"
         reason = f"it cannot be sharded over {ranks} ranks: {obstacle}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
-    if config is None and method is not None and not method.dequantizable:
+    if tree is None and method is not None and not method.dequantizable:
         done = "would be quantized" if method.online else "are quantized"
         when = " at load" if method.online else ""
         reason = f"its weights {done} with {method.name}{when}, which only native layers support: {fallback}"
@@ -83,14 +82,14 @@ def choose_layers(
         if model_impl == "transformers" and facts.architecture in native_names():
             remedy = "Leave --model-impl at auto"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-    if config is not None and method is not None:
-        check_rules(facts, config, method, ranks)
-    moe = None if config is None else derive.find(config.tree, MoE)
+    if tree is not None and method is not None:
+        check_rules(facts, tree, method, ranks)
+    moe = None if tree is None else derive.find(tree, MoE)
     refused = method.experts(moe.experts.bias) if moe is not None and method is not None and method.experts else None
     if refused is not None and method is not None and (method.online or has_quantized_experts(facts)):
         reason, remedy = f"its experts cannot be quantized with {method.name}: {refused[0]}", refused[1]
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-    return LayerChoice(config, method, resolved_format, fallback)
+    return LayerChoice(tree, method, resolved_format, fallback)
 
 
 def _check_generates(facts: ModelFacts, fallback: str) -> None:
@@ -160,14 +159,14 @@ def _unsupported_form(facts: ModelFacts) -> str | None:
     return quantization_methods.unsupported_form(Path(facts.path), facts.config)
 
 
-def _check_loaders(facts: ModelFacts, method: QuantMethod | None, config: NativeConfig | None, fallback: str) -> None:
+def _check_loaders(facts: ModelFacts, method: QuantMethod | None, tree: Part | None, fallback: str) -> None:
     """Refuse a model whose weights no loader of another distribution can give."""
     reason = None
     if facts.format == "gguf":
         reason = "its file holds quantized blocks"
     elif method is not None and not method.online:
         reason = f"its weights are quantized with {method.name}"
-    elif config is None:
+    elif tree is None:
         reason = f"layers of transformers read their weights in another way: {fallback}"
     if reason is not None:
         reason += ", and weight loaders give unquantized tensors of native layers (custom_weight_loader)"
@@ -188,12 +187,12 @@ def _load_format(facts: ModelFacts, requested: str, loaders: Sequence[str]) -> s
     return facts.format
 
 
-def _native_config(facts: ModelFacts, requested: str) -> tuple[NativeConfig | None, str]:
-    """The native configuration; or None, and why transformers is used instead."""
+def _native_tree(facts: ModelFacts, requested: str) -> tuple[Part | None, str]:
+    """The blueprint of native layers; or None, and why transformers is used instead."""
     if requested == "transformers":
         return None, "model_impl is transformers"
     try:
-        return native_config(facts.architecture, facts.config), ""
+        return native_tree(facts.architecture, facts.config), ""
     except UnsupportedConfig as error:
         if requested == "srv":
             raise ModelError("unsupported_config", facts.path, str(error), "Leave --model-impl at auto") from error

@@ -12,6 +12,7 @@ from srv import specs
 from srv.models.blueprint import (
     MLP,
     Attention,
+    Decoder,
     Embedding,
     Experts,
     Linear,
@@ -108,14 +109,17 @@ def divided(tree: Part) -> DividedSizes | None:
     """The sizes that are divided among ranks; None if the layers cannot be sharded."""
     parts = distinct(tree)
     attention = [part for part in parts if isinstance(part, Attention | Latent)]
-    indivisible = (isinstance(part, Attention) and not part.is_divisible for part in attention)
-    if any(isinstance(part, Recurrent) for part in parts) or any(indivisible):
+    if not attention or any(isinstance(part, Recurrent) or not _is_divisible(part) for part in parts):
         return None
     inner = {part.inner for part in parts if isinstance(part, MLP | Experts)}
     first, vocab = attention[0], stack(tree).embedding.rows
     if isinstance(first, Latent):  # one compressed vector for all heads, which every rank stores
         return DividedSizes(first.heads, 1, first.dims.value_dim, math.gcd(*inner), vocab)
     return DividedSizes(first.heads, first.kv_heads, first.head_dim, math.gcd(*inner), vocab)
+
+
+def _is_divisible(part: Part) -> bool:
+    return part.divisible if isinstance(part, Decoder) else not isinstance(part, Attention) or part.is_divisible
 
 
 def ops(tree: Part, dtype: str) -> tuple[OpUse, ...]:

@@ -18,6 +18,7 @@ from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
 from srv.memory.groups import PageGroup, max_tokens
 from srv.models.architectures.sharding import divisions, rank_share
+from srv.models.derive import projection_parameters
 from srv.planning.held_method import native_of, quantization_method
 from srv.planning.layer_sizes import quantized_bytes
 from srv.planning.offload import host_layers
@@ -198,7 +199,7 @@ def _method_bytes(config: Config, model: ModelFacts, method: QuantMethod) -> int
     exact = None if native is None else quantized_bytes(model, native, method, dtype)
     if exact is not None:
         return exact
-    return method.weight_bytes(model, item_size(dtype), 0 if native is None else native.projection_params)
+    return method.weight_bytes(model, item_size(dtype), 0 if native is None else projection_parameters(native))
 
 
 def _unknown_size(model: ModelFacts) -> Rejection:

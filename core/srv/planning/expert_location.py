@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.errors import ModelError
+from srv.models import derive
 from srv.models.architectures.expert_layers import mixture
 from srv.models.architectures.registry import native_or_reason
 from srv.specs import ModelFacts
@@ -110,7 +111,7 @@ def mixtures_of(model: ModelFacts, values: Mapping[str, Any]) -> Mixtures | None
     moe, native = mixture(model, values), native_or_reason(model.architecture, model.config)
     if moe is None or isinstance(native, str):
         return None
-    prefixes = (each.prefix for each in native.model_ops(model.dtype).experts)
+    prefixes = (each.prefix for each in derive.model_ops(native, model.dtype).experts)
     layers = tuple(int(prefix.split(".layers.")[1].split(".")[0]) for prefix in prefixes)
     return Mixtures(model.name, layers, model.layers, moe.experts.count) if layers else None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from srv.args.config import Config
-from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import native_or_reason
+from srv.models.blueprint import Part
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import chosen
 from srv.specs import ModelFacts
@@ -18,7 +18,7 @@ def quantization_method(config: Config, model: ModelFacts) -> QuantMethod | None
     return chosen(model, weights.quantization, weights.torchao_config, dequantize=dequantize)
 
 
-def native_of(model: ModelFacts) -> NativeConfig | None:
-    """The configuration of the native layers; None if they do not support the model."""
+def native_of(model: ModelFacts) -> Part | None:
+    """The blueprint of the native layers; None if they do not support the model."""
     native = native_or_reason(model.architecture, model.config)
     return None if isinstance(native, str) else native

@@ -15,8 +15,9 @@ from srv.args.context import call_plugin
 from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
 from srv.errors import Rejection
-from srv.models.architectures.architecture import NativeConfig
+from srv.models import derive
 from srv.models.architectures.weight_rules import fused_layer_ops
+from srv.models.blueprint import Part
 from srv.models.choice import LayerChoice
 from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.planning.kernel import (
@@ -99,15 +100,15 @@ class _Planner:
         self.rejections: list[Rejection] = []
 
     def of_model(self, model: ModelFacts, choice: LayerChoice) -> Iterator[Kernel]:
-        config, ranks = choice.config, self._config.parallel.tp_size
-        method = None if config is None else choice.method  # transformers computes with dequantized weights
+        tree, ranks = choice.tree, self._config.parallel.tp_size
+        method = None if tree is None else choice.method  # transformers computes with dequantized weights
         yield self._layers(choice)
-        weights = self._weights(model, method, native=config is not None)
+        weights = self._weights(model, method, native=tree is not None)
         if weights is not None:
             yield weights
-        yield from self._attention(model, config)
-        if config is not None:
-            part = config.of_rank(ranks) if ranks > 1 and config.divided is not None else config
+        yield from self._attention(model, tree)
+        if tree is not None:
+            part = tree.of_rank(ranks) if ranks > 1 and derive.divided(tree) is not None else tree
             yield from self._ops(model, part, method)
 
     def of_backend(self, part: str, what: str, key: str, choice: BackendChoice) -> Kernel:
@@ -130,7 +131,7 @@ class _Planner:
 
     def _layers(self, choice: LayerChoice) -> Kernel:
         what = "the layers of the model"
-        if choice.config is not None:
+        if choice.tree is not None:
             name = layers_name(native=True)
             return Kernel("layers", what, LAYERS, name, "they implement everything in the model's configuration")
         why, chosen = choice.fallback, self._config.model.model_impl == "transformers"
@@ -165,7 +166,7 @@ class _Planner:
 
     # ---- attention
 
-    def _attention(self, model: ModelFacts, config: NativeConfig | None) -> Iterator[Kernel]:
+    def _attention(self, model: ModelFacts, tree: Part | None) -> Iterator[Kernel]:
         choices = {slot: self._resolved.backends.get(slot) for slot in STEPS}
         for number, spec in enumerate(cache_specs(self._config, model)):
             for slot, steps in STEPS.items():
@@ -175,19 +176,19 @@ class _Planner:
                 choice = choices[slot]
                 if choice is not None:
                     found = self.of_backend("attention", what, key, choice)
-                    yield found if slot != ATTENTION_SLOTS[0] else self._of_prompts(found, spec, choice, config)
+                    yield found if slot != ATTENTION_SLOTS[0] else self._of_prompts(found, spec, choice, tree)
                 else:
                     yield Kernel("attention", what, key, None, "no attention backend fits")
         for slot, steps in STEPS.items():
             if (choice := choices[slot]) is not None and model.has_pool:
                 yield self._writer(slot, steps, choice)
 
-    def _of_prompts(self, found: Kernel, spec: PagedSpec, choice: BackendChoice, config: NativeConfig | None) -> Kernel:
+    def _of_prompts(self, found: Kernel, spec: PagedSpec, choice: BackendChoice, tree: Part | None) -> Kernel:
         """With the form in which the backend computes prompts of latent attention, if it has several."""
         says = choice.spec.prompts
-        if says is None or config is None or not isinstance(spec, Latent):
+        if says is None or tree is None or not isinstance(spec, Latent):
             return found
-        dims = next(layer.latent for layer in config.attention_layers if layer.latent is not None)
+        dims = next(layer.latent for layer in derive.attention_layers(tree) if layer.latent is not None)
         given = {name: self._config.get(name) for name in choice.spec.arguments}
         owner, member = f"platform {self._target.manifest.name}", f"attention backend {choice.spec.name}: prompts"
         return found._replace(because=f"{found.because}; {call_plugin(owner, member, says, dims, given)}")
@@ -204,9 +205,9 @@ class _Planner:
 
     # ---- ops
 
-    def _ops(self, model: ModelFacts, config: NativeConfig, method: QuantMethod | None) -> Iterator[Kernel]:
+    def _ops(self, model: ModelFacts, tree: Part, method: QuantMethod | None) -> Iterator[Kernel]:
         dtype, specs, platform = self._config.model.dtype, self._target.manifest.facts.ops, self._target.manifest.name
-        ops = config.model_ops(dtype)
+        ops = derive.model_ops(tree, dtype)
         if not divides(self._resolved):
             yield _unknown("tp_size does not divide the model")
             return

@@ -103,7 +103,7 @@ def check_launch(
         refusals += (_of_scales(resolved, error),)
     if resolved.provenance["kv_cache_dtype"].layer is not Layer.USER:
         notes += unused_scheme(resolved.config, model, supported="fp8_kv" in resolved.capabilities)
-    if choice.config is None and examined is not None:
+    if choice.tree is None and examined is not None:
         answer = examined(model)
         refusals += _of_transformers(target, model, resolved, answer)
         if answer.unknown:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from srv.dtypes import item_size
-from srv.models.architectures.architecture import NativeConfig
+from srv.models import derive
 from srv.models.architectures.weight_rules import fused_layer_ops, fused_tensor_bytes
-from srv.models.blueprint import MoE, walk
+from srv.models.blueprint import MoE, Part, walk
 from srv.models.derive import ExpertMatrices, ModelOps
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
@@ -18,27 +18,27 @@ _FLOAT32_BYTES = 4
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def quantized_bytes(model: ModelFacts, config: NativeConfig, method: QuantMethod, dtype: str) -> int | None:
+def quantized_bytes(model: ModelFacts, tree: Part, method: QuantMethod, dtype: str) -> int | None:
     """Bytes of the weights that a method quantizes at load, with their scales, and of all others in `dtype`.
 
     None if the method does not say which these are.
     """
     if method.matrix_bytes is None or method.layer_ops is None:
         return None
-    ops = config.model_ops(dtype)
+    ops = derive.model_ops(tree, dtype)
     layer_op, item = fused_layer_ops(method.layer_ops, method, StoredModel(model, {})), item_size(dtype)
     found = (each for each in ops.matrices if layer_op(each.names, each.inputs, each.embedding))
     shapes = [(each.outputs, each.inputs) for each in found]
     shapes += [shape for each in ops.experts if _is_quantized(each, layer_op) for shape in expert_shapes(each)]
     weights = sum(outputs * inputs for outputs, inputs in shapes)
-    mixtures = (part for _, part in walk(config.tree) if isinstance(part, MoE))
+    mixtures = (part for _, part in walk(tree) if isinstance(part, MoE))
     biases = sum(moe.choice_bias.elements for moe in mixtures if moe.choice_bias is not None)  # float32 in layers
     others = (model.counted_parameters() - weights - biases) * item + biases * _FLOAT32_BYTES
     return others + sum(method.matrix_bytes(outputs, inputs) for outputs, inputs in shapes)
 
 
 def layer_tensors(
-    model: ModelFacts, config: NativeConfig, method: QuantMethod | None, stored: StoredModel, dtype: str
+    model: ModelFacts, tree: Part, method: QuantMethod | None, stored: StoredModel, dtype: str
 ) -> tuple[tuple[int, ...], ...] | str:
     """The bytes of each tensor of the matrices of each layer (`OpLayer.weight_tensors`), without routers.
 
@@ -49,7 +49,7 @@ def layer_tensors(
         assert method is not None
         return f"{method.name} does not say the bytes of its tensors before layers are built (tensor_bytes)"
     found: dict[int, tuple[int, ...]] = dict.fromkeys(range(model.layers), ())
-    for matrix in _held_matrices(config.model_ops(dtype)):
+    for matrix in _held_matrices(derive.model_ops(tree, dtype)):
         if (layer := _LAYER.match(matrix.names[0])) is not None:
             found[int(layer[1])] += sizes(matrix)
     return tuple(found.values())

@@ -99,8 +99,12 @@ class Extensions(Generic[T]):
 
     def error_in(self, distribution: str, member: str, reason: str, code: str = "contract") -> PluginError:
         """A fault of an object of a distribution."""
-        remedy = f"Update or uninstall {distribution}; {self._page} says what {_with_article(self.noun)} consists of"
-        return PluginError(distribution, member, reason, remedy, code)
+        return PluginError(distribution, member, reason, f"Update or uninstall {distribution}; {self.page_says}", code)
+
+    @property
+    def page_says(self) -> str:
+        """A clause that names the page to read."""
+        return f"{self._page} says what {_with_article(self.noun)} consists of"
 
     def _entry(self, name: str, *, taken: bool = False) -> Entry | None:
         found = [entry for entry in entries(self.group) if entry.name == name]
@@ -146,7 +150,13 @@ def _load(extensions: Extensions[T], entry: Entry, import_path: tuple[str, ...])
 def _loaded(extensions: Extensions[T], entry: Entry) -> T:
     from srv.platform.found_by_stevedore import load_all  # slow to import; most installations have no such entry point
 
-    ((_, loaded),) = load_all(extensions.group, [entry])
+    try:
+        ((_, loaded),) = load_all(extensions.group, [entry])
+    except PluginError as error:
+        if error.code != "import_failed":
+            raise
+        remedy = f"{error.remedy}; {extensions.page_says}"  # it may be of an older form
+        raise PluginError(error.distribution, error.member, error.reason, remedy, error.code) from error
     owner, kind = entry.distribution, extensions.kind
     if not isinstance(loaded, kind):
         reason = f"is {type(loaded).__name__}, not {_with_article(kind.__name__)}"

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 from srv.errors import ModelError, Refusal
-from srv.models.architectures.registry import native_config
+from srv.models import derive
+from srv.models.architectures.registry import native_tree
 from srv.models.read import read_facts
 from srv.testing.pooled import pooled_reference
 from srv.types import PooledOutput, Pooling
@@ -75,8 +76,8 @@ def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
 def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str, tmp_path: Path) -> None:
     model = pooled_model(name, tmp_path)
     facts = read_facts(tmp_path)
-    config = native_config(facts.architecture, facts.config)
-    assert config.parameters == sum(each.numel() for each in _served(model).parameters())
+    tree = native_tree(facts.architecture, facts.config)
+    assert derive.parameters(tree) == sum(each.numel() for each in _served(model).parameters())
     check_sizes(tmp_path, built(tmp_path))
     poolings = list(Pooling) if name in ("bert", "modernbert") else [Pooling.MEAN]
     with engine(tmp_path, "--is-embedding", *pool_of(name)) as running:
@@ -105,7 +106,7 @@ def test_logits_of_labels_are_those_of_transformers(name: str, tmp_path: Path) -
     model = pooled_model(name, tmp_path)
     facts = read_facts(tmp_path)
     assert facts.parameters == sum(each.numel() for each in model.parameters())
-    assert native_config(facts.architecture, facts.config).parameters == facts.parameters
+    assert derive.parameters(native_tree(facts.architecture, facts.config)) == facts.parameters
     check_sizes(tmp_path, built(tmp_path))
     with engine(tmp_path, *pool_of(name)) as running:
         pooling = Pooling(running.context.resolved.config.model.pooling)

@@ -21,10 +21,8 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from srv.dist.group import RankGroup
 from srv.errors import InternalError
 from srv.models import blueprint, derive
-from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.described import Described
 from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.registry import BUILT_IN, native_config
+from srv.models.architectures.registry import BUILT_IN, native_tree
 from srv.models.blueprint import Experts, Factors, Linear, Norm, Output, Part, alike, below, walk
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertWeights
@@ -61,14 +59,12 @@ def configurations() -> dict[str, dict[str, Any]]:
     return found
 
 
-def native(name: str) -> NativeConfig:
-    return native_config(name, configurations()[name])
+def native(name: str) -> Part:
+    return native_tree(name, configurations()[name])
 
 
 def tree(**fields: object) -> Part:
-    config = native_config("BertForSequenceClassification", {**BERT, **fields})
-    assert isinstance(config, Described)
-    return config.tree
+    return native_tree("BertForSequenceClassification", {**BERT, **fields})
 
 
 def shapes(part: Part) -> dict[str, tuple[int, ...]]:
@@ -78,17 +74,16 @@ def shapes(part: Part) -> dict[str, tuple[int, ...]]:
 def test_layers_hold_the_weights_that_blueprints_name() -> None:
     """Of every class; also the parameters in matrices are those of the layers."""
     for name in configurations():
-        config, context = native(name), BuildContext(HOST, torch.float32, reference_ops())
-        assert isinstance(config, Described)
-        model = load_layers(name)(config.tree, LayerFactory(context), 64)
-        assert shapes(config.tree) == {each: tuple(view.shape) for each, view in model.weight_views().items()}, name
-        assert config.attention_layers == model.attention_layers, name
-        assert config.parameters == sum(view.numel() for view in model.weight_views().values()), name
+        tree, context = native(name), BuildContext(HOST, torch.float32, reference_ops())
+        model = load_layers(name)(tree, LayerFactory(context), 64)
+        assert shapes(tree) == {each: tuple(view.shape) for each, view in model.weight_views().items()}, name
+        assert derive.attention_layers(tree) == model.attention_layers, name
+        assert derive.parameters(tree) == sum(view.numel() for view in model.weight_views().values()), name
         linear = (each for each in model.modules() if isinstance(each, Projection | ExpertWeights) and not each.role)
         held = Counter(part for layer in linear for part in layer.weight_views())
         named = {
             below(prefix, f"{each}.weight")
-            for prefix, part in walk(config.tree)
+            for prefix, part in walk(tree)
             if isinstance(part, Linear) and not part.role and not (isinstance(part, Output) and part.tied)
             for each in part.outputs
         }
@@ -106,17 +101,14 @@ def test_every_class_with_native_layers_has_a_small_model_here() -> None:
 def test_the_first_of_two_ranks_has_the_weights_that_its_blueprint_names() -> None:
     seen = 0
     for name, fields in configurations().items():
-        config = native_config(name, {**fields, "vocab_size": 96})
-        sizes = config.divided
+        tree = native_tree(name, {**fields, "vocab_size": 96})
+        sizes = derive.divided(tree)
         if sizes is None or any(size % 2 for size in (sizes.heads, sizes.intermediate)):
             continue
-        part, group = config.of_rank(2), RankGroup(rank=0, size=2)
-        assert isinstance(part, Described)
-        model = load_layers(name)(
-            config.tree, LayerFactory(BuildContext(HOST, torch.float32, reference_ops(), group)), 64
-        )
+        part, group = tree.of_rank(2), RankGroup(rank=0, size=2)
+        model = load_layers(name)(tree, LayerFactory(BuildContext(HOST, torch.float32, reference_ops(), group)), 64)
         views = {each: tuple(view.shape) for each, view in model.weight_views().items()}
-        assert shapes(part.tree) == views, name
+        assert shapes(part) == views, name
         seen += 1
     assert seen > 20
 
@@ -174,7 +166,7 @@ def test_layers_share_the_tables_of_positions() -> None:
     """A table has a row for each position of the context, of which models may have ten million."""
     fields = {**configurations()["Llama4ForCausalLM"], "num_hidden_layers": 8, "no_rope_layers": [1, 0, 1, 0] * 2}
     fields |= {"layer_types": None, "moe_layers": None}
-    model = built(native_config("Llama4ForCausalLM", fields).tree)
+    model = built(native_tree("Llama4ForCausalLM", fields))
     attention = [each for each in model.modules() if isinstance(each, Attention)]
     scaled = [each.query_factors for each in attention if each.query_factors is not None]
     assert len(scaled) == 4
@@ -195,7 +187,7 @@ def test_layers_share_the_tables_of_positions() -> None:
     ],
 )
 def test_a_layer_that_states_what_its_order_does_not_compute_is_refused(changes: dict[str, Any], reason: str) -> None:
-    tree = native("LlamaForCausalLM").tree
+    tree = native("LlamaForCausalLM")
     assert isinstance(tree, blueprint.Decoder)
     layers = tuple(replace(layer, **changes) for layer in tree.stack.layers)
     with pytest.raises(InternalError, match=f"model.layers.0: a layer in {reason}"):

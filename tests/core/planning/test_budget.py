@@ -10,7 +10,8 @@ from every import every
 
 from srv.args.config import make_config
 from srv.errors import Refusal
-from srv.models.architectures.registry import native_config
+from srv.models import derive
+from srv.models.architectures.registry import native_tree
 from srv.planning.budget import compute, estimate, weight_bytes
 from srv.planning.pools import bytes_per_page
 from srv.planning.states import bytes_per_slot, missing_native_layers
@@ -274,10 +275,10 @@ def test_quantized_gguf_weights_count_as_packed_to_four_bits_or_unpacked_to_byte
 def test_int8_weights_count_as_one_byte() -> None:
     plain = weight_bytes(config(), model())
     assert weight_bytes(config(), dataclasses.replace(model(), stored_types={"int8": 1000})) == plain - 1000
-    sizes = native_config("LlamaForCausalLM", CONFIG)
-    small = model(config={**CONFIG, "head_dim": 16}, parameters=sizes.parameters)
+    tree = native_tree("LlamaForCausalLM", CONFIG)
+    small = model(config={**CONFIG, "head_dim": 16}, parameters=derive.parameters(tree))
     matrices = 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 128)  # of two layers
-    assert sizes.projection_params == matrices
+    assert derive.projection_parameters(tree) == matrices
     scales = 2 * (64 + 2 * 32 + 64 + 2 * 128 + 64)
-    expected = 2 * (sizes.parameters - matrices) + matrices + 4 * scales
+    expected = 2 * (derive.parameters(tree) - matrices) + matrices + 4 * scales
     assert weight_bytes(config(torchao_config="int8dq"), small) == expected

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 
 from srv.errors import Refusal
 from srv.io.messages import Stats
-from srv.models.architectures.registry import native_config
+from srv.models import derive
+from srv.models.architectures.registry import native_tree
 from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.planning.kernel import Kernel
 from srv.planning.kernel_ops import OpTable, op_kernels
@@ -252,8 +253,10 @@ def test_a_router_with_a_bias_rounds_its_sums() -> None:
     facts = find_platforms()["cuda"].loaded.facts
     table = OpTable("cuda", facts.ops, facts.profiles["sm90"], "float16")
     for architecture, rounded in (("GptOssForCausalLM", True), ("MixtralForCausalLM", False)):
-        config = native_config(architecture, {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2})
-        kernels = {each.key.partition(" ")[0]: each for each in op_kernels(table, config.model_ops("float16"), None)}
+        tree = native_tree(architecture, {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2})
+        kernels = {
+            each.key.partition(" ")[0]: each for each in op_kernels(table, derive.model_ops(tree, "float16"), None)
+        }
         assert "with results rounded" in kernels["router"].what if rounded else "float32" in kernels["router"].what
         assert "with float32 results" in kernels["logits"].what
 

@@ -8,7 +8,8 @@ import deepseek_small
 from every import every
 from models_small import CONFIGS, OWN_SIZES, SIZES, built
 
-from srv.models.architectures.registry import native_config
+from srv.models import derive
+from srv.models.architectures.registry import native_tree
 from srv.models.layers.linear import Projection
 from srv.models.read import read_facts
 
@@ -24,7 +25,7 @@ def test_a_fused_matrix_has_the_outputs_of_its_parts(kind: str, tmp_path: Path) 
     else:
         CONFIGS[kind](**{**SIZES, **OWN_SIZES.get(kind, {})}).save_pretrained(folder)
     facts = read_facts(folder)
-    ops = native_config(facts.architecture, facts.config).model_ops("float32")
+    ops = derive.model_ops(native_tree(facts.architecture, facts.config), "float32")
     layers = [each for each in built(folder, load_format="dummy").modules() if isinstance(each, Projection)]
     found = {tuple(each.output_sizes): tuple(each.output_sizes.values()) for each in layers}
     described = {each.names: each.output_sizes for each in ops.matrices if not each.embedding}

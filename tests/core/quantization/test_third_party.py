@@ -20,9 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from srv.args.config import make_config
 from srv.errors import ModelError, PluginError, Refusal
-from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.registry import native_config
+from srv.models import derive
+from srv.models.architectures.registry import native_tree
 from srv.models.architectures.sharding import divisions
+from srv.models.blueprint import Part
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.offload import host_layers
@@ -212,17 +213,17 @@ def test_what_its_architecture_says_holds_for_a_quantized_checkpoint(install: In
     model.save_pretrained(plain)
     facts = read_facts(quantized)
     expected = read_native(plain)
-    assert weight_bytes(make_config({"dtype": "float32"}), facts) == 100 + expected.projection_params
+    assert weight_bytes(make_config({"dtype": "float32"}), facts) == 100 + derive.projection_parameters(expected)
     found = divisions(facts, in_blocks=False)
     assert not isinstance(found, str), found
     assert (found.heads, found.vocab) == (facts.heads, facts.vocab_size)
     (quantized / "model.safetensors").unlink()
-    assert read_facts(quantized).parameters == expected.parameters  # without weights
+    assert read_facts(quantized).parameters == derive.parameters(expected)  # without weights
 
 
-def read_native(folder: Path) -> NativeConfig:
+def read_native(folder: Path) -> Part:
     facts = read_facts(folder)
-    return native_config(facts.architecture, facts.config)
+    return native_tree(facts.architecture, facts.config)
 
 
 def refused(small: Small, **flags: object) -> str:

@@ -7,13 +7,11 @@ are imported when a model is built. Must not know any architecture by name: `srv
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import Rule
-from srv.models.derive import DividedSizes, ModelOps
-from srv.specs import AttentionLayer
 
 GROUP = "srv.architectures"  # the entry points of other distributions
 DECODER = "srv.models.modules.decoder:Decoder"
@@ -32,57 +30,24 @@ class Pooled(NamedTuple):
     pooled_by: str
 
 
-class NativeConfig(Protocol):
-    """A model's configuration, as its layers need it. Core reads only these members.
-
-    `parameters`: their exact number; tied embeddings count once. `projection_params`: the weights of linear layers
-    without the embeddings, the output layer and biases. `attention_layers`: the attention of each layer, in order;
-    their `index` is the number of the layer. `tree`: the blueprint from which all of these follow.
-    """
-
-    @property
-    def tree(self) -> Part: ...
-
-    @property
-    def parameters(self) -> int: ...
-
-    @property
-    def projection_params(self) -> int: ...
-
-    @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]: ...
-
-    @property
-    def divided(self) -> DividedSizes | None:
-        """The sizes that are divided among ranks, or None if the layers cannot be sharded."""
-
-    @property
-    def pooled(self) -> Pooled | None:
-        """None of a model that generates text."""
-
-    def of_rank(self, ranks: int) -> NativeConfig:
-        """The configuration of the part that one of `ranks` ranks holds."""
-
-    def model_ops(self, dtype: str) -> ModelOps:
-        """What the layers call. `dtype`: of the model. Of the configuration of one rank, what that rank calls."""
-
-
 class Architecture(NamedTuple):
     """The facts of one architecture.
 
-    `name`: the Hugging Face class, such as "LlamaForCausalLM". `make_config(config)`: from the fields of config.json,
-    with `defaults` filled in, to the configuration of the layers. It raises UnsupportedConfig with the name of a field
-    that the layers do not implement. `defaults`: the values that transformers uses for fields that a configuration
-    leaves out. `gguf`: the layout of its GGUF files; None if they are not supported. `layers`: "module:Class" of a
-    `srv.models.base.NativeModel`. `model_type`: its `model_type` in config.json, if that is not the name in lower case
-    without "ForCausalLM". `weights`: the rules by which its safetensors checkpoints differ from what the layers
-    hold; () if names and rows are the same.
+    `name`: the Hugging Face class, such as "LlamaForCausalLM". `tree(config)`: from the fields of config.json, with
+    `defaults` filled in, to the blueprint of the model, from which all else follows (`srv.models.derive`). It raises
+    UnsupportedConfig with the name of a field that the layers do not implement. `defaults`: the values that
+    transformers uses for fields that a configuration leaves out. `gguf`: the layout of its GGUF files; None if they are
+    not supported. `layers`: "module:Class" of a `srv.models.base.NativeModel`. `model_type`: its `model_type` in
+    config.json, if that is not the name in lower case without "ForCausalLM". `weights`: the rules by which its
+    safetensors checkpoints differ from what the layers hold; () if names and rows are the same. `pooled(config)`: of a
+    model that generates no text, from the same fields; None of the others.
     """
 
     name: str
-    make_config: Callable[[Mapping[str, Any]], NativeConfig]
+    tree: Callable[[Mapping[str, Any]], Part]
     defaults: Mapping[str, Any]
     gguf: GGUFLayout | None = None
     layers: str = DECODER
     model_type: str | None = None
     weights: tuple[Rule, ...] = ()
+    pooled: Callable[[Mapping[str, Any]], Pooled] | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.kept import kept_per_object
+from srv.models import derive
 from srv.models.architectures.registry import native_or_reason
 from srv.specs import AttentionLayer, ModelFacts, attention_specs
 
@@ -16,11 +17,12 @@ WINDOW_SINKS = ("mimo_v2_flash",)  # and in those with a window
 @kept_per_object
 def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
     """The attention of each layer, in order; `index` is the number of the layer. Facts of one rank give its heads."""
-    config = native_or_reason(model.architecture, model.config)
-    if isinstance(config, str):  # it runs through transformers
+    tree = native_or_reason(model.architecture, model.config)
+    if isinstance(tree, str):  # it runs through transformers
         return _of_facts(model)
-    ranks = config.divided.heads // model.heads if config.divided is not None else 1
-    return (config.of_rank(ranks) if ranks > 1 else config).attention_layers
+    sizes = derive.divided(tree)
+    ranks = sizes.heads // model.heads if sizes is not None else 1
+    return derive.attention_layers(tree.of_rank(ranks) if ranks > 1 else tree)
 
 
 def _of_facts(model: ModelFacts) -> tuple[AttentionLayer, ...]:

@@ -8,25 +8,47 @@ prefers them to experts of the chosen groups whose scores are negative.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.deepseek_config import DeepseekConfig, rotary_dims
-from srv.models.architectures.deepseek_v32 import DEFAULTS, make_v32
+from srv.models.architectures.decoder_config import Sizes
+from srv.models.architectures.deepseek_config import rotary_dims
+from srv.models.architectures.deepseek_v32 import DEFAULTS, sparse_parts
+from srv.models.blueprint import MLP, Layer, Linear, MoE, Part, alike
 from srv.models.checkpoints.rules import PermuteRotary, Rename
+from srv.models.latent_parts import GatedNorm, Latent
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 _COMPONENTS = {"W_down": "mlp.fc1", "W_up": "mlp.fc2", "q_b_proj": "q_gate_proj"}
 
 
-def make_config(config: Mapping[str, Any]) -> DeepseekConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {"n_group": (1,), "topk_group": (1,)})
     rank = int(config["gated_norm_rank"])
     if rank < 1:
         raise UnsupportedConfig(f"gated_norm_rank = {rank} is not a size")
     read = {name: value for name, value in config.items() if name != "moe_layer_freq"}
-    base = make_v32({**read, "mlp_layer_types": config["mlp_layer_types"] or _mlp_types(config)})
-    return base.replace(attention=base.attention._replace(gated_queries=True), gate_rank=rank)
+    read["mlp_layer_types"] = config["mlp_layer_types"] or _mlp_types(config)
+    kinds = ["full"] * int(config["num_hidden_layers"])
+    sizes, mixers, feeding = sparse_parts(read, kinds, gated_queries=True)
+
+    def layer(kind: tuple[Latent, MLP | MoE]) -> Layer:
+        """The first norm has a gate, and so has that of a mixture of experts."""
+        made = parts.pre_norm(sizes, *kind)
+        before = _gated_norm(sizes, rank, parts.BEFORE_MIXER)
+        between = (_gated_norm(sizes, rank, parts.BEFORE_MLP),) if isinstance(made.feed_forward, MoE) else made.between
+        return replace(made, before=(before,), between=between)
+
+    return parts.decoder(sizes, alike(zip(mixers, feeding, strict=True), layer))
+
+
+def _gated_norm(sizes: Sizes, rank: int, name: str) -> GatedNorm:
+    """`rank`: the inner size of its gate."""
+    hidden = sizes.hidden_size
+    down, up = Linear({"mlp.fc1": rank}, hidden), Linear({"mlp.fc2": hidden}, rank)
+    return GatedNorm(hidden, sizes.norm_eps, adds=True, down=down, up=up, name=name)
 
 
 def _mlp_types(config: Mapping[str, Any]) -> list[str]:
@@ -40,7 +62,7 @@ def _mlp_types(config: Mapping[str, Any]) -> list[str]:
 
 ARCHITECTURE = Architecture(
     name="AXK2ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 163840,

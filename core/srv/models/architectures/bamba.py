@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config
-from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, MambaConfig, mamba_sizes
+from srv.models.architectures.decoder_config import decoder_sizes
+from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, mamba_sizes, state_space
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import UnsupportedConfig
 
 
-def make_config(config: Mapping[str, Any]) -> MambaConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     """transformers rotates half of each head, whatever `partial_rotary_factor` says."""
-    base = decoder_config({**config, "partial_rotary_factor": 0.5}, reads=("partial_rotary_factor",))
+    sizes = decoder_sizes({**config, "partial_rotary_factor": 0.5}, reads=("partial_rotary_factor",))
     bias, stated = bool(config["attention_bias"]), set(config["attn_layer_indices"] or ())
-    attends = tuple(index in stated for index in range(base.layers))
+    attends = [index in stated for index in range(sizes.layers)]
     if not any(attends):
         raise UnsupportedConfig(f"attn_layer_indices = {sorted(stated)} names no layer with attention")
-    decoder = base.replace(qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
-    return MambaConfig(decoder, attends, mamba_sizes(config, int(config["mamba_expand"] * base.hidden_size)))
+    mlp = parts.mlp(sizes, bool(config["mlp_bias"]))
+    attention = parts.attention(sizes, bias=bias)
+    inner = int(config["mamba_expand"] * sizes.hidden_size)
+    mamba = state_space(mamba_sizes(config, inner), sizes.hidden_size, sizes.norm_eps)
+    mixers = [attention if each else mamba for each in attends]
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, mlp), divisible=False)
 
 
 # The names of weights in Bamba and Falcon-H1.
@@ -29,7 +35,7 @@ STORED = (
 )
 ARCHITECTURE = Architecture(
     name="BambaForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **MAMBA_DEFAULTS,
         "vocab_size": 128000,

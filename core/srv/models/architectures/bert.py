@@ -8,15 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import encoder_config
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import (
-    LAYERS,
-    EncoderSizes,
-    HeadConfig,
-    encoder_of,
-    head_sizes,
-    label_count,
-)
+from srv.models.architectures.encoder_config import LAYERS, Encoder
 from srv.models.architectures.layer_norm_config import activation
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
@@ -70,37 +64,33 @@ _MASKED_HEAD = (
 )
 
 
-def bert_sizes(config: Mapping[str, Any], positions: int, offset: int) -> EncoderSizes:
-    """The configuration of a BERT without a head. positions: the most tokens; offset: the row of the first position.
+def bert_tree(config: Mapping[str, Any], positions: int, first: int) -> Encoder:
+    """From BERT's fields. positions: the most tokens; first: the row of the first position.
 
     Raises UnsupportedConfig with what is not implemented.
     """
     refuse_unless(config, _SUPPORTED)
-    heads, head_dim = head_sizes(config)
+    heads, head_dim = encoder_config.head_sizes(config)
     if positions < 1:
         raise UnsupportedConfig(f"max_position_embeddings = {config['max_position_embeddings']} leaves no position")
-    return EncoderSizes(
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
-        intermediate_size=int(config["intermediate_size"]),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        norm_eps=float(config["layer_norm_eps"]),
-        windows=(None,) * int(config["num_hidden_layers"]),
-        positions=positions,
-        activation=activation(config, "hidden_act"),
-        position_offset=offset,
+    sizes = encoder_config.encoder_sizes(config, heads, head_dim, float(config["layer_norm_eps"]))
+    return encoder_config.encoder(
+        sizes,
+        encoder_config.attention(sizes),
+        encoder_config.mlp(sizes, activation(config, "hidden_act")),
+        encoder_config.layer_norm(sizes),
+        positions=positions + first,
+        first_position=first,
         types=int(config["type_vocab_size"]),
     )
 
 
-def sizes(config: Mapping[str, Any]) -> EncoderSizes:
-    return bert_sizes(config, int(config["max_position_embeddings"]), 0)
+def tree(config: Mapping[str, Any]) -> Encoder:
+    return bert_tree(config, positions(config), 0)
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
-    return sizes(config)._replace(head=HeadConfig(label_count(config)), pooled_by="cls")
+def positions(config: Mapping[str, Any]) -> int:
+    return int(config["max_position_embeddings"])
 
 
 def unused(prefix: str, *names: str) -> tuple[str, ...]:
@@ -116,7 +106,8 @@ ENCODER_WEIGHTS = (
 )
 ARCHITECTURE = Architecture(
     name="BertModel",
-    make_config=encoder_of(sizes),
+    tree=tree,
+    pooled=encoder_config.mean_of(positions),
     defaults=DEFAULTS,
     layers=LAYERS,
     model_type="bert",
@@ -125,7 +116,8 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="BertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="BertForSequenceClassification",
-    make_config=encoder_of(_classifier),
+    tree=encoder_config.classifier_of(tree),
+    pooled=encoder_config.first_of(positions),
     model_type=None,
     weights=(
         Rename(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.falcon import ARCHITECTURE as FALCON
-from srv.models.architectures.layer_norm_config import LayerNormConfig, alibi_slopes, sizes
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
@@ -19,23 +21,23 @@ NAMES = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {"slow_but_exact": (False,)})
-    decoder = sizes(config, names=NAMES, norm_eps=float(config["layer_norm_epsilon"]), rotary=False)
-    return LayerNormConfig(
-        decoder=decoder.replace(
-            qkv_bias=True, output_bias=True, mlp_bias=True, alibi_slopes=alibi_slopes(decoder.heads)
-        ),
-        mlp="gelu_tanh",
-        embedding_norm=True,
-        residual_of_norm=bool(config["apply_residual_connection_post_layernorm"]),
+    sizes = layer_norm.sizes(config, names=NAMES, norm_eps=float(config["layer_norm_epsilon"]), rotary=False)
+    of_norm = config["apply_residual_connection_post_layernorm"]
+    return layer_norm.decoder(
+        sizes,
+        parts.attention(sizes, bias=True, alibi=layer_norm.alibi_slopes(sizes.heads)),
+        parts.mlp(sizes, True, "gelu_tanh"),
+        order="normed_residual" if of_norm else "sequence",
+        before=(layer_norm.norm(sizes, "embed_norm"),),
     )
 
 
 assert FALCON.weights is not None
 ARCHITECTURE = Architecture(
     name="BloomForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "apply_residual_connection_post_layernorm": False,
         "layer_norm_epsilon": 1e-5,

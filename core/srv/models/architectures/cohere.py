@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import Sizes, decoder_sizes
 from srv.models.architectures.glm import rotated_dims
-from srv.models.architectures.layer_norm_config import LayerNormConfig
+from srv.models.blueprint import Attention, Part
 from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.layers.rope_config import UnsupportedConfig
 
@@ -29,25 +31,36 @@ COHERE_DEFAULTS: dict[str, Any] = {
 WEIGHTS = (PermuteRotary(rotated_dims),)
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
-    return parallel(decoder(config)).replace(head_norms=bool(config["use_qk_norm"]), joint_head_norms=True)
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes = cohere_sizes(config)
+    norms = layer_norm.head_norms(sizes, joint=True) if config["use_qk_norm"] else None
+    bias = bool(config["attention_bias"])
+    return parallel(config, sizes, parts.attention(sizes, bias=bias, norms=norms))
 
 
-def decoder(config: Mapping[str, Any]) -> DecoderConfig:
-    base = decoder_config({**config, "rms_norm_eps": config["layer_norm_eps"]}, reads=("logit_scale",))
-    bias, scale = bool(config["attention_bias"]), float(config["logit_scale"])
+def cohere_sizes(config: Mapping[str, Any]) -> Sizes:
+    sizes = decoder_sizes({**config, "rms_norm_eps": config["layer_norm_eps"]}, reads=("logit_scale",))
+    scale = float(config["logit_scale"])
     if not scale > 0:
         raise UnsupportedConfig(f"logit_scale = {scale} is not a positive number")
-    return base.replace(qkv_bias=bias, output_bias=bias, logits_divisor=1 / scale)
+    return sizes
 
 
-def parallel(sizes: DecoderConfig) -> LayerNormConfig:
-    return LayerNormConfig(sizes, mlp="silu_gated", parallel=True, separate_norms=False, norm_bias=False)
+def parallel(config: Mapping[str, Any], sizes: Sizes, attention: Attention | Sequence[Attention]) -> Part:
+    return layer_norm.decoder(
+        sizes,
+        attention,
+        parts.mlp(sizes),
+        order="parallel",
+        separate_norms=False,
+        norm_bias=False,
+        logits_divisor=1 / float(config["logit_scale"]),
+    )
 
 
 ARCHITECTURE = Architecture(
     name="CohereForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={**COHERE_DEFAULTS, "rope_theta": 500000.0, "use_qk_norm": False},
     weights=WEIGHTS,
 )

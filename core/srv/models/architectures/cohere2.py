@@ -8,23 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.cohere import COHERE_DEFAULTS, WEIGHTS, decoder, parallel
+from srv.models.architectures.cohere import COHERE_DEFAULTS, WEIGHTS, cohere_sizes, parallel
 from srv.models.architectures.decoder_config import windows_of_pattern
-from srv.models.architectures.layer_norm_config import LayerNormConfig
+from srv.models.blueprint import Attention, Part, alike
 
 PATTERN = 4  # every fourth layer has full attention
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
-    base = decoder(config)
-    windows = windows_of_pattern(config, base.layers)
-    return parallel(base.replace(windows=windows, rotated=tuple(window is not None for window in windows)))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = cohere_sizes(config), bool(config["attention_bias"])
+    windows = windows_of_pattern(config, sizes.layers)
+
+    def attention(window: int | None) -> Attention:
+        return parts.attention(sizes, bias=bias, rotated=window is not None, window=window)
+
+    return parallel(config, sizes, alike(windows, attention))
 
 
 ARCHITECTURE = Architecture(
     name="Cohere2ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={**COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": PATTERN},
     weights=WEIGHTS,
 )

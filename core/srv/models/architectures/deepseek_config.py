@@ -5,23 +5,18 @@ Torch-free. Owns what both have in common; the file of each one says how it choo
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from srv.models.architectures import parts
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
-from srv.models.architectures.described import Described
-from srv.models.architectures.latent_sizes import LatentSizes, latent_sizes
-from srv.models.blueprint import Layer, Linear, Norm, Part
+from srv.models.architectures.decoder_config import Sizes, decoder_sizes
+from srv.models.architectures.latent_sizes import LatentSizes, latent_attention, latent_sizes
+from srv.models.blueprint import MLP, MoE, Part
 from srv.models.checkpoints.rules import PermuteRotary
-from srv.models.latent_parts import GatedNorm
-from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
-from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.models.layers.moe_config import COUNT_FIELDS, ExpertActivation, Routing
+from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
 
-ATTENTION_NORM, MLP_NORM = "input_layernorm", "post_attention_layernorm"
 INNER_NORM_EPS = 1e-6  # of the norms of compressed vectors, whatever rms_norm_eps is
 
 
@@ -50,67 +45,40 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class DeepseekConfig(Described):
-    """`decoder`: everything besides attention; its heads are those of the rotary part. `attention`: of every layer.
-
-    `indexed`: whether each layer has an indexer, if `attention` has one; without, it uses that of a layer before it.
-    `gate_rank`: the inner size of the gates of norms (`srv.models.latent_parts.GatedNorm`), 0 if norms have none.
-    """
-
-    decoder: DecoderConfig
-    attention: LatentSizes
-    indexed: tuple[bool, ...] = ()
-    gate_rank: int = 0
-
-    def has_indexer(self, index: int) -> bool:
-        return bool(self.indexed) and self.indexed[index]
-
-    def gated_norms(self, index: int) -> tuple[str, ...]:
-        """The norms of a layer that have a gate: if any have, the first one and that of a mixture of experts."""
-        if not self.gate_rank:
-            return ()
-        return (ATTENTION_NORM,) if self.decoder.moe_of(index) is None else (ATTENTION_NORM, MLP_NORM)
-
-    @functools.cached_property
-    def tree(self) -> Part:
-        sizes = self.decoder
-        kinds = [(self.has_indexer(index), sizes.moe_of(index)) for index in range(sizes.layers)]
-        return parts.decoder(sizes, parts.layers(kinds, self._layer), parts.last_norm(sizes))
-
-    def _layer(self, index: int) -> Layer:
-        sizes, gated = self.decoder, self.gated_norms(index)
-        before, between = (self._norm(name, name in gated) for name in (ATTENTION_NORM, MLP_NORM))
-        mixer = self.attention.part(sizes.rope, self.has_indexer(index))
-        return Layer((before,), (mixer,), (between,), parts.feed_forward(sizes, sizes.moe_of(index)))
-
-    def _norm(self, name: str, is_gated: bool) -> Norm:
-        hidden, eps, rank = self.decoder.hidden_size, self.decoder.norm_eps, self.gate_rank
-        if not is_gated:
-            return Norm(hidden, eps, adds=True, name=name)
-        down, up = Linear({"mlp.fc1": rank}, hidden), Linear({"mlp.fc2": hidden}, rank)
-        return GatedNorm(hidden, eps, adds=True, down=down, up=up, name=name)
+def deepseek_tree(config: Mapping[str, Any], routing: Callable[[Mapping[str, Any]], Routing]) -> Part:
+    """A model with experts from `first_k_dense_replace` on. `routing(config)`: how they are chosen."""
+    sizes, latent, rope = deepseek_sizes(config)
+    feeding = feed_forward(config, sizes, routing, sparse_from(config, sizes.layers))
+    attention = latent_attention(latent, rope, bias=bool(config["attention_bias"]))
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, feeding))
 
 
-def deepseek_config(
-    config: Mapping[str, Any],
-    routing: Callable[[Mapping[str, Any]], Routing],
-    sparse: Callable[[Mapping[str, Any], int], tuple[bool, ...]] | None = None,
-) -> DeepseekConfig:
-    """From fields with all defaults filled in. Raises UnsupportedConfig with the field that is not implemented.
+def deepseek_sizes(config: Mapping[str, Any]) -> tuple[Sizes, LatentSizes, RopeConfig]:
+    """Those of everything besides attention, whose heads are those of the rotary part, and those of attention.
 
-    `routing(config)`: how experts are chosen; it is called if a layer has any. `sparse(config, layers)`: which layers
-    have experts; None: those from `first_k_dense_replace` on.
+    Raises UnsupportedConfig with the field that is not implemented.
     """
     refuse_unless(config, SUPPORTED)
     rope_dim, heads = int(config["qk_rope_head_dim"]), int(config["num_attention_heads"])
     fields = {**config, "head_dim": rope_dim, "num_key_value_heads": heads}
-    decoder = decoder_config(fields, COUNT_FIELDS)
-    attention = latent_sizes(config, decoder.rope, INNER_NORM_EPS)
-    moe_layers = (sparse or sparse_from)(config, decoder.layers)
-    if any(moe_layers):
-        decoder = decoder.replace(moe=_experts(config, routing(config)), moe_layers=moe_layers)
-    return DeepseekConfig(decoder, attention)
+    sizes = decoder_sizes(fields, COUNT_FIELDS)
+    rope = rope_config(fields, sizes.head_dim)
+    return sizes, latent_sizes(config, rope, INNER_NORM_EPS), rope
+
+
+def feed_forward(
+    config: Mapping[str, Any],
+    sizes: Sizes,
+    routing: Callable[[Mapping[str, Any]], Routing],
+    is_sparse: Sequence[bool],
+    activation: ExpertActivation = "silu",
+) -> list[MLP | MoE]:
+    """The feed-forward part of each layer. `routing(config)` is called if a layer has experts."""
+    dense = parts.mlp(sizes)
+    if not any(is_sparse):
+        return [dense for _ in is_sparse]
+    sparse = _experts(config, sizes, routing(config), activation)
+    return [sparse if each else dense for each in is_sparse]
 
 
 def sparse_from(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
@@ -119,7 +87,7 @@ def sparse_from(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(index >= dense for index in range(layers))
 
 
-def _experts(config: Mapping[str, Any], routing: Routing) -> MoEConfig:
+def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing, activation: ExpertActivation) -> MoE:
     count, size = int(config["n_routed_experts"]), int(config["moe_intermediate_size"])
     groups, used = routing.groups, routing.top_groups
     if groups < 1 or count % groups or not 1 <= used <= groups:
@@ -128,7 +96,9 @@ def _experts(config: Mapping[str, Any], routing: Routing) -> MoEConfig:
         most = count // groups * used
         raise UnsupportedConfig(f"num_experts_per_tok = {routing.top_k} is not between 1 and {most} experts")
     shared = int(config.get("n_shared_experts") or 0) * size
-    return MoEConfig(count, size, routing, shared, shared="shared_experts")
+    return parts.mixture(
+        sizes, count, size, routing, shared=shared, shared_name="shared_experts", activation=activation
+    )
 
 
 def groups_of(config: Mapping[str, Any]) -> tuple[int, int]:

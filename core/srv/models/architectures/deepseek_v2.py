@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, DeepseekConfig, deepseek_config, groups_of
+from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, deepseek_tree, groups_of
+from srv.models.blueprint import Part
 from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 
 
-def make_config(config: Mapping[str, Any]) -> DeepseekConfig:
-    return deepseek_config(config, _routing)
+def tree(config: Mapping[str, Any]) -> Part:
+    return deepseek_tree(config, _routing)
 
 
 def _routing(config: Mapping[str, Any]) -> Routing:
@@ -28,7 +29,7 @@ def _routing(config: Mapping[str, Any]) -> Routing:
 
 ARCHITECTURE = Architecture(
     name="DeepseekV2ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 102400,

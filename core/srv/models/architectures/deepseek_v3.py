@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, DeepseekConfig, deepseek_config, groups_of
+from srv.models.architectures.deepseek_config import DEFAULTS, WEIGHTS, deepseek_tree, groups_of
+from srv.models.blueprint import Part
 from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import refuse_unless
 
 
-def make_config(config: Mapping[str, Any]) -> DeepseekConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)})
-    return deepseek_config(config, routing)
+    return deepseek_tree(config, routing)
 
 
 def routing(config: Mapping[str, Any]) -> Routing:
@@ -35,7 +36,7 @@ def routing(config: Mapping[str, Any]) -> Routing:
 
 ARCHITECTURE = Architecture(
     name="DeepseekV3ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 129280,

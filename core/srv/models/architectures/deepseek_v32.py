@@ -9,31 +9,50 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
+from srv.models.architectures.decoder_config import Sizes
 from srv.models.architectures.deepseek_config import DEFAULTS as BASE
-from srv.models.architectures.deepseek_config import WEIGHTS, DeepseekConfig, deepseek_config, rotary_dims, sparse_from
+from srv.models.architectures.deepseek_config import WEIGHTS, deepseek_sizes, feed_forward, rotary_dims, sparse_from
 from srv.models.architectures.deepseek_v3 import routing
-from srv.models.architectures.latent_sizes import index_dims
+from srv.models.architectures.latent_sizes import index_dims, indexer_part, latent_attention
+from srv.models.blueprint import MLP, MoE, Part, alike
 from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.indexers import indexer_types
+from srv.models.latent_parts import Latent
+from srv.models.layers.moe_config import ExpertActivation
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
 _V3 = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
 _INDEXED = "indexed_attention"
 
 
-def make_v32(config: Mapping[str, Any]) -> DeepseekConfig:
-    return sparse_config(config, ["full"] * int(config["num_hidden_layers"]))
+def v32_tree(config: Mapping[str, Any]) -> Part:
+    sizes, mixers, feeding = sparse_parts(config, ["full"] * int(config["num_hidden_layers"]))
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, feeding))
 
 
-def make_glm(config: Mapping[str, Any]) -> DeepseekConfig:
-    return sparse_config(config, indexer_types(config.get, int(config["num_hidden_layers"])))
+def glm_tree(config: Mapping[str, Any]) -> Part:
+    sizes, mixers, feeding = sparse_parts(config, indexer_types(config.get, int(config["num_hidden_layers"])))
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, feeding))
 
 
-def sparse_config(config: Mapping[str, Any], kinds: list[str]) -> DeepseekConfig:
-    """`kinds`: of each layer, "full" if it has an indexer, "shared" if it reads the keys that a layer before chose.
+def sparse_parts(
+    config: Mapping[str, Any],
+    kinds: list[str],
+    *,
+    index_norm_eps: float = 1e-6,
+    index_rotates_last: bool = False,
+    activation: ExpertActivation = "silu",
+    gated: bool = False,
+    gated_queries: bool = False,
+    sinks: bool = False,
+) -> tuple[Sizes, tuple[Latent, ...], list[MLP | MoE]]:
+    """The sizes of a model with sparse attention, and the two parts of each layer.
 
-    Raises UnsupportedConfig with the field that is not implemented.
+    `kinds`: of each layer, "full" if it has an indexer, "shared" if it reads the keys that a layer before chose.
+    `index_norm_eps`, `index_rotates_last`: as of `indexer_part`. `activation`: of experts. The others are those of
+    `latent_attention`. Raises UnsupportedConfig with the field that is not implemented.
     """
     refuse_unless(config, _V3)
     layers = int(config["num_hidden_layers"])
@@ -45,10 +64,24 @@ def sparse_config(config: Mapping[str, Any], kinds: list[str]) -> DeepseekConfig
             f'indexer_types = {kinds!r} is not implemented natively: it needs "full" or "shared" for each of '
             f'{layers} layers, and "full" for the first one'
         )
-    read = {name: value for name, value in config.items() if name != "mlp_layer_types"}
-    base = deepseek_config(read, routing, lambda _, count: _sparse(config, count))
-    attention = base.attention._replace(indexer=index_dims(config))
-    return base.replace(attention=attention, indexed=tuple(kind == "full" for kind in kinds))
+    sizes, latent, rope = deepseek_sizes({name: value for name, value in config.items() if name != "mlp_layer_types"})
+    feeding = feed_forward(config, sizes, routing, _sparse(config, layers), activation)
+    index = index_dims(config)
+    own = indexer_part(latent, index, norm_eps=index_norm_eps, rotates_last=index_rotates_last)
+
+    def attention(kind: str) -> Latent:
+        return latent_attention(
+            latent,
+            rope,
+            bias=bool(config["attention_bias"]),
+            index=index,
+            indexer=own if kind == "full" else None,
+            gated=gated,
+            gated_queries=gated_queries,
+            sinks=sinks,
+        )
+
+    return sizes, alike(kinds, attention), feeding
 
 
 def _sparse(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
@@ -79,7 +112,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 V32 = Architecture(
     name="DeepseekV32ForCausalLM",
-    make_config=make_v32,
+    tree=v32_tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 129280,
@@ -97,7 +130,7 @@ V32 = Architecture(
 )
 GLM = Architecture(
     name="GlmMoeDsaForCausalLM",
-    make_config=make_glm,
+    tree=glm_tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 154880,

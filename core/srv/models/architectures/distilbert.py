@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import encoder_config
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.bert import bert_sizes, unused
-from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, label_count
+from srv.models.architectures.bert import bert_tree, positions, unused
+from srv.models.architectures.encoder_config import LAYERS, Encoder
 from srv.models.architectures.layer_norm_config import activation
 from srv.models.checkpoints.rules import Rename, Skip
 
@@ -30,15 +31,11 @@ _DEFAULTS: dict[str, Any] = {
 _NORM_EPS = 1e-12  # no field states it
 
 
-def sizes(config: Mapping[str, Any]) -> EncoderSizes:
+def tree(config: Mapping[str, Any]) -> Encoder:
     activation(config, "activation")  # refuses one under the name that the field has here
     found = {**config, **{name: config[own] for name, (own, _) in _FIELDS.items()}}
     found |= {"layer_norm_eps": _NORM_EPS, "type_vocab_size": 0}
-    return bert_sizes(found, int(config["max_position_embeddings"]), 0)
-
-
-def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
-    return sizes(config)._replace(head=HeadConfig(label_count(config), "relu"), pooled_by="cls")
+    return bert_tree(found, positions(config), 0)
 
 
 _LAYER = "transformer.layer.*"
@@ -59,7 +56,8 @@ _MASKED_HEAD = tuple(
 )
 ARCHITECTURE = Architecture(
     name="DistilBertModel",
-    make_config=encoder_of(sizes),
+    tree=tree,
+    pooled=encoder_config.mean_of(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="distilbert",
@@ -68,7 +66,8 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="DistilBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="DistilBertForSequenceClassification",
-    make_config=encoder_of(_classifier),
+    tree=encoder_config.classifier_of(tree, "relu"),
+    pooled=encoder_config.first_of(positions),
     model_type=None,
     weights=(
         Rename(prefix=_PREFIX, names={**_NAMES, "pre_classifier": "head.dense", "classifier": "score"}),

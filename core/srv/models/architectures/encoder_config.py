@@ -1,19 +1,18 @@
 """Encoders: BERT and those that differ from it in their norms, MLPs and positions.
 
-Torch-free. Owns the switches in which these differ, and the tree that they stand for. An encoder attends in both
-directions, so that a prompt is computed in one step, without a KV pool. Must not know how a layer computes:
-`encoder_layers` does.
+Torch-free. Owns the parts that they have in common, and the fields of labels. An encoder attends in both directions, so
+that a prompt is computed in one step, without a KV pool. Must not know how a layer computes: `encoder_layers` does.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Pooled
-from srv.models.architectures.described import Described
+from srv.models.architectures.decoder_config import Sizes
 from srv.models.blueprint import (
     GATED,
     MLP,
@@ -80,144 +79,132 @@ class Encoder(Part):
     head: ClassificationHead | None
 
 
-@dataclass(frozen=True)
-class EncoderBlueprint(Described):
-    """An encoder runs on one rank."""
-
-    model: Encoder
-    pooled: Pooled | None = None
-
-    @functools.cached_property
-    def tree(self) -> Encoder:
-        return self.model
-
-    @functools.cached_property
-    def divided(self) -> None:
-        return None
+Tree: TypeAlias = Callable[[Mapping[str, Any]], Encoder]
 
 
-class HeadConfig(NamedTuple):
-    """A classification head: dense layer, activation, an optional norm, and the layer with the labels.
+def encoder(
+    sizes: Sizes,
+    attention: Attention | Sequence[Attention],
+    mlp: MLP,
+    norm: Callable[[str], Norm],
+    *,
+    pre_norm: bool = False,
+    embedding_norm: bool = True,
+    positions: int = 0,
+    first_position: int = 0,
+    types: int = 0,
+) -> Encoder:
+    """An encoder without a head. `norm(name)`: that of hidden states.
 
-    `activation`: of the dense layer.
+    `pre_norm`: norms precede attention and MLP, and one follows the last layer; otherwise they follow the additions to
+    the residual. `embedding_norm`: a norm follows the embeddings; with `pre_norm`, it is the one before the first
+    attention. `positions`: the rows of the table of positions, `first_position` that of the first token, `types` the
+    kinds of tokens; 0 without such a table.
     """
 
-    labels: int
-    activation: Activation = "tanh"
-    dense_bias: bool = True
-    norm: bool = False
+    def layer(kind: tuple[Attention, bool]) -> EncoderLayer:
+        attention, is_normed = kind
+        return EncoderLayer(norm("attention_norm") if is_normed else None, attention, norm("mlp_norm"), mlp, pre_norm)
 
+    def table(name: str, rows: int) -> Table | None:
+        return Table(rows, sizes.hidden_size, name=name) if rows else None
 
-class EncoderSizes(NamedTuple):
-    """Sizes and switches of an encoder, from which `encoder` makes its tree.
-
-    `windows`: of each layer, how far a token sees in both directions (`srv.specs.AttentionLayer.window`), or None.
-    `positions`: the most tokens of a prompt. `activation`: of the MLP; `GATED` ones have a gate. `pre_norm`: norms
-    precede attention and MLP, and one follows the last layer; otherwise they follow the additions to the residual.
-    `embedding_norm`: a norm follows the embeddings; with `pre_norm`, it is the one before the first attention. `rms`:
-    norms are RMSNorms, without a bias. `fused`: checkpoints have queries, keys and values in one matrix, and so the
-    gate and the up projection. `mlp_bias`, `down_bias`: of the matrices before the down projection, and of that one.
-    `position_offset`: the row of the first token in the table of positions; None if layers rotate queries and keys
-    instead, by `ropes`, of which each layer has one. `types`: the kinds of tokens, 0 without a table of them. `head`:
-    None without a classification head. `pooled_by`: see `Pooled`.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float
-    windows: tuple[int | None, ...]
-    positions: int
-    activation: Activation
-    pre_norm: bool = False
-    embedding_norm: bool = True
-    rms: bool = False
-    norm_bias: bool = True
-    fused: bool = False
-    attention_bias: bool = True
-    mlp_bias: bool = True
-    down_bias: bool = True
-    position_offset: int | None = 0
-    ropes: tuple[RopeConfig, ...] = ()
-    types: int = 2
-    head: HeadConfig | None = None
-    pooled_by: str = "mean"
-
-
-def encoder_of(sizes: Callable[[Mapping[str, Any]], EncoderSizes]) -> Callable[[Mapping[str, Any]], EncoderBlueprint]:
-    """From the fields of a configuration to the blueprint, by way of the sizes and switches."""
-    return lambda config: encoder(sizes(config))
-
-
-def encoder(sizes: EncoderSizes) -> EncoderBlueprint:
-    """The tree of an encoder, and what its prompts and results are like."""
-    hidden, head = sizes.hidden_size, sizes.head
-
-    def norm(name: str) -> Norm:
-        return Norm(hidden, sizes.norm_eps, sizes.rms, sizes.norm_bias and not sizes.rms, name=name)
-
-    def layer(kind: tuple[int | None, RopeConfig | None, bool]) -> EncoderLayer:
-        return _layer(sizes, norm, *kind)
-
-    def table(name: str, rows: int | None) -> Table | None:
-        return Table(rows, hidden, name=name) if rows else None
-
-    ropes = sizes.ropes or (None,) * len(sizes.windows)
-    normed = sizes.pre_norm and sizes.embedding_norm
-    kinds = enumerate(zip(sizes.windows, ropes, strict=True))
-    layers = alike(((window, rope, not normed or index > 0) for index, (window, rope) in kinds), layer)
-    first = sizes.position_offset
+    normed = pre_norm and embedding_norm
+    attentions = enumerate(parts.of_layers(sizes, attention))
     stack = EncoderStack(
-        Embedding(sizes.vocab_size, hidden, name="embed_tokens"),
-        layers,
-        table("embed_positions", None if first is None else sizes.positions + first),
-        table("embed_types", sizes.types),
-        norm("embed_norm") if sizes.embedding_norm else None,
-        norm("final_norm") if sizes.pre_norm else None,
-        first or 0,
+        Embedding(sizes.vocab_size, sizes.hidden_size, name="embed_tokens"),
+        alike(((each, not normed or index > 0) for index, each in attentions), layer),
+        table("embed_positions", positions),
+        table("embed_types", types),
+        norm("embed_norm") if embedding_norm else None,
+        norm("final_norm") if pre_norm else None,
+        first_position,
         name="model",
     )
-    made = None
-    if head is not None:
-        made = ClassificationHead(
-            Output({"head.dense": hidden}, hidden, head.dense_bias),
-            norm("head.norm") if head.norm else None,
-            Output({"score": head.labels}, hidden, True),
-            head.activation,
-        )
-    labels = 0 if head is None else head.labels
-    return EncoderBlueprint(Encoder(stack, made), Pooled(sizes.positions, labels, sizes.pooled_by))
+    return Encoder(stack, None)
 
 
-def _layer(
-    sizes: EncoderSizes, norm: Callable[[str], Norm], window: int | None, rope: RopeConfig | None, is_normed: bool
-) -> EncoderLayer:
-    """`is_normed`: whether there is a norm for attention alone."""
-    hidden, inner, dim = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
+def attention(
+    sizes: Sizes,
+    *,
+    bias: bool = True,
+    rope: RopeConfig | None = None,
+    window: int | None = None,
+    fused: bool = False,
+) -> Attention:
+    """Attention in both directions, on one rank. `rope`: None for that of `sizes`. `window`: how far a token sees.
+
+    `fused`: checkpoints have queries, keys and values in one matrix.
+    """
+    hidden, dim = sizes.hidden_size, sizes.head_dim
     queries, keys = sizes.heads * dim, sizes.kv_heads * dim
-    qkv = {"qkv_proj": queries + 2 * keys} if sizes.fused else {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    up = {"gate_proj": inner, "up_proj": inner} if sizes.activation in GATED else {"up_proj": inner}
-    if sizes.fused and sizes.activation in GATED:
-        up = {"gate_up_proj": 2 * inner}
-    attention = Attention(
-        Linear(qkv, hidden, sizes.attention_bias),
-        Linear({"o_proj": hidden}, queries, sizes.attention_bias),
+    qkv = {"qkv_proj": queries + 2 * keys} if fused else {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    return Attention(
+        Linear(qkv, hidden, bias),
+        Linear({"o_proj": hidden}, queries, bias),
         sizes.heads,
         sizes.kv_heads,
         dim,
         dim**-0.5,
         window=window,
         bidirectional=True,
-        rope=rope,
+        rope=rope or sizes.rope,
         name="self_attn",
     )
-    up_proj, down_proj = Linear(up, hidden, sizes.mlp_bias), Linear({"down_proj": hidden}, inner, sizes.down_bias)
-    mlp = MLP(up_proj, down_proj, sizes.activation, name="mlp")
-    before = norm("attention_norm") if is_normed else None
-    return EncoderLayer(before, attention, norm("mlp_norm"), mlp, sizes.pre_norm)
+
+
+def mlp(sizes: Sizes, activation: Activation, *, bias: bool = True, down_bias: bool = True, fused: bool = False) -> MLP:
+    """`bias`: of the matrices before the down projection. `fused`: checkpoints have the gate and the up projection in
+    one matrix."""
+    hidden, inner = sizes.hidden_size, sizes.intermediate_size
+    up = {"gate_proj": inner, "up_proj": inner} if activation in GATED else {"up_proj": inner}
+    up = {"gate_up_proj": 2 * inner} if fused else up
+    return MLP(Linear(up, hidden, bias), Linear({"down_proj": hidden}, inner, down_bias), activation, name="mlp")
+
+
+def layer_norm(sizes: Sizes, *, bias: bool = True) -> Callable[[str], Norm]:
+    """The norm of hidden states, by its name."""
+    return lambda name: Norm(sizes.hidden_size, sizes.norm_eps, rms=False, bias=bias, name=name)
+
+
+def with_head(
+    encoder: Encoder, labels: int, activation: Activation = "tanh", *, bias: bool = True, norm: Norm | None = None
+) -> Encoder:
+    """With a classification head. `activation`, `bias`, `norm`: of its dense layer."""
+    hidden = encoder.stack.embedding.size
+    dense, score = Output({"head.dense": hidden}, hidden, bias), Output({"score": labels}, hidden, True)
+    return replace(encoder, head=ClassificationHead(dense, norm, score, activation))
+
+
+def classifier_of(tree: Tree, activation: Activation = "tanh") -> Tree:
+    """From the fields of a configuration to the encoder with a head."""
+    return lambda config: with_head(tree(config), label_count(config), activation)
+
+
+def mean_of(positions: Callable[[Mapping[str, Any]], int]) -> Callable[[Mapping[str, Any]], Pooled]:
+    """What an encoder without a head says of its results. `positions(config)`: the most tokens of a prompt."""
+    return lambda config: Pooled(positions(config), 0, "mean")
+
+
+def first_of(positions: Callable[[Mapping[str, Any]], int]) -> Callable[[Mapping[str, Any]], Pooled]:
+    """Likewise of one with a head that reads the first token."""
+    return lambda config: Pooled(positions(config), label_count(config), "cls")
+
+
+def encoder_sizes(config: Mapping[str, Any], heads: int, head_dim: int, norm_eps: float) -> Sizes:
+    """Those that all encoders state alike, with as many key heads as heads and without a rotary embedding."""
+    return Sizes(
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=int(config["hidden_size"]),
+        intermediate_size=int(config["intermediate_size"]),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        norm_eps=norm_eps,
+        tied_embeddings=False,
+        layers=int(config["num_hidden_layers"]),
+        rope=None,
+    )
 
 
 def head_sizes(config: Mapping[str, Any], *, stated: bool = False) -> tuple[int, int]:

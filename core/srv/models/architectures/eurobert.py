@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, gated, label_count
-from srv.models.architectures.rotary_encoder import GATED_NAMES, rotary_encoder
+from srv.models.architectures import encoder_config
+from srv.models.architectures.architecture import Architecture, Pooled
+from srv.models.architectures.encoder_config import LAYERS, Encoder
+from srv.models.architectures.rotary_encoder import GATED_NAMES, rotary_positions, rotary_sizes
+from srv.models.blueprint import Norm
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import UnsupportedConfig
 
@@ -29,31 +31,35 @@ _DEFAULTS: dict[str, Any] = {
 _POOLINGS = {"bos": "cls", "mean": "mean"}
 
 
-def sizes(config: Mapping[str, Any]) -> EncoderSizes:
-    fields = {**config, "layer_norm_eps": config["rms_norm_eps"], "type_vocab_size": 0}
-    made = rotary_encoder(fields, gated(config, "hidden_act"))
+def tree(config: Mapping[str, Any]) -> Encoder:
+    fields = {**config, "layer_norm_eps": config["rms_norm_eps"]}
+    activation, sizes = encoder_config.gated(config, "hidden_act"), rotary_sizes(fields)
     kv_heads = int(config["num_key_value_heads"])
-    if made.heads % kv_heads:
-        raise UnsupportedConfig(f"{made.heads} heads cannot share {kv_heads} key heads")
-    return made._replace(
-        kv_heads=kv_heads,
+    if sizes.heads % kv_heads:
+        raise UnsupportedConfig(f"{sizes.heads} heads cannot share {kv_heads} key heads")
+    sizes, bias = sizes._replace(kv_heads=kv_heads), bool(config["mlp_bias"])
+    return encoder_config.encoder(
+        sizes,
+        encoder_config.attention(sizes, bias=bool(config["attention_bias"])),
+        encoder_config.mlp(sizes, activation, bias=bias, down_bias=bias),
+        lambda name: Norm(sizes.hidden_size, sizes.norm_eps, name=name),
         pre_norm=True,
         embedding_norm=False,
-        rms=True,
-        norm_bias=False,
-        attention_bias=bool(config["attention_bias"]),
-        mlp_bias=bool(config["mlp_bias"]),
-        down_bias=bool(config["mlp_bias"]),
     )
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
+def _classifier(config: Mapping[str, Any]) -> Encoder:
     pooling = config["classifier_pooling"]
     if pooling not in _POOLINGS:
         raise UnsupportedConfig(
             f"classifier_pooling = {pooling!r} is not implemented natively: its head would have to read every token"
         )
-    return sizes(config)._replace(head=HeadConfig(label_count(config), "gelu"), pooled_by=_POOLINGS[pooling])
+    return encoder_config.with_head(tree(config), encoder_config.label_count(config), "gelu")
+
+
+def _pooled(config: Mapping[str, Any]) -> Pooled:
+    labels, by = encoder_config.label_count(config), _POOLINGS[config["classifier_pooling"]]
+    return Pooled(rotary_positions(config), labels, by)
 
 
 _NAMES: dict[str, str] = {
@@ -67,7 +73,8 @@ _NAMES: dict[str, str] = {
 _PREFIX = "model."
 ARCHITECTURE = Architecture(
     name="EuroBertModel",
-    make_config=encoder_of(sizes),
+    tree=tree,
+    pooled=encoder_config.mean_of(rotary_positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="eurobert",
@@ -76,7 +83,8 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="EuroBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="EuroBertForSequenceClassification",
-    make_config=encoder_of(_classifier),
+    tree=_classifier,
+    pooled=_pooled,
     model_type=None,
     weights=(Rename(prefix=_PREFIX, names={**_NAMES, "dense": "head.dense", "classifier": "score"}),),
 )

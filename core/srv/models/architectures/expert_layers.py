@@ -34,9 +34,8 @@ class SpecialLayers(NamedTuple):
 @kept_per_object
 def special_layers(model: ModelFacts) -> SpecialLayers:
     """Those of the native layers, which are about as large if transformers computes them."""
-    native = native_or_reason(model.architecture, model.config)
-    if isinstance(native, str):
+    tree = native_or_reason(model.architecture, model.config)
+    if isinstance(tree, str):
         return SpecialLayers()
-    tree = native.tree
     recurrent = (part.sizes for part in derive.distinct(tree) if isinstance(part, WithStates))
     return SpecialLayers(derive.find(tree, MoE), next(recurrent, None), derive.find(tree, StreamMixing))

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, alibi_slopes, sizes
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import QKV, Permute, Rename, Split
 from srv.models.layers.rope_config import UnsupportedConfig
 
@@ -23,14 +25,14 @@ NAMES = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     grouped, parallel = bool(config["new_decoder_architecture"]), bool(config["parallel_attn"])
     norms = config.get("num_ln_in_parallel_attn") or (2 if grouped else 1)
     if norms not in ((1, 2) if grouped else (1,)) or (grouped and not parallel):
         fields = {name: config.get(name) for name in ("new_decoder_architecture", "parallel_attn")}
         raise UnsupportedConfig(f"num_ln_in_parallel_attn = {norms!r} with {fields} is not implemented natively")
     inner, bias, alibi = config.get("ffn_hidden_size"), bool(config["bias"]), bool(config["alibi"])
-    decoder = sizes(
+    sizes = layer_norm.sizes(
         config,
         names=NAMES,
         intermediate=None if inner is None else int(inner),
@@ -38,13 +40,13 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
         norm_eps=float(config["layer_norm_epsilon"]),
         rotary=not alibi,
     )
-    if alibi:
-        scale = decoder.attention_scale  # of scores and biases alike
-        decoder = decoder.replace(alibi_slopes=tuple(slope * scale for slope in alibi_slopes(decoder.heads)))
-    return LayerNormConfig(
-        decoder=decoder.replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias),
-        mlp=activation(config, "activation"),
-        parallel=parallel,
+    scale = sizes.head_dim**-0.5  # of scores and biases alike
+    slopes = tuple(slope * scale for slope in layer_norm.alibi_slopes(sizes.heads)) if alibi else None
+    return layer_norm.decoder(
+        sizes,
+        parts.attention(sizes, bias=bias, alibi=slopes),
+        parts.mlp(sizes, bias, layer_norm.activation(config, "activation")),
+        order="parallel" if parallel else "sequence",
         separate_norms=not parallel or norms == 2,
     )
 
@@ -57,7 +59,7 @@ def _kv_heads(config: Mapping[str, Any]) -> int | None:
 
 ARCHITECTURE = Architecture(
     name="FalconForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "activation": "gelu",
         "alibi": False,

@@ -3,51 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.bamba import STORED
-from srv.models.architectures.decoder_config import decoder_config
-from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, LayerFactors, MambaConfig, mamba_sizes
+from srv.models.architectures.decoder_config import decoder_sizes
+from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, mamba_sizes, state_space
+from srv.models.blueprint import Part
 from srv.models.layers.rope_config import UnsupportedConfig
 
 
-def make_config(config: Mapping[str, Any]) -> MambaConfig:
-    base, bias = decoder_config(config, reads=("embedding_multiplier",)), bool(config["attention_bias"])
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = decoder_sizes(config, reads=("embedding_multiplier",)), bool(config["attention_bias"])
     head = float(config["lm_head_multiplier"])
     if not head > 0:
         raise UnsupportedConfig(f"lm_head_multiplier = {head} is not a positive number")
-    decoder = base.replace(
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bool(config["mlp_bias"]),
-        attention_scale=base.attention_scale * float(config["key_multiplier"]),
-        embedding_multiplier=float(config["embedding_multiplier"]),
-        logits_divisor=1 / head,
-    )
-    inner = config["mamba_d_ssm"] or int(config["mamba_expand"] * base.hidden_size)
+    mlp, scale = parts.mlp(sizes, bool(config["mlp_bias"])), sizes.head_dim**-0.5 * float(config["key_multiplier"])
+    attention = parts.attention(sizes, bias=bias, scale=scale)
+    factor = float(config["embedding_multiplier"])
+    inner = config["mamba_d_ssm"] or int(config["mamba_expand"] * sizes.hidden_size)
     mamba = mamba_sizes(config, int(inner))._replace(
         output_bias=bool(config["projectors_bias"]),
         norm=bool(config["mamba_rms_norm"]),
         norm_first=bool(config["mamba_norm_before_gate"]),
     )
-    return MambaConfig(decoder, (True,) * base.layers, mamba, parallel=True, factors=_factors(config))
-
-
-def _factors(config: Mapping[str, Any]) -> LayerFactors:
     projected = tuple(map(float, config["ssm_multipliers"] or (1.0,) * 5))
-    gate, mlp_out = map(float, config["mlp_multipliers"] or (1.0, 1.0))
+    gate, down = map(float, config["mlp_multipliers"] or (1.0, 1.0))
     if len(projected) != 5:
         raise UnsupportedConfig(f"ssm_multipliers has {len(projected)} values and not 5")
-    return LayerFactors(
-        float(config["ssm_in_multiplier"]),
-        projected,
-        float(config["ssm_out_multiplier"]),
-        float(config["attention_in_multiplier"]),
-        float(config["attention_out_multiplier"]),
-        gate,
-        mlp_out,
+    mixers = (state_space(mamba, sizes.hidden_size, sizes.norm_eps, projected), attention)
+    of_mamba, of_attention = (
+        (float(config[f"{name}_in_multiplier"]), float(config[f"{name}_out_multiplier"]))
+        for name in ("ssm", "attention")
     )
+    layer = parts.pre_norm(sizes, attention, replace(mlp, gate_factor=gate, factor=down))
+    layer = replace(layer, mixers=mixers, scales=(of_mamba, of_attention))
+    return parts.decoder(sizes, (layer,) * sizes.layers, factor=factor, logits_divisor=1 / head, divisible=False)
 
 
 _SCALARS = (
@@ -56,7 +49,7 @@ _SCALARS = (
 )
 ARCHITECTURE = Architecture(
     name="FalconH1ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **MAMBA_DEFAULTS,
         **dict.fromkeys(_SCALARS, 1.0),

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config, soft_cap, windows_of_pattern
-from srv.models.architectures.sandwich_config import SandwichConfig, attention_scale
+from srv.models.architectures.decoder_config import decoder_sizes, soft_cap, windows_of_pattern
+from srv.models.architectures.sandwich_config import attention_scale, sandwich_decoder
+from srv.models.blueprint import Attention, Part, alike
 from srv.models.checkpoints.gguf_layout import OUTPUT_NORM_NAMES, GGUFLayout
 from srv.models.layers.rope_config import refuse_unless
 
@@ -24,20 +26,18 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> SandwichConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, SUPPORTED)
-    base = decoder_config(config, reads=("hidden_act", SCORES, LOGITS))  # the first is not read by transformers either
+    sizes = decoder_sizes(config, reads=("hidden_act", SCORES, LOGITS))  # the first is not read by transformers either
     bias = bool(config["attention_bias"])
-    decoder = base.replace(
-        windows=windows_of_pattern(config, base.layers),
-        attention_scale=attention_scale(config),
-        attention_soft_cap=soft_cap(config, SCORES),
-        logits_soft_cap=soft_cap(config, LOGITS),
-        qkv_bias=bias,
-        output_bias=bias,
-        embedding_multiplier=base.hidden_size**0.5,
-    )
-    return SandwichConfig(decoder, unit_offset=True, activation="gelu_tanh")
+    windows, scale = windows_of_pattern(config, sizes.layers), attention_scale(config)
+    scores_cap, logits_cap = soft_cap(config, SCORES), soft_cap(config, LOGITS)
+
+    def attention(window: int | None) -> Attention:
+        return parts.attention(sizes, bias=bias, scale=scale, window=window, soft_cap=scores_cap)
+
+    mlp, factor = parts.mlp(sizes, activation="gelu_tanh_gated"), sizes.hidden_size**0.5
+    return sandwich_decoder(sizes, alike(windows, attention), mlp, wide=True, factor=factor, logits_soft_cap=logits_cap)
 
 
 def _complete_gguf(config: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _complete_gguf(config: dict[str, Any]) -> dict[str, Any]:
 
 ARCHITECTURE = Architecture(
     name="Gemma2ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 256000,
         "hidden_size": 2304,

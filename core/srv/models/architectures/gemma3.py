@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config, windows_of_pattern
+from srv.models.architectures.decoder_config import decoder_sizes, windows_of_pattern
 from srv.models.architectures.sandwich_config import (
     KINDS,
-    SandwichConfig,
     attention_scale,
     local_rope,
+    sandwich_decoder,
     with_rope_of,
 )
+from srv.models.blueprint import Attention, Part, alike
 from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
 from srv.models.layers.rope_config import refuse_unless
 
@@ -30,21 +32,20 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> SandwichConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, SUPPORTED)
     full = with_rope_of(config, "full_attention", "rope_theta")
-    base = decoder_config(full, reads=("hidden_act",))  # which transformers does not read for this architecture
-    bias = bool(config["attention_bias"])
-    decoder = base.replace(
-        windows=windows_of_pattern(config, base.layers),
-        attention_scale=attention_scale(config),
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-        embedding_multiplier=base.hidden_size**0.5,
-    )
-    local = local_rope(config, base.head_dim, "rope_local_base_freq")
-    return SandwichConfig(decoder, local, unit_offset=True, activation="gelu_tanh")
+    sizes = decoder_sizes(full, reads=("hidden_act",))  # which transformers does not read for this architecture
+    bias, norms = bool(config["attention_bias"]), parts.head_norms(sizes, wide=True)
+    windows, scale = windows_of_pattern(config, sizes.layers), attention_scale(config)
+    local = local_rope(config, sizes.head_dim, "rope_local_base_freq")
+
+    def attention(window: int | None) -> Attention:
+        rope = None if window is None else local
+        return parts.attention(sizes, bias=bias, norms=norms, rope=rope, scale=scale, window=window)
+
+    mlp, factor = parts.mlp(sizes, activation="gelu_tanh_gated"), sizes.hidden_size**0.5
+    return sandwich_decoder(sizes, alike(windows, attention), mlp, wide=True, factor=factor)
 
 
 def _complete_gguf(config: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def _complete_gguf(config: dict[str, Any]) -> dict[str, Any]:
 
 ARCHITECTURE = Architecture(
     name="Gemma3ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 262208,
         "hidden_size": 2304,

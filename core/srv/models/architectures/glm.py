@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import DEFAULTS, Sizes, decoder_sizes
+from srv.models.blueprint import Attention, Part
 from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Split
 from srv.models.layers.rope_config import rope_config
 
@@ -27,9 +29,14 @@ GLM_DEFAULTS: dict[str, Any] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base = decoder_config(config, reads=("partial_rotary_factor",))
-    return base.replace(qkv_bias=bool(config["attention_bias"]))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, attention = sizes_and_attention(config)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, parts.mlp(sizes)))
+
+
+def sizes_and_attention(config: Mapping[str, Any]) -> tuple[Sizes, Attention]:
+    sizes = decoder_sizes(config, reads=("partial_rotary_factor",))
+    return sizes, parts.attention(sizes, bias=bool(config["attention_bias"]), output_bias=False)
 
 
 def rotated_dims(config: Mapping[str, Any]) -> int:
@@ -40,7 +47,7 @@ def rotated_dims(config: Mapping[str, Any]) -> int:
 
 ARCHITECTURE = Architecture(
     name="GlmForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults=GLM_DEFAULTS,
     weights=(Split("mlp.gate_up_proj", GATE_UP), PermuteRotary(rotated_dims)),
 )

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.glm import GLM_DEFAULTS, rotated_dims
-from srv.models.architectures.glm import make_config as glm_config
-from srv.models.architectures.sandwich_config import SandwichConfig
+from srv.models.architectures.glm import GLM_DEFAULTS, rotated_dims, sizes_and_attention
+from srv.models.architectures.sandwich_config import sandwich_decoder
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Rename, Split
 
 
-def make_config(config: Mapping[str, Any]) -> SandwichConfig:
-    return SandwichConfig(glm_config(config))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, attention = sizes_and_attention(config)
+    return sandwich_decoder(sizes, attention, parts.mlp(sizes))
 
 
 ARCHITECTURE = Architecture(
     name="Glm4ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults=GLM_DEFAULTS,
     weights=(
         Rename(

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
-from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
+from srv.models.architectures.decoder_config import DEFAULTS, Sizes, decoder_sizes
+from srv.models.blueprint import MoE, Part
+from srv.models.layers.moe_config import COUNT_FIELDS, Routing
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base = decoder_config(config, reads=("partial_rotary_factor", *COUNT_FIELDS))
-    first = int(config["first_k_dense_replace"])
-    return base.replace(
-        qkv_bias=bool(config["attention_bias"]),
-        qk_norm=bool(config["use_qk_norm"]),
-        moe=_experts(config),
-        moe_layers=tuple(index >= first for index in range(base.layers)),
-    )
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes = decoder_sizes(config, reads=("partial_rotary_factor", *COUNT_FIELDS))
+    first, norms = int(config["first_k_dense_replace"]), parts.head_norms(sizes) if config["use_qk_norm"] else None
+    attention = parts.attention(sizes, bias=bool(config["attention_bias"]), output_bias=False, norms=norms)
+    sparse, dense = _experts(config, sizes), parts.mlp(sizes)
+    feeding = [sparse if index >= first else dense for index in range(sizes.layers)]
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, feeding))
 
 
-def _experts(config: Mapping[str, Any]) -> MoEConfig:
-    size = int(config["moe_intermediate_size"])
+def _experts(config: Mapping[str, Any], sizes: Sizes) -> MoE:
+    inner = int(config["moe_intermediate_size"])
     routing = Routing(
         int(config["num_experts_per_tok"]),
         scoring="sigmoid",
@@ -32,14 +32,13 @@ def _experts(config: Mapping[str, Any]) -> MoEConfig:
         scale=float(config["routed_scaling_factor"]),
         bias=True,
     )
-    shared = size * int(config["n_shared_experts"])
-    count = int(config["n_routed_experts"])
-    return MoEConfig(count, size, routing, shared_intermediate=shared, shared="shared_experts")
+    shared, count = inner * int(config["n_shared_experts"]), int(config["n_routed_experts"])
+    return parts.mixture(sizes, count, inner, routing, shared=shared, shared_name="shared_experts")
 
 
 ARCHITECTURE = Architecture(
     name="Glm4MoeForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 151552,

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.gptj import NAMES
-from srv.models.architectures.layer_norm_config import (
-    LayerNormConfig,
-    LearnedPositions,
-    activation,
-    sizes,
-)
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split, Transpose
 from srv.models.layers.rope_config import refuse_unless
 
@@ -23,26 +20,27 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, SUPPORTED)
     inner = config.get("n_inner")
-    decoder = sizes(
+    sizes = layer_norm.sizes(
         config,
         names=NAMES,
         intermediate=None if inner is None else int(inner),
         norm_eps=float(config["layer_norm_epsilon"]),
         rotary=False,
     )
-    return LayerNormConfig(
-        decoder=decoder.replace(qkv_bias=True, output_bias=True, mlp_bias=True),
-        mlp=activation(config, "activation_function"),
-        learned=LearnedPositions(decoder.rope.context_length),
+    return layer_norm.decoder(
+        sizes,
+        parts.attention(sizes, bias=True),
+        parts.mlp(sizes, True, layer_norm.activation(config, "activation_function")),
+        before=(layer_norm.learned_positions(sizes, layer_norm.first_of(config, NAMES["context"])),),
     )
 
 
 ARCHITECTURE = Architecture(
     name="GPT2LMHeadModel",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 50257,
         "n_positions": 1024,

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.architectures.starcoder2 import NAMES
+from srv.models.blueprint import Order, Part
 from srv.models.checkpoints.rules import QKV, Permute, Rename, Skip, Split
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     rope = {"partial_rotary_factor": config["rotary_pct"], "rope_theta": config["rotary_emb_base"]}
-    bias = bool(config["attention_bias"])
-    decoder = sizes(
+    sizes = layer_norm.sizes(
         {**config, **rope},
         names=NAMES,
         intermediate=int(config["intermediate_size"]),
         norm_eps=float(config["layer_norm_eps"]),
     )
-    return LayerNormConfig(
-        decoder=decoder.replace(qkv_bias=bias, output_bias=bias, mlp_bias=True),
-        mlp=activation(config, "hidden_act"),
-        parallel=bool(config["use_parallel_residual"]),
-    )
+    bias, activation = bool(config["attention_bias"]), layer_norm.activation(config, "hidden_act")
+    attention = parts.attention(sizes, bias=bias)
+    order: Order = "parallel" if config["use_parallel_residual"] else "sequence"
+    return layer_norm.decoder(sizes, attention, parts.mlp(sizes, True, activation), order=order)
 
 
 ARCHITECTURE = Architecture(
     name="GPTNeoXForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 50432,
         "hidden_size": 6144,

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_pattern
+from srv.models.architectures.decoder_config import DEFAULTS, decoder_sizes, windows_of_pattern
+from srv.models.blueprint import Attention, Part, alike
 from srv.models.checkpoints.rules import StackedExperts
-from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import refuse_unless
 
 PATTERN = 2  # every second layer has full attention
@@ -28,33 +30,31 @@ ROPE: dict[str, Any] = {
 SUPPORTED: dict[str, tuple[Any, ...]] = {"swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)}
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, SUPPORTED)
     given = config if config.get("rope_parameters") or config.get("rope_scaling") else {**config, "rope_scaling": ROPE}
-    base, bias = decoder_config(given, reads=("num_local_experts",)), bool(config["attention_bias"])
-    routing = Routing(int(config["num_experts_per_tok"]), scoring="softmax_of_top_k")
-    moe = MoEConfig(
+    sizes, bias = decoder_sizes(given, reads=("num_local_experts",)), bool(config["attention_bias"])
+    experts = parts.mixture(
+        sizes,
         int(config["num_local_experts"]),
-        base.intermediate_size,
-        routing,
+        sizes.intermediate_size,
+        Routing(int(config["num_experts_per_tok"]), scoring="softmax_of_top_k"),
         activation="swiglu_clamped",
+        bias=True,
         router="router",
-        expert_bias=True,
         router_bias=True,
     )
-    return base.replace(
-        qkv_bias=bias,
-        output_bias=bias,
-        windows=windows_of_pattern(config, base.layers),
-        sinks=True,
-        moe=moe,
-        moe_layers=(True,) * base.layers,
-    )
+
+    def attention(window: int | None) -> Attention:
+        return parts.attention(sizes, bias=bias, window=window, sinks=True)
+
+    attentions = alike(windows_of_pattern(config, sizes.layers), attention)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attentions, experts))
 
 
 ARCHITECTURE = Architecture(
     name="GptOssForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 201088,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import PermuteRotary, Rename, Skip
 from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig, UnsupportedConfig
 
@@ -18,9 +20,9 @@ NAMES = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     inner = config.get("n_inner")
-    decoder = sizes(
+    sizes = layer_norm.sizes(
         config,
         names=NAMES,
         intermediate=None if inner is None else int(inner),
@@ -28,27 +30,22 @@ def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
         rotary=False,
     )
     rotary_dim = config["rotary_dim"]
-    if not isinstance(rotary_dim, int) or not 0 < rotary_dim <= decoder.head_dim or rotary_dim % 2:
-        raise UnsupportedConfig(
-            f"rotary_dim = {rotary_dim!r} of {decoder.head_dim} is not an even number of dimensions"
-        )
-    context = decoder.rope.context_length
-    return LayerNormConfig(
-        decoder=decoder.replace(
-            mlp_bias=True,
-            rotated=(True,) * decoder.layers,
-            rope=RopeConfig(DEFAULT_THETA, rotary_dim, "default", context, context, {}),
-        ),
-        mlp=activation(config, "activation_function"),
-        parallel=True,
+    if not isinstance(rotary_dim, int) or not 0 < rotary_dim <= sizes.head_dim or rotary_dim % 2:
+        raise UnsupportedConfig(f"rotary_dim = {rotary_dim!r} of {sizes.head_dim} is not an even number of dimensions")
+    context = layer_norm.first_of(config, NAMES["context"])
+    return layer_norm.decoder(
+        sizes,
+        parts.attention(sizes, rope=RopeConfig(DEFAULT_THETA, rotary_dim, "default", context, context, {})),
+        parts.mlp(sizes, True, layer_norm.activation(config, "activation_function")),
+        order="parallel",
         separate_norms=False,
-        logits_bias=True,
+        output_bias=True,
     )
 
 
 ARCHITECTURE = Architecture(
     name="GPTJForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,

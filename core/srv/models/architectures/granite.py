@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import decoder_sizes
 from srv.models.architectures.llama import LLAMA_DEFAULTS
+from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import PermuteRotary
 
@@ -20,22 +22,21 @@ CONSTANTS = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base, bias = decoder_config(config, reads=CONSTANTS.values()), bool(config["attention_bias"])
-    return base.replace(
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bool(config["mlp_bias"]),
-        embedding_multiplier=float(config["embedding_multiplier"]),
-        attention_scale=float(config["attention_multiplier"]),
-        residual_multiplier=float(config["residual_multiplier"]),
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = decoder_sizes(config, reads=CONSTANTS.values()), bool(config["attention_bias"])
+    scale, factor = float(config["attention_multiplier"]), float(config["residual_multiplier"])
+    attention = parts.attention(sizes, bias=bias, scale=scale)
+    return parts.decoder(
+        sizes,
+        parts.pre_norm_layers(sizes, attention, parts.mlp(sizes, bool(config["mlp_bias"])), factor=factor),
+        factor=float(config["embedding_multiplier"]),
         logits_divisor=float(config["logits_scaling"]),
     )
 
 
 ARCHITECTURE = Architecture(
     name="GraniteForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={**LLAMA_DEFAULTS, **dict.fromkeys(CONSTANTS.values(), 1.0)},
     gguf=GGUFLayout("granite", weights=(PermuteRotary(),), fields=CONSTANTS),
 )

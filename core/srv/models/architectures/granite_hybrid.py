@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.decoder_config import decoder_sizes
 from srv.models.architectures.granite import CONSTANTS
 from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
-from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, MambaConfig, mamba_sizes
+from srv.models.architectures.mamba_config import MAMBA_DEFAULTS, mamba_sizes, state_space
+from srv.models.blueprint import MLP, MoE, Part
 from srv.models.checkpoints.rules import GATE_UP, Rename, Split
-from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 
 RECURRENT = "linear_attention"
@@ -23,37 +25,37 @@ _FORMER_KINDS = {"attention": ATTENTION, "mamba": RECURRENT}
 _SHARED = "shared_expert"
 
 
-def make_config(config: Mapping[str, Any]) -> MambaConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     """transformers rotates only if `position_embedding_type` is "rope"; published models also say "nope"."""
-    base = decoder_config(config, reads=("num_local_experts", *CONSTANTS.values()))
-    types = config["layer_types"] or config.get("layers_block_type") or (RECURRENT,) * base.layers
-    attends = attending([_FORMER_KINDS.get(each, each) for each in types], KINDS, base.layers)
-    bias, shared, experts = bool(config["attention_bias"]), int(config["shared_intermediate_size"]), _experts(config)
+    sizes = decoder_sizes(config, reads=("num_local_experts", *CONSTANTS.values()))
+    types = config["layer_types"] or config.get("layers_block_type") or (RECURRENT,) * sizes.layers
+    attends = attending([_FORMER_KINDS.get(each, each) for each in types], KINDS, sizes.layers)
+    shared, count = int(config["shared_intermediate_size"]), int(config["num_local_experts"] or 0)
+    feeding: MLP | MoE
+    if count:
+        routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
+        check_experts(routing.top_k, count)
+        feeding = parts.mixture(sizes, count, sizes.intermediate_size, routing, shared=shared, shared_name=_SHARED)
+    else:
+        feeding = parts.mlp(sizes, inner=shared, name=f"mlp.{_SHARED}")
     if shared <= 0:
         raise UnsupportedConfig(f"shared_intermediate_size = {shared} is not a size")
-    decoder = base.replace(
-        intermediate_size=shared,
-        qkv_bias=bias,
-        output_bias=bias,
-        rotated=(config["position_embedding_type"] == "rope",) * base.layers,
-        embedding_multiplier=float(config["embedding_multiplier"]),
-        attention_scale=float(config["attention_multiplier"]),
-        residual_multiplier=float(config["residual_multiplier"]),
-        logits_divisor=float(config["logits_scaling"]),
+    attention = parts.attention(
+        sizes,
+        bias=bool(config["attention_bias"]),
+        rotated=config["position_embedding_type"] == "rope",
+        scale=float(config["attention_multiplier"]),
     )
-    inner = int(config["mamba_expand"] * base.hidden_size)
-    moe = experts._replace(intermediate=base.intermediate_size, shared_intermediate=shared) if experts else None
-    return MambaConfig(decoder, attends, mamba_sizes(config, inner), moe, mlp=f"mlp.{_SHARED}")
-
-
-def _experts(config: Mapping[str, Any]) -> MoEConfig | None:
-    """Without the sizes of their matrices; None if the model has none."""
-    count = int(config["num_local_experts"] or 0)
-    if count == 0:
-        return None
-    moe = MoEConfig(count, 0, Routing(int(config["num_experts_per_tok"]), renormalize=True), shared=_SHARED)
-    check_experts(moe)
-    return moe
+    inner = int(config["mamba_expand"] * sizes.hidden_size)
+    mamba = state_space(mamba_sizes(config, inner), sizes.hidden_size, sizes.norm_eps)
+    mixers = [attention if each else mamba for each in attends]
+    return parts.decoder(
+        sizes,
+        parts.pre_norm_layers(sizes, mixers, feeding, factor=float(config["residual_multiplier"])),
+        factor=float(config["embedding_multiplier"]),
+        logits_divisor=float(config["logits_scaling"]),
+        divisible=False,
+    )
 
 
 _NAMES = {
@@ -69,7 +71,7 @@ _NAMES = {
 }
 ARCHITECTURE = Architecture(
     name="GraniteMoeHybridForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **MAMBA_DEFAULTS,
         **dict.fromkeys(CONSTANTS.values(), 1.0),

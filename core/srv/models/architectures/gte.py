@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import encoder_config
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, gated, label_count
-from srv.models.architectures.rotary_encoder import GATED_NAMES, NAMES, rotary_encoder, with_labels, with_prefixes
+from srv.models.architectures.encoder_config import LAYERS, Encoder
+from srv.models.architectures.rotary_encoder import GATED_NAMES, NAMES, rotary_positions, rotary_sizes, with_prefixes
 from srv.models.checkpoints.rules import GATE_UP, QKV, Permute, Rename, Skip, Split
 from srv.models.layers.rope_config import refuse_unless
 
@@ -36,13 +37,16 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def sizes(config: Mapping[str, Any]) -> EncoderSizes:
+def tree(config: Mapping[str, Any]) -> Encoder:
     refuse_unless(config, _SUPPORTED)
-    return rotary_encoder(config, gated(config, "hidden_act"))._replace(mlp_bias=False)
-
-
-def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
-    return with_labels(sizes(config), label_count(config))
+    activation, sizes = encoder_config.gated(config, "hidden_act"), rotary_sizes(config)
+    return encoder_config.encoder(
+        sizes,
+        encoder_config.attention(sizes),
+        encoder_config.mlp(sizes, activation, bias=False),
+        encoder_config.layer_norm(sizes),
+        types=int(config["type_vocab_size"]),
+    )
 
 
 _ENCODER: dict[str, str] = {
@@ -66,7 +70,8 @@ _PREFIXES = ("", "gte.", "new.")  # none, that of transformers, and the publishe
 
 ARCHITECTURE = Architecture(
     name="GteModel",
-    make_config=encoder_of(sizes),
+    tree=tree,
+    pooled=encoder_config.mean_of(rotary_positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="gte",
@@ -81,7 +86,8 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="GteForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="GteForSequenceClassification",
-    make_config=encoder_of(_classifier),
+    tree=encoder_config.classifier_of(tree),
+    pooled=encoder_config.first_of(rotary_positions),
     model_type=None,
     weights=(
         Rename({**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"}),

@@ -7,63 +7,56 @@ not loaded.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.deepseek_config import DEFAULTS, DeepseekConfig
-from srv.models.architectures.deepseek_v32 import sparse_config
-from srv.models.architectures.described import Described
-from srv.models.blueprint import Layer, Norm, Part
+from srv.models.architectures.deepseek_config import DEFAULTS
+from srv.models.architectures.deepseek_v32 import sparse_parts
+from srv.models.blueprint import MLP, Layer, MoE, Norm, Part, alike
 from srv.models.checkpoints.rules import Rename
 from srv.models.indexers import hy_v4_types
+from srv.models.latent_parts import Latent
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 from srv.models.stream_parts import StreamMixing, StreamStart
 
 LIMIT = 10.0  # of the activation "silu_clamped"
 
 
-@dataclass(frozen=True)
-class HyV4Config(Described):
-    """`base`: attention and experts. `mixing`: of the residual streams before and after a part of a layer."""
-
-    base: DeepseekConfig
-    mixing: StreamMixing
-
-    @functools.cached_property
-    def tree(self) -> Part:
-        sizes = self.base.decoder
-        kinds = [(self.base.has_indexer(index), sizes.moe_of(index)) for index in range(sizes.layers)]
-        head = replace(self.mixing, groups=1, prefix="hc_", name="hc_head")
-        after = (head, parts.last_norm(sizes, adds=False))
-        return parts.decoder(sizes, parts.layers(kinds, self._layer), *after, before=(StreamStart(self.mixing.number),))
-
-    def _layer(self, index: int) -> Layer:
-        base, sizes = self.base, self.base.decoder
-        before, between = (
-            (replace(self.mixing, name=mixing), Norm(sizes.hidden_size, sizes.norm_eps, name=norm))
-            for mixing, norm in (("attn_hc", parts.BEFORE_MIXER), ("ffn_hc", parts.BEFORE_MLP))
-        )
-        mixer = base.attention.part(sizes.rope, base.has_indexer(index))
-        return Layer(before, (mixer,), between, parts.feed_forward(sizes, sizes.moe_of(index)), order="streams")
-
-
-def make_config(config: Mapping[str, Any]) -> HyV4Config:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {"swiglu_limit": (LIMIT,)})
     count = int(config["hc_mult"])
     if count < 1:
         raise UnsupportedConfig(f"hc_mult = {count} is not a number of residual streams")
-    kinds = hy_v4_types(config.get, int(config["num_hidden_layers"]))
-    base = sparse_config({**config, "first_k_dense_replace": 1}, kinds)
-    eps = base.decoder.norm_eps
-    attention = base.attention._replace(gated=True, sinks=True, index_norm_eps=eps, index_rotates_last=True)
-    moe = None if base.decoder.moe is None else base.decoder.moe._replace(activation="silu_clamped")
-    base = base.replace(attention=attention, decoder=base.decoder.replace(moe=moe))
-    magnitude, added = float(config["hc_magnitude"]), float(config["hc_eps"])
-    return HyV4Config(base, StreamMixing(count, base.decoder.hidden_size, 2, magnitude, added, eps))
+    eps = float(config["rms_norm_eps"])
+    sizes, mixers, feeding = sparse_parts(
+        {**config, "first_k_dense_replace": 1},
+        hy_v4_types(config.get, int(config["num_hidden_layers"])),
+        index_norm_eps=eps,
+        index_rotates_last=True,
+        activation="silu_clamped",
+        gated=True,
+        sinks=True,
+    )
+    mixing = StreamMixing(
+        count, sizes.hidden_size, 2, float(config["hc_magnitude"]), float(config["hc_eps"]), sizes.norm_eps
+    )
+    before, between = (
+        (replace(mixing, name=name), Norm(sizes.hidden_size, sizes.norm_eps, name=norm))
+        for name, norm in (("attn_hc", parts.BEFORE_MIXER), ("ffn_hc", parts.BEFORE_MLP))
+    )
+
+    def layer(kind: tuple[Latent, MLP | MoE]) -> Layer:
+        mixer, feed_forward = kind
+        return Layer(before, (mixer,), between, feed_forward, order="streams")
+
+    made, head = (
+        alike(zip(mixers, feeding, strict=True), layer),
+        replace(mixing, groups=1, prefix="hc_", name="hc_head"),
+    )
+    return parts.decoder(sizes, made, head, parts.last_norm(sizes, adds=False), before=(StreamStart(count),))
 
 
 def _stored_names() -> Iterator[tuple[str, str]]:
@@ -79,7 +72,7 @@ def _stored_names() -> Iterator[tuple[str, str]]:
 
 ARCHITECTURE = Architecture(
     name="HYV4ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 120832,

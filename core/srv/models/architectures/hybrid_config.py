@@ -5,32 +5,11 @@ Torch-free. Raises UnsupportedConfig with the name of a field.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.described import Described
-from srv.models.layers.moe_config import MoEConfig
 from srv.models.layers.rope_config import UnsupportedConfig
 
 ATTENTION, SLIDING = "full_attention", "sliding_attention"
-
-
-@dataclass(frozen=True)
-class HybridConfig(Described):
-    """What all of these models have. `decoder`: the sizes of layers with attention, and of dense feed-forward layers.
-
-    `attends`: whether each layer has attention.
-    """
-
-    decoder: DecoderConfig
-    attends: tuple[bool, ...]
-
-    @functools.cached_property
-    def divided(self) -> None:
-        """Their layers are on one rank."""
-        return None
 
 
 def attending(types: Sequence[str], kinds: Sequence[str], layers: int) -> tuple[bool, ...]:
@@ -46,7 +25,7 @@ def attending(types: Sequence[str], kinds: Sequence[str], layers: int) -> tuple[
     return tuple(each in attention for each in types)
 
 
-def check_experts(moe: MoEConfig) -> None:
+def check_experts(used: int, count: int) -> None:
     """Refuse a choice of more experts than there are."""
-    if not 0 < moe.routing.top_k <= moe.experts:
-        raise UnsupportedConfig(f"num_experts_per_tok = {moe.routing.top_k} of {moe.experts} experts is not possible")
+    if not 0 < used <= count:
+        raise UnsupportedConfig(f"num_experts_per_tok = {used} of {count} experts is not possible")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import encoder_config
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, label_count
+from srv.models.architectures.encoder_config import LAYERS, Encoder
 from srv.models.architectures.layer_norm_config import activation
-from srv.models.architectures.rotary_encoder import NAMES, rotary_encoder, with_labels
+from srv.models.architectures.rotary_encoder import NAMES, rotary_positions, rotary_sizes
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.layers.rope_config import refuse_unless
 
@@ -32,13 +33,16 @@ _DEFAULTS: dict[str, Any] = {
 _SUPPORTED: dict[str, tuple[Any, ...]] = {"is_decoder": (False,), "position_embedding_type": ("rotary",)}
 
 
-def sizes(config: Mapping[str, Any]) -> EncoderSizes:
+def tree(config: Mapping[str, Any]) -> Encoder:
     refuse_unless(config, _SUPPORTED)
-    return rotary_encoder(config, activation(config, "hidden_act"))
-
-
-def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
-    return with_labels(sizes(config), label_count(config))
+    of_mlp, sizes = activation(config, "hidden_act"), rotary_sizes(config)
+    return encoder_config.encoder(
+        sizes,
+        encoder_config.attention(sizes),
+        encoder_config.mlp(sizes, of_mlp),
+        encoder_config.layer_norm(sizes),
+        types=int(config["type_vocab_size"]),
+    )
 
 
 _ENCODER: dict[str, str] = {
@@ -61,7 +65,8 @@ _MASKED_HEAD = (
 )
 ARCHITECTURE = Architecture(
     name="JinaEmbeddingsV3Model",
-    make_config=encoder_of(sizes),
+    tree=tree,
+    pooled=encoder_config.mean_of(rotary_positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="jina_embeddings_v3",
@@ -70,7 +75,8 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="JinaEmbeddingsV3ForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="JinaEmbeddingsV3ForSequenceClassification",
-    make_config=encoder_of(_classifier),
+    tree=encoder_config.classifier_of(tree),
+    pooled=encoder_config.first_of(rotary_positions),
     model_type=None,
     weights=(
         Rename(prefix=_PREFIX, names={**_ENCODER, "classifier.dense": "head.dense", "classifier.out_proj": "score"}),

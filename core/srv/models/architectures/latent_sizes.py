@@ -1,4 +1,4 @@
-"""The sizes of multi-head latent attention in a model. Torch-free; `latent_attention` computes."""
+"""Multi-head latent attention, from its sizes. Torch-free; `srv.models.modules.latent_attention` computes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ from srv.specs import IndexDims, LatentDims
 
 
 class LatentSizes(NamedTuple):
-    """The sizes of one layer. `query_rank`: those of the compressed queries; None if they are not compressed.
-
-    `norm_eps`: of the norms of compressed vectors. `bias`: whether the projections from and to hidden states have one,
-    except uncompressed queries. `indexer`: that of the layers which have one; its keys have a layer norm with
-    `index_norm_eps`, and their last dimensions are rotated if `index_rotates_last`, otherwise the first. `gated`: the
-    result of attention is multiplied by the sigmoid of a gate, which follows from the hidden states; `gated_queries`:
-    it is beside each query, and both follow from the compressed queries with and without their norm (A.X-K2). `sinks`:
-    as in `srv.specs.AttentionLayer`.
-    """
+    """The sizes of latent attention. `query_rank`: those of the compressed queries; None if they are not compressed."""
 
     hidden: int
     heads: int
@@ -29,77 +21,70 @@ class LatentSizes(NamedTuple):
     query_rank: int | None
     scale: float
     norm_eps: float
-    bias: bool = False
-    indexer: IndexDims | None = None
-    index_norm_eps: float = 1e-6
-    index_rotates_last: bool = False
-    gated: bool = False
-    gated_queries: bool = False
-    sinks: bool = False
 
-    @property
-    def head_dim(self) -> int:
-        return self.dims.key_dim + self.dims.rope_dim
 
-    @property
-    def query_dim(self) -> int:
-        """The outputs for a head of the projection to queries, which are before those for its gate."""
-        return self.head_dim + self.dims.value_dim * self.gated_queries
+def latent_attention(
+    sizes: LatentSizes,
+    rope: RopeConfig,
+    *,
+    bias: bool = False,
+    index: IndexDims | None = None,
+    indexer: Indexer | None = None,
+    gated: bool = False,
+    gated_queries: bool = False,
+    sinks: bool = False,
+    name: str = "self_attn",
+) -> Latent:
+    """Latent attention. `bias`: of the projections from and to hidden states, except uncompressed queries.
 
-    @property
-    def query_projection(self) -> tuple[str, int]:
-        """Its name and its inputs."""
-        if self.query_rank is None:
-            return "q_proj", self.hidden
-        return ("q_gate_proj", 2 * self.query_rank) if self.gated_queries else ("q_b_proj", self.query_rank)
+    `index`: of models that have indexers; `indexer`: that of this layer. `gated`: the result is multiplied by the
+    sigmoid of a gate, which follows from the hidden states; `gated_queries`: it is beside each query, and both follow
+    from the compressed queries with and without their norm (A.X-K2). `sinks`: as in `srv.specs.AttentionLayer`.
+    """
+    heads, dims, hidden, rank = sizes.heads, sizes.dims, sizes.hidden, sizes.query_rank
+    head_dim, values, per_head = dims.key_dim + dims.rope_dim, heads * dims.value_dim, dims.key_dim + dims.value_dim
+    query_dim = head_dim + dims.value_dim * gated_queries  # queries are before their gates
+    down = {"kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
+    queries, inputs, query_norm = "q_proj", hidden, None
+    if rank is not None:
+        queries, inputs = ("q_gate_proj", 2 * rank) if gated_queries else ("q_b_proj", rank)
+        down = {"q_a_proj": rank, **down}
+        query_norm = Norm(rank, sizes.norm_eps, name="q_a_layernorm")
+    return Latent(
+        Linear(down, hidden, bias),
+        query_norm,
+        Linear({queries: heads * query_dim}, inputs, split="out", unit=query_dim),
+        Norm(dims.latent_dim, sizes.norm_eps, name="kv_a_layernorm"),
+        Tensors({"kv_b_proj.weight": (heads * per_head, dims.latent_dim)}, divided=True, projects=True),
+        indexer,
+        Linear({"gate_proj": values}, hidden, split="out", unit=dims.value_dim) if gated else None,
+        Tensors({"sinks": (heads,)}, divided=True) if sinks else None,
+        Linear({"o_proj": hidden}, values, bias, split="in"),
+        heads,
+        head_dim,
+        dims,
+        sizes.scale,
+        rope,
+        index,
+        name=name,
+    )
 
-    @property
-    def indexer_projections(self) -> Mapping[str, tuple[int, int]]:
-        """The inputs and outputs of the linear layers of an indexer, by their names."""
-        if (own := self.indexer) is None or self.query_rank is None:
-            return {}
-        queries = (self.query_rank, own.heads * own.dim)
-        return {"wq_b": queries, "wk": (self.hidden, own.dim), "weights_proj": (self.hidden, own.heads)}
 
-    def part(self, rope: RopeConfig, has_indexer: bool, name: str = "self_attn") -> Latent:
-        """The attention of a layer. `has_indexer`: of its own, in models that have indexers."""
-        heads, dims, hidden = self.heads, self.dims, self.hidden
-        down = {"kv_a_proj_with_mqa": dims.latent_dim + dims.rope_dim}
-        query_norm = None
-        if self.query_rank is not None:
-            down = {"q_a_proj": self.query_rank, **down}
-            query_norm = Norm(self.query_rank, self.norm_eps, name="q_a_layernorm")
-        queries, inputs = self.query_projection
-        values, per_head = heads * dims.value_dim, dims.key_dim + dims.value_dim
-        return Latent(
-            Linear(down, hidden, self.bias),
-            query_norm,
-            Linear({queries: heads * self.query_dim}, inputs, split="out", unit=self.query_dim),
-            Norm(dims.latent_dim, self.norm_eps, name="kv_a_layernorm"),
-            Tensors({"kv_b_proj.weight": (heads * per_head, dims.latent_dim)}, divided=True, projects=True),
-            self._indexer_part() if has_indexer else None,
-            Linear({"gate_proj": values}, hidden, split="out", unit=dims.value_dim) if self.gated else None,
-            Tensors({"sinks": (heads,)}, divided=True) if self.sinks else None,
-            Linear({"o_proj": hidden}, values, self.bias, split="in"),
-            heads,
-            self.head_dim,
-            dims,
-            self.scale,
-            rope,
-            self.indexer,
-            name=name,
-        )
+def indexer_part(sizes: LatentSizes, index: IndexDims, *, norm_eps: float, rotates_last: bool = False) -> Indexer:
+    """The indexer of a layer, whose queries follow from compressed ones. `norm_eps`: of the layer norm of its keys.
 
-    def _indexer_part(self) -> Indexer | None:
-        if self.indexer is None:
-            return None
-        queries, keys, scores = (
-            Linear({name: outputs}, inputs) for name, (inputs, outputs) in self.indexer_projections.items()
-        )
-        norm = Norm(self.indexer.dim, self.index_norm_eps, rms=False, bias=True, name="k_norm")
-        rotated = self.dims.rope_dim
-        head = rotated if self.index_rotates_last else self.indexer.dim
-        return Indexer(queries, keys, scores, norm, head, rotated, name="indexer")
+    `rotates_last`: the last dimensions of a head are rotated, otherwise the first.
+    """
+    dim, rotated, rank = index.dim, sizes.dims.rope_dim, sizes.query_rank or 0
+    return Indexer(
+        Linear({"wq_b": index.heads * dim}, rank),
+        Linear({"wk": dim}, sizes.hidden),
+        Linear({"weights_proj": index.heads}, sizes.hidden),
+        Norm(dim, norm_eps, rms=False, bias=True, name="k_norm"),
+        rotated if rotates_last else dim,
+        rotated,
+        name="indexer",
+    )
 
 
 def latent_sizes(config: Mapping[str, Any], rope: RopeConfig, norm_eps: float) -> LatentSizes:
@@ -119,7 +104,6 @@ def latent_sizes(config: Mapping[str, Any], rope: RopeConfig, norm_eps: float) -
         query_rank=None if rank is None else int(rank),
         scale=(key + rotary) ** -0.5 * _yarn_scale(rope),
         norm_eps=norm_eps,
-        bias=bool(config["attention_bias"]),
     )
 
 

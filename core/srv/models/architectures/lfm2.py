@@ -6,97 +6,54 @@ other models.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config
-from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
-from srv.models.blueprint import Attention, Layer, Linear, Norm, Part, Tensors
+from srv.models.architectures.decoder_config import Sizes, decoder_sizes
+from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
+from srv.models.blueprint import Attention, Linear, Part, Tensors
 from srv.models.checkpoints.rules import Rename
-from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.moe_config import Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
-from srv.models.layers.rope_config import RopeConfig
 from srv.models.recurrent_parts import ShortConvolution
 
 KINDS = (ATTENTION, "conv")
-OUTPUT_NORMS = ("post_operator_norm", "post_ffn_norm")
 
 
-@dataclass(frozen=True)
-class Lfm2Config(HybridConfig):
-    """`width`: the tokens that a convolution reads. `bias`: whether the layers of convolutions have biases. `moe`: the
-    mixture of experts that layers have from `first_sparse` on; None without. `local_rope`: the rotary embedding of
-    layers with a window; None without any. `output_norms`: both parts of a layer have a norm after them. `head_gates`:
-    each head of attention has a gate.
-    """
-
-    width: int
-    bias: bool
-    moe: MoEConfig | None = None
-    first_sparse: int = 0
-    local_rope: RopeConfig | None = None
-    output_norms: bool = False
-    head_gates: bool = False
-
-    def moe_of(self, index: int) -> MoEConfig | None:
-        """The mixture of experts of a layer; None if it has an MLP."""
-        return self.moe if index >= self.first_sparse else None
-
-    @functools.cached_property
-    def tree(self) -> Part:
-        sizes = self.decoder
-        experts = [self.moe_of(index) is not None for index in range(sizes.layers)]
-        made = parts.layers(list(zip(self.attends, sizes.windows, experts, strict=True)), self._layer)
-        return parts.decoder(sizes, made, parts.last_norm(sizes))
-
-    def _layer(self, index: int) -> Layer:
-        sizes, hidden, eps = self.decoder, self.decoder.hidden_size, self.decoder.norm_eps
-        if self.attends[index]:
-            rope = None if sizes.windows[index] is None else self.local_rope
-            mixer: Attention | ShortConvolution
-            mixer = parts.attention(sizes, index, rope=rope, head_gates=self.head_gates)
-        else:
-            mixer = self._convolution()
-        made = parts.pre_norm(sizes, mixer, parts.feed_forward(sizes, self.moe_of(index)))
-        if not self.output_norms:
-            return made
-        after, last = (Norm(hidden, eps, name=name) for name in OUTPUT_NORMS)
-        return replace(made, between=(after, *made.between), after=(last,))
-
-    def _convolution(self) -> ShortConvolution:
-        hidden = self.decoder.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"conv.weight": (hidden, 1, self.width)}
-        return ShortConvolution(
-            Linear({"in_proj": 3 * hidden}, hidden, self.bias),
-            Tensors({**shapes, "conv.bias": (hidden,)} if self.bias else shapes),
-            Linear({"out_proj": hidden}, hidden, self.bias),
-            ShortConvolutionSizes(hidden, self.width),
-            name="conv",
-        )
+def convolution(config: Mapping[str, Any], hidden: int) -> ShortConvolution:
+    """That of a layer without attention, from the fields of LFM2 and LFM3."""
+    width, bias = int(config["conv_L_cache"]), bool(config["conv_bias"])
+    shapes: dict[str, tuple[int, ...]] = {"conv.weight": (hidden, 1, width)}
+    return ShortConvolution(
+        Linear({"in_proj": 3 * hidden}, hidden, bias),
+        Tensors({**shapes, "conv.bias": (hidden,)} if bias else shapes),
+        Linear({"out_proj": hidden}, hidden, bias),
+        ShortConvolutionSizes(hidden, width),
+        name="conv",
+    )
 
 
-def make_dense(config: Mapping[str, Any]) -> Lfm2Config:
+def dense_tree(config: Mapping[str, Any]) -> Part:
     read = _renamed(config, {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"})
     types, stated = read.get("layer_types"), read.get("full_attn_idxs")
     if types is None:
         layers = range(int(read["num_hidden_layers"]))
         types = [ATTENTION if stated is None or index in stated else "conv" for index in layers]
-    made = _without_experts({**read, "layer_types": types})
-    inner = made.decoder.intermediate_size
+    sizes, mixers = _sizes_and_mixers({**read, "layer_types": types})
+    inner = sizes.intermediate_size
     if read["block_auto_adjust_ff_dim"]:
         inner = int(2 * inner / 3)
         if read["block_ffn_dim_multiplier"] is not None:
             inner = int(read["block_ffn_dim_multiplier"] * inner)
             inner = read["block_multiple_of"] * -(-inner // read["block_multiple_of"])
-    return replace(made, decoder=made.decoder.replace(intermediate_size=inner))
+    mlp = parts.mlp(sizes, inner=inner)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, mlp), divisible=False)
 
 
-def make_sparse(config: Mapping[str, Any]) -> Lfm2Config:
+def sparse_tree(config: Mapping[str, Any]) -> Part:
     """transformers adds 1e-6 to the sum by which the weights of experts are divided; here nothing is added."""
     read = _renamed(config, {"tie_embedding": "tie_word_embeddings"})
     routing = Routing(
@@ -106,19 +63,24 @@ def make_sparse(config: Mapping[str, Any]) -> Lfm2Config:
         scale=float(read["routed_scaling_factor"]),
         bias=bool(read["use_expert_bias"]),
     )
-    moe = MoEConfig(int(read["num_experts"]), int(read["moe_intermediate_size"]), routing)
-    check_experts(moe)
+    count, inner = int(read["num_experts"]), int(read["moe_intermediate_size"])
+    check_experts(routing.top_k, count)
     first = int(read["num_dense_layers"])
-    made = _without_experts(read, reads=("num_experts",))
-    return replace(made, moe=moe if first < made.decoder.layers else None, first_sparse=first)
+    sizes, mixers = _sizes_and_mixers(read, reads=("num_experts",))
+    sparse, dense = parts.mixture(sizes, count, inner, routing), parts.mlp(sizes)
+    feeding = [sparse if index >= first else dense for index in range(sizes.layers)]
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, feeding), divisible=False)
 
 
-def _without_experts(config: Mapping[str, Any], reads: tuple[str, ...] = ()) -> Lfm2Config:
-    base = decoder_config({**config, "rms_norm_eps": config["norm_eps"]}, reads)
+def _sizes_and_mixers(
+    config: Mapping[str, Any], reads: tuple[str, ...] = ()
+) -> tuple[Sizes, list[Attention | ShortConvolution]]:
+    sizes = decoder_sizes({**config, "rms_norm_eps": config["norm_eps"]}, reads)
     types = config["layer_types"]
-    attends = attending((ATTENTION,) * base.layers if types is None else types, KINDS, base.layers)
-    decoder = base.replace(qk_norm=True)
-    return Lfm2Config(decoder, attends, int(config["conv_L_cache"]), bool(config["conv_bias"]))
+    attends = attending((ATTENTION,) * sizes.layers if types is None else types, KINDS, sizes.layers)
+    attention = parts.attention(sizes, norms=parts.head_norms(sizes))
+    conv = convolution(config, sizes.hidden_size)
+    return sizes, [attention if each else conv for each in attends]
 
 
 def _renamed(config: Mapping[str, Any], former: Mapping[str, str]) -> dict[str, Any]:
@@ -164,7 +126,7 @@ _WEIGHTS = (
 )
 DENSE = Architecture(
     name="Lfm2ForCausalLM",
-    make_config=make_dense,
+    tree=dense_tree,
     defaults={
         **_DEFAULTS,
         "hidden_size": 2560,
@@ -177,7 +139,7 @@ DENSE = Architecture(
 )
 SPARSE = Architecture(
     name="Lfm2MoeForCausalLM",
-    make_config=make_sparse,
+    tree=sparse_tree,
     defaults={
         **_DEFAULTS,
         "hidden_size": 2048,

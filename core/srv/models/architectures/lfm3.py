@@ -6,18 +6,23 @@ Layers with a window have a rotary embedding of their own. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config
+from srv.models.architectures.decoder_config import decoder_sizes
 from srv.models.architectures.hybrid_config import ATTENTION, SLIDING, attending
-from srv.models.architectures.lfm2 import Lfm2Config
+from srv.models.architectures.lfm2 import convolution
 from srv.models.architectures.sandwich_config import local_rope, with_rope_of
+from srv.models.blueprint import Attention, Layer, Norm, Part, alike
 from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.recurrent_parts import ShortConvolution
 
 KINDS = (ATTENTION, SLIDING, "conv")
+OUTPUT_NORMS = ("post_operator_norm", "post_ffn_norm")
 ROPE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -33,38 +38,39 @@ def default_kind(index: int) -> str:
     return SLIDING if index % 4 == 0 and index > 0 else "conv"
 
 
-def make_config(config: Mapping[str, Any]) -> Lfm2Config:
+def tree(config: Mapping[str, Any]) -> Part:
     count, types = int(config["num_hidden_layers"]), config.get("layer_types")
     types = [default_kind(index) for index in range(count)] if types is None else types
-    attends = attending(types, KINDS, count)
+    attending(types, KINDS, count)
     read = {**config, "rms_norm_eps": config["norm_eps"], "rope_parameters": config.get("rope_parameters") or ROPE}
     for kind in dict.fromkeys(types):
         if kind != "conv" and kind not in read["rope_parameters"]:
             raise UnsupportedConfig(f"rope_parameters has no {kind}, which layers have")
     full = with_rope_of(read, ATTENTION, "rope_theta")
-    base, bias, window = decoder_config(full), bool(config["attention_bias"]), config["sliding_window"]
+    sizes, bias, window = decoder_sizes(full), bool(config["attention_bias"]), config["sliding_window"]
     if SLIDING in types and (window is None or window < 1):
         raise UnsupportedConfig(f"sliding_window = {window!r} of layers of {SLIDING} is not a number of tokens")
-    decoder = base.replace(
-        windows=tuple(int(window) if kind == SLIDING else None for kind in types),
-        qk_norm=True,
-        qkv_bias=bias,
-        output_bias=bias,
-    )
-    return Lfm2Config(
-        decoder,
-        attends,
-        int(config["conv_L_cache"]),
-        bool(config["conv_bias"]),
-        local_rope=local_rope(read, base.head_dim, "rope_theta") if SLIDING in types else None,
-        output_norms=bool(config["use_sandwich_norm"]),
-        head_gates=bool(config["use_attention_gate"]),
-    )
+    norms, head_gates = parts.head_norms(sizes), bool(config["use_attention_gate"])
+    local = local_rope(read, sizes.head_dim, "rope_theta") if SLIDING in types else None
+    mlp, output_norms = parts.mlp(sizes), bool(config["use_sandwich_norm"])
+
+    def mixer(kind: str) -> Attention | ShortConvolution:
+        if kind == "conv":
+            return convolution(config, sizes.hidden_size)
+        rope, slides = (local, int(window)) if kind == SLIDING else (None, None)
+        return parts.attention(sizes, bias=bias, norms=norms, rope=rope, window=slides, head_gates=head_gates)
+
+    def layer(kind: str) -> Layer:
+        made = parts.pre_norm(sizes, mixer(kind), mlp)
+        after, last = (Norm(sizes.hidden_size, sizes.norm_eps, name=name) for name in OUTPUT_NORMS)
+        return replace(made, between=(after, *made.between), after=(last,)) if output_norms else made
+
+    return parts.decoder(sizes, alike(types, layer), divisible=False)
 
 
 ARCHITECTURE = Architecture(
     name="Lfm3ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 128000,
         "hidden_size": 2048,

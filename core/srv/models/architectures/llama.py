@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import DEFAULTS, decoder_sizes
+from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import PermuteRotary
 
@@ -21,14 +23,15 @@ LLAMA_DEFAULTS: dict[str, Any] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    bias = bool(config["attention_bias"])
-    return decoder_config(config).replace(qkv_bias=bias, output_bias=bias, mlp_bias=bool(config["mlp_bias"]))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = decoder_sizes(config), bool(config["attention_bias"])
+    attention = parts.attention(sizes, bias=bias)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, parts.mlp(sizes, bool(config["mlp_bias"]))))
 
 
 ARCHITECTURE = Architecture(
     name="LlamaForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults=LLAMA_DEFAULTS,
     gguf=GGUFLayout("llama", weights=(PermuteRotary(),)),
 )

@@ -8,40 +8,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import DEFAULTS, Sizes, decoder_sizes
 from srv.models.architectures.glm import rotated_dims
-from srv.models.blueprint import Temperature
+from srv.models.blueprint import Attention, MoE, Part, Temperature, alike
 from srv.models.checkpoints.rules import PermuteRotary, Rename, StackedExperts
-from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 
 KINDS = ("full_attention", "chunked_attention")
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    sizes = {**config, "intermediate_size": config["intermediate_size_mlp"]}  # of layers without experts
-    base = decoder_config(sizes, reads=("num_local_experts", "no_rope_layers"))
-    rotated, bias = _rotated(config, base.layers), bool(config["attention_bias"])
+def tree(config: Mapping[str, Any]) -> Part:
+    of_mlp = {**config, "intermediate_size": config["intermediate_size_mlp"]}  # of layers without experts
+    sizes = decoder_sizes(of_mlp, reads=("num_local_experts", "no_rope_layers"))
+    rotated, bias, unit = _rotated(config, sizes.layers), bool(config["attention_bias"]), bool(config["use_qk_norm"])
     tuned = Temperature(float(config["floor_scale"]), float(config["attn_scale"]))
-    return base.replace(
-        qkv_bias=bias,
-        output_bias=bias,
-        rotated=rotated,
-        chunks=_chunks(config, rotated),
-        unit_rotated=bool(config["use_qk_norm"]),
-        temperature=tuned if config["attn_temperature_tuning"] else None,
-        moe=_experts(config),
-        moe_layers=_sparse_layers(config, base.layers),
-    )
+    temperature = tuned if config["attn_temperature_tuning"] else None
+
+    def attention(kind: tuple[bool, int | None]) -> Attention:
+        is_rotated, chunk = kind
+        if is_rotated:
+            return parts.attention(sizes, bias=bias, unit_norm=unit, chunk=chunk)
+        return parts.attention(sizes, bias=bias, rotated=False, chunk=chunk, temperature=temperature)
+
+    attentions = alike(zip(rotated, _chunks(config, rotated), strict=True), attention)
+    sparse, dense = _experts(config, sizes), parts.mlp(sizes)
+    feeding = [sparse if each else dense for each in _sparse_layers(config, sizes.layers)]
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attentions, feeding))
 
 
-def _experts(config: Mapping[str, Any]) -> MoEConfig:
+def _experts(config: Mapping[str, Any], sizes: Sizes) -> MoE:
     """The shared expert is as large as the others."""
-    size = int(config["intermediate_size"])
+    inner, count = int(config["intermediate_size"]), int(config["num_local_experts"])
     routing = Routing(int(config["num_experts_per_tok"]), scoring="sigmoid")
-    count = int(config["num_local_experts"])
-    return MoEConfig(count, size, routing, shared_intermediate=size, router="router", scales_inputs=True)
+    return parts.mixture(sizes, count, inner, routing, shared=inner, router="router", scales_inputs=True)
 
 
 def _rotated(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
@@ -74,7 +76,7 @@ def _sparse_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
 
 ARCHITECTURE = Architecture(
     name="Llama4ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 202048,

@@ -1,4 +1,4 @@
-"""The configuration of models with Mamba-2 layers: attention in the others, or beside them in every layer.
+"""Models with Mamba-2 layers: attention in the others, or beside them in every layer.
 
 Torch-free. Owns what Granite 4, Bamba and Falcon-H1 have in common; the file of each says what
 it does otherwise. Raises UnsupportedConfig with the name of a field.
@@ -6,78 +6,17 @@ it does otherwise. Raises UnsupportedConfig with the name of a field.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from srv.models.architectures import parts
-from srv.models.architectures.hybrid_config import HybridConfig
-from srv.models.blueprint import MLP, Attention, Layer, Linear, MoE, Part, Tensors
-from srv.models.layers.moe_config import MoEConfig
+from srv.models.blueprint import Linear, Tensors
 from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.recurrent_parts import StateSpace
 
 _NO_LIMIT = (0.0, math.inf)
-
-
-class LayerFactors(NamedTuple):
-    """By which Falcon-H1 multiplies what its layers compute.
-
-    `projected`: gates, values, b, c and steps of the Mamba-2 layer. `gate`: that of the MLP, before its activation.
-    """
-
-    mamba_in: float = 1.0
-    projected: tuple[float, ...] = (1.0,) * 5
-    mamba_out: float = 1.0
-    attention_in: float = 1.0
-    attention_out: float = 1.0
-    gate: float = 1.0
-    mlp_out: float = 1.0
-
-
-@dataclass(frozen=True)
-class MambaConfig(HybridConfig):
-    """`decoder` also has multipliers. `mamba`: the sizes of a Mamba-2 layer. `parallel`: layers with attention have one
-    as well, whose result is added. `moe`: the mixture of experts that all layers have in place of the MLP. `mlp`: the
-    name of the MLP in a layer. `factors`: None for none.
-    """
-
-    mamba: StateSpaceSizes
-    moe: MoEConfig | None = None
-    parallel: bool = False
-    mlp: str = "mlp"
-    factors: LayerFactors | None = None
-
-    @property
-    def recurs(self) -> tuple[bool, ...]:
-        """Whether each layer has a Mamba-2 layer."""
-        return tuple(self.parallel or not attends for attends in self.attends)
-
-    @functools.cached_property
-    def tree(self) -> Part:
-        sizes = self.decoder
-        return parts.decoder(sizes, parts.layers(self.attends, self._layer), parts.last_norm(sizes))
-
-    def _layer(self, index: int) -> Layer:
-        sizes, hidden, factors = self.decoder, self.decoder.hidden_size, self.factors or LayerFactors()
-        if self.moe is None:
-            mlp = parts.mlp(hidden, sizes.intermediate_size, sizes.mlp_bias, name=self.mlp)
-            feeding: MLP | MoE = dataclasses.replace(mlp, gate_factor=factors.gate, factor=factors.mlp_out)
-        else:
-            feeding = parts.mixture(self.moe, hidden)
-        mixers: list[Attention | StateSpace] = []
-        if self.recurs[index]:
-            mixers.append(state_space(self.mamba, hidden, sizes.norm_eps, factors.projected if self.factors else ()))
-        if self.attends[index]:
-            mixers.append(parts.attention(sizes, index))
-        of_mamba, of_attention = (factors.mamba_in, factors.mamba_out), (factors.attention_in, factors.attention_out)
-        scales = (of_mamba, of_attention) if len(mixers) > 1 else ()
-        return dataclasses.replace(parts.pre_norm(sizes, mixers[0], feeding), mixers=tuple(mixers), scales=scales)
 
 
 def state_space(sizes: StateSpaceSizes, hidden: int, eps: float, input_factors: tuple[float, ...] = ()) -> StateSpace:

@@ -5,18 +5,17 @@ Each norm's result, times a constant, is the residual. Torch-free.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config, one_window
-from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending, check_experts
-from srv.models.blueprint import Attention, Factors, Layer, Linear, Norm, Part
+from srv.models.architectures.decoder_config import Sizes, decoder_sizes, one_window
+from srv.models.architectures.hybrid_config import ATTENTION, attending, check_experts
+from srv.models.blueprint import Factors, Layer, Linear, Norm, Part, alike
 from srv.models.checkpoints.rules import Rename, Skip
-from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.moe_config import Routing
 from srv.models.layers.recurrent_sizes import ScanSizes
 from srv.models.recurrent_parts import Lightning
 
@@ -25,68 +24,46 @@ KINDS = (ATTENTION, "linear_attention")
 _DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # stored, but known from the sizes
 
 
-@dataclass(frozen=True)
-class MiniMaxConfig(HybridConfig):
-    """`attends`: whether each layer has softmax attention. `moe`: the mixture of experts of all layers. `full`,
-    `linear`, `mlp`: the factors after softmax attention, after lightning attention and after experts.
-    """
-
-    moe: MoEConfig
-    full: Factors
-    linear: Factors
-    mlp: Factors
-
-    @property
-    def scan(self) -> ScanSizes:
-        sizes = self.decoder
-        return ScanSizes(sizes.heads, sizes.heads, sizes.head_dim, sizes.head_dim)
-
-    @functools.cached_property
-    def tree(self) -> Part:
-        sizes = self.decoder
-        decays = (None if attends else index for index, attends in enumerate(self.attends))  # each has its own
-        made = parts.layers(list(zip(decays, sizes.windows, strict=True)), self._layer)
-        return parts.decoder(sizes, made, parts.last_norm(sizes, adds=False))
-
-    def _layer(self, index: int) -> Layer:
-        mixer: Attention | Lightning
-        attends = self.attends[index]
-        mixer = parts.attention(self.decoder, index) if attends else self._lightning(index)
-        made = parts.pre_norm(self.decoder, mixer, parts.feed_forward(self.decoder, self.moe), adds=False)
-        factors = self.full if attends else self.linear
-        return replace(made, order="normed_residual", mixer_factors=factors, factors=self.mlp)
-
-    def _lightning(self, index: int) -> Lightning:
-        hidden, inner = self.decoder.hidden_size, self.scan.inner
-        return Lightning(
-            Linear({"qkv_proj": 3 * inner}, hidden),
-            Linear({"output_gate": inner}, hidden),
-            Norm(inner, self.decoder.norm_eps, name="norm"),
-            Linear({"out_proj": hidden}, inner),
-            self.scan,
-            1 - index / (self.decoder.layers - 1 + 1e-5) + 1e-5,
-            name="self_attn",
-        )
-
-
-def make_config(config: Mapping[str, Any]) -> MiniMaxConfig:
-    base = decoder_config(config, reads=("num_local_experts",))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes = decoder_sizes(config, reads=("num_local_experts",))
     types = config["layer_types"]
-    attends = attending([KINDS[i % 2] for i in range(base.layers)] if types is None else types, KINDS, base.layers)
-    routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
-    moe = MoEConfig(int(config["num_local_experts"]), base.intermediate_size, routing)
-    check_experts(moe)
+    attends = attending([KINDS[i % 2] for i in range(sizes.layers)] if types is None else types, KINDS, sizes.layers)
+    routing, count = Routing(int(config["num_experts_per_tok"]), renormalize=True), int(config["num_local_experts"])
+    check_experts(routing.top_k, count)
     full, linear, mlp = (
         Factors(float(config[f"{name}_alpha_factor"]), float(config[f"{name}_beta_factor"]))
         for name in ("full_attn", "linear_attn", "mlp")
     )
-    decoder = base.replace(windows=one_window(config, base.layers))
-    return MiniMaxConfig(decoder, attends, moe, full, linear, mlp)
+    attention = parts.attention(sizes, window=one_window(config))
+    experts = parts.mixture(sizes, count, sizes.intermediate_size, routing)
+
+    def layer(index: int | None) -> Layer:
+        """`index`: of one with lightning attention, each of which has decays of its own."""
+        mixer = attention if index is None else _lightning(sizes, index)
+        made = parts.pre_norm(sizes, mixer, experts, adds=False)
+        factors = full if index is None else linear
+        return replace(made, order="normed_residual", mixer_factors=factors, factors=mlp)
+
+    made = alike((None if each else index for index, each in enumerate(attends)), layer)
+    return parts.decoder(sizes, made, parts.last_norm(sizes, adds=False), divisible=False)
+
+
+def _lightning(sizes: Sizes, index: int) -> Lightning:
+    hidden, scan = sizes.hidden_size, ScanSizes(sizes.heads, sizes.heads, sizes.head_dim, sizes.head_dim)
+    return Lightning(
+        Linear({"qkv_proj": 3 * scan.inner}, hidden),
+        Linear({"output_gate": scan.inner}, hidden),
+        Norm(scan.inner, sizes.norm_eps, name="norm"),
+        Linear({"out_proj": hidden}, scan.inner),
+        scan,
+        1 - index / (sizes.layers - 1 + 1e-5) + 1e-5,
+        name="self_attn",
+    )
 
 
 ARCHITECTURE = Architecture(
     name="MiniMaxForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 32000,
         "hidden_size": 4096,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, one_window
+from srv.models.architectures.decoder_config import DEFAULTS, decoder_sizes, one_window
+from srv.models.blueprint import Part
 
 MISTRAL_DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
@@ -21,13 +23,14 @@ MISTRAL_DEFAULTS: dict[str, Any] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base = decoder_config(config)
-    return base.replace(windows=one_window(config, base.layers))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes = decoder_sizes(config)
+    attention = parts.attention(sizes, window=one_window(config))
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, parts.mlp(sizes)))
 
 
 ARCHITECTURE = Architecture(
     name="MistralForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults=MISTRAL_DEFAULTS,
 )

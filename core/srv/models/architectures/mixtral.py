@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import decoder_sizes
 from srv.models.architectures.mistral import MISTRAL_DEFAULTS
+from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, GGUFLayout
 from srv.models.checkpoints.rules import PermuteRotary, Rename
-from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.moe_config import Routing
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base, window = decoder_config(config, reads=("num_local_experts",)), config["sliding_window"]
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, window = decoder_sizes(config, reads=("num_local_experts",)), config["sliding_window"]
     routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
-    return base.replace(
-        windows=(None if window is None else int(window),) * base.layers,
-        moe=MoEConfig(int(config["num_local_experts"]), base.intermediate_size, routing),
-        moe_layers=(True,) * base.layers,
-    )
+    attention = parts.attention(sizes, window=None if window is None else int(window))
+    experts = parts.mixture(sizes, int(config["num_local_experts"]), sizes.intermediate_size, routing)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, experts))
 
 
 ARCHITECTURE = Architecture(
     name="MixtralForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **MISTRAL_DEFAULTS,
         "rms_norm_eps": 1e-5,

@@ -4,19 +4,15 @@ layers (Warner et al. 2024, arXiv:2412.13663)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from srv.models.architectures.architecture import Architecture
+from srv.models.architectures import encoder_config
+from srv.models.architectures.architecture import Architecture, Pooled
 from srv.models.architectures.decoder_config import windows_of_types
-from srv.models.architectures.encoder_config import (
-    LAYERS,
-    EncoderSizes,
-    HeadConfig,
-    encoder_of,
-    head_sizes,
-    label_count,
-)
+from srv.models.architectures.encoder_config import LAYERS, Encoder
 from srv.models.architectures.layer_norm_config import ACTIVATIONS
+from srv.models.blueprint import Attention, alike
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.layers.rope_config import RopeConfig, refuse_unless, rope_config
 
@@ -47,34 +43,31 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def sizes(config: Mapping[str, Any]) -> EncoderSizes:
+def tree(config: Mapping[str, Any]) -> Encoder:
     refuse_unless(config, _SUPPORTED)
-    heads, head_dim = head_sizes(config)
+    heads, head_dim = encoder_config.head_sizes(config)
     layers, every = int(config["num_hidden_layers"]), int(config["global_attn_every_n_layers"])
     kinds = config.get("layer_types") or [_LOCAL if index % every else _GLOBAL for index in range(layers)]
     windows = windows_of_types(kinds, layers, int(config["local_attention"]) // 2 + 1)
     ropes = {kind: _rope(config, kind, head_dim) for kind in set(kinds)}
-    return EncoderSizes(
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
-        intermediate_size=int(config["intermediate_size"]),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        norm_eps=float(config["norm_eps"]),
-        windows=windows,
-        positions=int(config["max_position_embeddings"]),
-        activation="gelu_gated",
+    sizes = encoder_config.encoder_sizes(config, heads, head_dim, float(config["norm_eps"]))
+    bias, mlp_bias = bool(config["attention_bias"]), bool(config["mlp_bias"])
+
+    def attention(kind: tuple[str, int | None]) -> Attention:
+        name, window = kind
+        return encoder_config.attention(sizes, bias=bias, rope=ropes[name], window=window, fused=True)
+
+    return encoder_config.encoder(
+        sizes,
+        alike(zip(kinds, windows, strict=True), attention),
+        encoder_config.mlp(sizes, "gelu_gated", bias=mlp_bias, down_bias=mlp_bias, fused=True),
+        encoder_config.layer_norm(sizes, bias=bool(config["norm_bias"])),
         pre_norm=True,
-        norm_bias=bool(config["norm_bias"]),
-        fused=True,
-        attention_bias=bool(config["attention_bias"]),
-        mlp_bias=bool(config["mlp_bias"]),
-        down_bias=bool(config["mlp_bias"]),
-        position_offset=None,
-        ropes=tuple(ropes[kind] for kind in kinds),
-        types=0,
     )
+
+
+def positions(config: Mapping[str, Any]) -> int:
+    return int(config["max_position_embeddings"])
 
 
 def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeConfig:
@@ -86,14 +79,15 @@ def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeConfig:
     return rope_config({**plain, "rope_parameters": parameters}, head_dim)
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
-    head = HeadConfig(
-        label_count(config),
-        ACTIVATIONS[config["classifier_activation"]],
-        dense_bias=bool(config["classifier_bias"]),
-        norm=True,
-    )
-    return sizes(config)._replace(head=head, pooled_by=str(config["classifier_pooling"]))
+def _classifier(config: Mapping[str, Any]) -> Encoder:
+    labels, activation = encoder_config.label_count(config), ACTIVATIONS[config["classifier_activation"]]
+    made = tree(config)
+    norm = None if made.stack.final_norm is None else replace(made.stack.final_norm, name="head.norm")
+    return encoder_config.with_head(made, labels, activation, bias=bool(config["classifier_bias"]), norm=norm)
+
+
+def _pooled(config: Mapping[str, Any]) -> Pooled:
+    return Pooled(positions(config), encoder_config.label_count(config), str(config["classifier_pooling"]))
 
 
 _NAMES: dict[str, str] = {
@@ -111,7 +105,8 @@ _PREFIX = "model."
 _MASKED_HEAD = ("head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.bias")
 ARCHITECTURE = Architecture(
     name="ModernBertModel",
-    make_config=encoder_of(sizes),
+    tree=tree,
+    pooled=encoder_config.mean_of(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="modernbert",
@@ -120,7 +115,8 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="ModernBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="ModernBertForSequenceClassification",
-    make_config=encoder_of(_classifier),
+    tree=_classifier,
+    pooled=_pooled,
     model_type=None,
     weights=(
         Rename(

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LayerNormConfig, alibi_slopes, sizes
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import QKV, Rename, Split
 from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
 
@@ -31,22 +33,17 @@ SUPPORTED_ATTENTION: dict[str, tuple[Any, ...]] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     attention = config.get("attn_config") or {}
     if not isinstance(attention, Mapping):
         raise UnsupportedConfig(f"attn_config = {attention!r} is not an object")
     refuse_unless(config, SUPPORTED)
     refuse_unless(attention, SUPPORTED_ATTENTION, "attn_config.")
-    decoder = sizes(config, names=NAMES, norm_eps=float(config["layer_norm_epsilon"]), rotary=False)
-    scale = attention.get("softmax_scale")
-    return LayerNormConfig(
-        decoder=decoder.replace(
-            alibi_slopes=_slopes(decoder.heads),
-            attention_scale=decoder.attention_scale if scale is None else float(scale),
-        ),
-        mlp="gelu",
-        norm_bias=False,
-    )
+    sizes = layer_norm.sizes(config, names=NAMES, norm_eps=float(config["layer_norm_epsilon"]), rotary=False)
+    stated = attention.get("softmax_scale")
+    scale = None if stated is None else float(stated)
+    mixer = parts.attention(sizes, scale=scale, alibi=_slopes(sizes.heads))
+    return layer_norm.decoder(sizes, mixer, parts.mlp(sizes, activation="gelu"), norm_bias=False)
 
 
 def _slopes(heads: int) -> tuple[float, ...]:
@@ -54,13 +51,13 @@ def _slopes(heads: int) -> tuple[float, ...]:
 
     They are then every other one from the second, followed by the rest.
     """
-    slopes = alibi_slopes(1 << (heads - 1).bit_length())
+    slopes = layer_norm.alibi_slopes(1 << (heads - 1).bit_length())
     return slopes if len(slopes) == heads else (slopes[1::2] + slopes[::2])[:heads]
 
 
 ARCHITECTURE = Architecture(
     name="MptForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "layer_norm_epsilon": 1e-5,
         "d_model": 2048,

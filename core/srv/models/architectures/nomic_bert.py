@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import encoder_config
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, encoder_of, gated, label_count
-from srv.models.architectures.rotary_encoder import GATED_NAMES, NAMES, rotary_encoder, with_labels, with_prefixes
+from srv.models.architectures.encoder_config import LAYERS, Encoder
+from srv.models.architectures.rotary_encoder import GATED_NAMES, NAMES, rotary_positions, rotary_sizes, with_prefixes
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.layers.rope_config import refuse_unless
 
@@ -45,19 +46,31 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def sizes(config: Mapping[str, Any]) -> EncoderSizes:
+def tree(config: Mapping[str, Any]) -> Encoder:
     refuse_unless(config, _SUPPORTED)
+    fields = _renamed(config)
+    activation, sizes = encoder_config.gated(config, "hidden_act"), rotary_sizes(fields)
+    return encoder_config.encoder(
+        sizes,
+        encoder_config.attention(sizes, bias=False),
+        encoder_config.mlp(sizes, activation, bias=False, down_bias=False),
+        encoder_config.layer_norm(sizes),
+        types=int(config["type_vocab_size"]),
+    )
+
+
+def positions(config: Mapping[str, Any]) -> int:
+    usable = rotary_positions(_renamed(config))
+    return min(usable, int(config.get(_TRAINED) or usable))
+
+
+def _renamed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the names of fields that transformers saves, in place of older ones."""
     found = dict(config)
     for name, (older, default) in _FIELDS.items():
         if config.get(name) is None:
             found[name] = config[older] if default is None else config.get(older, default)
-    made = rotary_encoder(found, gated(config, "hidden_act"))
-    positions = min(made.positions, int(config.get(_TRAINED) or made.positions))
-    return made._replace(attention_bias=False, mlp_bias=False, down_bias=False, positions=positions)
-
-
-def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
-    return with_labels(sizes(config), label_count(config))
+    return found
 
 
 _ENCODER: dict[str, str] = {
@@ -81,7 +94,8 @@ _MASKED_HEAD = (
 )
 ARCHITECTURE = Architecture(
     name="NomicBertModel",
-    make_config=encoder_of(sizes),
+    tree=tree,
+    pooled=encoder_config.mean_of(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="nomic_bert",
@@ -94,7 +108,8 @@ ARCHITECTURE = Architecture(
 MASKED = ARCHITECTURE._replace(name="NomicBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="NomicBertForSequenceClassification",
-    make_config=encoder_of(_classifier),
+    tree=encoder_config.classifier_of(tree),
+    pooled=encoder_config.first_of(positions),
     model_type=None,
     weights=(
         Rename({**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"}),

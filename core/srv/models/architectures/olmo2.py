@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, decoder_config
-from srv.models.architectures.sandwich_config import SandwichConfig
+from srv.models.architectures.decoder_config import DEFAULTS, decoder_sizes
+from srv.models.architectures.sandwich_config import sandwich_decoder
+from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
 
 OLMO_DEFAULTS: dict[str, Any] = {
@@ -26,15 +28,15 @@ OLMO_DEFAULTS: dict[str, Any] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> SandwichConfig:
-    bias = bool(config["attention_bias"])
-    decoder = decoder_config(config).replace(qkv_bias=bias, output_bias=bias, qk_norm=True, wide_qk_norm=True)
-    return SandwichConfig(decoder, before=False)
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = decoder_sizes(config), bool(config["attention_bias"])
+    attention = parts.attention(sizes, bias=bias, norms=parts.joint_norms(sizes))
+    return sandwich_decoder(sizes, attention, parts.mlp(sizes), before=False)
 
 
 ARCHITECTURE = Architecture(
     name="Olmo2ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults=OLMO_DEFAULTS,
     gguf=GGUFLayout("olmo2", weights=(OUTPUT_NORM_NAMES, HEAD_NORM_NAMES)),
 )

@@ -7,17 +7,15 @@ Torch-free.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
-from srv.models.architectures.hybrid_config import ATTENTION, HybridConfig, attending
+from srv.models.architectures.decoder_config import Sizes, decoder_sizes
+from srv.models.architectures.hybrid_config import ATTENTION, attending
 from srv.models.architectures.qwen3_next import delta_net
-from srv.models.blueprint import Layer, Norm, Part
+from srv.models.blueprint import Layer, Norm, Part, alike
 from srv.models.checkpoints.rules import Rename
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.rope_config import UnsupportedConfig
@@ -26,36 +24,24 @@ LINEAR = "linear_attention"
 DELTA_EPS = 1e-5  # of the norm of the rule's results, whatever rms_norm_eps is
 
 
-@dataclass(frozen=True)
-class OlmoHybridConfig(HybridConfig):
-    """Layers with attention have a norm after each part, and the others one before each."""
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = decoder_sizes(config), bool(config["attention_bias"])
+    attends = attending(_kinds(config["layer_types"], sizes.layers), (ATTENTION, LINEAR), sizes.layers)
+    delta = delta_net(_delta_sizes(config, sizes), sizes.hidden_size, DELTA_EPS)
+    norms, mlp = parts.joint_norms(sizes), parts.mlp(sizes)
+    attention = parts.attention(sizes, bias=bias, norms=norms, rotated=_is_rotated(config))
 
-    delta: DeltaSizes
+    def layer(has_attention: bool) -> Layer:
+        """With a norm after each part, or one before each."""
+        if not has_attention:
+            return parts.pre_norm(sizes, delta, mlp)
+        after, last = (
+            Norm(sizes.hidden_size, sizes.norm_eps, name=f"post_{part}_layernorm")
+            for part in ("attention", "feedforward")
+        )
+        return Layer((), (attention,), (after,), mlp, (last,))
 
-    @functools.cached_property
-    def tree(self) -> Part:
-        return parts.decoder(self.decoder, parts.layers(self.attends, self._layer), parts.last_norm(self.decoder))
-
-    def _layer(self, index: int) -> Layer:
-        sizes, hidden, eps = self.decoder, self.decoder.hidden_size, self.decoder.norm_eps
-        feeding = parts.feed_forward(sizes, None)
-        if not self.attends[index]:
-            return parts.pre_norm(sizes, delta_net(self.delta, hidden, DELTA_EPS), feeding)
-        after, last = (Norm(hidden, eps, name=f"post_{part}_layernorm") for part in ("attention", "feedforward"))
-        return Layer((), (parts.attention(sizes, index),), (after,), feeding, (last,))
-
-
-def make_config(config: Mapping[str, Any]) -> OlmoHybridConfig:
-    base, bias = decoder_config(config), bool(config["attention_bias"])
-    attends = attending(_kinds(config["layer_types"], base.layers), (ATTENTION, LINEAR), base.layers)
-    decoder = base.replace(
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-        wide_qk_norm=True,
-        rotated=(_is_rotated(config),) * base.layers,
-    )
-    return OlmoHybridConfig(decoder, attends, _delta_sizes(config, base))
+    return parts.decoder(sizes, alike(attends, layer), divisible=False)
 
 
 def _kinds(types: list[str] | None, layers: int) -> list[str]:
@@ -71,7 +57,7 @@ def _is_rotated(config: Mapping[str, Any]) -> bool:
     return (given if "rope_theta" in given else {"rope_theta": 0.0, **config})["rope_theta"] is not None
 
 
-def _delta_sizes(config: Mapping[str, Any], base: DecoderConfig) -> DeltaSizes:
+def _delta_sizes(config: Mapping[str, Any], base: Sizes) -> DeltaSizes:
     key_heads, value_heads = (
         base.heads if config[name] is None else int(config[name])
         for name in ("linear_num_key_heads", "linear_num_value_heads")
@@ -95,7 +81,7 @@ def _delta_sizes(config: Mapping[str, Any], base: DecoderConfig) -> DeltaSizes:
 
 ARCHITECTURE = Architecture(
     name="OlmoHybridForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 100352,
         "hidden_size": 3840,

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import (
-    LayerNormConfig,
-    LearnedPositions,
-    activation,
-    sizes,
-)
 from srv.models.architectures.starcoder2 import NAMES
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
@@ -24,20 +21,21 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {**SUPPORTED, "word_embed_proj_dim": (config["hidden_size"],)})
-    decoder = sizes(config, names=NAMES, intermediate=int(config["ffn_dim"]), norm_eps=1e-5, rotary=False)
-    bias = bool(config["enable_bias"])
-    return LayerNormConfig(
-        decoder=decoder.replace(qkv_bias=bias, output_bias=bias, mlp_bias=bias),
-        mlp=activation(config, "activation_function"),
-        learned=LearnedPositions(decoder.rope.context_length + FIRST_POSITION, FIRST_POSITION),
+    sizes = layer_norm.sizes(config, names=NAMES, intermediate=int(config["ffn_dim"]), norm_eps=1e-5, rotary=False)
+    bias, positions = bool(config["enable_bias"]), layer_norm.first_of(config, NAMES["context"])
+    return layer_norm.decoder(
+        sizes,
+        parts.attention(sizes, bias=bias),
+        parts.mlp(sizes, bias, layer_norm.activation(config, "activation_function")),
+        before=(layer_norm.learned_positions(sizes, positions, FIRST_POSITION),),
     )
 
 
 ARCHITECTURE = Architecture(
     name="OPTForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 50272,
         "hidden_size": 768,

@@ -5,34 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
 from srv.models.architectures.starcoder2 import NAMES
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {"qk_layernorm": (False,)})
-    decoder = sizes(
+    sizes = layer_norm.sizes(
         config,
         names=NAMES,
         intermediate=int(config["intermediate_size"]),
         kv_heads=int(config["num_key_value_heads"]),
         norm_eps=float(config["layer_norm_eps"]),
     )
-    return LayerNormConfig(
-        decoder=decoder.replace(qkv_bias=True, output_bias=True, mlp_bias=True),
-        mlp=activation(config, "hidden_act"),
-        parallel=True,
+    return layer_norm.decoder(
+        sizes,
+        parts.attention(sizes, bias=True),
+        parts.mlp(sizes, True, layer_norm.activation(config, "hidden_act")),
+        order="parallel",
         separate_norms=False,
-        logits_bias=True,
+        output_bias=True,
     )
 
 
 ARCHITECTURE = Architecture(
     name="PhiForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 51200,
         "hidden_size": 2048,

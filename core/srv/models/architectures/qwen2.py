@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_types
+from srv.models.architectures.decoder_config import DEFAULTS, decoder_sizes, windows_of_types
+from srv.models.blueprint import Attention, Part, alike
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 
 QWEN_DEFAULTS: dict[str, Any] = {
@@ -24,8 +26,13 @@ QWEN_DEFAULTS: dict[str, Any] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    return decoder_config(config).replace(qkv_bias=True, windows=windows(config))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes = decoder_sizes(config)
+
+    def attention(window: int | None) -> Attention:
+        return parts.attention(sizes, bias=True, output_bias=False, window=window)
+
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, alike(windows(config), attention), parts.mlp(sizes)))
 
 
 def windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
@@ -42,7 +49,7 @@ def windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 ARCHITECTURE = Architecture(
     name="Qwen2ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults=QWEN_DEFAULTS,
     gguf=GGUFLayout("qwen2"),
 )

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config, windows_of_types
+from srv.models.architectures.decoder_config import (
+    Sizes,
+    decoder_sizes,
+    windows_of_types,
+)
 from srv.models.architectures.qwen2 import QWEN_DEFAULTS
+from srv.models.blueprint import MoE, Part, alike
 from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, GGUFLayout
-from srv.models.layers.moe_config import COUNT_FIELDS, MoEConfig, Routing
+from srv.models.layers.moe_config import COUNT_FIELDS, Routing
 
 MOE_DEFAULTS: dict[str, Any] = {
     **QWEN_DEFAULTS,
@@ -19,16 +25,15 @@ MOE_DEFAULTS: dict[str, Any] = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base, window = decoder_config(config, reads=COUNT_FIELDS), config["sliding_window"]
-    types = _layer_types(config, base.layers) if window and config["use_sliding_window"] else None
-    moe = experts(config)._replace(shared_intermediate=int(config["shared_expert_intermediate_size"]), shared_gate=True)
-    return base.replace(
-        qkv_bias=bool(config["qkv_bias"]),
-        windows=(None,) * base.layers if types is None else windows_of_types(types, base.layers, int(window)),
-        moe=moe,
-        moe_layers=sparse_layers(config, base.layers),
-    )
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, window = decoder_sizes(config, reads=COUNT_FIELDS), config["sliding_window"]
+    types = _layer_types(config, sizes.layers) if window and config["use_sliding_window"] else None
+    sparse = experts(config, sizes, shared=int(config["shared_expert_intermediate_size"]))
+    bias, dense = bool(config["qkv_bias"]), parts.mlp(sizes)
+    windows = (None,) * sizes.layers if types is None else windows_of_types(types, sizes.layers, int(window))
+    attention = alike(windows, lambda window: parts.attention(sizes, bias=bias, output_bias=False, window=window))
+    feeding = [sparse if each else dense for each in sparse_layers(config, sizes.layers)]
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, feeding))
 
 
 def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
@@ -37,11 +42,12 @@ def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
     return config.get("layer_types") or ["sliding_attention" if each else "full_attention" for each in sliding]
 
 
-def experts(config: Mapping[str, Any]) -> MoEConfig:
-    """The experts of the Qwen models, without a shared one."""
+def experts(config: Mapping[str, Any], sizes: Sizes, shared: int = 0) -> MoE:
+    """The experts of the Qwen models, with a gated MLP of size `shared` beside them."""
     count = config.get("num_local_experts") or config["num_experts"]  # transformers 5 writes the first for Qwen3
     routing = Routing(int(config["num_experts_per_tok"]), renormalize=bool(config["norm_topk_prob"]))
-    return MoEConfig(int(count), int(config["moe_intermediate_size"]), routing)
+    inner = int(config["moe_intermediate_size"])
+    return parts.mixture(sizes, int(count), inner, routing, shared=shared, shared_gate=True)
 
 
 def sparse_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
@@ -60,7 +66,7 @@ def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
 
 ARCHITECTURE = Architecture(
     name="Qwen2MoeForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **MOE_DEFAULTS,
         "hidden_size": 2048,

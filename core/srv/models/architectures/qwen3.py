@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import decoder_sizes
 from srv.models.architectures.qwen2 import QWEN_DEFAULTS, windows
+from srv.models.blueprint import Attention, Part, alike
 from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, GGUFLayout
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    bias = bool(config["attention_bias"])
-    return decoder_config(config).replace(qkv_bias=bias, output_bias=bias, qk_norm=True, windows=windows(config))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = decoder_sizes(config), bool(config["attention_bias"])
+    norms = parts.head_norms(sizes)
+
+    def attention(window: int | None) -> Attention:
+        return parts.attention(sizes, bias=bias, norms=norms, window=window)
+
+    attentions = alike(windows(config), attention)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attentions, parts.mlp(sizes)))
 
 
 ARCHITECTURE = Architecture(
     name="Qwen3ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={**QWEN_DEFAULTS, "head_dim": 128},
     gguf=GGUFLayout("qwen3", weights=(HEAD_NORM_NAMES,)),
 )

@@ -10,31 +10,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.qwen3_next import (
-    SHARED_DEFAULTS,
-    Qwen3NextConfig,
-    mixture_with_shared,
-    with_delta_rule,
-)
+from srv.models.architectures.qwen3_next import SHARED_DEFAULTS, gated_tree
+from srv.models.blueprint import Part
 from srv.models.layers.moe_config import Routing
 
 
-def make_dense(config: Mapping[str, Any]) -> Qwen3NextConfig:
-    return with_delta_rule(config, None, (False,) * int(config["num_hidden_layers"]), by_heads=False)
+def dense_tree(config: Mapping[str, Any]) -> Part:
+    return gated_tree(config, None, (False,) * int(config["num_hidden_layers"]), by_heads=False)
 
 
-def make_sparse(config: Mapping[str, Any]) -> Qwen3NextConfig:
+def sparse_tree(config: Mapping[str, Any]) -> Part:
     """No layer has an MLP, so that configurations do not state its size."""
-    routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
-    sparse = (True,) * int(config["num_hidden_layers"])
-    return with_delta_rule(
-        {"intermediate_size": 0, **config}, mixture_with_shared(config, routing), sparse, by_heads=False
+    routing, sparse = (
+        Routing(int(config["num_experts_per_tok"]), renormalize=True),
+        (True,) * int(config["num_hidden_layers"]),
     )
+    return gated_tree({"intermediate_size": 0, **config}, routing, sparse, by_heads=False)
 
 
 DENSE = Architecture(
     name="Qwen3_5ForCausalLM",
-    make_config=make_dense,
+    tree=dense_tree,
     defaults={
         **SHARED_DEFAULTS,
         "vocab_size": 248320,
@@ -47,7 +43,7 @@ DENSE = Architecture(
 )
 SPARSE = Architecture(
     name="Qwen3_5MoeForCausalLM",
-    make_config=make_sparse,
+    tree=sparse_tree,
     defaults={
         **SHARED_DEFAULTS,
         "vocab_size": 248320,

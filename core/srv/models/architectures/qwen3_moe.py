@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DecoderConfig, decoder_config
+from srv.models.architectures.decoder_config import decoder_sizes
 from srv.models.architectures.qwen2_moe import MOE_DEFAULTS, experts, sparse_layers
+from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, GGUFLayout
 from srv.models.layers.moe_config import COUNT_FIELDS
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base, window = decoder_config(config, reads=COUNT_FIELDS), config["sliding_window"]
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, window = decoder_sizes(config, reads=COUNT_FIELDS), config["sliding_window"]
     bias, windowed = bool(config["attention_bias"]), window is not None and config["use_sliding_window"]
-    return base.replace(
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-        windows=(int(window) if windowed else None,) * base.layers,
-        moe=experts(config),
-        moe_layers=sparse_layers(config, base.layers),
-    )
+    norms, only = parts.head_norms(sizes), int(window) if windowed else None
+    attention = parts.attention(sizes, bias=bias, norms=norms, window=only)
+    sparse, dense = experts(config, sizes), parts.mlp(sizes)
+    feeding = [sparse if each else dense for each in sparse_layers(config, sizes.layers)]
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, feeding))
 
 
 ARCHITECTURE = Architecture(
     name="Qwen3MoeForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **MOE_DEFAULTS,
         "hidden_size": 2048,

@@ -7,50 +7,21 @@ feed-forward layers are mixtures of experts, or dense ones. Torch-free. Owns wha
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config
-from srv.models.architectures.hybrid_config import HybridConfig, attending, check_experts
-from srv.models.blueprint import Attention, Layer, Linear, Norm, Part, Tensors
+from srv.models.architectures.decoder_config import Sizes, decoder_sizes
+from srv.models.architectures.hybrid_config import attending, check_experts
+from srv.models.blueprint import MLP, Linear, MoE, Norm, Part, Tensors
 from srv.models.layers.delta_sizes import DeltaSizes
-from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.recurrent_parts import DeltaNet
 
 KINDS = ("linear_attention", "full_attention")
-
-
-@dataclass(frozen=True)
-class Qwen3NextConfig(HybridConfig):
-    """`has_experts`: whether the feed-forward part of each layer is a mixture of experts, `moe`."""
-
-    delta: DeltaSizes
-    moe: MoEConfig | None
-    has_experts: tuple[bool, ...]
-
-    def moe_of(self, index: int) -> MoEConfig | None:
-        """The mixture of experts of a layer; None if it has an MLP."""
-        return self.moe if self.has_experts[index] else None
-
-    @functools.cached_property
-    def tree(self) -> Part:
-        """Norms are computed in float32."""
-        made = parts.layers(list(zip(self.attends, self.has_experts, strict=True)), self._layer)
-        return parts.decoder(self.decoder, made, parts.last_norm(self.decoder, wide=True))
-
-    def _layer(self, index: int) -> Layer:
-        sizes = self.decoder
-        if self.attends[index]:
-            mixer: Attention | DeltaNet = parts.attention(sizes, index, wide=True, gated_queries=True)
-        else:
-            mixer = delta_net(self.delta, sizes.hidden_size, sizes.norm_eps)
-        return parts.pre_norm(sizes, mixer, parts.feed_forward(sizes, self.moe_of(index)), wide=True)
 
 
 def delta_net(sizes: DeltaSizes, hidden: int, eps: float) -> DeltaNet:
@@ -68,21 +39,23 @@ def delta_net(sizes: DeltaSizes, hidden: int, eps: float) -> DeltaNet:
     )
 
 
-def make_config(config: Mapping[str, Any]) -> Qwen3NextConfig:
-    routing = Routing(int(config["num_experts_per_tok"]), renormalize=bool(config["norm_topk_prob"]))
-    moe = mixture_with_shared(config, routing)
-    dense, step = set(config["mlp_only_layers"] or ()), int(config["decoder_sparse_step"])
+def tree(config: Mapping[str, Any]) -> Part:
     layers = range(int(config["num_hidden_layers"]))
-    sparse = tuple(i not in dense and moe.experts > 0 and (i + 1) % step == 0 for i in layers)
-    return with_delta_rule(config, moe, sparse, by_heads=True)
+    dense, step = set(config["mlp_only_layers"] or ()), int(config["decoder_sparse_step"])
+    routing = Routing(int(config["num_experts_per_tok"]), renormalize=bool(config["norm_topk_prob"]))
+    is_sparse = tuple(i not in dense and int(config["num_experts"]) > 0 and (i + 1) % step == 0 for i in layers)
+    return gated_tree(config, routing, is_sparse, by_heads=True)
 
 
-def with_delta_rule(
-    config: Mapping[str, Any], moe: MoEConfig | None, has_experts: tuple[bool, ...], *, by_heads: bool
-) -> Qwen3NextConfig:
-    """The configuration of a model with these experts. `by_heads`: as in `DeltaSizes`."""
-    own = ("partial_rotary_factor",) if moe is None else ("partial_rotary_factor", "num_experts")
-    base = decoder_config(config, reads=own)
+def gated_tree(
+    config: Mapping[str, Any], routing: Routing | None, is_sparse: tuple[bool, ...], *, by_heads: bool
+) -> Part:
+    """`routing`: of experts, in the layers for which `is_sparse` is true. `by_heads`: as in `DeltaSizes`.
+
+    Norms are computed in float32.
+    """
+    own = ("partial_rotary_factor",) if routing is None else ("partial_rotary_factor", "num_experts")
+    sizes = decoder_sizes(config, reads=own)
     bias = bool(config["attention_bias"])
     delta = DeltaSizes(
         int(config["linear_num_key_heads"]),
@@ -98,20 +71,27 @@ def with_delta_rule(
     types = config.get("layer_types")
     if types is None:
         interval = int(config["full_attention_interval"])
-        types = [KINDS[(layer + 1) % interval == 0] for layer in range(base.layers)]
-    attends = attending(types, KINDS, base.layers)
-    moe = moe if any(has_experts) else None
-    if moe is not None:
-        check_experts(moe)
-        if moe.shared_intermediate <= 0:
-            raise UnsupportedConfig(f"shared_expert_intermediate_size = {moe.shared_intermediate} is not a size")
-    decoder = base.replace(qkv_bias=bias, output_bias=bias, qk_norm=True)
-    return Qwen3NextConfig(decoder, attends, delta, moe, has_experts)
+        types = [KINDS[(layer + 1) % interval == 0] for layer in range(sizes.layers)]
+    attends = attending(types, KINDS, sizes.layers)
+    dense: MLP | MoE = parts.mlp(sizes)
+    sparse = _experts(config, sizes, routing) if routing is not None and any(is_sparse) else dense
+    norms = parts.head_norms(sizes, wide=True)
+    attention = parts.attention(sizes, bias=bias, norms=norms, gated_queries=True)
+    recurrent = delta_net(delta, sizes.hidden_size, sizes.norm_eps)
+    mixers = [attention if each else recurrent for each in attends]
+    feeding = [sparse if each else dense for each in is_sparse]
+    made = parts.pre_norm_layers(sizes, mixers, feeding, wide=True)
+    return parts.decoder(sizes, made, parts.last_norm(sizes, wide=True), divisible=False)
 
 
-def mixture_with_shared(config: Mapping[str, Any], routing: Routing) -> MoEConfig:
-    inner, shared = int(config["moe_intermediate_size"]), int(config["shared_expert_intermediate_size"])
-    return MoEConfig(int(config["num_experts"]), inner, routing, shared, shared_gate=True)
+def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing) -> MoE:
+    """With a gated MLP beside them."""
+    count, inner = int(config["num_experts"]), int(config["moe_intermediate_size"])
+    shared = int(config["shared_expert_intermediate_size"])
+    check_experts(routing.top_k, count)
+    if shared <= 0:
+        raise UnsupportedConfig(f"shared_expert_intermediate_size = {shared} is not a size")
+    return parts.mixture(sizes, count, inner, routing, shared=shared, shared_gate=True)
 
 
 # The values that transformers uses for fields that a configuration of either family leaves out.
@@ -135,7 +115,7 @@ SHARED_DEFAULTS: Mapping[str, Any] = MappingProxyType(
 )
 ARCHITECTURE = Architecture(
     name="Qwen3NextForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **SHARED_DEFAULTS,
         "vocab_size": 151936,

@@ -5,82 +5,71 @@ Torch-free.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import decoder_config, soft_cap
-from srv.models.architectures.hybrid_config import HybridConfig
-from srv.models.blueprint import Attention, Layer, Linear, Part, Tensors
+from srv.models.architectures.decoder_config import Sizes, decoder_sizes, soft_cap
+from srv.models.blueprint import Layer, Linear, Part, Tensors, alike
 from srv.models.checkpoints.rules import Rename
 from srv.models.layers.recurrent_sizes import LinearRecurrenceSizes
-from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless, rope_parameters
 from srv.models.recurrent_parts import LinearRecurrence
 
 KINDS = ("recurrent", "attention")
 MIXER, NORMS = "temporal_block", ("temporal_pre_norm", "channel_pre_norm")
 
 
-@dataclass(frozen=True)
-class RecurrentGemmaConfig(HybridConfig):
-    """`channels`: those of the recurrence. `width`: the tokens that its convolution reads."""
-
-    channels: int
-    width: int
-
-    @functools.cached_property
-    def tree(self) -> Part:
-        """Norms are computed in float32. Models of every dtype were trained with the factor as bfloat16 rounds it."""
-        made = parts.layers(self.attends, self._layer)
-        return parts.decoder(self.decoder, made, parts.last_norm(self.decoder, wide=True), factor_dtype="bfloat16")
-
-    def _layer(self, index: int) -> Layer:
-        sizes = self.decoder
-        mixer: Attention | LinearRecurrence
-        mixer = parts.attention(sizes, index, name=MIXER) if self.attends[index] else self._recurrence()
-        mlp = parts.mlp(sizes.hidden_size, sizes.intermediate_size, True, "gelu_tanh_gated")
-        return parts.pre_norm(sizes, mixer, mlp, names=NORMS, wide=True)
-
-    def _recurrence(self) -> LinearRecurrence:
-        hidden, channels, heads = self.decoder.hidden_size, self.channels, self.decoder.heads
-        block = channels // heads
-        shapes: dict[str, tuple[int, ...]] = {"conv_1d.weight": (channels, 1, self.width), "conv_1d.bias": (channels,)}
-        for gate in ("input_gate", "recurrent_gate"):
-            shapes |= {f"rg_lru.{gate}_weight": (heads, block, block), f"rg_lru.{gate}_bias": (heads, block)}
-        return LinearRecurrence(
-            Linear({"linear_x": channels, "linear_y": channels}, hidden, True),
-            Tensors({**shapes, "rg_lru.recurrent_param": (channels,)}),
-            Linear({"linear_out": hidden}, channels, True),
-            LinearRecurrenceSizes(channels, self.width),
-            heads,
-            name=MIXER,
-        )
-
-
-def make_config(config: Mapping[str, Any]) -> RecurrentGemmaConfig:
+def tree(config: Mapping[str, Any]) -> Part:
+    """Norms are computed in float32. Models of every dtype were trained with the factor as bfloat16 rounds it."""
     refuse_unless(config, {"hidden_activation": ("gelu_pytorch_tanh",), "embeddings_scale_by_sqrt_dim": (True,)})
     read = {**config, "intermediate_size": int(config["intermediate_size"]) // 2}  # is that of both inner layers
-    base = decoder_config(read, reads=("partial_rotary_factor",))
-    if base.rope.rope_type != "default":
-        raise UnsupportedConfig(f"RoPE type {base.rope.rope_type!r} is not implemented for this architecture")
-    attends, window = _attending(config["block_types"], base.layers), config["attention_window_size"]
+    sizes = decoder_sizes(read, reads=("partial_rotary_factor",))
+    rope_type = rope_parameters(read)["rope_type"]
+    if rope_type != "default":
+        raise UnsupportedConfig(f"RoPE type {rope_type!r} is not implemented for this architecture")
+    attends, window = _attending(config["block_types"], sizes.layers), config["attention_window_size"]
     if window is None or window < 1:
         raise UnsupportedConfig(f"attention_window_size = {window!r} is not a number of tokens")
-    channels = base.hidden_size if config["lru_width"] is None else int(config["lru_width"])
-    if channels % base.heads:
-        raise UnsupportedConfig(f"lru_width = {channels} is not a multiple of {base.heads} heads")
-    decoder = base.replace(
-        windows=(int(window),) * base.layers,
-        qkv_bias=bool(config["attention_bias"]),
-        output_bias=True,
-        mlp_bias=True,
-        embedding_multiplier=base.hidden_size**0.5,
-        logits_soft_cap=soft_cap(config, "logits_soft_cap"),
+    channels = sizes.hidden_size if config["lru_width"] is None else int(config["lru_width"])
+    if channels % sizes.heads:
+        raise UnsupportedConfig(f"lru_width = {channels} is not a multiple of {sizes.heads} heads")
+    attention = parts.attention(
+        sizes, bias=bool(config["attention_bias"]), output_bias=True, window=int(window), name=MIXER
     )
-    return RecurrentGemmaConfig(decoder, attends, channels, int(config["conv1d_width"]))
+    cap = soft_cap(config, "logits_soft_cap")
+    recurrence = _recurrence(sizes, channels, int(config["conv1d_width"]))
+    mlp = parts.mlp(sizes, True, "gelu_tanh_gated")
+
+    def layer(has_attention: bool) -> Layer:
+        return parts.pre_norm(sizes, attention if has_attention else recurrence, mlp, names=NORMS, wide=True)
+
+    return parts.decoder(
+        sizes,
+        alike(attends, layer),
+        parts.last_norm(sizes, wide=True),
+        factor=sizes.hidden_size**0.5,
+        factor_dtype="bfloat16",
+        logits_soft_cap=cap,
+        divisible=False,
+    )
+
+
+def _recurrence(sizes: Sizes, channels: int, width: int) -> LinearRecurrence:
+    """`channels`: those of the recurrence. `width`: the tokens that its convolution reads."""
+    hidden, heads, block = sizes.hidden_size, sizes.heads, channels // sizes.heads
+    shapes: dict[str, tuple[int, ...]] = {"conv_1d.weight": (channels, 1, width), "conv_1d.bias": (channels,)}
+    for gate in ("input_gate", "recurrent_gate"):
+        shapes |= {f"rg_lru.{gate}_weight": (heads, block, block), f"rg_lru.{gate}_bias": (heads, block)}
+    return LinearRecurrence(
+        Linear({"linear_x": channels, "linear_y": channels}, hidden, True),
+        Tensors({**shapes, "rg_lru.recurrent_param": (channels,)}),
+        Linear({"linear_out": hidden}, channels, True),
+        LinearRecurrenceSizes(channels, width),
+        heads,
+        name=MIXER,
+    )
 
 
 def _attending(pattern: list[str], layers: int) -> tuple[bool, ...]:
@@ -97,7 +86,7 @@ def _attending(pattern: list[str], layers: int) -> tuple[bool, ...]:
 
 ARCHITECTURE = Architecture(
     name="RecurrentGemmaForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 256000,
         "hidden_size": 2560,

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
+from srv.models.architectures.architecture import GROUP, Architecture, Pooled
+from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.layers.rope_config import UnsupportedConfig
@@ -194,30 +195,41 @@ def with_defaults(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config) if architecture is None else _filled(architecture, config)
 
 
-def native_config(name: str, config: Mapping[str, Any]) -> NativeConfig:
-    """The configuration for native layers. Raises UnsupportedConfig with what they do not implement."""
+def native_tree(name: str, config: Mapping[str, Any]) -> Part:
+    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement."""
     architecture = find(name)
     if architecture is None:
         raise UnsupportedConfig(f"architecture {name} has no native layers")
     filled = _filled(architecture, config)
     if name in BUILT_IN:
-        return architecture.make_config(filled)
+        return architecture.tree(filled)
     from srv.models.architectures import third_party
 
-    return third_party.make_config(architecture, filled)
+    return third_party.tree(architecture, filled)
 
 
-def native_or_reason(name: str, config: Mapping[str, Any]) -> NativeConfig | str:
-    """As `native_config`; a clause that says why no native layers compute the model, also of an invalid configuration.
+def native_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:
+    """As `native_tree`; a clause that says why no native layers compute the model, also of an invalid configuration.
 
     A launch refuses the latter when it builds the model.
     """
     try:
-        return native_config(name, config)
+        return native_tree(name, config)
     except UnsupportedConfig as error:
         return str(error)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         return f"its configuration lacks a field or has an invalid value ({error!r})"
+
+
+def pooled_of(name: str, config: Mapping[str, Any]) -> Pooled | None:
+    """What a model with native layers says of itself that generates no text; None of the others.
+
+    `config`: fields of which `native_tree` makes a tree.
+    """
+    architecture = find(name)
+    if architecture is None or architecture.pooled is None:
+        return None
+    return architecture.pooled(_filled(architecture, config))
 
 
 @functools.cache

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import encoder_config
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.bert import DEFAULTS, NAMES, OLD_SUFFIXES, bert_sizes, unused
-from srv.models.architectures.encoder_config import LAYERS, EncoderSizes, HeadConfig, encoder_of, label_count
+from srv.models.architectures.bert import DEFAULTS, NAMES, OLD_SUFFIXES, bert_tree, unused
+from srv.models.architectures.encoder_config import LAYERS, Encoder
 from srv.models.checkpoints.rules import Rename, Skip
 
 _DEFAULTS: dict[str, Any] = {**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
@@ -28,18 +29,22 @@ _HEADS = (
 )
 
 
-def sizes(config: Mapping[str, Any]) -> EncoderSizes:
-    first = int(config["pad_token_id"]) + 1
-    return bert_sizes(config, int(config["max_position_embeddings"]) - first, first)
+def tree(config: Mapping[str, Any]) -> Encoder:
+    return bert_tree(config, positions(config), _first_position(config))
 
 
-def _classifier(config: Mapping[str, Any]) -> EncoderSizes:
-    return sizes(config)._replace(head=HeadConfig(label_count(config)), pooled_by="cls")
+def positions(config: Mapping[str, Any]) -> int:
+    return int(config["max_position_embeddings"]) - _first_position(config)
+
+
+def _first_position(config: Mapping[str, Any]) -> int:
+    return int(config["pad_token_id"]) + 1
 
 
 ROBERTA = Architecture(
     name="RobertaModel",
-    make_config=encoder_of(sizes),
+    tree=tree,
+    pooled=encoder_config.mean_of(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="roberta",
@@ -48,7 +53,8 @@ ROBERTA = Architecture(
 ROBERTA_MASKED = ROBERTA._replace(name="RobertaForMaskedLM", model_type=None)
 ROBERTA_CLASSIFIER = ROBERTA._replace(
     name="RobertaForSequenceClassification",
-    make_config=encoder_of(_classifier),
+    tree=encoder_config.classifier_of(tree),
+    pooled=encoder_config.first_of(positions),
     model_type=None,
     weights=(
         Rename(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.architectures.encoder_config import EncoderSizes, HeadConfig, head_sizes
-from srv.models.blueprint import Activation
+from srv.models.architectures.decoder_config import Sizes
+from srv.models.architectures.encoder_config import encoder_sizes, head_sizes
 from srv.models.layers.rope_config import UnsupportedConfig, rope_config, usable_context
 
 NAMES: dict[str, str] = {
@@ -24,8 +24,8 @@ NAMES: dict[str, str] = {
 GATED_NAMES = {f"layers.*.mlp.{each}_proj": f"model.layers.*.mlp.{each}_proj" for each in ("gate", "up", "down")}
 
 
-def rotary_encoder(config: Mapping[str, Any], activation: Activation) -> EncoderSizes:
-    """BERT with rotary positions, the same in all layers, without a head. `activation`: as of `EncoderSizes`.
+def rotary_sizes(config: Mapping[str, Any]) -> Sizes:
+    """The sizes of an encoder whose layers have the same rotary embedding.
 
     Raises UnsupportedConfig with what is not implemented.
     """
@@ -33,27 +33,13 @@ def rotary_encoder(config: Mapping[str, Any], activation: Activation) -> Encoder
     rope = rope_config(config, head_dim)
     if rope.rotary_dim != head_dim:
         raise UnsupportedConfig(f"{rope.rotary_dim} rotated dimensions of {head_dim} are not implemented natively")
-    layers, declared = int(config["num_hidden_layers"]), int(config["max_position_embeddings"])
-    return EncoderSizes(
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
-        intermediate_size=int(config["intermediate_size"]),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        norm_eps=float(config["layer_norm_eps"]),
-        windows=(None,) * layers,
-        positions=min(declared, usable_context(config, declared)),
-        activation=activation,
-        position_offset=None,
-        ropes=(rope,) * layers,
-        types=int(config["type_vocab_size"]),
-    )
+    return encoder_sizes(config, heads, head_dim, float(config["layer_norm_eps"]))._replace(rope=rope)
 
 
-def with_labels(config: EncoderSizes, labels: int) -> EncoderSizes:
-    """With a head of BERT, which reads the first token."""
-    return config._replace(head=HeadConfig(labels), pooled_by="cls")
+def rotary_positions(config: Mapping[str, Any]) -> int:
+    """The most tokens of a prompt."""
+    declared = int(config["max_position_embeddings"])
+    return min(declared, usable_context(config, declared))
 
 
 def with_prefixes(prefixes: tuple[str, ...], names: Mapping[str, str]) -> dict[str, str]:

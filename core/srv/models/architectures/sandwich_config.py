@@ -1,60 +1,44 @@
-"""The configuration of decoders whose attention and MLP have a norm after them: Gemma, GLM-4, OLMo.
+"""Decoders whose attention and MLP have a norm after them: Gemma, GLM-4, OLMo.
 
-Torch-free. Owns the switches in which these differ.
+Torch-free. Owns what their trees have in common, and the fields of rotary embeddings per kind of layers.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from srv.models.architectures import parts
-from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.described import Described
-from srv.models.blueprint import Activation, Layer, Norm, Part
+from srv.models.architectures.decoder_config import Sizes
+from srv.models.blueprint import MLP, Attention, Decoder, Layer, Norm, alike
 from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
 
 KINDS = ("full_attention", "sliding_attention")
-GatedActivation: TypeAlias = Literal["silu", "gelu_tanh"]
 
 
-@dataclass(frozen=True)
-class SandwichConfig(Described):
-    """`decoder`: the sizes, with the rotary embedding of layers with full attention.
-
-    `local_rope`: that of layers with a window; None for the same. `before`: attention and MLP each have a norm before
-    them as well. `unit_offset`: norms multiply by 1 + weight, and `decoder.embedding_multiplier`, which is not rounded
-    yet, is rounded to the model's dtype. `activation`: of the gated MLP.
+def sandwich_decoder(
+    sizes: Sizes,
+    attention: Attention | Sequence[Attention],
+    mlp: MLP,
+    *,
+    before: bool = True,
+    wide: bool = False,
+    factor: float = 1.0,
+    logits_soft_cap: float | None = None,
+) -> Decoder:
+    """`before`: attention and MLP each have a norm before them as well. `wide`: as of `Norm`. `factor`: of embeddings,
+    rounded to the model's dtype.
     """
 
-    decoder: DecoderConfig
-    local_rope: RopeConfig | None = None
-    before: bool = True
-    unit_offset: bool = False
-    activation: GatedActivation = "silu"
+    def norm(name: str, adds: bool = False) -> Norm:
+        return Norm(sizes.hidden_size, sizes.norm_eps, adds=adds, wide=wide, name=name)
 
-    @functools.cached_property
-    def tree(self) -> Part:
-        sizes = self.decoder
-        made = parts.layers(list(zip(sizes.windows, sizes.rotated, strict=True)), self._layer)
-        return parts.decoder(sizes, made, parts.last_norm(sizes, wide=self.unit_offset), factor_dtype="")
-
-    def _layer(self, index: int) -> Layer:
-        sizes = self.decoder
-        rope = None if sizes.windows[index] is None else self.local_rope
-        attention = parts.attention(sizes, index, rope=rope, wide=self.unit_offset)
-        activation: Activation = "silu_gated" if self.activation == "silu" else "gelu_tanh_gated"
-        mlp = parts.mlp(sizes.hidden_size, sizes.intermediate_size, sizes.mlp_bias, activation)
-        before, between, after = [], [self._norm(parts.BEFORE_MLP)], self._norm("post_feedforward_layernorm")
-        if self.before:
-            before.append(self._norm(parts.BEFORE_MIXER, adds=True))
-            between.append(self._norm("pre_feedforward_layernorm", adds=True))
-        return Layer(tuple(before), (attention,), tuple(between), mlp, (after,))
-
-    def _norm(self, name: str, adds: bool = False) -> Norm:
-        return Norm(self.decoder.hidden_size, self.decoder.norm_eps, adds=adds, wide=self.unit_offset, name=name)
+    first = (norm(parts.BEFORE_MIXER, adds=True),) if before else ()
+    second = (norm("pre_feedforward_layernorm", adds=True),) if before else ()
+    between, after = (norm(parts.BEFORE_MLP), *second), (norm("post_feedforward_layernorm"),)
+    made = alike(parts.of_layers(sizes, attention), lambda each: Layer(first, (each,), between, mlp, after))
+    last = parts.last_norm(sizes, wide=wide)
+    return parts.decoder(sizes, made, last, factor=factor, factor_dtype="", logits_soft_cap=logits_soft_cap)
 
 
 def attention_scale(config: Mapping[str, Any]) -> float:

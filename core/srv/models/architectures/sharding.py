@@ -13,7 +13,8 @@ import msgspec
 
 from srv.dist.group import is_divisible
 from srv.kept import kept_per_object
-from srv.models.architectures.registry import native_config, native_or_reason
+from srv.models import derive
+from srv.models.architectures.registry import native_or_reason, native_tree
 from srv.quantization import registry as quantization
 from srv.specs import CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 
@@ -78,12 +79,13 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
         return f"weights quantized with {stored} cannot be sharded yet"
     if any(isinstance(group, Recurrent) for group in model.cache_groups):
         return "recurrent states cannot be sharded yet"
-    config = native_or_reason(model.architecture, model.config)
-    if isinstance(config, str):
-        return f"only models with native layers can be sharded ({config})"
-    if config.divided is None:
+    tree = native_or_reason(model.architecture, model.config)
+    if isinstance(tree, str):
+        return f"only models with native layers can be sharded ({tree})"
+    sizes = derive.divided(tree)
+    if sizes is None:
         return f"the layers of {model.architecture} cannot be sharded"
-    return Divisions(*config.divided, block=model.column_block if in_blocks else 1)
+    return Divisions(*sizes, block=model.column_block if in_blocks else 1)
 
 
 def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
@@ -116,5 +118,5 @@ def rank_share(model: ModelFacts, ranks: int) -> float:
     """The share of the parameters that one of `ranks` ranks holds; norms and few KV heads are on every rank."""
     if ranks == 1:
         return 1.0
-    config = native_config(model.architecture, model.config)
-    return config.of_rank(ranks).parameters / config.parameters
+    tree = native_tree(model.architecture, model.config)
+    return derive.parameters(tree.of_rank(ranks)) / derive.parameters(tree)

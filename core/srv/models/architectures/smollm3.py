@@ -8,23 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_types
+from srv.models.architectures.decoder_config import DEFAULTS, decoder_sizes, windows_of_types
+from srv.models.blueprint import Attention, Part, alike
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.layers.rope_config import UnsupportedConfig
 
 
-def make_config(config: Mapping[str, Any]) -> DecoderConfig:
-    base, bias = decoder_config(config, reads=("no_rope_layers",)), bool(config["attention_bias"])
-    rotated = _rotated(config, base.layers)
-    return base.replace(
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bool(config["mlp_bias"]),
-        rotated=rotated,
-        windows=_windows(config, rotated),
-    )
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = decoder_sizes(config, reads=("no_rope_layers",)), bool(config["attention_bias"])
+
+    def attention(kind: tuple[bool, int | None]) -> Attention:
+        is_rotated, window = kind
+        return parts.attention(sizes, bias=bias, rotated=is_rotated, window=window)
+
+    rotated = _rotated(config, sizes.layers)
+    attentions = alike(zip(rotated, _windows(config, rotated), strict=True), attention)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attentions, parts.mlp(sizes, bool(config["mlp_bias"]))))
 
 
 def _rotated(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
@@ -52,7 +54,7 @@ def _windows(config: Mapping[str, Any], rotated: tuple[bool, ...]) -> tuple[int 
 
 ARCHITECTURE = Architecture(
     name="SmolLM3ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 128256,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LayerNormConfig, sizes
+from srv.models.blueprint import Order, Part
 from srv.models.layers.rope_config import refuse_unless
 
 NAMES = {
@@ -17,28 +19,27 @@ NAMES = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {"hidden_act": ("silu",)})
-    decoder = sizes(
+    sizes = layer_norm.sizes(
         config,
         names=NAMES,
         intermediate=int(config["intermediate_size"]),
         kv_heads=int(config["num_key_value_heads"]),
         norm_eps=float(config["layer_norm_eps"]),
     )
-    parallel = bool(config["use_parallel_residual"])
-    return LayerNormConfig(
-        decoder=decoder.replace(qkv_bias=bool(config["use_qkv_bias"])),
-        mlp="silu_gated",
-        parallel=parallel,
-        separate_norms=not parallel,
-        head_norms=bool(config["qk_layernorm"]),
+    norms, bias = layer_norm.head_norms(sizes) if config["qk_layernorm"] else None, bool(config["use_qkv_bias"])
+    attention, parallel = (
+        parts.attention(sizes, bias=bias, output_bias=False, norms=norms),
+        bool(config["use_parallel_residual"]),
     )
+    order: Order = "parallel" if parallel else "sequence"
+    return layer_norm.decoder(sizes, attention, parts.mlp(sizes), order=order, separate_norms=not parallel)
 
 
 ARCHITECTURE = Architecture(
     name="StableLmForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "hidden_act": "silu",
         "layer_norm_eps": 1e-5,

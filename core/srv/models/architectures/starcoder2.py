@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
 from srv.models.architectures.decoder_config import one_window
-from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import Rename
 
 NAMES = {
@@ -18,29 +20,22 @@ NAMES = {
 }
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
-    decoder = sizes(
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes = layer_norm.sizes(
         config,
         names=NAMES,
         intermediate=int(config["intermediate_size"]),
         kv_heads=int(config["num_key_value_heads"]),
         norm_eps=float(config["norm_epsilon"]),
     )
-    bias = bool(config["use_bias"])
-    return LayerNormConfig(
-        decoder=decoder.replace(
-            qkv_bias=bias,
-            output_bias=bias,
-            mlp_bias=bias,
-            windows=one_window(config, decoder.layers),
-        ),
-        mlp=activation(config, "hidden_act"),
-    )
+    bias, activation = bool(config["use_bias"]), layer_norm.activation(config, "hidden_act")
+    attention = parts.attention(sizes, bias=bias, window=one_window(config))
+    return layer_norm.decoder(sizes, attention, parts.mlp(sizes, bias, activation))
 
 
 ARCHITECTURE = Architecture(
     name="Starcoder2ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "vocab_size": 49152,
         "hidden_size": 3072,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.errors import PluginError
-from srv.models.architectures.architecture import GROUP, Architecture, NativeConfig
-from srv.models.architectures.described import Described
+from srv.models.architectures.architecture import GROUP, Architecture
+from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import RULES, PermuteRotary, Rename, Skip
 from srv.platform.extensions import Extensions, contested
@@ -42,7 +42,7 @@ ARCHITECTURES = Extensions(
         "layers": str,
         "weights": tuple,
     },
-    functions=("make_config",),
+    functions=("tree",),
     targets=("layers",),
     fault=_fault_in_rules,
 )
@@ -71,11 +71,11 @@ def find_gguf(name: object) -> Architecture | None:
     return found[0] if found else None
 
 
-def make_config(architecture: Architecture, config: Mapping[str, Any]) -> NativeConfig:
+def tree(architecture: Architecture, config: Mapping[str, Any]) -> Part:
     """Call the distribution's function. Its UnsupportedConfig and errors about values are passed on."""
     expected, name = (KeyError, TypeError, ValueError), architecture.name
-    made = ARCHITECTURES.call(name, "make_config", architecture.make_config, config, expected=expected)
-    if not isinstance(made, Described):
-        reason = f"returns {made!r:.60}, which does not describe a model by its tree of parts"
-        raise ARCHITECTURES.error_in(ARCHITECTURES.provider(name), f"{name}.make_config", reason)
+    made = ARCHITECTURES.call(name, "tree", architecture.tree, config, expected=expected)
+    if not isinstance(made, Part):
+        reason = f"returns {made!r:.60}, which is no tree of the model's parts"
+        raise ARCHITECTURES.error_in(ARCHITECTURES.provider(name), f"{name}.tree", reason)
     return made

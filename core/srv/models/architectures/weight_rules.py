@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.architectures.architecture import NativeConfig
+from srv.models import derive
 from srv.models.architectures.registry import weight_mapping, with_defaults
+from srv.models.blueprint import Part
 from srv.models.checkpoints.row_orders import SizedRules
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.checkpoints.text_names import needed_tensors
@@ -22,12 +23,12 @@ _ALL_EXPERTS = re.compile(r"(.*\.experts)\.(_?)(gate_up_proj|down_proj)")  # of 
 _EXPERT = ".experts."
 
 
-def sized_rules(facts: ModelFacts, config: NativeConfig) -> SizedRules | None:
+def sized_rules(facts: ModelFacts, tree: Part) -> SizedRules | None:
     """The rules of the safetensors files of a model; None if they rename tensors at most."""
     mapping = weight_mapping(facts.architecture)
     if facts.format == "gguf" or mapping.only_renames:
         return None
-    layers, rotary, rotary_dim = config.attention_layers, mapping.rotary, 0
+    layers, rotary, rotary_dim = derive.attention_layers(tree), mapping.rotary, 0
     if rotary is not None and layers:
         fields = with_defaults(facts.architecture, facts.config)
         rotary_dim = layers[0].head_dim if rotary.dims is None else rotary.dims(fields)
@@ -72,14 +73,14 @@ def has_quantized_experts(facts: ModelFacts) -> bool:
     return not tensors or any(_EXPERT in name and each.dtype not in FLOATS for name, each in tensors.items())
 
 
-def check_rules(facts: ModelFacts, config: NativeConfig, method: QuantMethod, ranks: int = 1) -> None:
+def check_rules(facts: ModelFacts, tree: Part, method: QuantMethod, ranks: int = 1) -> None:
     """Refuse quantized weights that the layers can hold neither as they are stored nor in the order of the layers.
 
     Raises ModelError (unsupported_quantization).
     """
     if not method.online and not method.up_projections:
         _check_up_projections(facts, method)
-    rules = None if method.online else sized_rules(facts, config)
+    rules = None if method.online else sized_rules(facts, tree)
     if rules is None:
         return
     mapping = rules.mapping

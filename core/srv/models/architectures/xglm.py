@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.layer_norm_config import LayerNormConfig, activation, sizes
+from srv.models.blueprint import Part, Sinusoids
 from srv.models.checkpoints.rules import Rename
 from srv.models.layers.rope_config import refuse_unless
 
@@ -19,20 +21,21 @@ NAMES = {
 FIRST_POSITION = 2  # of a sequence
 
 
-def make_config(config: Mapping[str, Any]) -> LayerNormConfig:
+def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {"add_cross_attention": (False,)})
-    decoder = sizes(config, names=NAMES, intermediate=int(config["ffn_dim"]), norm_eps=1e-5, rotary=False)
-    scale = decoder.hidden_size**0.5 if config["scale_embedding"] else 1.0
-    return LayerNormConfig(
-        decoder=decoder.replace(qkv_bias=True, output_bias=True, mlp_bias=True, embedding_multiplier=scale),
-        mlp=activation(config, "activation_function"),
-        sinusoidal=FIRST_POSITION,
+    sizes = layer_norm.sizes(config, names=NAMES, intermediate=int(config["ffn_dim"]), norm_eps=1e-5, rotary=False)
+    return layer_norm.decoder(
+        sizes,
+        parts.attention(sizes, bias=True),
+        parts.mlp(sizes, True, layer_norm.activation(config, "activation_function")),
+        before=(Sinusoids(sizes.hidden_size, FIRST_POSITION),),
+        factor=sizes.hidden_size**0.5 if config["scale_embedding"] else 1.0,
     )
 
 
 ARCHITECTURE = Architecture(
     name="XGLMForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         "activation_function": "gelu",
         "d_model": 1024,

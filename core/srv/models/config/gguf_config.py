@@ -16,7 +16,7 @@ from typing import Any
 
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.registry import find_gguf, gguf_names, native_config
+from srv.models.architectures.registry import find_gguf, gguf_names, native_tree
 from srv.models.checkpoints.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
 from srv.models.checkpoints.gguf_layout import EXPERT_COUNT
 from srv.models.checkpoints.gguf_types import OP_TYPES
@@ -98,7 +98,7 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
 def _cache_groups(config: Mapping[str, Any], context: int, dtype: str) -> tuple[CacheSpec, ...]:
     """Those of native layers; without any, no layer is known to have a window."""
     try:
-        return derive.cache_groups(native_config(config["architectures"][0], config).tree, context, dtype)
+        return derive.cache_groups(native_tree(config["architectures"][0], config), context, dtype)
     except UnsupportedConfig:
         layers, size = range(int(config["num_hidden_layers"])), config["head_dim"]
         return (FullAttention(tuple(layers), config["num_key_value_heads"], size, size),)

@@ -17,15 +17,16 @@ from typing import Any
 from srv.dtypes import FLOATS, ITEM_SIZES
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.architecture import NativeConfig
 from srv.models.architectures.registry import (
     known_name,
     name_of_type,
-    native_config,
     native_names,
     native_or_reason,
+    native_tree,
+    pooled_of,
     with_defaults,
 )
+from srv.models.blueprint import Part
 from srv.models.checkpoints.output_layer import has_separate_head
 from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.checkpoints.text_names import OUTPUT_LAYER, is_tied, is_unread
@@ -93,12 +94,12 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     model = described(architecture, config, dtype)
     sizes = _sizes(path, architecture, config, model)
     native = _native(architecture, config)
-    if native is not None and native.attention_layers:
-        layer = native.attention_layers[0]
+    if native is not None and (layers := derive.attention_layers(native)):
+        layer = layers[0]
         sizes |= {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
-    pooled = None if native is None else native.pooled
+    pooled = None if native is None else pooled_of(architecture, config)
     given = usable_context(_text_config(config), sizes["context"] - _unused_positions(config))
     context = pooled.positions if pooled and pooled.positions else given
     sentence = read_sentence(path, config, sizes["hidden_size"], 0 if pooled is None else pooled.labels)
@@ -247,17 +248,17 @@ def _stored_types(checkpoint: Checkpoint | None) -> dict[str, int]:
     return dict(counts)
 
 
-def _native(architecture: str, config: Mapping[str, Any]) -> NativeConfig | None:
-    """The configuration of the native layers, if there are any."""
+def _native(architecture: str, config: Mapping[str, Any]) -> Part | None:
+    """The blueprint of the native layers, if there are any."""
     try:
-        return native_config(architecture, config)
+        return native_tree(architecture, config)
     except UnsupportedConfig:
         return None
 
 
 def _cache_groups(
     model: DescribedModel,
-    native: NativeConfig | None,
+    native: Part | None,
     config: Mapping[str, Any],
     sizes: Mapping[str, int],
     context: int,
@@ -268,7 +269,7 @@ def _cache_groups(
         return model.pool_groups(context) or layer_fields.cache_groups(
             _text_config(config), sizes["layers"], heads, context
         )
-    return derive.cache_groups(native.tree, context, dtype if dtype in ITEM_SIZES else "float32")
+    return derive.cache_groups(native, context, dtype if dtype in ITEM_SIZES else "float32")
 
 
 def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

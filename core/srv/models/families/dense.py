@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 from srv.models.architectures import gpt2, parts
-from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.layer_norm_config import LayerNormConfig, LearnedPositions
-from srv.models.architectures.sandwich_config import SandwichConfig
-from srv.models.blueprint import Attention, Embedding, Layer, Linear, Norm, Part, Tensors
+from srv.models.architectures import layer_norm_config as layer_norm
+from srv.models.architectures.decoder_config import Sizes
+from srv.models.architectures.sandwich_config import sandwich_decoder
+from srv.models.blueprint import Attention, Embedding, Layer, Linear, Norm, Part, Tensors, alike
 from srv.models.families.family import Family, Fields, common
 from srv.models.families.kinds import Group, LearnedMLP, UncachedAttention
-from srv.models.families.shapes import EPS, SLIDING, biased, every, latent, normed, sizes, uniform, windows
+from srv.models.families.shapes import EPS, SLIDING, attending, every, latent, normed, sizes, uniform, windows
 
 SANDWICH = (
     *(parts.BEFORE_MIXER, parts.BEFORE_MLP),
@@ -21,35 +21,45 @@ SANDWICH = (
 
 
 def gemma(c: Fields) -> Part:
-    base = sizes(c, **biased(c))
-    return uniform(base, parts.mlp(base.hidden_size, base.intermediate_size, activation="gelu_tanh_gated"))
+    base = sizes(c)
+    return uniform(
+        base, parts.attention(base, bias=bool(c.attention_bias)), parts.mlp(base, activation="gelu_tanh_gated")
+    )
 
 
 def ministral(c: Fields) -> Part:
-    return sizes(c, windows=windows(c, lambda index: SLIDING)).tree
+    return _windowed(c, windows(c, lambda index: SLIDING))
 
 
 def ministral3(c: Fields) -> Part:
-    return sizes(c, windows=(c.sliding_window,) * c.num_hidden_layers).tree
+    return _windowed(c, (c.sliding_window,) * c.num_hidden_layers)
+
+
+def _windowed(c: Fields, each: tuple[int | None, ...]) -> Part:
+    base = sizes(c)
+    return parts.decoder(base, parts.pre_norm_layers(base, attending(base, each), parts.mlp(base)))
 
 
 def olmo(c: Fields) -> Part:
     """Its norms have no weights."""
-    base = sizes(c, **biased(c))
+    base = sizes(c)
     norm = Norm(base.hidden_size, EPS, rms=False, learned=False)
-    layer = Layer((norm,), (parts.attention(base, 0),), (norm,), parts.feed_forward(base, None))
+    layer = Layer((norm,), (parts.attention(base, bias=bool(c.attention_bias)),), (norm,), parts.mlp(base))
     return parts.decoder(base, (layer,) * base.layers, norm)
 
 
 def olmo3(c: Fields) -> Part:
     """As OLMo 2; all but every fourth layer have a window."""
-    base = sizes(c, qk_norm=True, wide_qk_norm=True, windows=windows(c, every(4)), **biased(c))
-    return SandwichConfig(base, before=False).tree
+    base = sizes(c)
+    mixers = attending(base, windows(c, every(4)), norms=parts.joint_norms(base), bias=bool(c.attention_bias))
+    return sandwich_decoder(base, mixers, parts.mlp(base), before=False)
 
 
 def exaone4(c: Fields) -> Part:
     """Norms after attention and MLP, and norms of heads; most layers may have a window."""
-    return SandwichConfig(sizes(c, qk_norm=True, windows=exaone_windows(c)), before=False).tree
+    base = sizes(c)
+    mixers = attending(base, exaone_windows(c), norms=parts.head_norms(base))
+    return sandwich_decoder(base, mixers, parts.mlp(base), before=False)
 
 
 def exaone_windows(c: Fields) -> tuple[int | None, ...]:
@@ -59,60 +69,67 @@ def exaone_windows(c: Fields) -> tuple[int | None, ...]:
 
 def nemotron(c: Fields) -> Part:
     """Two linear layers per MLP, and layer norms. Also Jais 2."""
-    base = sizes(c, **biased(c))
-    return normed(base, parts.mlp(base.hidden_size, base.intermediate_size, bool(c.mlp_bias), "relu2"))
+    base = sizes(c)
+    return normed(base, parts.attention(base, bias=bool(c.attention_bias)), parts.mlp(base, bool(c.mlp_bias), "relu2"))
 
 
 def arcee(c: Fields) -> Part:
-    base = sizes(c, **biased(c))
-    return uniform(base, parts.mlp(base.hidden_size, base.intermediate_size, bool(c.mlp_bias), "relu2"))
+    base = sizes(c)
+    return uniform(base, parts.attention(base, bias=bool(c.attention_bias)), parts.mlp(base, bool(c.mlp_bias), "relu2"))
 
 
 def apertus(c: Fields) -> Part:
     """The activation xIELU has two parameters per layer, and two constants that are stored."""
-    base = sizes(c, qk_norm=True, **biased(c))
-    mlp = parts.mlp(base.hidden_size, base.intermediate_size, activation="xielu")
+    base = sizes(c)
+    mlp = parts.mlp(base, activation="xielu")
     if c.hidden_act == "xielu":
         shapes: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
         learned = Tensors(shapes, name="act_fn")
         mlp = LearnedMLP(mlp.up, mlp.down, mlp.activation, learned=learned, name=mlp.name)
     names = ("attention_layernorm", "feedforward_layernorm")
-    layer = parts.pre_norm(base, parts.attention(base, 0), mlp, names=names)
-    return parts.decoder(base, (layer,) * base.layers, parts.last_norm(base))
+    mixer = parts.attention(base, norms=parts.head_norms(base), bias=bool(c.attention_bias))
+    layer = parts.pre_norm(base, mixer, mlp, names=names)
+    return parts.decoder(base, (layer,) * base.layers)
 
 
 def hunyuan(c: Fields) -> Part:
-    return sizes(c, qk_norm=True, **biased(c)).tree
+    base = sizes(c)
+    return uniform(
+        base, parts.attention(base, norms=parts.head_norms(base), bias=bool(c.attention_bias)), parts.mlp(base)
+    )
 
 
 def seed_oss(c: Fields) -> Part:
-    output_bias, mlp_bias = bool(c.attention_out_bias), bool(c.mlp_bias)
-    return sizes(c, qkv_bias=bool(c.attention_bias), output_bias=output_bias, mlp_bias=mlp_bias).tree
+    base = sizes(c)
+    mixer = parts.attention(base, bias=bool(c.attention_bias), output_bias=bool(c.attention_out_bias))
+    return uniform(base, mixer, parts.mlp(base, bool(c.mlp_bias)))
 
 
 def minicpm3(c: Fields) -> Part:
     """Latent attention in a dense model."""
-    base = sizes(c, mlp_bias=bool(c.get("mlp_bias")))
-    return uniform(base, parts.feed_forward(base, None), mixer=latent(c).part(base.rope, False))
+    base = sizes(c)
+    return uniform(base, latent(c, base), parts.mlp(base, bool(c.get("mlp_bias"))))
 
 
 def gpt_bigcode(c: Fields) -> Part:
     """GPT-2 with one key and value for all heads."""
     keys, inner = 1 if c.multi_query else c.num_attention_heads, c.n_inner or 4 * c.hidden_size
-    base = sizes(c, kv_heads=keys, intermediate_size=inner, qkv_bias=True, output_bias=True, mlp_bias=True)
-    return LayerNormConfig(base, "gelu_tanh", learned=LearnedPositions(c.max_position_embeddings)).tree
+    base = sizes(c, kv_heads=keys, intermediate_size=inner)
+    positions = layer_norm.learned_positions(base, c.max_position_embeddings)
+    mixer = parts.attention(base, bias=True)
+    return layer_norm.decoder(base, mixer, parts.mlp(base, True, "gelu_tanh"), before=(positions,))
 
 
 def mllama(c: Fields) -> Part:
     """Layers that only attend to images keep nothing of text; eight rows of the embedding stand for images."""
     base = sizes(c, tied_embeddings=False, head_dim=c.hidden_size // c.num_attention_heads)
-    crossing, mlp = set(c.cross_attention_layers or range(3, 40, 5)), parts.feed_forward(base, None)
-    own = parts.attention(base.replace(qk_norm=True), 0, name="cross_attn")
+    crossing, mlp = set(c.cross_attention_layers or range(3, 40, 5)), parts.mlp(base)
+    own = parts.attention(base, norms=parts.head_norms(base), name="cross_attn")
     gates = Tensors({"cross_attn_attn_gate": (1,), "cross_attn_mlp_gate": (1,)})
     crossed = dataclasses.replace(parts.pre_norm(base, _uncached(own), mlp), after=(gates,))
-    usual = parts.pre_norm(base, parts.attention(base, 0), mlp)
+    usual = parts.pre_norm(base, parts.attention(base), mlp)
     made = tuple(crossed if index in crossing else usual for index in range(base.layers))
-    tree = parts.decoder(base, made, parts.last_norm(base))
+    tree = parts.decoder(base, made)
     rows = Embedding(base.vocab_size + 8, base.hidden_size, name="embed_tokens")
     return dataclasses.replace(tree, stack=dataclasses.replace(tree.stack, embedding=rows))
 
@@ -127,19 +144,20 @@ def gemma3n(c: Fields) -> Part:
     hidden, small, layers = c.hidden_size, c.hidden_size_per_layer_input, c.num_hidden_layers
     inner, streams, first_shared = c.intermediate_size, c.altup_num_inputs, layers - c.num_kv_shared_layers
     widths = tuple(inner[:layers]) if isinstance(inner, list) else (inner,) * layers
-    base = sizes(c, intermediate_size=0, qk_norm=True, windows=windows(c, every(5)), **biased(c))
+    base, slides = sizes(c), windows(c, every(5))
+    mixers = attending(base, slides, norms=parts.head_norms(base), bias=bool(c.attention_bias))
     of_streams = _gemma3n_streams(base, small, streams, c.laurel_rank)
     before_mixer, after_mixer, before_mlp, after_mlp = (Norm(hidden, EPS, name=name) for name in SANDWICH)
 
     def layer(index: int) -> Layer:
-        own = parts.attention(base, index)
+        own = mixers[index]
         if index >= first_shared:
             queries = dataclasses.replace(own.qkv, outputs={"q_proj": own.qkv.outputs["q_proj"]})
             own = _uncached(own, qkv=queries, k_norm=None)
-        mlp = parts.mlp(hidden, widths[index], activation="gelu_tanh_gated")
+        mlp = parts.mlp(base, activation="gelu_tanh_gated", inner=widths[index])
         return Layer((before_mixer,), (own,), (after_mixer, before_mlp), mlp, (after_mlp, *of_streams))
 
-    kinds = [(base.windows[index], widths[index], index >= first_shared) for index in range(layers)]
+    kinds = [(slides[index], widths[index], index >= first_shared) for index in range(layers)]
     before = (
         Tensors({"weight": (c.vocab_size_per_layer_input, small * layers)}, name="embed_tokens_per_layer"),
         Linear({"per_layer_model_projection": small * layers}, hidden),
@@ -149,10 +167,11 @@ def gemma3n(c: Fields) -> Part:
             for name in ("altup_projections", "altup_unembed_projections")
         ),
     )
-    return parts.decoder(base, parts.layers(kinds, layer), parts.last_norm(base), before=before)
+    made = alike(kinds, lambda kind: layer(kinds.index(kind)))
+    return parts.decoder(base, made, before=before)
 
 
-def _gemma3n_streams(base: DecoderConfig, small: int, streams: int, rank: int) -> tuple[Part, ...]:
+def _gemma3n_streams(base: Sizes, small: int, streams: int, rank: int) -> tuple[Part, ...]:
     hidden = base.hidden_size
     altup = (
         Tensors({"correct_output_scale": (hidden,)}),

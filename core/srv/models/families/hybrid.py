@@ -7,8 +7,9 @@ import math
 from typing import Any
 
 from srv.models.architectures import parts
+from srv.models.architectures.decoder_config import Sizes
 from srv.models.architectures.mamba_config import state_space
-from srv.models.blueprint import Linear, Norm, Part, Tensors
+from srv.models.blueprint import Linear, Norm, Part, Tensors, alike
 from srv.models.families.family import Family, Fields, UnknownSizes, common
 from srv.models.families.kinds import Group, States, UngatedExperts
 from srv.models.families.shapes import EPS, experts, kinds, latent, mamba1, sizes
@@ -41,8 +42,7 @@ def _alone(c: Fields, mixers: tuple[Part, ...], **other: Any) -> Part:
     filled = {"num_attention_heads": heads, "num_hidden_layers": count, "intermediate_size": 0, **other}
     base = sizes(c.with_values({"max_position_embeddings": 1, **filled}))
     norm = Norm(base.hidden_size, EPS, name="norm")
-    made = parts.layers(mixers, lambda index: Group((norm, mixers[index])))
-    tree = parts.decoder(base, made, parts.last_norm(base))
+    tree = parts.decoder(base, alike(mixers, lambda mixer: Group((norm, mixer))))
     return dataclasses.replace(tree, stack=dataclasses.replace(tree.stack, name="backbone"))
 
 
@@ -55,10 +55,9 @@ def jamba(c: Fields) -> Part:
         c, "mamba", inner=c.mamba_expand * c.hidden_size, state=state, rank=rank, width=c.mamba_d_conv,
         conv_bias=c.mamba_conv_bias, bias=c.mamba_proj_bias, norms=norms,
     )  # fmt: skip
-    attention = parts.attention(base, 0)
-    dense = parts.mlp(base.hidden_size, base.intermediate_size, name="feed_forward")
-    moe = experts(c.num_experts, base.intermediate_size, c.num_experts_per_tok, router="router")
-    sparse = parts.mixture(moe, base.hidden_size, "feed_forward")
+    attention, inner, used = parts.attention(base), base.intermediate_size, c.num_experts_per_tok
+    dense = parts.mlp(base, name="feed_forward")
+    sparse = experts(base, c.num_experts, inner, used, router="router", name="feed_forward")
     layers = [
         (
             index % c.attn_layer_period == c.attn_layer_offset,
@@ -67,12 +66,12 @@ def jamba(c: Fields) -> Part:
         for index in range(base.layers)
     ]
 
-    def layer(index: int) -> Part:
-        attends, is_sparse = layers[index]
+    def layer(kind: tuple[bool, bool]) -> Part:
+        attends, is_sparse = kind
         mixer = attention if attends else recurrent
         return parts.pre_norm(base, mixer, sparse if is_sparse else dense, names=PRE_FF_NORMS)
 
-    return parts.decoder(base, parts.layers(layers, layer), parts.last_norm(base))
+    return parts.decoder(base, alike(layers, layer))
 
 
 NEMOTRON_KINDS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
@@ -95,20 +94,20 @@ def nemotron_h(c: Fields) -> Part:
         "linear_attention": state_space(
             StateSpaceSizes(scan, c.conv_kernel, bool(c.use_conv_bias), in_out, in_out), hidden, EPS
         ),
-        "full_attention": parts.attention(one, 0, name="mixer"),
-        "mlp": parts.mlp(hidden, c.intermediate_size, bias, "relu2", name="mixer"),
-        "moe": _nemotron_experts(c, bias),
+        "full_attention": parts.attention(one, name="mixer"),
+        "mlp": parts.mlp(one, bias, "relu2", name="mixer"),
+        "moe": _nemotron_experts(c, one, bias),
     }
     return _alone(c, tuple(mixers[each] for each in types), tie_word_embeddings=False)
 
 
-def _nemotron_experts(c: Fields, bias: bool) -> Part:
+def _nemotron_experts(c: Fields, base: Sizes, bias: bool) -> Part:
     hidden, small, count = c.hidden_size, c.moe_latent_size, c.n_routed_experts
     shapes = {"gate.weight": (count, hidden), "gate.e_score_correction_bias": (count,)}
     inner: list[Part] = [
         Tensors(shapes),
         UngatedExperts(count, c.num_experts_per_tok, small or hidden, c.moe_intermediate_size, name="experts"),
-        parts.mlp(hidden, c.moe_shared_expert_intermediate_size, bias, "relu2", name="shared_experts"),
+        parts.mlp(base, bias, "relu2", inner=c.moe_shared_expert_intermediate_size, name="shared_experts"),
     ]
     if small:
         inner += [Linear({"fc1_latent_proj": small}, hidden, bias), Linear({"fc2_latent_proj": hidden}, small, bias)]
@@ -122,17 +121,14 @@ def kimi_linear(c: Fields) -> Part:
     types = kinds(c, lambda index: "full_attention" if index in attending else "linear_attention")
     first, stated = c.get("first_k_dense_replace", 1), c.get("mlp_layer_types")
     shared = c.n_shared_experts * inner
-    moe = experts(c.num_local_experts, inner, c.num_experts_per_tok, shared=shared, correction=True)
-    sparse = tuple(stated[i] == "sparse" if stated else i >= first for i in range(c.num_hidden_layers))
-    base = sizes(c, tied_embeddings=False, moe=moe, moe_layers=sparse)
-    attention, delta = latent(c).part(base.rope, False), _kimi_delta(c, given)
-
-    def layer(index: int) -> Part:
-        mixer = attention if types[index] == "full_attention" else delta
-        return parts.pre_norm(base, mixer, parts.feed_forward(base, base.moe_of(index)))
-
-    made = parts.layers(list(zip(types, sparse, strict=True)), layer)
-    return parts.decoder(base, made, parts.last_norm(base))
+    base = sizes(c, tied_embeddings=False)
+    moe = experts(base, c.num_local_experts, inner, c.num_experts_per_tok, shared=shared, correction=True)
+    dense = parts.mlp(base)
+    sparse = [stated[i] == "sparse" if stated else i >= first for i in range(base.layers)]
+    attention, delta = latent(c, base), _kimi_delta(c, given)
+    mixers = [attention if kind == "full_attention" else delta for kind in types]
+    feeding = [moe if each else dense for each in sparse]
+    return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
 
 
 def _kimi_delta(c: Fields, given: dict[str, int]) -> States:

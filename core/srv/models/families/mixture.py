@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from srv.models.architectures import parts
-from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.deepseek_config import DeepseekConfig
-from srv.models.blueprint import MLP, Attention, Layer, Linear, MoE, Part, Tensors
+from srv.models.architectures.decoder_config import Sizes
+from srv.models.blueprint import MLP, Attention, Layer, Linear, MoE, Part, Tensors, alike
 from srv.models.families.dense import exaone_windows
 from srv.models.families.family import Family, Fields, common
 from srv.models.families.kinds import UnevenAttention
 from srv.models.families.shapes import (
     SLIDING,
-    biased,
+    attending,
     every,
     experts,
     kinds,
@@ -24,122 +24,129 @@ from srv.models.families.shapes import (
     uniform,
     windows,
 )
-from srv.models.layers.moe_config import MoEConfig
 
 
-def _deepseek_experts(c: Fields) -> MoEConfig:
+def _deepseek_experts(c: Fields, base: Sizes) -> MoE:
     """A shared MLP of several experts' size, and a correction of the router."""
     inner = c.moe_intermediate_size
     shared = (c.get("n_shared_experts") or 0) * inner
-    return experts(c.n_routed_experts, inner, c.num_experts_per_tok, shared=shared, correction=True)
+    return experts(base, c.n_routed_experts, inner, c.num_experts_per_tok, shared=shared, correction=True)
+
+
+def _either(base: Sizes, sparse: MoE, is_sparse: Sequence[bool]) -> list[MLP | MoE]:
+    """The feed-forward part of each layer: experts, or an MLP."""
+    dense = parts.mlp(base)
+    return [sparse if each else dense for each in is_sparse]
 
 
 def glm4_moe_lite(c: Fields) -> Part:
-    base = sizes(c, moe=_deepseek_experts(c), moe_layers=sparse_from(c, 1))
-    return DeepseekConfig(base, latent(c)).tree
+    base = sizes(c)
+    feeding = _either(base, _deepseek_experts(c, base), sparse_from(c, 1))
+    return parts.decoder(base, parts.pre_norm_layers(base, latent(c, base), feeding))
 
 
 def dots1(c: Fields) -> Part:
-    window, last = c.sliding_window, c.max_window_layers
-    sparse = sparse_from(c, c.first_k_dense_replace)
-    return sizes(
-        c, qk_norm=True, windows=windows(c, lambda index: SLIDING if window and index >= last else "full_attention"),
-        moe=_deepseek_experts(c) if any(sparse) else None, moe_layers=sparse, **biased(c),
-    ).tree  # fmt: skip
+    window, last, base = c.sliding_window, c.max_window_layers, sizes(c)
+    slides = windows(c, lambda index: SLIDING if window and index >= last else "full_attention")
+    mixers, sparse = (
+        attending(base, slides, norms=parts.head_norms(base), bias=bool(c.attention_bias)),
+        sparse_from(c, c.first_k_dense_replace),
+    )
+    feeding = _either(base, _deepseek_experts(c, base), sparse) if any(sparse) else parts.mlp(base)
+    return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
 
 
 def exaone_moe(c: Fields) -> Part:
-    inner = c.moe_intermediate_size
+    inner, base = c.moe_intermediate_size, sizes(c)
     shared = c.num_shared_experts * inner
-    moe = experts(c.num_experts, inner, c.num_experts_per_tok, shared=shared, correction=True)
-    sparse = sparse_from(c, c.first_k_dense_replace)
-    return sizes(c, qk_norm=True, windows=exaone_windows(c), moe=moe, moe_layers=sparse).tree
+    moe = experts(base, c.num_experts, inner, c.num_experts_per_tok, shared=shared, correction=True)
+    feeding = _either(base, moe, sparse_from(c, c.first_k_dense_replace))
+    mixers = attending(base, exaone_windows(c), norms=parts.head_norms(base))
+    return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
 
 
 def olmoe(c: Fields) -> Part:
-    moe = experts(c.num_experts, c.intermediate_size, c.num_experts_per_tok)
-    moe_layers = (True,) * c.num_hidden_layers
-    return sizes(c, qk_norm=True, wide_qk_norm=True, moe=moe, moe_layers=moe_layers, **biased(c)).tree
+    base = sizes(c)
+    mixer = parts.attention(base, norms=parts.joint_norms(base), bias=bool(c.attention_bias))
+    return uniform(base, mixer, experts(base, c.num_experts, c.intermediate_size, c.num_experts_per_tok))
 
 
 def minimax_m2(c: Fields) -> Part:
-    moe = experts(c.num_local_experts, c.intermediate_size, c.num_experts_per_tok, correction=True)
-    base = sizes(c, qk_norm=True, wide_qk_norm=True)
-    return uniform(base, parts.mixture(moe, base.hidden_size, "block_sparse_moe"))
+    base, count, used = sizes(c), c.num_local_experts, c.num_experts_per_tok
+    feeding = experts(base, count, c.intermediate_size, used, correction=True, name="block_sparse_moe")
+    return uniform(base, parts.attention(base, norms=parts.joint_norms(base)), feeding)
 
 
 def phimoe(c: Fields) -> Part:
-    moe = experts(c.num_local_experts, c.intermediate_size, c.num_experts_per_tok)
-    base = sizes(c, windows=(c.sliding_window,) * c.num_hidden_layers, **biased(c))
-    feeding = parts.mixture(moe, base.hidden_size, "block_sparse_moe")
-    return normed(base, feeding, output_bias=bool(c.lm_head_bias))
+    base, count, used = sizes(c), c.num_local_experts, c.num_experts_per_tok
+    feeding = experts(base, count, c.intermediate_size, used, name="block_sparse_moe")
+    mixer = parts.attention(base, window=c.sliding_window, bias=bool(c.attention_bias))
+    return normed(base, mixer, feeding, output_bias=bool(c.lm_head_bias))
 
 
 def granite_moe(c: Fields) -> Part:
     """With a shared MLP if the configuration has its size."""
-    base, count, shared = sizes(c, **biased(c)), c.num_local_experts, c.get("shared_intermediate_size") or 0
+    base, count, shared = sizes(c), c.num_local_experts, c.get("shared_intermediate_size") or 0
     hidden, feeding = base.hidden_size, list[MLP | MoE]()
     if count:
-        moe = experts(count, base.intermediate_size, c.num_experts_per_tok)
-        feeding.append(parts.mixture(moe, hidden, "block_sparse_moe"))
+        feeding.append(experts(base, count, base.intermediate_size, c.num_experts_per_tok, name="block_sparse_moe"))
     if shared:
         first, last = Linear({"input_linear": 2 * shared}, hidden), Linear({"output_linear": hidden}, shared)
         feeding.append(MLP(first, last, name="shared_mlp"))
-    return uniform(base, *feeding)
+    return uniform(base, parts.attention(base, bias=bool(c.attention_bias)), *feeding)
 
 
 def ernie4_5_moe(c: Fields) -> Part:
     bias, count, inner = bool(c.use_bias), c.moe_num_experts, c.moe_intermediate_size
     last = c.num_hidden_layers - 1 if c.moe_layer_end_index == -1 else c.moe_layer_end_index
     first, step, shared = c.moe_layer_start_index, c.moe_layer_interval, c.moe_num_shared_experts * inner
-    base = sizes(c, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
-    sparse = parts.mixture(experts(count, inner, c.moe_k, correction=True), base.hidden_size)
+    base = sizes(c)
+    sparse, dense = experts(base, count, inner, c.moe_k, correction=True), parts.mlp(base, bias)
     if shared:
-        sparse = dataclasses.replace(sparse, shared=parts.mlp(base.hidden_size, shared, bias, name="shared_experts"))
-    dense = parts.feed_forward(base, None)
+        sparse = dataclasses.replace(sparse, shared=parts.mlp(base, bias, inner=shared, name="shared_experts"))
     is_sparse = [(index + 1) % step == 0 and first <= index <= last for index in range(base.layers)]
-    own = parts.attention(base, 0)
-    made = parts.layers(is_sparse, lambda index: parts.pre_norm(base, own, sparse if is_sparse[index] else dense))
-    return parts.decoder(base, made, parts.last_norm(base), output_bias=bias)
+    mixer, feeding = (
+        parts.attention(base, bias=bias),
+        [sparse if each else dense for each in is_sparse],
+    )
+    return parts.decoder(base, parts.pre_norm_layers(base, mixer, feeding), output_bias=bias)
 
 
 def hunyuan_moe(c: Fields) -> Part:
     """The number of experts that a token uses may differ per layer."""
-    base = sizes(c, qk_norm=True, **biased(c))
-    hidden, inner, layers = base.hidden_size, base.intermediate_size, base.layers
-    used = c.moe_topk if isinstance(c.moe_topk, list) else [c.moe_topk] * layers
-    shared = parts.mlp(hidden, inner, name="shared_mlp")
+    base = sizes(c)
+    used = c.moe_topk if isinstance(c.moe_topk, list) else [c.moe_topk] * base.layers
+    shared = parts.mlp(base, name="shared_mlp")
+    mixer = parts.attention(base, norms=parts.head_norms(base), bias=bool(c.attention_bias))
 
-    def layer(index: int) -> Layer:
-        moe = parts.mixture(experts(c.num_experts, inner, used[index], router="gate.wg"), hidden)
-        return parts.pre_norm(base, parts.attention(base, 0), dataclasses.replace(moe, shared=shared))
+    def layer(used: int) -> Layer:
+        moe = experts(base, c.num_experts, base.intermediate_size, used, router="gate.wg")
+        return parts.pre_norm(base, mixer, dataclasses.replace(moe, shared=shared))
 
-    return parts.decoder(base, parts.layers(used[:layers], layer), parts.last_norm(base))
+    return parts.decoder(base, alike(used[: base.layers], layer))
 
 
 def mimo_v2_flash(c: Fields) -> Part:
     """Layers with a window have more KV heads, and attention sinks."""
     types = kinds(c, lambda index: "full_attention" if index == 0 else every(6)(index))
-    slides = tuple(kind == SLIDING for kind in types)
-    base = sizes(c, moe=_deepseek_experts(c), moe_layers=sparse_from(c, 1))
-    moe_layers = base.moe_layers
+    base = sizes(c)
+    value_dim, bias = c.v_head_dim or base.head_dim, bool(c.attention_bias)
 
-    def layer(index: int) -> Layer:
-        mixer = _uneven(base, c.v_head_dim or base.head_dim, c.sliding_window if slides[index] else None,
-                        bool(c.attention_bias), slides[index])  # fmt: skip
-        return parts.pre_norm(base, mixer, parts.feed_forward(base, base.moe_of(index)))
+    def mixer(slides: bool) -> Attention:
+        return _uneven(base, value_dim, c.sliding_window if slides else None, bias, slides)
 
-    made = parts.layers(list(zip(slides, moe_layers, strict=True)), layer)
-    return parts.decoder(base, made, parts.last_norm(base))
+    mixers = alike((kind == SLIDING for kind in types), mixer)
+    feeding = _either(base, _deepseek_experts(c, base), sparse_from(c, 1))
+    return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
 
 
-def _uneven(base: DecoderConfig, value_dim: int, window: int | None, bias: bool, slides: bool) -> Attention:
+def _uneven(base: Sizes, value_dim: int, window: int | None, bias: bool, slides: bool) -> Attention:
     heads, keys, dim = base.heads, base.kv_heads * (2 if slides else 1), base.head_dim
     rows = {"q_proj": heads * dim, "k_proj": keys * dim, "v_proj": keys * value_dim}
     sinks = Tensors({"sinks": (heads,)}, divided=True) if slides else None
     output = Linear({"o_proj": base.hidden_size}, heads * value_dim, split="in")
     return UnevenAttention(
-        Linear(rows, base.hidden_size, bias, split="out", unit=dim), output, heads, keys, dim, base.attention_scale,
+        Linear(rows, base.hidden_size, bias, split="out", unit=dim), output, heads, keys, dim, dim**-0.5,
         base.rope, sinks=sinks, window=window, name="self_attn", value_dim=value_dim,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from srv.models.blueprint import Linear, Output, Part, Table, Tensors, walk
 from srv.models.derive import stack
 from srv.models.families.family import Family, Fields
 from srv.models.families.kinds import Group
-from srv.models.families.native import native_tree
+from srv.models.families.native import known_tree
 from srv.models.families.shapes import layer_norm
 
 
@@ -28,7 +28,7 @@ def _two_layers(up: str, down: str, inputs: int, inner: int, outputs: int) -> tu
 def qwen3_vl_moe(c: Fields) -> Part:
     text = {**QWEN3_TEXT, **c.nested("text_config"), "tie_word_embeddings": c.tie_word_embeddings}
     tower = _qwen3_tower(Fields({**QWEN3_VISION, **c.nested("vision_config")}))
-    model = native_tree(qwen3_moe.ARCHITECTURE.name, text)
+    model = known_tree(qwen3_moe.ARCHITECTURE.name, text)
     body = dataclasses.replace(stack(model), name="model.language_model")
     output = next(part for _, part in walk(model) if isinstance(part, Output))
     return Group((Group(tower, name="model.visual"), body, output))
@@ -61,7 +61,7 @@ def _qwen3_tower(v: Fields) -> tuple[Part, ...]:
 
 def llama4(c: Fields) -> Part:
     v, text = Fields({**LLAMA4_VISION, **c.nested("vision_config")}), c.nested("text_config")
-    model = native_tree(native_llama4.ARCHITECTURE.name, text)
+    model = known_tree(native_llama4.ARCHITECTURE.name, text)
     projector = Linear({"multi_modal_projector.linear_1": stack(model).embedding.size}, v.vision_output_dim)
     return Group(
         (Group(_llama4_tower(v), name="vision_model"), projector, dataclasses.replace(model, name="language_model"))

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.models.architectures.decoder_config import UNSUPPORTED_UNLESS
-from srv.models.architectures.registry import native_config
+from srv.models.architectures.registry import native_tree
 from srv.models.blueprint import Part
 from srv.models.families.family import UnknownSizes
 from srv.models.layers.moe_config import COUNT_FIELDS
@@ -22,18 +22,18 @@ _COMPUTED = {
 _WHOLE_HEADS: Mapping[str, Any] = MappingProxyType({"partial_rotary_factor": 1.0, "rotary_pct": 1.0})
 
 
-def native_tree(name: str, config: Mapping[str, Any]) -> Part:
+def known_tree(name: str, config: Mapping[str, Any]) -> Part:
     """What a model of native layers is made of.
 
     A launch refuses what the layers do not compute. The sizes of such a model are known nevertheless, if the fields
     that decide them are implemented. Raises UnknownSizes for the others.
     """
     try:
-        return native_config(name, config).tree
+        return native_tree(name, config)
     except UnsupportedConfig as error:
         reason = str(error)
     try:
         kept = {field: value for field, value in config.items() if field not in _COMPUTED}
-        return native_config(name, {**kept, **_WHOLE_HEADS}).tree
+        return native_tree(name, {**kept, **_WHOLE_HEADS})
     except UnsupportedConfig as error:
         raise UnknownSizes(f"{reason}: no size is claimed") from error

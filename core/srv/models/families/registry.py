@@ -17,7 +17,7 @@ from srv.models.blueprint import Experts, Part
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.derive import distinct, parameters
 from srv.models.families.family import Family, Fields, UnknownSizes
-from srv.models.families.native import native_tree
+from srv.models.families.native import known_tree
 
 MAX_LAYERS = 10_000  # so that a damaged file cannot cause huge allocations
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
@@ -159,7 +159,7 @@ def tree_of(name: str, config: Mapping[str, Any]) -> Part:
         _check_layers(fields if isinstance(fields, Mapping) else {})
     found = family(name)
     try:
-        tree = native_tree(name, config) if found is None else found.tree(Fields(found.filled(config)))
+        tree = known_tree(name, config) if found is None else found.tree(Fields(found.filled(config)))
         _check(tree)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         raise UnknownSizes(f"config.json has a value that is no size ({type(error).__name__}: {error})") from error

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from srv.models.architectures import parts
-from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.latent_sizes import LatentSizes
-from srv.models.blueprint import MLP, Decoder, Linear, MoE, Norm, Part, Tensors
+from srv.models.architectures.decoder_config import Sizes
+from srv.models.architectures.latent_sizes import LatentSizes, latent_attention
+from srv.models.blueprint import MLP, Attention, Decoder, Linear, Mixer, MoE, Norm, Part, Tensors, alike
 from srv.models.families.family import Fields, UnknownSizes
 from srv.models.families.kinds import Group, States
 from srv.models.latent_parts import Latent
-from srv.models.layers.moe_config import MoEConfig, Routing
+from srv.models.layers.moe_config import Routing
 from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig
 from srv.specs import LatentDims
 
@@ -24,11 +24,11 @@ EPS = 1e-6
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def sizes(c: Fields, **changes: Any) -> DecoderConfig:
-    """The sizes of a decoder without biases and windows. `changes`: other values of its fields."""
-    heads, layers = c.num_attention_heads, c.num_hidden_layers
+def sizes(c: Fields, **changes: Any) -> Sizes:
+    """The sizes of a decoder. `changes`: other values of its fields."""
+    heads = c.num_attention_heads
     dim = c.get("head_dim") or c.hidden_size // heads
-    base = DecoderConfig(
+    base = Sizes(
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
         intermediate_size=c.intermediate_size,
@@ -37,17 +37,14 @@ def sizes(c: Fields, **changes: Any) -> DecoderConfig:
         head_dim=dim,
         norm_eps=EPS,
         tied_embeddings=bool(c.tie_word_embeddings),
-        windows=(None,) * layers,
-        rotated=(True,) * layers,
-        rope=RopeConfig(DEFAULT_THETA, dim, "default", c.max_position_embeddings, c.max_position_embeddings, {}),
-        attention_scale=dim**-0.5,
+        layers=c.num_hidden_layers,
+        rope=_rope(c, dim),
     )
-    return base.replace(**changes)
+    return base._replace(**changes)
 
 
-def biased(c: Fields) -> dict[str, bool]:
-    """Whether attention has biases, of all projections or of none."""
-    return {"qkv_bias": bool(c.attention_bias), "output_bias": bool(c.attention_bias)}
+def _rope(c: Fields, dim: int) -> RopeConfig:
+    return RopeConfig(DEFAULT_THETA, dim, "default", c.max_position_embeddings, c.max_position_embeddings, {})
 
 
 def kinds(c: Fields, default: Callable[[int], str]) -> Sequence[str]:
@@ -71,10 +68,14 @@ def every(pattern: int) -> Callable[[int], str]:
 
 
 def experts(
-    count: int, inner: int, used: int, *, shared: int = 0, correction: bool = False, router: str = "gate"
-) -> MoEConfig:
+    base: Sizes, count: int, inner: int, used: int, *, shared: int = 0, correction: bool = False, router: str = "gate",
+    name: str = "mlp",
+) -> MoE:  # fmt: skip
     """A mixture of experts, with an MLP of inner size `shared` beside them. `correction`: of the router's choice."""
-    return MoEConfig(count, inner, Routing(used, bias=correction), shared, router=router, shared="shared_experts")
+    routing = Routing(used, bias=correction)
+    return parts.mixture(
+        base, count, inner, routing, shared=shared, shared_name="shared_experts", router=router, name=name
+    )
 
 
 def sparse_from(c: Fields, first: int | None) -> tuple[bool, ...]:
@@ -87,27 +88,36 @@ def layer_norm(size: int, name: str) -> Norm:
     return Norm(size, EPS, rms=False, bias=True, name=name)
 
 
-def normed(base: DecoderConfig, feeding: Part, *, output_bias: bool = False) -> Decoder:
+def attending(
+    base: Sizes, windows: Sequence[int | None], *, norms: parts.QueryKeyNorms | None = None, bias: bool = False
+) -> tuple[Attention, ...]:
+    """The attention of each layer, by its window."""
+    return alike(windows, lambda window: parts.attention(base, bias=bias, norms=norms, window=window))
+
+
+def uniform(base: Sizes, mixer: Mixer, feeding: MLP | MoE, *after: Part) -> Decoder:
+    """A decoder whose layers are alike. `after`: beside `feeding`."""
+    layer = dataclasses.replace(parts.pre_norm(base, mixer, feeding), after=after)
+    return parts.decoder(base, (layer,) * base.layers)
+
+
+def normed(
+    base: Sizes, mixers: Attention | Sequence[Attention], feeding: Part, *, output_bias: bool = False
+) -> Decoder:
     """A decoder whose layers have layer norms before attention and `feeding`."""
     hidden = base.hidden_size
     before, between = layer_norm(hidden, parts.BEFORE_MIXER), layer_norm(hidden, parts.BEFORE_MLP)
-    made = parts.layers(base.windows, lambda i: Group((before, parts.attention(base, i), between, feeding)))
+    made = alike(parts.of_layers(base, mixers), lambda mixer: Group((before, mixer, between, feeding)))
     return parts.decoder(base, made, layer_norm(hidden, "norm"), output_bias=output_bias)
 
 
-def uniform(base: DecoderConfig, feeding: MLP | MoE, *after: Part, mixer: Latent | None = None) -> Decoder:
-    """A decoder whose layers are alike. `mixer`: attention by default. `after`: beside `feeding`."""
-    layer = parts.pre_norm(base, mixer or parts.attention(base, 0), feeding)
-    layer = dataclasses.replace(layer, after=after)
-    return parts.decoder(base, (layer,) * base.layers, parts.last_norm(base))
-
-
-def latent(c: Fields) -> LatentSizes:
+def latent(c: Fields, base: Sizes) -> Latent:
     """Latent attention of DeepSeek-V2."""
     value = c.v_head_dim or c.hidden_size // c.num_attention_heads
     dims = LatentDims(c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, value)
     rank, scale = c.q_lora_rank or None, (dims.key_dim + dims.rope_dim) ** -0.5
-    return LatentSizes(c.hidden_size, c.num_attention_heads, dims, rank, scale, EPS, bias=bool(c.attention_bias))
+    found = LatentSizes(c.hidden_size, c.num_attention_heads, dims, rank, scale, EPS)
+    return latent_attention(found, _rope(c, base.head_dim), bias=bool(c.attention_bias))
 
 
 def mamba1(

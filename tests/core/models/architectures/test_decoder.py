@@ -15,9 +15,10 @@ from models_small import GRANITE, HOST, SIZES, built, edit_config, expected_logi
 from planned_sizes import check_sizes
 
 from srv.errors import ModelError, PluginError
-from srv.models.architectures.decoder_config import DecoderConfig
-from srv.models.architectures.registry import native_config
+from srv.models import derive
+from srv.models.architectures.registry import native_tree
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint import Attention, Output, walk
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
@@ -96,7 +97,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
     facts = read_facts(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    assert native_config(facts.architecture, facts.config).parameters == counted
+    assert derive.parameters(native_tree(facts.architecture, facts.config)) == counted
     check_sizes(tmp_path, ours)
 
 
@@ -141,7 +142,8 @@ def test_windows_begin_at_a_layer_where_the_configuration_lists_no_types(tmp_pat
     kind, fields = CASES["qwen2_window"]
     small_model(kind, **fields).save_pretrained(tmp_path)
     edit_config(tmp_path, layer_types=None)
-    assert native_config("Qwen2ForCausalLM", read_facts(tmp_path).config).windows == (None, 4, 4)
+    tree = native_tree("Qwen2ForCausalLM", read_facts(tmp_path).config)
+    assert [layer.window for layer in derive.attention_layers(tree)] == [None, 4, 4]
 
 
 def test_model_is_ready_for_inference(tmp_path: Path) -> None:
@@ -238,17 +240,20 @@ SMALL_SMOLLM3 = {**SIZES, "use_sliding_window": False, "sliding_window": 4}
 )
 def test_fields_of_other_architectures_are_refused(name: str, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedConfig, match=re.escape(named)):
-        native_config(name, {**SMALL_SMOLLM3, **fields})
+        native_tree(name, {**SMALL_SMOLLM3, **fields})
 
 
 def test_fields_that_a_configuration_leaves_out_have_the_values_of_transformers() -> None:
     """SmolLM3-3B has 3075098624 parameters, and every fourth layer is without RoPE."""
     left_out = {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008}
     layers = {"num_hidden_layers": 36, "num_attention_heads": 16}
-    config = native_config("SmolLM3ForCausalLM", {**left_out, **layers})
-    assert isinstance(config, DecoderConfig)
-    assert (config.parameters, config.rope.theta, config.tied_embeddings) == (3075098624, 2e6, True)
-    assert [index for index, rotated in enumerate(config.rotated) if not rotated] == list(range(3, 36, 4))
+    tree = native_tree("SmolLM3ForCausalLM", {**left_out, **layers})
+    output = derive.find(tree, Output)
+    assert output is not None
+    assert (derive.parameters(tree), output.tied) == (3075098624, True)
+    ropes = [part.rope for _, part in walk(tree) if isinstance(part, Attention)]
+    assert {None if rope is None else rope.theta for rope in ropes} == {None, 2e6}
+    assert [index for index, rope in enumerate(ropes) if rope is None] == list(range(3, 36, 4))
 
 
 def test_automatic_choice_falls_back_to_transformers_and_logs_it(

@@ -19,8 +19,9 @@ from thread_ranks import ThreadCommunicator, on_ranks
 from torch import Tensor
 
 from srv.dist.group import RankGroup
+from srv.models import derive
 from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.registry import native_config
+from srv.models.architectures.registry import native_tree
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
@@ -72,15 +73,15 @@ def test_ranks_hold_parts_of_heads_and_experts_and_the_same_latents(
 ) -> None:
     """The parameters of two parts are those of the model, and what both have."""
     fields = {**read_facts(folders[kind][1]).config, "vocab_size": 96}
-    config = native_config(type(folders[kind][0]).__name__, fields)
-    part, whole = config.of_rank(2), config.attention_layers[0]
-    assert (part.attention_layers[0].heads, whole.heads) == (3, 6)
-    assert part.attention_layers[0].latent == whole.latent
-    assert whole.kv_heads == part.attention_layers[0].kv_heads == 1
+    tree = native_tree(type(folders[kind][0]).__name__, fields)
+    part, whole = tree.of_rank(2), derive.attention_layers(tree)[0]
+    assert (derive.attention_layers(part)[0].heads, whole.heads) == (3, 6)
+    assert derive.attention_layers(part)[0].latent == whole.latent
+    assert whole.kv_heads == derive.attention_layers(part)[0].kv_heads == 1
     ranks = RankGroup(rank=0, size=2), RankGroup(rank=1, size=2)
     context = [BuildContext(HOST, torch.float32, reference_ops(), group) for group in ranks]
-    models = [load_layers(type(folders[kind][0]).__name__)(config.tree, LayerFactory(each), 64) for each in context]
-    assert [model.loaded_bytes() for model in models] == [4 * part.parameters] * 2
+    models = [load_layers(type(folders[kind][0]).__name__)(tree, LayerFactory(each), 64) for each in context]
+    assert [model.loaded_bytes() for model in models] == [4 * derive.parameters(part)] * 2
     ups = [dict(enumerate(up for _, up in model.up_projections())) for model in models]  # type: ignore[attr-defined]
     assert [tuple(up[0].shape) for up in ups] == [(3, 22, 16)] * 2
     assert models[1].weight_slices()["model.layers.0.self_attn.kv_b_proj.weight"] == Slice(0, 66, 132, 132)
@@ -117,12 +118,12 @@ def test_what_is_not_implemented_is_named(architecture: str, fields: dict[str, A
     config = {**COMMON, "n_group": 4, "topk_group": 2, "q_lora_rank": None, **fields}
     config["routed_scaling_factor"] = 1.0
     with pytest.raises(UnsupportedConfig, match=re.escape(reason)):
-        native_config(architecture, config)
+        native_tree(architecture, config)
 
 
 def test_yarn_scales_scores_by_the_square_of_its_factor() -> None:
     """DeepSeek's scores have a factor of their own, beside the one in cosines and sines."""
-    plain = native_config("DeepseekV3ForCausalLM", {**COMMON, "n_group": 4, "topk_group": 2})
-    yarn = native_config("DeepseekV3ForCausalLM", {**COMMON, "n_group": 4, "topk_group": 2, "rope_parameters": YARN})
-    scale = yarn.attention_layers[0].scale / plain.attention_layers[0].scale
+    plain = native_tree("DeepseekV3ForCausalLM", {**COMMON, "n_group": 4, "topk_group": 2})
+    yarn = native_tree("DeepseekV3ForCausalLM", {**COMMON, "n_group": 4, "topk_group": 2, "rope_parameters": YARN})
+    scale = derive.attention_layers(yarn)[0].scale / derive.attention_layers(plain)[0].scale
     assert scale == pytest.approx((0.1 * 0.9 * math.log(4) + 1) ** 2)

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from thread_ranks import on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from srv.models.architectures.registry import native_config
+from srv.models import derive
+from srv.models.architectures.registry import native_tree
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
 
@@ -139,7 +140,7 @@ def test_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Pat
     stored = load_file(tmp_path / "model.safetensors").values()
     counted = sum(tensor.numel() for tensor in stored)  # with the biases of routers, which are buffers
     assert counted >= sum(parameter.numel() for parameter in model.parameters())
-    assert facts.parameters == native_config(facts.architecture, facts.config).parameters == counted
+    assert facts.parameters == derive.parameters(native_tree(facts.architecture, facts.config)) == counted
     check_sizes(tmp_path, ours)
     (layer, *_) = ours.attention_layers
     assert (facts.heads, facts.kv_heads, facts.head_dim) == (layer.heads, layer.kv_heads, layer.head_dim)
@@ -253,9 +254,9 @@ def test_gguf_logits_equal_transformers(
 )
 def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: dict[str, Any], named: str) -> None:
     base = {**SIZES, "head_dim": 8}
-    native_config(name, base)
+    native_tree(name, base)
     with pytest.raises(UnsupportedConfig, match=re.escape(named)):
-        native_config(name, {**base, **fields})
+        native_tree(name, {**base, **fields})
 
 
 def test_experts_that_are_not_in_mxfp4_as_stated_are_loaded_as_stored(tmp_path: Path) -> None:
@@ -269,4 +270,4 @@ def test_experts_that_are_not_in_mxfp4_as_stated_are_loaded_as_stored(tmp_path: 
 
 
 def test_norms_over_all_heads_cannot_be_divided_among_ranks() -> None:
-    assert native_config("Olmo2ForCausalLM", {**SIZES, "head_dim": 8}).divided is None
+    assert derive.divided(native_tree("Olmo2ForCausalLM", {**SIZES, "head_dim": 8})) is None

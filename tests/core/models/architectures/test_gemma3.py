@@ -29,10 +29,10 @@ from transformers import AutoModelForCausalLM
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from srv.errors import ModelError
-from srv.models.architectures.architecture import NativeConfig
-from srv.models.architectures.registry import name_of_type, native_config
-from srv.models.architectures.sandwich_config import SandwichConfig
+from srv.models import derive
+from srv.models.architectures.registry import name_of_type, native_tree
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
+from srv.models.blueprint import Attention, Part
 from srv.models.layers.context import BuildContext
 from srv.models.layers.norm import UnitOffsetRMSNorm
 from srv.models.layers.rope_config import UnsupportedConfig
@@ -93,11 +93,11 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     assert relative(our_logits(ours, tokens, first=23), expected) < 1e-5
     facts = read_facts(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    assert native_config(facts.architecture, facts.config).parameters == counted == facts.parameters
+    assert derive.parameters(native_tree(facts.architecture, facts.config)) == counted == facts.parameters
     check_sizes(tmp_path, ours)
     windows = tuple(5 if kind == "sliding_attention" else None for kind in model.config.layer_types)
     assert tuple(layer.attention.layer.window for layer in ours.stack) == windows
-    assert _windows(native_config(facts.architecture, facts.config)) == list(windows)
+    assert _windows(native_tree(facts.architecture, facts.config)) == list(windows)
 
 
 def test_windows_rotary_tables_and_the_scale_change_the_logits(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_model_may_run_through_transformers(tmp_path: Path) -> None:
     assert isinstance(through, HFModel)
     assert relative(our_logits(through, tokens), expected_logits(model, tokens)) < 1e-5
     windows = [layer.window for layer in through.attention_layers]
-    assert windows == _windows(native_config(NAME, read_facts(tmp_path).config)) == [5, None, 5]
+    assert windows == _windows(native_tree(NAME, read_facts(tmp_path).config)) == [5, None, 5]
 
 
 SMALL = {**SIZES, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -208,9 +208,9 @@ SMALL = {**SIZES, "head_dim": 8, "layer_types": ["sliding_attention", "full_atte
     ],
 )
 def test_fields_that_are_not_implemented_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    native_config(NAME, SMALL)
+    native_tree(NAME, SMALL)
     with pytest.raises(UnsupportedConfig, match=re.escape(named)):
-        native_config(NAME, {**SMALL, **fields})
+        native_tree(NAME, {**SMALL, **fields})
 
 
 def test_a_refused_field_leads_to_transformers_or_to_an_error(tmp_path: Path) -> None:
@@ -225,14 +225,15 @@ def test_fields_that_a_configuration_leaves_out_have_the_values_of_transformers(
     """Gemma 3 4B has 3880263168 parameters without its vision part, 2560 wide; Gemma 3 1B has 999885952."""
     four = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "vocab_size": 262208}
     one = {"hidden_size": 1152, "intermediate_size": 6912, "vocab_size": 262144}
-    config = native_config(NAME, four)
-    assert isinstance(config, SandwichConfig)
-    assert config.local_rope is not None
-    assert config.parameters == 3880263168
-    assert (config.decoder.rope.theta, config.local_rope.theta, config.decoder.attention_scale) == (1e6, 1e4, 1 / 16)
-    assert [layer for layer, window in enumerate(_windows(config)) if window is None] == [5, 11, 17, 23, 29]
+    tree = native_tree(NAME, four)
+    assert derive.parameters(tree) == 3880263168
+    ropes = [
+        (part.window, part.rope.theta, part.scale) for part in derive.distinct(tree) if isinstance(part, Attention)
+    ]
+    assert ropes == [(4096, 1e4, 1 / 16), (None, 1e6, 1 / 16)]
+    assert [layer for layer, window in enumerate(_windows(tree)) if window is None] == [5, 11, 17, 23, 29]
     smaller = {**one, "num_attention_heads": 4, "num_key_value_heads": 1}
-    assert native_config(NAME, smaller).parameters == 999885952
+    assert derive.parameters(native_tree(NAME, smaller)) == 999885952
 
 
 def test_types_and_end_tokens(tmp_path: Path) -> None:
@@ -277,7 +278,7 @@ def test_gguf_logits_equal_transformers(kind: str, dequantize: bool, tmp_path: P
     write_gguf(path, model, "gemma3", Kind[kind])
     tokens, facts = tokens_of(model, TOKENS), read_facts(path)
     assert facts.architecture == NAME
-    assert _windows(native_config(NAME, facts.config)) == [5, 5, 5, 5, 5, None, 5]
+    assert _windows(native_tree(NAME, facts.config)) == [5, 5, 5, 5, 5, None, 5]
     ours = built(path, impl="srv", dequantize=dequantize)
     assert relative(our_logits(ours, tokens), expected_logits(model, tokens)) < 1e-5
 
@@ -311,10 +312,9 @@ def test_the_scale_of_27b_is_not_in_its_gguf_file(tmp_path: Path) -> None:
     small = {"num_hidden_layers": 62, "hidden_size": 12, "intermediate_size": 4, "num_attention_heads": 2}
     model = small_model("gemma3", **small, num_key_value_heads=1)
     write_gguf(tmp_path / "model.gguf", model, "gemma3")
-    config = native_config(NAME, read_facts(tmp_path / "model.gguf").config)
-    assert isinstance(config, SandwichConfig)
-    assert config.decoder.attention_scale == pytest.approx(6**-0.5)
+    tree = native_tree(NAME, read_facts(tmp_path / "model.gguf").config)
+    assert derive.attention_layers(tree)[0].scale == pytest.approx(6**-0.5)
 
 
-def _windows(config: NativeConfig) -> list[int | None]:
-    return [layer.window for layer in config.attention_layers]
+def _windows(tree: Part) -> list[int | None]:
+    return [layer.window for layer in derive.attention_layers(tree)]

@@ -24,10 +24,10 @@ from recurrent_small import recurrent_logits
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from srv.models import derive
 from srv.models.architectures.expert_layers import special_layers
-from srv.models.architectures.lfm2 import Lfm2Config
-from srv.models.architectures.qwen3_next import Qwen3NextConfig
-from srv.models.architectures.registry import name_of_type, native_config
+from srv.models.architectures.registry import name_of_type, native_tree
+from srv.models.blueprint import MLP, Attention, MoE, Output
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
@@ -172,13 +172,13 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     assert relative(recurrent_logits(ours, facts, tokens, first=23), expected) < 1e-4
     counted = sum(parameter.numel() for parameter in model.parameters())
     biases = sum(each.numel() for name, each in model.named_buffers() if name.endswith("expert_bias"))
-    config = native_config(facts.architecture, facts.config)
-    assert config.parameters == counted + biases == facts.parameters
+    tree = native_tree(facts.architecture, facts.config)
+    assert derive.parameters(tree) == counted + biases == facts.parameters
     check_sizes(tmp_path, ours)
     matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
     others = ("embed_tokens", "lm_head", "conv1d", "conv.conv", "conv_1d", "rg_lru", ".gate.")
     in_layers = (count for name, count in matrices.items() if not any(each in name for each in others))
-    assert config.projection_params == sum(in_layers)
+    assert derive.projection_parameters(tree) == sum(in_layers)
     *paged, recurrent = facts.cache_groups
     assert isinstance(recurrent, Recurrent)
     types = dict(enumerate(model.config.layer_types))
@@ -187,7 +187,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
         kind = "full_attention" if isinstance(group, FullAttention) else "sliding_attention"
         assert group.layers == tuple(index for index in types if types[index] == kind)
     attending = tuple(sorted(index for group in paged for index in group.layers))
-    assert attending == tuple(layer.index for layer in config.attention_layers)
+    assert attending == tuple(layer.index for layer in derive.attention_layers(tree))
     assert tuple(sorted((*attending, *recurrent.layers))) == (0, 1, 2)
 
 
@@ -241,22 +241,26 @@ def test_what_is_not_implemented_is_refused_by_name(case: tuple[str, dict[str, A
     small_model(kind).config.save_pretrained(tmp_path)
     edit_config(tmp_path, **fields)
     with pytest.raises(UnsupportedConfig) as raised:
-        native_config(NAMES[kind], json.loads((tmp_path / "config.json").read_text()))
+        native_tree(NAMES[kind], json.loads((tmp_path / "config.json").read_text()))
     assert reason in str(raised.value)
 
 
 def test_published_fields_before_transformers_5() -> None:
     """The rotated share of heads, and which layers attend, may be left out."""
-    config = native_config(NAMES["qwen3_next"], {"rope_theta": 1e7, "rope_scaling": None, "num_hidden_layers": 8})
-    assert isinstance(config, Qwen3NextConfig)
-    assert (config.decoder.rope.rotary_dim, config.decoder.rope.theta) == (64, 1e7)
-    assert [index for index, attends in enumerate(config.attends) if attends] == [3, 7]
-    assert all(config.has_experts)
+    tree = native_tree(NAMES["qwen3_next"], {"rope_theta": 1e7, "rope_scaling": None, "num_hidden_layers": 8})
+    attention = derive.find(tree, Attention)
+    assert attention is not None
+    assert attention.rope is not None
+    assert (attention.rope.rotary_dim, attention.rope.theta) == (64, 1e7)
+    assert [layer.index for layer in derive.attention_layers(tree)] == [3, 7]
+    assert derive.find(tree, MLP) == derive.find(tree, MoE).shared
     published = {"block_ff_dim": 6656, "full_attn_idxs": [2, 5], "num_hidden_layers": 6, "tie_embedding": False}
-    lfm2 = native_config(NAMES["lfm2"], published)
-    assert isinstance(lfm2, Lfm2Config)
-    assert (lfm2.decoder.intermediate_size, lfm2.decoder.tied_embeddings) == (4608, False)
-    assert [layer.index for layer in lfm2.attention_layers] == [2, 5]
+    lfm2 = native_tree(NAMES["lfm2"], published)
+    mlp, output = derive.find(lfm2, MLP), derive.find(lfm2, Output)
+    assert mlp is not None
+    assert output is not None
+    assert (mlp.inner, output.tied) == (4608, False)
+    assert [layer.index for layer in derive.attention_layers(lfm2)] == [2, 5]
     types = {"qwen3_next": "qwen3_next", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
     types |= {
         "lfm2": "lfm2",

@@ -18,7 +18,7 @@ from thread_ranks import ThreadCommunicator, on_ranks
 from torch import Tensor
 
 from srv.dist.group import RankGroup
-from srv.models.architectures.registry import native_config
+from srv.models.architectures.registry import native_tree
 from srv.models.indexers import hy_v4_types, indexer_types
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
@@ -147,4 +147,4 @@ def test_which_layers_have_an_indexer_is_what_transformers_says(fields: dict[str
 ])  # fmt: skip
 def test_what_is_not_implemented_is_named(architecture: str, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedConfig, match=re.escape(reason)):
-        native_config(architecture, {**COMMON, "n_group": 1, "topk_group": 1, **fields})
+        native_tree(architecture, {**COMMON, "n_group": 1, "topk_group": 1, **fields})

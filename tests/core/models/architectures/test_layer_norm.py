@@ -17,9 +17,9 @@ from thread_ranks import on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from srv.errors import ModelError, Refusal
+from srv.models import derive
 from srv.models.architectures.attention_layers import attention_layers
-from srv.models.architectures.layer_norm_config import LayerNormConfig
-from srv.models.architectures.registry import native_config
+from srv.models.architectures.registry import native_tree
 from srv.models.architectures.sharding import rank_facts
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.modules.decoder import Decoder
@@ -129,7 +129,7 @@ def test_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Pat
     assert expected.std() > 0.3, "the logits are too flat for the comparison to mean anything"
     facts = read_facts(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    assert facts.parameters == native_config(facts.architecture, facts.config).parameters == counted
+    assert facts.parameters == derive.parameters(native_tree(facts.architecture, facts.config)) == counted
     check_sizes(tmp_path, ours)
     (layer, *_) = ours.attention_layers
     assert (facts.heads, facts.kv_heads, facts.head_dim) == (layer.heads, layer.kv_heads, layer.head_dim)
@@ -239,9 +239,8 @@ def test_weights_are_quantized_at_load(tmp_path: Path) -> None:
 
 
 def test_norms_of_heads_cannot_be_divided_among_ranks() -> None:
-    config = native_config("StableLmForCausalLM", {**SIZES, "qk_layernorm": True})
-    assert isinstance(config, LayerNormConfig)
-    assert config.divided is None
+    tree = native_tree("StableLmForCausalLM", {**SIZES, "qk_layernorm": True})
+    assert derive.divided(tree) is None
 
 
 FALCON = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 97}
@@ -279,7 +278,7 @@ FALCON = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "
 )
 def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedConfig, match=re.escape(named)):
-        native_config(name, fields)
+        native_tree(name, fields)
 
 
 def test_the_class_that_published_mpt_checkpoints_name_has_native_layers(tmp_path: Path) -> None:

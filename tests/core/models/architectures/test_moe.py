@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from srv.dist.group import RankGroup
 from srv.errors import ModelError
-from srv.models.architectures.registry import native_config
+from srv.models import derive
+from srv.models.architectures.registry import native_tree
 from srv.models.modules.decoder import Decoder
 from srv.models.modules.feed_forward import MoE
 from srv.models.read import read_facts
@@ -66,7 +67,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
     facts = read_facts(tmp_path)
     counted = sum(parameter.numel() for parameter in model.parameters())
-    assert native_config(facts.architecture, facts.config).parameters == counted
+    assert derive.parameters(native_tree(facts.architecture, facts.config)) == counted
     assert facts.parameters == counted
     check_sizes(tmp_path, ours)
 
@@ -184,8 +185,8 @@ def test_ranks_hold_a_part_of_each_expert(tmp_path: Path) -> None:
         expected = _mlp(whole)(x)
         torch.testing.assert_close(sum(_mlp(part)(x) for part in parts), expected, atol=1e-5, rtol=1e-4)
     facts = read_facts(tmp_path)
-    config = native_config(facts.architecture, facts.config)
-    assert [part.loaded_bytes() for part in parts] == [config.of_rank(world).parameters * 4] * world
+    tree = native_tree(facts.architecture, facts.config)
+    assert [part.loaded_bytes() for part in parts] == [derive.parameters(tree.of_rank(world)) * 4] * world
 
 
 def _mlp(model: Any) -> MoE:

@@ -14,8 +14,9 @@ from planned_sizes import check_sizes
 from recurrent_small import recurrent_logits
 from safetensors.torch import load_file
 
+from srv.models import derive
 from srv.models.architectures.expert_layers import special_layers
-from srv.models.architectures.registry import name_of_type, native_config
+from srv.models.architectures.registry import name_of_type, native_tree
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
 from srv.specs import FullAttention, Recurrent, SlidingWindow
@@ -94,16 +95,16 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     assert expected.std() > 0.3, "the logits are too flat for the comparison to mean anything"
     assert relative(recurrent_logits(ours, facts, tokens, first=23), expected) < 1e-4
     counted = sum(parameter.numel() for parameter in model.parameters())
-    config = native_config(facts.architecture, facts.config)
-    assert config.parameters == counted == facts.parameters
+    tree = native_tree(facts.architecture, facts.config)
+    assert derive.parameters(tree) == counted == facts.parameters
     check_sizes(tmp_path, ours)
     matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
     others = ("embed_tokens", "lm_head", "conv1d", ".gate.", ".router.")
-    assert config.projection_params == sum(
+    assert derive.projection_parameters(tree) == sum(
         count for name, count in matrices.items() if not any(each in name for each in others)
     )
     full = [layer for group in facts.cache_groups if not isinstance(group, Recurrent) for layer in group.layers]
-    assert full == [layer.index for layer in config.attention_layers]
+    assert full == [layer.index for layer in derive.attention_layers(tree)]
     recurrent = [layer for group in facts.cache_groups if isinstance(group, Recurrent) for layer in group.layers]
     with_states = [i for i, layer in enumerate(model.model.layers) if _has_states(layer)]
     assert recurrent == with_states
@@ -137,7 +138,7 @@ def test_what_is_not_implemented_is_refused_by_name(case: tuple[str, dict[str, A
     small_model(kind).config.save_pretrained(tmp_path)
     edit_config(tmp_path, **fields)
     with pytest.raises(UnsupportedConfig) as raised:
-        native_config(NAMES[kind], json.loads((tmp_path / "config.json").read_text()))
+        native_tree(NAMES[kind], json.loads((tmp_path / "config.json").read_text()))
     assert reason in str(raised.value)
 
 

@@ -15,25 +15,30 @@ from models_small import built, edit_config, expected_logits, our_logits, small_
 from platform_plugins import write_plugin
 
 from srv.errors import ModelError, PluginError
+from srv.models import derive
 from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.registry import find, native_config, native_names
+from srv.models.architectures.registry import find, native_names, native_tree
 from srv.models.read import read_facts
 
 NAME = "AcmeForCausalLM"
 SOURCE = f"""
+from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, decoder_config
+from srv.models.architectures.decoder_config import DEFAULTS
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import PermuteRotary
+from srv.models.architectures.decoder_config import decoder_sizes
 
 
-def make_config(config):
-    return decoder_config(config).replace(qkv_bias=True)
+def tree(config):
+    sizes = decoder_sizes(config)
+    attention = parts.attention(sizes, bias=True, output_bias=False)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, parts.mlp(sizes)))
 
 
 ARCHITECTURE = Architecture(
     name="{NAME}",
-    make_config=make_config,
+    tree=tree,
     defaults={{**DEFAULTS, "max_position_embeddings": 256}},
     gguf=GGUFLayout("acme", weights=(PermuteRotary(),)),
 )
@@ -73,7 +78,7 @@ def test_an_installed_architecture_has_native_layers(install: Install, tmp_path:
         our_logits(built(folder, impl="srv"), tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4
     )
     facts = read_facts(folder)
-    assert native_config(NAME, facts.config).parameters == facts.parameters
+    assert derive.parameters(native_tree(NAME, facts.config)) == facts.parameters
     edit_config(folder, architectures=None)
     assert read_facts(folder).architecture == NAME  # by its model_type
     write_gguf(tmp_path / "model.gguf", small_model("llama"), "llama")
@@ -139,7 +144,8 @@ def test_it_is_found_without_torch(install: Install, tmp_path: Path) -> None:
         ("import torch\nARCHITECTURE = 1", NAME, "importing it"),
         ("ARCHITECTURE = {}", NAME, "is dict, not an Architecture"),
         (SOURCE, "AcmeModel", f"entry point AcmeModel: has an architecture called {NAME!r}"),
-        (SOURCE.replace("make_config=make_config", "make_config=7"), NAME, "make_config: is not a function"),
+        (SOURCE.replace("tree=tree", "tree=7"), NAME, "tree: is not a function"),
+        (SOURCE.replace("    tree=tree", "    make_config=tree"), NAME, "docs/architectures.md says what"),
         (SOURCE.replace("gguf=GGUFLayout", "layers='decoder', gguf=GGUFLayout"), NAME, "layers: is 'decoder', not"),
         (SOURCE.replace("defaults={", "defaults=7 or {"), NAME, "defaults: is 7"),
         (SOURCE.replace("gguf=", "weights=None, gguf="), NAME, "weights: is None"),
@@ -155,7 +161,7 @@ def test_a_faulty_architecture_is_refused_by_name(source: str, entry: str, fault
         find(entry)
     assert caught.value.distribution == "srv-acme"
     assert fault in str(caught.value) or "torch" in source
-    assert native_config("LlamaForCausalLM", SIZES).parameters > 0, "another model is affected"
+    assert derive.parameters(native_tree("LlamaForCausalLM", SIZES)) > 0, "another model is affected"
 
 
 SIZES = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -164,8 +170,8 @@ SIZES = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_
 @every(
     ("source", "fault"),
     [
-        (SOURCE.replace("return decoder", "return {}.missing or decoder"), "make_config: raised AttributeError"),
-        (SOURCE.replace("return decoder", "return 5 or decoder"), "returns 5, which does not describe a model"),
+        (SOURCE.replace("sizes = decoder", "sizes = {}.missing or decoder"), "tree: raised AttributeError"),
+        (SOURCE.replace("return parts", "return 5 or parts"), "tree: returns 5, which is no tree of"),
         (
             SOURCE.replace("gguf=GGUFLayout", "layers='nowhere:M', gguf=GGUFLayout"),
             "importing nowhere:M raised",
@@ -181,7 +187,7 @@ def test_faults_in_its_functions_are_attributed_to_it(source: str, fault: str, i
 
 
 def _use(name: str) -> None:
-    native_config(name, SIZES)
+    native_tree(name, SIZES)
     load_layers(name)
 
 

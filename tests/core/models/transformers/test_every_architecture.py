@@ -12,8 +12,8 @@ from architectures_swept import sweep
 from architectures_tiny import model_class, model_types
 from sizes_published import CONFIGS
 
-from srv.models.architectures.hybrid_config import HybridConfig
 from srv.models.architectures.registry import BUILT_IN, native_or_reason
+from srv.models.blueprint import Decoder
 from srv_matrix.architectures import RECURRENT, ArchitectureRow, ArchitectureTable, read_table
 
 SHARE = 0.95  # of all classes that declare backends, those excluded by a limit among them
@@ -64,7 +64,7 @@ def test_recurrent_layers_are_named_beside_attention(record: ArchitectureTable) 
     native = {row.architecture: dict[str, Any]() for row in record.rows if row.architecture in BUILT_IN}
     configs = native | {name: fields for name, fields in CONFIGS.values() if name in native}
     made = {name: native_or_reason(name, fields) for name, fields in configs.items()}
-    hybrids = {name for name, config in made.items() if isinstance(config, HybridConfig)}
+    hybrids = {name for name, tree in made.items() if isinstance(tree, Decoder) and not tree.divisible}
     assert {row.architecture for row in record.rows if RECURRENT in row.traits} == hybrids
     assert all(len(row.traits) > 1 for row in record.rows if RECURRENT in row.traits)
 

@@ -5,44 +5,29 @@ Three of four layers attend to a sliding window. Torch-free; `olmo3_layers` comp
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from srv.models.architectures import parts
 from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, DecoderConfig, decoder_config, windows_of_pattern
-from srv.models.architectures.described import Described
-from srv.models.blueprint import Decoder, Layer, Norm
+from srv.models.architectures.decoder_config import DEFAULTS, decoder_sizes, windows_of_pattern
+from srv.models.blueprint import Layer, Norm, Part, alike
 from srv.models.layers.rope_config import UnsupportedConfig
 
 KINDS = ("full_attention", "sliding_attention")
 NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
-@dataclass(frozen=True)
-class Olmo3Config(Described):
-    """`decoder`: the sizes, with norms of queries and keys over all heads, which cannot be divided among ranks."""
+def tree(config: Mapping[str, Any]) -> Part:
+    """Norms of queries and keys are over all heads, so that ranks cannot divide them."""
+    sizes, bias = decoder_sizes(_of_one_rope(config)), bool(config["attention_bias"])
+    norms, mlp = parts.joint_norms(sizes), parts.mlp(sizes)
+    after, last = (Norm(sizes.hidden_size, sizes.norm_eps, name=name) for name in NORMS)
 
-    decoder: DecoderConfig
+    def layer(window: int | None) -> Layer:
+        return Layer((), (parts.attention(sizes, bias=bias, norms=norms, window=window),), (after,), mlp, (last,))
 
-    @functools.cached_property
-    def tree(self) -> Decoder:
-        return parts.decoder(
-            self.decoder, parts.layers(self.decoder.windows, self._layer), parts.last_norm(self.decoder)
-        )
-
-    def _layer(self, index: int) -> Layer:
-        sizes = self.decoder
-        after, last = (Norm(sizes.hidden_size, sizes.norm_eps, name=name) for name in NORMS)
-        return Layer((), (parts.attention(sizes, index),), (after,), parts.feed_forward(sizes, None), (last,))
-
-
-def make_config(config: Mapping[str, Any]) -> Olmo3Config:
-    base, bias = decoder_config(_of_one_rope(config)), bool(config["attention_bias"])
-    windows = windows_of_pattern(config, base.layers)
-    return Olmo3Config(base.replace(qkv_bias=bias, output_bias=bias, windows=windows, qk_norm=True, wide_qk_norm=True))
+    return parts.decoder(sizes, alike(windows_of_pattern(config, sizes.layers), layer))
 
 
 def _of_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +41,7 @@ def _of_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 ARCHITECTURE = Architecture(
     name="Olmo3ForCausalLM",
-    make_config=make_config,
+    tree=tree,
     defaults={
         **DEFAULTS,
         "vocab_size": 50304,
