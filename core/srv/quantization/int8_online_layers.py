@@ -3,58 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from srv.models.formats.storage import StorageFormat
-from srv.models.layers.context import BuildContext
-from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Linear, Projection, Split
-from srv.quantization.int8_experts import Int8Experts, unsupported_experts
-from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, WeightOnlyInt8Linear
-from srv.quantization.int8_online import BIASES, LEAVE_UNQUANTIZED, QUANTIZE_INPUTS, WEIGHT_ONLY, is_quantized
+from srv.quantization.int8_online import is_quantized
 from srv.quantization.method import StoredModel
 
 _SCALE = ".weight_scale"
 _INT8_MAX = 127
-
-
-class OnlineInt8LayerFactory(LayerFactory):
-    """Linear layers within decoder layers are of `layer_class`; embeddings and the output layer are not quantized."""
-
-    layer_class: ClassVar[type[ScaledInt8Linear]]
-
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
-        super().__init__(context)
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        layer_class = self.layer_class if all(map(is_quantized, output_sizes)) else Linear
-        return layer_class(self.context, output_sizes, inputs, bias)
-
-
-class DynamicLayerFactory(OnlineInt8LayerFactory):
-    """The layers of int8dq: activations are quantized too, per token."""
-
-    layer_class = DynamicInt8Linear
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        if bias:
-            raise unsupported_experts(prefix, BIASES, LEAVE_UNQUANTIZED)
-        return Int8Experts(self.context, prefix, sizes)
-
-
-class WeightOnlyLayerFactory(OnlineInt8LayerFactory):
-    """The layers of int8wo."""
-
-    layer_class = WeightOnlyInt8Linear
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        raise unsupported_experts(prefix, WEIGHT_ONLY, QUANTIZE_INPUTS)
 
 
 class OnlineInt8StorageFormat(StorageFormat):

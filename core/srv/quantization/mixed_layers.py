@@ -6,63 +6,18 @@ do with it: `srv.quantization.mixed_schemes` and the layers of each scheme do.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
 from srv.models.formats.storage import StorageFormat
-from srv.models.layers.context import BuildContext
-from srv.models.layers.embedding import TokenEmbedding
-from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection, Split
-from srv.models.layers.moe_config import expert_names
-from srv.quantization.fp8 import check_embedding
-from srv.quantization.fp8_configs import Fp8Scheme
-from srv.quantization.fp8_layers import Fp8LayerFactory, Fp8StorageFormat
+from srv.quantization.fp8_configs import Fp8Form
+from srv.quantization.fp8_layers import Fp8StorageFormat
 from srv.quantization.method import StoredModel
-from srv.quantization.mixed_schemes import Group, Scheme, StoredGroups, scheme_of
-from srv.quantization.packed import PackedScheme
-from srv.quantization.packed_layers import PackedLayerFactory, PackedStorageFormat
-from srv.quantization.w8a8_int8_layers import W8A8LayerFactory, W8A8StorageFormat
-
-
-class MixedLayerFactory(LayerFactory):
-    """The layers of each group by the factory of its scheme; embeddings are not quantized."""
-
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
-        super().__init__(context)
-        mixed = scheme_of(model.facts.path, model.facts.config)
-        self._model, self._groups = model, StoredGroups(model, mixed)
-        self._factories = {group.scheme: _factory(context, model, group.scheme) for group in mixed.groups}
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        group = self._groups.of(tuple(output_sizes))
-        if group is None:
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        return self._factories[group.scheme].linear(output_sizes, inputs, bias, split, unit)
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        group = self._groups.of(tuple(itertools.chain(*expert_names(prefix, sizes.experts))))
-        if group is None:
-            return super().experts(prefix, sizes, bias)
-        return self._factories[group.scheme].experts(prefix, sizes, bias)
-
-    def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
-        check_embedding(self._model, name)
-        return super().embedding(name, vocab, hidden)
-
-
-def _factory(context: BuildContext, model: StoredModel, scheme: Scheme) -> LayerFactory:
-    match scheme:
-        case PackedScheme():
-            return PackedLayerFactory(context, model, scheme)
-        case Fp8Scheme():
-            return Fp8LayerFactory(context, model, scheme)
-    return W8A8LayerFactory(context, model, scheme)
+from srv.quantization.mixed_schemes import Form, Group, StoredGroups, scheme_of
+from srv.quantization.packed import PackedForm
+from srv.quantization.packed_layers import PackedStorageFormat
+from srv.quantization.w8a8_int8_layers import W8A8StorageFormat
 
 
 class MixedStorageFormat(StorageFormat):
@@ -99,10 +54,10 @@ class MixedStorageFormat(StorageFormat):
         return self._plain if group is None else self._formats[group.scheme]
 
 
-def _storage(model: StoredModel, scheme: Scheme) -> StorageFormat:
+def _storage(model: StoredModel, scheme: Form) -> StorageFormat:
     match scheme:
-        case PackedScheme():
+        case PackedForm():
             return PackedStorageFormat(model, scheme)
-        case Fp8Scheme():
+        case Fp8Form():
             return Fp8StorageFormat(model, scheme)
     return W8A8StorageFormat(model, scheme)

@@ -13,7 +13,7 @@ from srv.errors import ModelError
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 if TYPE_CHECKING:
-    from srv.quantization.packed import PackedScheme
+    from srv.quantization.packed import PackedForm
 
 Layout: TypeAlias = Literal["awq", "gptq", "rows"]
 BLOCK = 32  # weights in one of the blocks that layers hold
@@ -22,7 +22,7 @@ _INDICES = ("g_idx", "weight_g_idx", "weight_shape")  # integers that are not pa
 
 
 def check_tensors(
-    model: StoredModel, scheme: PackedScheme, layer: str, shapes: Mapping[str, tuple[int, ...]]
+    model: StoredModel, scheme: PackedForm, layer: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[int, int]:
     """The sizes of a quantized layer, by the shapes of its tensors, which their suffixes name.
 
@@ -55,7 +55,7 @@ def check_tensors(
     return outputs, inputs
 
 
-def _tensor_shapes(scheme: PackedScheme, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+def _tensor_shapes(scheme: PackedForm, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors beside the packed integers."""
     groups = -(-inputs // scheme.group) if scheme.group else 1
     words = -(-outputs // (32 // scheme.bits))
@@ -70,7 +70,7 @@ def _tensor_shapes(scheme: PackedScheme, outputs: int, inputs: int) -> dict[str,
     }
 
 
-def unfit_inputs(scheme: PackedScheme, inputs: int, layer: str) -> str | None:
+def unfit_inputs(scheme: PackedForm, inputs: int, layer: str) -> str | None:
     """The clause that says why rows of a layer cannot be blocks; None if they can."""
     if inputs % BLOCK or (scheme.group and inputs % scheme.group):
         return f"the {inputs} inputs of {layer} are not whole groups and blocks"

@@ -26,8 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from srv.models.read import read_facts
-from srv.quantization.int8_experts import Int8Experts
-from srv.quantization.int8_layers import DynamicInt8Linear
+from srv.quantization.int8_layers import DynamicInt8Linear, Int8Experts
 from srv.quantization.int8_online_layers import quantize_int8
 from srv.quantization.method import StoredModel
 from srv.quantization.registry import detect

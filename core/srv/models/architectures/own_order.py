@@ -6,7 +6,7 @@ Torch-free: a plan asks the same before there is a device. Must not know how a m
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
@@ -16,7 +16,8 @@ from srv.models.formats.rotary_rows import crossing_rows, with_gates
 from srv.models.formats.row_orders import block_order, row_orders
 from srv.models.formats.stored_weights import StoredWeights
 from srv.models.formats.text_names import needed_tensors
-from srv.quantization.method import UP_PROJECTION, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
+from srv.quantization.method import UP_PROJECTION, QuantMethod
+from srv.quantization.schemes import LayerSchemes
 from srv.specs import AttentionLayer, ModelFacts
 
 _ALL_EXPERTS = re.compile(r"(.*\.experts)\.(_?)(gate_up_proj|down_proj)")  # of all experts of a layer in one tensor
@@ -48,27 +49,14 @@ def stored_attention(config: NativeConfig, weights: StoredWeights) -> tuple[Atte
     return tuple(map(with_gates, config.attention_layers) if weights.gated_queries else config.attention_layers)
 
 
-def stored_layer_ops(ops: Callable[[StoredModel], LayerOps], method: QuantMethod, model: StoredModel) -> LayerOps:
-    """What `ops`, the `layer_ops` of a method, returns, for layers by the names that the model has for them."""
-    layer_op, weights = ops(model), kept_whole(model.facts, method)
+def stored_schemes(schemes: LayerSchemes, weights: StoredWeights | None) -> LayerSchemes:
+    """`schemes`, which has the names of matrices as they are stored, by the names that the model has for layers.
+
+    `weights`: of `kept_whole`.
+    """
     if weights is None:
-        return layer_op
-    return lambda names, inputs, rows: layer_op(weights.whole(names), inputs, rows)
-
-
-def stored_tensor_bytes(
-    sizes: Callable[[StoredModel], TensorBytes], method: QuantMethod, model: StoredModel
-) -> TensorBytes:
-    """What `sizes`, the `tensor_bytes` of a method, returns, likewise."""
-    held, weights = sizes(model), kept_whole(model.facts, method)
-    if weights is None:
-        return held
-
-    def of_stored(matrix: HeldMatrix) -> tuple[int, ...]:
-        names = weights.whole(matrix.names)
-        return held(matrix if names == matrix.names else matrix._replace(names=names, outputs=(sum(matrix.outputs),)))
-
-    return of_stored
+        return schemes
+    return lambda names, inputs, embedding: schemes(weights.whole(names), inputs, embedding)
 
 
 def has_quantized_experts(facts: ModelFacts) -> bool:
