@@ -23,7 +23,7 @@ from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.platform.capabilities import missing_capability
-from srv.quantization.bitsandbytes_layers import TABLES
+from srv.quantization.formats.bitsandbytes_storage import TABLES
 from srv.quantization.gguf_layers import GGUFLinear
 from srv.quantization.int8_layers import WeightOnlyInt8Linear
 from srv.quantization.registry import detect, method_of, unsupported_form

@@ -20,11 +20,11 @@ from torch import Tensor
 from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
+from srv.quantization.formats.packed import scheme_of
+from srv.quantization.formats.packed_words import blocks, unpack
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import OrderedLinear
 from srv.quantization.ordered_experts import OrderedExperts
-from srv.quantization.packed import scheme_of
-from srv.quantization.packed_words import blocks, unpack
 from srv.quantization.registry import detect, unsupported_form
 from srv.testing.engine import user_input
 

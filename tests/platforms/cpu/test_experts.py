@@ -13,10 +13,10 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.platform.interface import OpImpl, Platform
 from srv.platform.ops import Ops
-from srv.quantization.fp8_configs import Fp8Form
+from srv.quantization.formats.fp8_configs import Fp8Form
 from srv.quantization.fp8_layers import Fp8Experts
 from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.int8_experts import Int8Experts
+from srv.quantization.int8_layers import Int8Experts
 from srv.quantization.ordered_experts import OrderedExperts
 from srv_kernels.cases import random_fp8, random_gguf_rows
 from srv_kernels.cpu.library import load

@@ -14,7 +14,7 @@ from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
-from srv.quantization.gguf import schemes
+from srv.quantization.formats.gguf import schemes
 from srv.quantization.gguf_layers import GGUFEmbedding, OrderedLinear, empty_matrix
 from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.layers import SchemeLayers

@@ -10,7 +10,7 @@ from srv.models.formats.expert_tensors import divisions
 from srv.models.formats.gguf_header import read_header
 from srv.models.formats.gguf_layout import weights_by_name
 from srv.models.formats.safetensors_header import read_checkpoint
-from srv.quantization.fp8 import DTYPE as FP8
+from srv.quantization.formats.fp8 import DTYPE as FP8
 from srv.quantization.method import StoredModel
 from srv.specs import ModelFacts
 

@@ -24,9 +24,9 @@ from srv.models.modules.feed_forward import MoE
 from srv.models.read import read_facts
 from srv.platform.interface import OpImpl
 from srv.platform.ops import Ops
+from srv.quantization.formats.online_storage import OnlineInt8StorageFormat, quantize_int8
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.int8_layers import Int8Experts
-from srv.quantization.int8_online_layers import OnlineInt8StorageFormat, quantize_int8
 from srv.quantization.method import StoredModel
 from srv_kernels.contracts import CONTRACTS
 

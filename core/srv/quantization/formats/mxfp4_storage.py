@@ -14,15 +14,15 @@ from torch import Tensor
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.storage import StorageFormat, TensorGroups
-from srv.quantization.block_codes import codes_of, in_blocks
-from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
-from srv.quantization.mxfp4 import (
+from srv.quantization.formats.block_codes import codes_of, in_blocks
+from srv.quantization.formats.mxfp4 import (
     BLOCK,
     BLOCK_TYPE,
     PAIRS,
     PROJECTIONS,
     check_tensors,
 )
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 _SIZE = TYPES_BY_NAME[BLOCK_TYPE].size
 _NAN = 255  # the scale of a block that is not a number

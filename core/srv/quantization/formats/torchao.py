@@ -1,9 +1,9 @@
 """Checkpoints of torchao: which layers are quantized, in which form, and their sizes. Torch-free.
 
-Owns what headers must show; `srv.quantization.torchao_configs` reads configurations. torchao stores each quantized
-weight as several tensors (safetensors, since its version 0.16); older checkpoints are pickles, which are refused when
-files are read. Of the experts of a layer it quantizes the linear layers of each, or the parameters of all, if a
-configuration names them (`srv.models.formats.expert_tensors`). Must not know layers.
+Owns what headers must show; `srv.quantization.formats.torchao_configs` reads configurations. torchao stores each
+quantized weight as several tensors (safetensors, since its version 0.16); older checkpoints are pickles, which are
+refused when files are read. Of the experts of a layer it quantizes the linear layers of each, or the parameters of all,
+if a configuration names them (`srv.models.formats.expert_tensors`). Must not know layers.
 
     weights     _weight_qdata                 _weight_scale              _weight_zero_point
     int8        int8 [N, K]                   a float per row, [N, 1]    integers [N, 1]; all of them must be 0
@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.quantization.fp8 import NOTE, are_fp8
-from srv.quantization.int8_checks import check_experts, experts_note
+from srv.quantization.formats.fp8 import NOTE, are_fp8
+from srv.quantization.formats.int8_checks import check_experts, experts_note
+from srv.quantization.formats.torchao_configs import DATA, SCALE, Form, Weights, declares, read_form
 from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
 from srv.quantization.schemes import Int8, LayerSchemes, Scheme
-from srv.quantization.torchao_configs import DATA, SCALE, Form, Weights, declares, read_form
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -166,7 +166,7 @@ def _note(model: ModelFacts, form: Form) -> str:
 
 METHOD = QuantMethod(
     name=NAME,
-    storage="srv.quantization.torchao_layers:TorchAOStorageFormat",
+    storage="srv.quantization.formats.torchao_storage:TorchAOStorageFormat",
     ops=("linear_int8", "linear_w8a8", "linear_gguf", "linear_fp8"),
     detect=detect,
     sharding="weights of torchao cannot be sharded yet",

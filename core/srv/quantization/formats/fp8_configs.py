@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from srv.errors import ModelError
-from srv.quantization.kv_scheme import stated_kv_field, unsupported_kv_scheme
-from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.formats.kv_scheme import stated_kv_field, unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
 from srv.quantization.method import UP_PROJECTION
 from srv.quantization.schemes import Fp8
 
@@ -190,7 +190,7 @@ def _read_compressed(stated: Mapping[str, Any]) -> Fp8Form | str:
         return f"its weights are sparse, in the format {sparsity['format']}"
     groups = {name: compressed_group(name, group) for name, group in stated["config_groups"].items()}
     schemes = set(with_same_inputs(groups).values())
-    if len(schemes) > 1:  # `srv.quantization.mixed_schemes` serves them
+    if len(schemes) > 1:  # `srv.quantization.formats.compressed_tensors` serves them
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
     return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))

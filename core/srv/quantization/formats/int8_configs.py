@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import stated_names
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import stated_names
 from srv.quantization.schemes import Inputs, Int8
 
 INT, NAIVE = "int-quantized", "naive-quantized"  # formats; the latter has FP8, too
@@ -63,7 +63,7 @@ def read_compressed(stated: Mapping[str, Any], other_formats: tuple[str, ...]) -
     if (refused := unsupported_names(stated)) is not None:
         return refused
     first, *others = dict.fromkeys(compressed_group(name, group) for name, group in groups.items())
-    if others:  # `srv.quantization.mixed_schemes` serves them
+    if others:  # `srv.quantization.formats.compressed_tensors` serves them
         reasons = (each for each in (first, *others) if isinstance(each, str))
         return next(reasons, "its groups of layers are quantized differently")
     return first if isinstance(first, str) else first._replace(excluded=stated_names(stated, "ignore"))

@@ -20,8 +20,8 @@ from typing import Any
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
+from srv.quantization.formats.description import UNQUANTIZED, QuantDescription
+from srv.quantization.formats.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
 from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.schemes import Int8, LayerSchemes
 
@@ -154,7 +154,7 @@ def schemes(model: StoredModel) -> LayerSchemes:
 
 METHOD = QuantMethod(
     name=NAME,
-    storage="srv.quantization.modelslim_layers:ModelslimStorageFormat",
+    storage="srv.quantization.formats.modelslim_storage:ModelslimStorageFormat",
     ops=("linear_w8a8", "linear_w8a8_static"),
     detect=detect,
     sharding="weights quantized to int8 cannot be sharded yet",

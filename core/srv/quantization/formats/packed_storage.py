@@ -1,7 +1,7 @@
 """The layers of checkpoints with packed integers, and the conversion of their tensors to rows of blocks.
 
 A layer's tensors are collected until all are there, and become its rows then, so that there is never a second copy of
-the whole model. Must not know how words are packed (`srv.quantization.packed_words`).
+the whole model. Must not know how words are packed (`srv.quantization.formats.packed_words`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.formats.storage import StorageFormat, TensorGroups
+from srv.quantization.formats.packed import SCALES, SUFFIXES, PackedForm, check_tensors, is_packed, scheme_of
+from srv.quantization.formats.packed_words import blocks, unpack
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
-from srv.quantization.packed import SUFFIXES, PackedForm, is_packed, scheme_of
-from srv.quantization.packed_checks import SCALES, check_tensors
-from srv.quantization.packed_words import blocks, unpack
 from srv.quantization.schemes import row_bytes
 
 _BIAS = ".bias"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from srv.dtypes import FLOATS
-from srv.quantization import fp8, fp8_configs, int8_online
+from srv.quantization.formats import fp8, fp8_configs, online
 from srv.quantization.method import QuantMethod
 from srv.quantization.schemes import Fp8
 
@@ -38,7 +38,7 @@ def _of_form(name: str, model: ModelFacts) -> QuantMethod:
 
 METHOD = QuantMethod(
     name=fp8_configs.FP8,
-    storage="srv.quantization.fp8_layers:Fp8StorageFormat",
+    storage="srv.quantization.formats.fp8_storage:Fp8StorageFormat",
     ops=("linear_fp8",),
     detect=partial(fp8_configs.detect, fp8_configs.FP8),
     accepts=accepts,
@@ -67,9 +67,9 @@ _METHODS: Mapping[str, QuantMethod] = MappingProxyType(
 )
 FP8WO = QuantMethod(
     name=ONLINE,
-    storage="srv.quantization.fp8_layers:OnlineFp8StorageFormat",
+    storage="srv.quantization.formats.online_storage:OnlineFp8StorageFormat",
     ops=("linear_fp8",),
     sharding=_SHARDING,
     online=True,
-    schemes=partial(int8_online.schemes, Fp8()),
+    schemes=partial(online.schemes, Fp8()),
 )

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.quantization.int8_checks import check_experts, experts_note
-from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.formats.int8_checks import check_experts, experts_note
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
 from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
 from srv.quantization.schemes import Blocks, Int8, LayerSchemes, Scheme
 
@@ -175,7 +175,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
 
 METHOD = QuantMethod(
     name=NAME,
-    storage="srv.quantization.bitsandbytes_layers:BitsAndBytesStorageFormat",
+    storage="srv.quantization.formats.bitsandbytes_storage:BitsAndBytesStorageFormat",
     ops=("linear_gguf", "linear_int8"),
     detect=detect,
     sharding="weights of bitsandbytes cannot be sharded yet",

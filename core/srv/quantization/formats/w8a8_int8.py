@@ -1,7 +1,7 @@
 """Checkpoints of the method w8a8_int8: which layers are int8, and how that is recognised. Torch-free.
 
 Owns the layout that many tools write. Must not know layers, nor how compressed-tensors states the scheme
-(`srv.quantization.int8_configs`).
+(`srv.quantization.formats.int8_configs`).
 
     weight         int8 [out, in]; a layer with a weight of another dtype is not quantized
     weight_scale   a float per output channel, [out, 1] or [out], or one for all of them
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, experts_note
-from srv.quantization.int8_configs import Int8Form, read_compressed, unsupported_names
-from srv.quantization.int8_online import INT8DQ
-from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.formats.description import UNQUANTIZED, QuantDescription
+from srv.quantization.formats.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, experts_note
+from srv.quantization.formats.int8_configs import Int8Form, read_compressed, unsupported_names
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
+from srv.quantization.formats.online import INT8DQ
 from srv.quantization.method import UP_PROJECTION, QuantMethod, StoredModel
 from srv.quantization.schemes import Int8, LayerSchemes
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "w8a8_int8"
 INT8 = "int8"
 COMPRESSED_TENSORS = "compressed-tensors"
-# Those of other methods: `srv.quantization.packed`, `fp8` and `mxfp4`.
+# Those of other methods: `srv.quantization.formats.packed`, `fp8` and `mxfp4`.
 OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
 SCALE, INPUT_SCALE = "weight_scale", "input_scale"
 STATIC_ROWS = ("deq_scale", "quant_bias")  # of layers with static activations, a value per output
@@ -171,7 +171,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
 
 METHOD = QuantMethod(
     name=NAME,
-    storage="srv.quantization.w8a8_int8_layers:W8A8StorageFormat",
+    storage="srv.quantization.formats.w8a8_int8_storage:W8A8StorageFormat",
     ops=("linear_w8a8",),
     detect=detect,
     accepts=accepts,

@@ -42,7 +42,7 @@ def schemes(scheme: Scheme, model: StoredModel) -> LayerSchemes:
 
 INT8DQ = QuantMethod(
     name="int8dq",
-    storage="srv.quantization.int8_online_layers:OnlineInt8StorageFormat",
+    storage="srv.quantization.formats.online_storage:OnlineInt8StorageFormat",
     ops=("linear_w8a8",),
     sharding="weights quantized to int8 cannot be sharded yet",
     online=True,

@@ -1,9 +1,10 @@
 """Checkpoints with integers of 4 or 8 bits that are packed into words: AWQ, GPTQ and compressed-tensors. Torch-free.
 
-Owns the configurations, which layers are quantized, and in which blocks the layers hold them. Weights are repacked at
+Owns the configurations, which layers are quantized, what headers must show of them, and in which blocks the layers hold
+them. Weights are repacked at
 load into the quantization blocks of GGUF files, so that every platform computes with the products that it has for these
 (`linear_gguf`, `experts_gguf`), and never through a copy in floats (docs/adr/0070-packed-integers.md). Must not know
-how words are packed: `srv.quantization.packed_words` does.
+how words are packed: `srv.quantization.formats.packed_words` does.
 
     method               tensors of a linear layer [N, K], with groups of g inputs
     awq                  qweight, qzeros, scales                          zeros as they are, also if all are 8
@@ -21,20 +22,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
+from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
 from srv.quantization.method import (
     DOWNLOAD_REMEDY,
     UP_PROJECTION,
     QuantMethod,
     StoredModel,
 )
-from srv.quantization.packed_checks import BLOCK, Layout, check_tensors, unfit_inputs
 from srv.quantization.schemes import Blocks, LayerSchemes
 
+Layout: TypeAlias = Literal["awq", "gptq", "rows"]
+BLOCK = 32  # weights in one of the blocks that layers hold
+SCALES = ("scales", "weight_scale")
+_INDICES = ("g_idx", "weight_g_idx", "weight_shape")  # integers that are not packed
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
@@ -189,7 +194,7 @@ def _read_compressed(stated: Mapping[str, Any]) -> PackedForm | str:
     if stated.get("transform_config"):
         return "it has a transform_config"
     schemes = {compressed_group(name, group) for name, group in groups.items()}
-    if len(schemes) > 1:  # `srv.quantization.mixed_schemes` serves them
+    if len(schemes) > 1:  # `srv.quantization.formats.compressed_tensors` serves them
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
     return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
@@ -234,6 +239,74 @@ def _group(stated: Mapping[str, Any]) -> int:
 def _excluded(stated: Mapping[str, Any]) -> tuple[str, ...]:
     excluded = stated_names(stated, "modules_to_not_convert")
     return excluded if stated.get("lm_head") else (*excluded, _LM_HEAD)
+
+
+def check_tensors(
+    model: StoredModel, scheme: PackedForm, layer: str, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[int, int]:
+    """The sizes of a quantized layer, by the shapes of its tensors, which their suffixes name.
+
+    Raises ModelError if tensors are missing, left over, or have other shapes or dtypes; and unsupported_quantization
+    for rows that cannot be blocks.
+    """
+
+    def fail(code: str, reason: str) -> NoReturn:
+        raise ModelError(code, model.facts.path, reason, DOWNLOAD_REMEDY)
+
+    if missing := [suffix for suffix in scheme.suffixes if suffix not in shapes]:
+        fail("missing_tensors", f"it lacks {layer}.{missing[0]}")
+    if extra := [suffix for suffix in shapes if suffix not in scheme.suffixes]:
+        fail("unexpected_tensors", f"it has {layer}.{extra[0]}, which its quantization_config does not state")
+    for suffix in shapes:
+        wanted = FLOATS if suffix in SCALES else ("int32", "int64") if suffix in _INDICES else ("int32",)
+        if (dtype := model.types.get(f"{layer}.{suffix}", wanted[0])) not in wanted:
+            fail("dtype_mismatch", f"{layer}.{suffix} is stored as {dtype}, not as {' or '.join(wanted)}")
+    first = shapes[scheme.suffixes[0]]
+    if len(first) != 2:
+        fail("shape_mismatch", f"{layer}.{scheme.suffixes[0]} has the shape {list(first)}, not two axes")
+    outputs, inputs = unpacked_shape(scheme.layout, first, 32 // scheme.bits)
+    if (unfit := unfit_inputs(scheme, inputs, layer)) is not None:
+        fail("unsupported_quantization", unfit)
+    expected = _tensor_shapes(scheme, outputs, inputs)
+    for suffix, shape in shapes.items():
+        if shape != expected.get(suffix, shape):
+            reason = f"{layer}.{suffix} has the shape {list(shape)}, but {list(expected[suffix])} fits its weights"
+            fail("shape_mismatch", f"{reason} and groups of {scheme.group or inputs} inputs")
+    return outputs, inputs
+
+
+def _tensor_shapes(scheme: PackedForm, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors beside the packed integers."""
+    groups = -(-inputs // scheme.group) if scheme.group else 1
+    words = -(-outputs // (32 // scheme.bits))
+    return {
+        "scales": (groups, outputs),
+        "qzeros": (groups, words),
+        "g_idx": (inputs,),
+        "weight_scale": (outputs, groups),
+        "weight_zero_point": (words, groups),
+        "weight_g_idx": (inputs,),
+        "weight_shape": (2,),
+    }
+
+
+def unfit_inputs(scheme: PackedForm, inputs: int, layer: str) -> str | None:
+    """The clause that says why rows of a layer cannot be blocks; None if they can."""
+    if inputs % BLOCK or (scheme.group and inputs % scheme.group):
+        return f"the {inputs} inputs of {layer} are not whole groups and blocks"
+    return None
+
+
+def unpacked_shape(layout: Layout, packed: tuple[int, ...], per_word: int) -> tuple[int, int]:
+    """(outputs, inputs) of a layer from the shape of its packed integers."""
+    rows, columns = packed
+    match layout:
+        case "awq":
+            return columns * per_word, rows
+        case "gptq":
+            return columns, rows * per_word
+        case "rows":
+            return rows, columns * per_word
 
 
 def is_packed(scheme: PackedForm, types: Mapping[str, str], name: str) -> bool:
@@ -298,7 +371,7 @@ def schemes(model: StoredModel, form: PackedForm | None = None) -> LayerSchemes:
 def _method(name: str) -> QuantMethod:
     return QuantMethod(
         name=name,
-        storage="srv.quantization.packed_layers:PackedStorageFormat",
+        storage="srv.quantization.formats.packed_storage:PackedStorageFormat",
         ops=("linear_gguf",),
         detect=lambda folder, config: _detect(name, folder, config),
         sharding="weights of packed integers cannot be sharded yet",

@@ -1,7 +1,7 @@
 """Checkpoints of compressed-tensors whose layers have different schemes: which layer has which. Torch-free.
 
 Owns the groups of a configuration (`config_groups`), their targets, and what layers that are computed together must
-share. Must not know how a scheme stores its weights: `srv.quantization.packed`, `fp8` and `w8a8_int8` do.
+share. Must not know how a scheme stores its weights: `srv.quantization.formats.packed`, `fp8` and `w8a8_int8` do.
 
     format of a group                   weights                      op of its layers
     pack-quantized                      integers of 4 or 8 bits      linear_gguf
@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.layers.moe_config import expert_names
-from srv.quantization import fp8, fp8_configs, int8_configs, packed, w8a8_int8
-from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Form
-from srv.quantization.int8_configs import Int8Form
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
+from srv.quantization.formats import fp8, fp8_configs, int8_configs, packed, w8a8_int8
+from srv.quantization.formats.fp8_configs import COMPRESSED_TENSORS, Fp8Form
+from srv.quantization.formats.int8_configs import Int8Form
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import matched_target, needs_backtracking, stated_names
+from srv.quantization.formats.packed import LINEAR, REMEDY, PackedForm
 from srv.quantization.method import (
     DOWNLOAD_REMEDY,
     QuantMethod,
     StoredModel,
 )
-from srv.quantization.packed import LINEAR, REMEDY, PackedForm
 from srv.quantization.schemes import LayerSchemes, Scheme
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         return METHOD
     kinds = list(dict.fromkeys(type(group.scheme) for group in mixed.groups))
     return METHOD._replace(
-        storage="srv.quantization.mixed_layers:MixedStorageFormat",
+        storage="srv.quantization.formats.compressed_tensors_storage:MixedStorageFormat",
         ops=tuple(dict.fromkeys(group.scheme.held.op for group in mixed.groups)),
         sharding="weights of mixed schemes cannot be sharded yet",
         note=fp8.NOTE if Fp8Form in kinds else "",

@@ -1,7 +1,7 @@
 """The layers of checkpoints of compressed-tensors with several schemes: each is made by the factory of its scheme.
 
 The conversion of stored tensors is divided in the same way. Must not know which layer has which scheme, nor what layers
-do with it: `srv.quantization.mixed_schemes` and the layers of each scheme do.
+do with it: `srv.quantization.formats.compressed_tensors` and the layers of each scheme do.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from srv.models.formats.storage import StorageFormat
-from srv.quantization.fp8_configs import Fp8Form
-from srv.quantization.fp8_layers import Fp8StorageFormat
+from srv.quantization.formats.compressed_tensors import Form, Group, StoredGroups, scheme_of
+from srv.quantization.formats.fp8_configs import Fp8Form
+from srv.quantization.formats.fp8_storage import Fp8StorageFormat
+from srv.quantization.formats.packed import PackedForm
+from srv.quantization.formats.packed_storage import PackedStorageFormat
+from srv.quantization.formats.w8a8_int8_storage import W8A8StorageFormat
 from srv.quantization.method import StoredModel
-from srv.quantization.mixed_schemes import Form, Group, StoredGroups, scheme_of
-from srv.quantization.packed import PackedForm
-from srv.quantization.packed_layers import PackedStorageFormat
-from srv.quantization.w8a8_int8_layers import W8A8StorageFormat
 
 
 class MixedStorageFormat(StorageFormat):

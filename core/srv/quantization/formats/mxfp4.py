@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from srv.errors import ModelError
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
 from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
 from srv.quantization.schemes import Blocks, LayerSchemes
 
@@ -164,7 +164,7 @@ def schemes(model: StoredModel) -> LayerSchemes:
 
 METHOD = QuantMethod(
     name=NAME,
-    storage="srv.quantization.mxfp4_layers:MXFP4StorageFormat",
+    storage="srv.quantization.formats.mxfp4_storage:MXFP4StorageFormat",
     ops=("linear_gguf",),
     detect=detect,
     sharding="weights in MXFP4 cannot be sharded yet",

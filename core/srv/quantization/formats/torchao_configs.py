@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from srv.models.formats.gguf_types import TYPES_BY_NAME
-from srv.quantization.fp8_configs import Fp8Form
-from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
+from srv.quantization.formats.fp8_configs import Fp8Form
+from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
 from srv.quantization.schemes import Blocks, Inputs, Int8, Scheme
 
 DATA, SCALE = "_weight_qdata", "_weight_scale"

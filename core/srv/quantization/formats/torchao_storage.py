@@ -10,13 +10,13 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.formats.storage import StorageFormat, TensorGroups
-from srv.quantization.block_codes import codes_of
-from srv.quantization.fp8_layers import Fp8StorageFormat
+from srv.quantization.formats.block_codes import codes_of
+from srv.quantization.formats.fp8_storage import Fp8StorageFormat
+from srv.quantization.formats.packed_words import blocks
+from srv.quantization.formats.torchao import ZERO, form_of
+from srv.quantization.formats.torchao_configs import BLOCK_TYPE, DATA, SCALE
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
-from srv.quantization.packed_words import blocks
 from srv.quantization.schemes import row_bytes
-from srv.quantization.torchao import ZERO, form_of
-from srv.quantization.torchao_configs import BLOCK_TYPE, DATA, SCALE
 
 _MIDDLE = 8  # what is added to integers of 4 bits, so that none is negative
 

@@ -1,7 +1,7 @@
 """Checkpoints with FP8 weights (float8_e4m3fn): which layers are quantized, and how their scales are stored.
 
 Owns what is checked before weights are read: that each FP8 weight has a scale of a shape that fits it. Torch-free. Must
-not know how configurations state it (`srv.quantization.fp8_configs`), nor layers.
+not know how configurations state it (`srv.quantization.formats.fp8_configs`), nor layers.
 
     weight                          float8_e4m3fn [N, K]; a layer with a weight of another float dtype is not quantized
     weight_scale, weight_scale_inv  what weights are multiplied by: one value, [N], [N, 1], or one per block
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.formats.expert_tensors import expert_tensor, is_weight_of_all_experts, scale_name
-from srv.quantization.fp8_configs import Fp8Form, declares, scheme_of, scheme_or_reason
+from srv.quantization.formats.fp8_configs import Fp8Form, declares, scheme_of, scheme_or_reason
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
 from srv.quantization.schemes import Fp8, LayerSchemes
 

@@ -19,7 +19,7 @@ from srv.models.formats.gguf_types import TYPES_BY_NAME
 from srv.models.formats.safetensors_header import read_checkpoint
 from srv.models.formats.storage import StorageFormat, TensorGroups
 from srv.models.formats.stored_file import open_file
-from srv.quantization.bitsandbytes import (
+from srv.quantization.formats.bitsandbytes import (
     BLOCK,
     INT8_FORMAT,
     INT8_SCALE,
@@ -28,7 +28,7 @@ from srv.quantization.bitsandbytes import (
     STATE,
     TYPES,
 )
-from srv.quantization.block_codes import codes_of, in_blocks
+from srv.quantization.formats.block_codes import codes_of, in_blocks
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 _LEVELS = 127  # of an int8 weight whose magnitude is that of the largest of its row

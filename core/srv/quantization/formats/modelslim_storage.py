@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from srv.models.formats.storage import StorageFormat
-from srv.quantization import modelslim
+from srv.quantization.formats import modelslim
 from srv.quantization.int8_layers import check_finite, check_scales
 from srv.quantization.method import StoredModel
 
