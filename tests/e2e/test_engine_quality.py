@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from srv.models.locate import demo_model
 from srv.models.read import read_facts
-from srv.quantization.int8_online import is_quantized
-from srv.quantization.int8_online_layers import quantize_int8
+from srv.quantization.formats.online import is_quantized
+from srv.quantization.formats.online_storage import quantize_int8
 from srv.server.text.tokenizer import load_text_processor
 from srv.testing.engine import CheckedEngine
 from srv.types import RequestSpec, SamplingParams

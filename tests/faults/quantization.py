@@ -10,7 +10,7 @@ _THIRD_PARTY = "tests/core/quantization/test_third_party.py"
 FAULTS = (
     Fault(
         name="one-scale-for-all-rows",
-        file="core/srv/quantization/int8_online_layers.py",
+        file="core/srv/quantization/formats/online_storage.py",
         text="scale = wide.abs().amax(1, keepdim=True) / _INT8_MAX",
         planted="scale = wide.abs().amax().expand(wide.shape[0], 1) / _INT8_MAX",
         effect="Weights that are quantized at load lose far more precision than they need to.",

@@ -13,7 +13,7 @@ from models_small import edit_config, small_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from srv.quantization.bitsandbytes_layers import TABLES
+from srv.quantization.formats.bitsandbytes_storage import TABLES
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 2}
 PROJECTION = re.compile(r"_proj\.weight$")

@@ -15,7 +15,7 @@ from models_small import edit_config, small_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from srv.quantization.int8_online_layers import quantize_int8
+from srv.quantization.formats.online_storage import quantize_int8
 
 INT8_ARGS = {"num_bits": 8, "type": "int", "symmetric": True}
 

@@ -25,7 +25,7 @@ from srv.args.groups.weights import WeightsArgs
 from srv.models.base import CausalLM, NativeModel
 from srv.models.layers.op_layer import op_layers
 from srv.models.read import read_facts
-from srv.planning.ledger import loaded_bytes
+from srv.planning.budget import loaded_bytes
 from srv.planning.offload import host_layers
 from srv.platform.streams import HostStream, Streams
 from srv.specs import Latent

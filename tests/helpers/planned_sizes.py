@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from srv.args.config import make_config
 from srv.models.base import CausalLM
 from srv.models.read import read_facts
-from srv.planning.ledger import loaded_bytes
+from srv.planning.budget import loaded_bytes
 
 
 def check_sizes(folder: Path, model: CausalLM) -> None:
@@ -24,3 +24,8 @@ def check_sizes(folder: Path, model: CausalLM) -> None:
     assert stated.parameters == stored.parameters
     assert stated.weight_bytes == stored.weight_bytes
     assert loaded_bytes(config, stated) == loaded_bytes(config, stored) == model.loaded_bytes()
+
+
+def planned_bytes(path: Path, dtype: str = "float32", **values: object) -> int:
+    """The bytes of the loaded weights of a checkpoint in a plan. `values`: of arguments."""
+    return loaded_bytes(make_config({"dtype": dtype, **values}), read_facts(path))

@@ -18,14 +18,11 @@ from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
 from srv.memory.groups import PageGroup, max_tokens
 from srv.models.architectures.sharding import divisions, rank_share
-from srv.models.derive import projection_parameters
-from srv.planning.held_method import native_of, quantization_method
-from srv.planning.layer_sizes import quantized_bytes
 from srv.planning.offload import host_layers
 from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.planning.states import divide_states
+from srv.planning.weights import WeightBytes, quantization_method, weight_sizes
 from srv.platform.facts import DeviceFacts
-from srv.quantization.method import QuantMethod, stored_bytes
 from srv.quantization.registry import find
 from srv.specs import ModelFacts
 
@@ -166,20 +163,39 @@ def _on_more_devices(config: Config, model: ModelFacts, weights: int, room: int)
 
 
 def weight_bytes(config: Config, model: ModelFacts) -> int:
-    """Bytes of the weights of one rank on its device, at most.
+    """Bytes of the weights of one rank on its device, at most: after a platform has repacked them.
 
-    The method by which weights are quantized determines how they count; those of a method that `srv` does not have
-    count as they are stored. Of layers in host memory, the buffers on the device count. Dense layers after pooling are
-    on each rank. Raises Refusal if the configuration alone does not determine the sizes.
+    Of layers in host memory, the buffers on the device count. Dense layers after pooling are on each rank. Raises
+    Refusal if the configuration alone does not determine the sizes.
+    """
+    return _of_rank(config, model, _whole_bytes(config, model).prepared)
+
+
+def loaded_bytes(config: Config, model: ModelFacts) -> int:
+    """Bytes of the weights of one rank as they are loaded, likewise."""
+    return _of_rank(config, model, _whole_bytes(config, model).loaded)
+
+
+def _of_rank(config: Config, model: ModelFacts, whole: int) -> int:
+    held = math.ceil(whole * rank_share(model, config.parallel.tp_size)) + head_bytes(config, model)
+    return held - saved_bytes(config, model)
+
+
+def _whole_bytes(config: Config, model: ModelFacts) -> WeightBytes:
+    """Those of the whole model: as the schemes of its matrices say, or unquantized in the dtype of the arguments.
+
+    Those of a method that `srv` does not have count as they are stored.
     """
     if model.unknown_sizes is not None:
         raise Refusal([_unknown_size(model)])
-    method, item = quantization_method(config, model), item_size(config.model.dtype)
-    if method is None and model.quantization is not None and find(model.quantization) is None:
-        return model.weight_bytes + head_bytes(config, model)
-    whole = stored_bytes(model, item) if method is None else _method_bytes(config, model, method)
-    held = math.ceil(whole * rank_share(model, config.parallel.tp_size)) + head_bytes(config, model)
-    return held - saved_bytes(config, model)
+    method = quantization_method(config, model)
+    if method is not None:
+        return weight_sizes(config, model, method)
+    if model.quantization is not None and find(model.quantization) is None:
+        return WeightBytes(model.weight_bytes, model.weight_bytes)
+    integers = model.stored_types.get("int8", 0)  # which layers keep
+    plain = (model.counted_parameters() - integers) * item_size(config.model.dtype) + integers
+    return WeightBytes(plain, plain)
 
 
 def saved_bytes(config: Config, model: ModelFacts) -> int:
@@ -191,15 +207,6 @@ def saved_bytes(config: Config, model: ModelFacts) -> int:
 def head_bytes(config: Config, model: ModelFacts) -> int:
     """Bytes of the dense layers after pooling, which each rank has if anything is pooled."""
     return model.head.dense_bytes if config.model.is_embedding else 0
-
-
-def _method_bytes(config: Config, model: ModelFacts, method: QuantMethod) -> int:
-    """Bytes of the weights of a whole model that a method holds."""
-    native, dtype = native_of(model), config.model.dtype
-    exact = None if native is None else quantized_bytes(model, native, method, dtype)
-    if exact is not None:
-        return exact
-    return method.weight_bytes(model, item_size(dtype), 0 if native is None else projection_parameters(native))
 
 
 def _unknown_size(model: ModelFacts) -> Rejection:

@@ -17,8 +17,7 @@ from srv.planning.kernel import Kernel, logits_key
 from srv.platform.experts import EXPERT_OP_OF, EXPERTS, INT8
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv.platform.op_choice import AUTO, NAMED_BY, OpChoice, choose_op, op_key
-from srv.quantization.int8_online import BIASES
-from srv.quantization.method import LayerOps
+from srv.quantization.schemes import BIASES, LayerSchemes, Scheme
 
 TORCH = "torch"
 NO_OP_OF_EXPERTS = "its experts are quantized in a way for which there is no op of experts"
@@ -43,13 +42,13 @@ class OpTable(NamedTuple):
         return choose_op(self.specs, self.device, op, call, batch_invariant=self.batch_invariant, named=self.named)
 
 
-def op_kernels(table: OpTable, ops: ModelOps, layer_op: LayerOps | None) -> Iterator[Kernel]:
-    """A Kernel for each distinct call. `layer_op`: of the quantization method; None for unquantized weights."""
+def op_kernels(table: OpTable, ops: ModelOps, schemes: LayerSchemes) -> Iterator[Kernel]:
+    """A Kernel for each distinct call. `schemes`: of the matrices."""
     for use in ops.ops:
         yield _of_use(table, use)
     shapes: dict[tuple[object, ...], tuple[Matrix, str]] = {}  # of most matrices there is one in every layer
     for matrix in ops.matrices:
-        quantized = _quantized_op(matrix, ops.matrices[0], layer_op)
+        quantized = _quantized_op(matrix, ops.matrices[0], schemes)
         output = matrix.names[-1] == OUTPUT
         shape = (quantized, matrix.inputs, matrix.outputs, matrix.embedding, output, matrix.role)
         shapes.setdefault(shape, (matrix, quantized))
@@ -58,17 +57,15 @@ def op_kernels(table: OpTable, ops: ModelOps, layer_op: LayerOps | None) -> Iter
         kernel = _of_matrix(table, matrix, quantized)
         seen.setdefault(kernel.key, kernel)
     yield from seen.values()
-    experts = [_of_experts(table, each, layer_op) for each in ops.experts]
+    experts = [_of_experts(table, each, schemes) for each in ops.experts]
     yield from {(kernel.key, kernel.name): kernel for kernel in experts}.values()
 
 
-def _of_experts(table: OpTable, experts: ExpertMatrices, layer_op: LayerOps | None) -> Kernel:
+def _of_experts(table: OpTable, experts: ExpertMatrices, schemes: LayerSchemes) -> Kernel:
     """The op on the matrices of experts, all of which are quantized alike."""
-    sizes, linear = dict(experts.sizes), {""}
-    if layer_op is not None:
-        inputs = (sizes["hidden"], sizes["intermediate"])
-        names = expert_names(experts.prefix, sizes["experts"])
-        linear = {layer_op(each, columns, False) for each, columns in zip(names, inputs, strict=True)}
+    sizes = dict(experts.sizes)
+    named = zip(expert_names(experts.prefix, sizes["experts"]), (sizes["hidden"], sizes["intermediate"]), strict=True)
+    linear = {_op(schemes(names, inputs, False)) for names, inputs in named}
     op = EXPERT_OP_OF.get(linear.pop(), "") if len(linear) == 1 else ""
     key, what = op_key(op or EXPERTS, table.dtype, sizes), _what(op or EXPERTS, table.dtype, sizes)
     if not op:
@@ -117,14 +114,16 @@ def _logits(table: OpTable, op: str, sizes: dict[str, int], full: dict[str, int]
     return _kernel(table, key, what, table.choose(op, table.dtype, full), op)
 
 
-def _quantized_op(matrix: Matrix, embedding: Matrix, layer_op: LayerOps | None) -> str:
+def _quantized_op(matrix: Matrix, embedding: Matrix, schemes: LayerSchemes) -> str:
     """The op of a matrix that stays quantized; "" for one with unquantized weights."""
-    if layer_op is None:
-        return ""
-    if not matrix.tied:
-        return layer_op(matrix.names, matrix.inputs, matrix.embedding)
-    shared = layer_op(embedding.names, embedding.inputs, True)
-    return layer_op(embedding.names, embedding.inputs, False) if shared else ""
+    if matrix.tied:
+        return _op(schemes(embedding.names, embedding.inputs, True))
+    scheme = schemes(matrix.names, matrix.inputs, matrix.embedding)
+    return scheme.rows_op if matrix.embedding and scheme is not None else _op(scheme)
+
+
+def _op(scheme: Scheme | None) -> str:
+    return "" if scheme is None else scheme.op
 
 
 def _kernel(table: OpTable, key: str, what: str, choice: OpChoice, op: str = "") -> Kernel:

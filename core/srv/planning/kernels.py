@@ -7,7 +7,6 @@ refuses; `/get_server_info` shows it with what the engine reports to have bound 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
 from srv.args.config import ARGUMENTS
@@ -16,10 +15,8 @@ from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
 from srv.errors import Rejection
 from srv.models import derive
-from srv.models.architectures.weight_rules import fused_layer_ops
 from srv.models.blueprint import Part
 from srv.models.choice import LayerChoice
-from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.planning.kernel import (
     ATTENTION_SLOTS,
     DEQUANTIZED,
@@ -36,13 +33,14 @@ from srv.planning.kernel_ops import NOT_SERVED, OpTable, op_kernels
 from srv.planning.kernel_steps import step_kernels
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
+from srv.planning.weights import layer_schemes, types_are_known
 from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend, with_added
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.facts import WRITE_KV, OpCall
 from srv.platform.layers import layer_names
 from srv.platform.op_choice import AUTO, NAMED_BY, argument_name, choose_op
 from srv.quantization import registry as quantization_methods
-from srv.quantization.method import LayerOps, QuantMethod
+from srv.quantization.method import QuantMethod
 from srv.specs import FullAttention, Latent, ModelFacts, PagedSpec, SlidingWindow
 
 STEPS = dict(zip(ATTENTION_SLOTS, ("prompts", "decode steps"), strict=True))
@@ -214,10 +212,10 @@ class _Planner:
         if not specs:
             yield _unknown(f"platform {platform} does not declare its ops")
             return
-        if method is not None and method.layer_ops is None:
+        if method is not None and method.schemes is None:
             yield _unknown(f"the quantization method {method.name} does not say which layers it computes")
             return
-        if method is not None and model.format == "gguf" and not Path(model.path).is_file():
+        if method is not None and not types_are_known(model):
             yield _unknown("the types of the tensors are in the header of its file, which is not here")
             return
         invariant = self._config.schedule.enable_deterministic_inference
@@ -225,7 +223,7 @@ class _Planner:
         if experts is not None:
             specs = of_backend(with_added(specs, [experts.spec]), experts.spec.name)
         table = OpTable(platform, specs, self._target.device, dtype, invariant, named_implementations(self._config))
-        for kernel in op_kernels(table, ops, _layer_op(model, method)):
+        for kernel in op_kernels(table, ops, layer_schemes(model, method)):
             if kernel.name is None:
                 self._refuse_op(kernel)
             elif method is not None and kernel.slower and _op(kernel) in method.ops:
@@ -292,12 +290,6 @@ def _reference_unasked(kernel: Kernel, choice: BackendChoice, why: str) -> Rejec
 def divides(resolved: Resolved) -> bool:
     """Whether tp_size divides the model; a plan carries a value that does not."""
     return not any((each.what, each.code) == ("tp_size", "not_divisible") for each in resolved.refusals)
-
-
-def _layer_op(model: ModelFacts, method: QuantMethod | None) -> LayerOps | None:
-    if method is None or method.layer_ops is None:
-        return None
-    return fused_layer_ops(method.layer_ops, method, checkpoint_tensors(model))
 
 
 def _unknown(why: str) -> Kernel:

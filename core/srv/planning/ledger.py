@@ -9,19 +9,15 @@ this process has allocated (`Platform.memory_use`). Otherwise its note says why 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from srv.args.config import Config
 from srv.args.statement import amount_text
-from srv.dtypes import item_size
 from srv.errors import OutOfMemory, is_out_of_host_memory
 from srv.io.memory_lines import ACTIVATIONS, MemoryLine
-from srv.models.architectures.sharding import rank_share
-from srv.planning.budget import Budget, head_bytes, saved_bytes, weight_bytes
-from srv.planning.held_method import quantization_method
+from srv.planning.budget import Budget, loaded_bytes, weight_bytes
 from srv.planning.pools import bytes_per_page
 from srv.planning.states import bytes_per_slot
 from srv.planning.steps import rows_to_capture
@@ -101,16 +97,6 @@ def _states(config: Config, model: ModelFacts, budget: Budget | None) -> tuple[M
     if not size:
         return ()
     return (MemoryLine(STATES, None if budget is None else (budget.state_slots + 1) * size),)
-
-
-def loaded_bytes(config: Config, model: ModelFacts) -> int:
-    """The bytes of the weights of one rank as they are loaded, before the platform repacks them."""
-    method = quantization_method(config, model)
-    if method is None or method.loaded_bytes is None:
-        return weight_bytes(config, model)
-    whole = method.loaded_bytes(model, item_size(config.model.dtype))
-    held = math.ceil(whole * rank_share(model, config.parallel.tp_size)) + head_bytes(config, model)
-    return held - saved_bytes(config, model)
 
 
 def pool_bytes(config: Config, model: ModelFacts, budget: Budget) -> int:

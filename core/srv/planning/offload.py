@@ -11,7 +11,6 @@ copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from srv.args.config import Config
@@ -19,10 +18,8 @@ from srv.args.statement import amount_text
 from srv.errors import Refusal, Rejection
 from srv.kept import kept_per_object
 from srv.models.architectures.registry import native_or_reason
-from srv.models.config.checkpoint_tensors import checkpoint_tensors
-from srv.planning.held_method import quantization_method
-from srv.planning.layer_sizes import layer_tensors
-from srv.quantization.method import QuantMethod, StoredModel
+from srv.planning.weights import layer_tensors, quantization_method, types_are_known
+from srv.quantization.method import QuantMethod
 from srv.quantization.registry import find
 from srv.specs import ModelFacts
 
@@ -115,22 +112,16 @@ def _layer_sizes(config: Config, model: ModelFacts) -> tuple[tuple[int, ...], ..
     method = quantization_method(config, model)
     if method is None and model.quantization is not None and find(model.quantization) is None:
         return f"srv has no layers for those quantized with {model.quantization}"
-    loaders = bool(config.weights.custom_weight_loader)
-    return _sizes(model, method, config.model.dtype, loaders)
+    return _sizes(model, method, config.model.dtype)
 
 
 @kept_per_object
-def _sizes(
-    model: ModelFacts, method: QuantMethod | None, dtype: str, loaders: bool
-) -> tuple[tuple[int, ...], ...] | str:
-    """`loaders`: the weights come from other packages, and not from files."""
+def _sizes(model: ModelFacts, method: QuantMethod | None, dtype: str) -> tuple[tuple[int, ...], ...] | str:
     native = native_or_reason(model.architecture, model.config)
     assert not isinstance(native, str)
-    if method is None or method.online or loaders:
-        return layer_tensors(model, native, method, StoredModel(model, {}), dtype)
-    if model.format == "gguf" and not Path(model.path).exists():
+    if method is not None and not types_are_known(model):
         return "the types of its matrices are in a file that is not on this machine: download it first"
-    return layer_tensors(model, native, method, checkpoint_tensors(model), dtype)
+    return layer_tensors(model, native, method, dtype)
 
 
 def _layers(count: int) -> str:

@@ -1,47 +1,27 @@
-"""Layers with FP8 weights, the conversion of stored tensors, and the quantization of unquantized ones at load.
+"""Layers with FP8 weights: linear layers and experts.
 
-The arithmetic is that of the ops `linear_fp8` and `experts_fp8`. Must not know which checkpoints have FP8 weights
-(`srv.quantization.fp8`).
+The arithmetic is that of the ops `linear_fp8` and `experts_fp8`. Must not know checkpoints.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from srv.errors import ModelError
 from srv.models.checkpoints.slices import Slice
-from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
-from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection, Split
-from srv.models.layers.moe_config import expert_names
-from srv.quantization.fp8 import (
-    DTYPE,
-    INPUT_SCALES,
-    REMEDY,
+from srv.models.layers.linear import Projection
+from srv.quantization.formats.fp8 import (
     SCALE,
-    are_fp8,
-    check_dequantized,
-    check_embedding,
-    fused_runs,
-    held_scale,
-    squeezed,
 )
-from srv.quantization.fp8_configs import Fp8Scheme, scheme_of
-from srv.quantization.int8_online import is_quantized
-from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
+from srv.quantization.schemes import Fp8
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _NAN = 0x7F  # its code, without the sign
-_PER_OUTPUT = Fp8Scheme()
 
 
 class Fp8Matrix(NamedTuple):
@@ -62,11 +42,11 @@ class Fp8Linear(Projection):
     op = "linear_fp8"
 
     def __init__(
-        self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool, scheme: Fp8Scheme
+        self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool, scheme: Fp8
     ) -> None:
         super().__init__(context.dtype, output_sizes, inputs)
         self._blocks = _blocks(scheme, inputs)
-        self._runs = list(fused_runs(output_sizes, self._blocks[0]))
+        self._runs = list(scheme.runs(output_sizes))
         self.matrices = [self._matrix(context, sum(run.values()), scheme) for run in self._runs]
         outputs = sum(output_sizes.values())
         self.bias = context.empty(outputs) if bias else None
@@ -74,9 +54,9 @@ class Fp8Linear(Projection):
         self.implementation = context.name_of(self.op, inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
 
-    def _matrix(self, context: BuildContext, outputs: int, scheme: Fp8Scheme) -> Fp8Matrix:
+    def _matrix(self, context: BuildContext, outputs: int, scheme: Fp8) -> Fp8Matrix:
         weight = context.empty(outputs, self.inputs, dtype=torch.float8_e4m3fn)
-        scale = context.empty(*held_scale(scheme, outputs, self.inputs), dtype=torch.float32)
+        scale = context.empty(*scheme.scale_shape(outputs, self.inputs), dtype=torch.float32)
         return Fp8Matrix(weight, scale, outputs)
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -106,7 +86,7 @@ class Fp8Linear(Projection):
         return views if self.bias is None else views | self.part_views("bias", self.bias)
 
 
-def _blocks(scheme: Fp8Scheme, inputs: int) -> tuple[int, int]:
+def _blocks(scheme: Fp8, inputs: int) -> tuple[int, int]:
     return scheme.block or (1, inputs)
 
 
@@ -119,17 +99,15 @@ class Fp8Experts(ExpertWeights):
 
     op = "experts_fp8"
 
-    def __init__(
-        self, context: BuildContext, prefix: str, sizes: ExpertSizes, scheme: Fp8Scheme, bias: bool = False
-    ) -> None:
+    def __init__(self, context: BuildContext, prefix: str, sizes: ExpertSizes, scheme: Fp8, bias: bool = False) -> None:
         super().__init__(context, prefix, sizes)
         experts, hidden, inner = sizes.experts, sizes.hidden, sizes.intermediate
         self._blocks = _blocks(scheme, max(hidden, inner))
         self.gate_up = context.empty(experts, 2 * inner, hidden, dtype=torch.float8_e4m3fn)
         self.down = context.empty(experts, hidden, inner, dtype=torch.float8_e4m3fn)
-        rows, columns = held_scale(scheme, inner, hidden)
+        rows, columns = scheme.scale_shape(inner, hidden)
         self.gate_up_scale = context.empty(experts, 2 * rows, columns, dtype=torch.float32)
-        self.down_scale = context.empty(experts, *held_scale(scheme, hidden, inner), dtype=torch.float32)
+        self.down_scale = context.empty(experts, *scheme.scale_shape(hidden, inner), dtype=torch.float32)
         self.gate_up_bias = context.empty(experts, 2 * inner) if bias else None
         self.down_bias = context.empty(experts, hidden) if bias else None
 
@@ -154,184 +132,3 @@ class Fp8Experts(ExpertWeights):
 
     def weight_slices(self) -> dict[str, Slice]:
         return {}
-
-
-class Fp8LayerFactory(LayerFactory):
-    """FP8 layers where the checkpoint stores FP8 weights; embeddings are not quantized."""
-
-    def __init__(self, context: BuildContext, model: StoredModel, scheme: Fp8Scheme | None = None) -> None:
-        """`scheme`: None for the one that the configuration of the checkpoint states."""
-        super().__init__(context)
-        self._model, self._scheme = model, scheme or scheme_of(Path(model.facts.path), model.facts.config)
-        check_dequantized(model, self._scheme)
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        if not are_fp8(self._model, self._scheme, tuple(output_sizes)):
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        return Fp8Linear(self.context, output_sizes, inputs, bias, self._scheme)
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some projections are FP8 and others not."""
-        found = [are_fp8(self._model, self._scheme, names) for names in expert_names(prefix, sizes.experts)]
-        if not any(found):
-            return super().experts(prefix, sizes, bias)
-        if not all(found):
-            reason = f"the experts {prefix} are FP8 in part, which no layers support"
-            raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
-        return Fp8Experts(self.context, prefix, sizes, self._scheme, bias)
-
-    def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
-        check_embedding(self._model, name)
-        return super().embedding(name, vocab, hidden)
-
-
-class Fp8StorageFormat(StorageFormat):
-    """FP8 weights with scales of any name and shape, which become those of layers; other scales are checked only."""
-
-    def __init__(self, model: StoredModel, scheme: Fp8Scheme | None = None) -> None:
-        """`scheme`: None for the one that the configuration of the checkpoint states."""
-        self._path, self._types = model.facts.path, model.types
-        self._scheme = scheme or scheme_of(Path(self._path), model.facts.config)
-        self._sizes: dict[str, tuple[int, ...]] = {}  # of each FP8 weight, once `shapes` has seen it
-        self._dequantized = TensorGroups()
-
-    def parts(self, name: str) -> tuple[str, ...]:
-        layer, kind = self._kind(name)
-        match kind:
-            case "weight" | "input":
-                return (f"{layer}.weight",)  # a scale of inputs is read, so that it is checked
-            case "scale":
-                return (f"{layer}.{'weight' if layer.endswith(UP_PROJECTION) else SCALE}",)
-        return (name,)
-
-    def unused(self, names: Collection[str]) -> set[str]:
-        return {name for name in names if name == f"lm_head.{SCALE}"}  # of the copy of a tied output layer
-
-    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
-        for name, shape in stored.items():
-            layer, kind = self._kind(name)
-            if kind == "weight":
-                self._sizes[layer] = shape
-                if len(shape) == 2 and not layer.endswith(UP_PROJECTION):
-                    found[f"{layer}.{SCALE}"] = held_scale(self._scheme, *shape)
-            if kind in ("weight", ""):
-                found[self.parts(name)[0]] = shape
-        return found
-
-    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
-        layer, kind = self._kind(name)
-        match kind:
-            case "":
-                return {name: stored}
-            case "weight":
-                self._check_weight(name, stored)
-                return self._made(layer, "weight", stored)
-            case "scale":
-                return self._made(layer, SCALE, self._held(layer, self._checked(name, stored, largest=_LARGEST)))
-        self._checked(name, stored)
-        return {}
-
-    def _made(self, layer: str, suffix: str, tensor: Tensor) -> dict[str, Tensor]:
-        """The tensor of a layer; of an up-projection, the dequantized weight once weight and scale are there."""
-        if not layer.endswith(UP_PROJECTION):
-            return {f"{layer}.{suffix}": tensor}
-        group = self._dequantized.add(layer, suffix, tensor, count=2)
-        return {} if group is None else {f"{layer}.weight": self._widened(group["weight"], group[SCALE])}
-
-    def _widened(self, weight: Tensor, scale: Tensor) -> Tensor:
-        """Dequantized in float32."""
-        outputs, inputs = weight.shape
-        rows, columns = _blocks(self._scheme, inputs)
-        wide = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
-        return weight.float() * wide
-
-    def _kind(self, name: str) -> tuple[str, str]:
-        """The layer of a tensor, and what it is: "weight", "scale", "input", or "" for unquantized ones."""
-        layer, _, suffix = name.rpartition(".")
-        if self._types.get(f"{layer}.{self._scheme.weight}") != DTYPE:
-            return layer, ""
-        if suffix in self._scheme.scales:
-            return layer, "scale"
-        if suffix in INPUT_SCALES:
-            return layer, "input"
-        return layer, "weight" if suffix == self._scheme.weight else ""
-
-    def _check_weight(self, name: str, weight: Tensor) -> None:
-        if bool(((weight.view(torch.uint8) & _NAN) == _NAN).any()):
-            self._fail("damaged", f"{name} has values that are NaN")
-
-    def _checked(self, name: str, scale: Tensor, largest: float = 1.0) -> Tensor:
-        """A scale in float32.
-
-        Raises ModelError unless it consists of finite numbers that are not negative, and stay finite times `largest`.
-        """
-        wide = scale.float()
-        fits = (wide >= 0) & (wide * largest).isfinite()
-        if not bool(fits.all()):
-            wrong = wide[~fits].flatten()[0].item()
-            if math.isfinite(wrong) and wrong > 0:
-                self._fail("damaged", f"{name} has the value {wrong:g}, by which a weight of {largest:g} overflows")
-            self._fail("damaged", f"{name} has the value {wrong:g}, which is not a finite number from 0 on")
-        return wide
-
-    def _held(self, layer: str, scale: Tensor) -> Tensor:
-        """A scale with the shape that layers hold."""
-        shape = held_scale(self._scheme, *self._sizes[layer])
-        scale = scale.reshape(squeezed(tuple(scale.shape)))
-        return scale.reshape(1, 1).expand(shape) if scale.numel() == 1 else scale.reshape(shape)
-
-    def _fail(self, code: str, reason: str) -> NoReturn:
-        raise ModelError(code, self._path, reason, DOWNLOAD_REMEDY)
-
-
-class OnlineFp8LayerFactory(LayerFactory):
-    """Linear layers within decoder layers have FP8 weights; embeddings and the output layer are not quantized."""
-
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
-        super().__init__(context)
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        if not all(map(is_quantized, output_sizes)):
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        return Fp8Linear(self.context, output_sizes, inputs, bias, _PER_OUTPUT)
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        return Fp8Experts(self.context, prefix, sizes, _PER_OUTPUT, bias)
-
-
-class OnlineFp8StorageFormat(StorageFormat):
-    """Unquantized checkpoints whose linear layers are quantized to FP8 while they are loaded."""
-
-    def __init__(self, model: StoredModel) -> None:
-        """The format is the same for every model."""
-
-    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        layers = {name.removesuffix(".weight"): shape for name, shape in stored.items() if _becomes_fp8(name)}
-        return {**stored, **{f"{layer}.{SCALE}": (shape[0], 1) for layer, shape in layers.items()}}
-
-    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
-        if not _becomes_fp8(name):
-            return {name: stored}
-        quantized, scale = quantize_fp8(stored)
-        return {name: quantized, f"{name.removesuffix('.weight')}.{SCALE}": scale}
-
-
-def _becomes_fp8(name: str) -> bool:
-    layer, _, suffix = name.rpartition(".")
-    return suffix == "weight" and is_quantized(layer)
-
-
-def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """FP8 quantization per output: [out, in] -> float8_e4m3fn [out, in], float32 scales [out, 1].
-
-    The largest magnitude of each row becomes 448. A row of zeros has the scale 0.
-    """
-    wide = weight.float()
-    scale = wide.abs().amax(1, keepdim=True) / _LARGEST
-    scaled = wide / torch.where(scale == 0, 1.0, scale)
-    return scaled.clamp_(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), scale

@@ -9,24 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
-from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import WHOLE, Projection, Sharding, Split
-from srv.models.layers.moe_config import expert_names
-from srv.quantization.gguf import stays_quantized
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.method import StoredModel
+from srv.models.layers.linear import WHOLE, Projection, Sharding
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +120,35 @@ class GGUFLinear(Projection):
         return sizes
 
 
+class OrderedLinear(GGUFLinear):
+    """A quantized linear layer whose inputs are taken in the order of their groups: y = x[..., columns] Wᵀ + b.
+
+    columns: int64 [parts, inputs], one row per fused layer; they must be equal.
+    """
+
+    def __init__(
+        self, context: BuildContext, output_sizes: Mapping[str, int], matrices: list[GGUFMatrix], bias: bool
+    ) -> None:
+        super().__init__(context, output_sizes, matrices, bias)
+        self.columns = context.empty(len(output_sizes), self.inputs, dtype=torch.int64)
+
+    @property
+    def column_order(self) -> Tensor:
+        return self.columns[0]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return super().multiply(x.index_select(-1, self.column_order))
+
+    def weight_views(self) -> dict[str, Tensor]:
+        orders = {f"{name}.columns": row for name, row in zip(self.output_sizes, self.columns, strict=True)}
+        return super().weight_views() | orders
+
+    def validate_loaded(self) -> str | None:
+        other = (self.columns != self.columns[:1]).any(1).tolist()
+        names = [name for name, differs in zip(self.output_sizes, other, strict=True) if differs]
+        return f"the inputs of {names[0]} are in another order than those of the layers beside it" if names else None
+
+
 class GGUFEmbedding(TokenEmbedding):
     """A quantized embedding; rows are dequantized at lookup."""
 
@@ -149,59 +170,3 @@ class GGUFEmbedding(TokenEmbedding):
 
     def weight_views(self) -> dict[str, Tensor]:
         return {f"{self.name}.weight": self.matrix.rows}
-
-
-class GGUFLayerFactory(LayerFactory):
-    """Layers whose matrices stay quantized, if their types allow it."""
-
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
-        super().__init__(context)
-        self._quant_types = model.types
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        local = self.local_sizes(output_sizes, inputs, split, unit)
-        if not all(self._stays_quantized(name, local.inputs) for name in output_sizes):
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        runs = groupby(local.output_sizes.items(), key=lambda part: self._quant_types[f"{part[0]}.weight"])
-        matrices = [
-            empty_matrix(self.context, sum(rows for _, rows in run), local.inputs, quant_type)
-            for quant_type, run in runs
-        ]
-        return GGUFLinear(self.context, local.output_sizes, matrices, bias, sharding=local.sharding)
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some matrices stay quantized and others do not, or not as one type."""
-        local = self.local_experts(sizes)
-        gate_up, down = expert_names(prefix, sizes.experts)
-        types = [{self._quant_types.get(f"{name}.weight", "") for name in names} for names in (gate_up, down)]
-        kept = [self._stays_quantized(name, local.hidden) for name in gate_up]
-        kept += [self._stays_quantized(name, local.local) for name in down]
-        if not any(kept):
-            return super().experts(prefix, sizes, bias)
-        if not all(kept) or any(len(each) > 1 for each in types):
-            stored = " and ".join(sorted({each or "an unknown type" for every in types for each in every}))
-            raise ModelError(
-                "unsupported_quantization",
-                prefix,
-                f"its experts are stored as {stored}, but they stay quantized only if gate and up are of one type, "
-                "and down is of one type",
-                "Set --dequantize-weights, or use another GGUF file",
-            )
-        return GGUFExperts(self.context, prefix, local, types[0].pop(), types[1].pop(), bias)
-
-    def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
-        if not self._stays_quantized(name, hidden):
-            return super().embedding(name, vocab, hidden)
-        local = self.local_vocab(vocab)
-        matrix = empty_matrix(self.context, local.end - local.begin, hidden, self._quant_types[f"{name}.weight"])
-        return GGUFEmbedding(self.context, name, local, matrix)
-
-    def tied_lm_head(self, name: str, embedding: TokenEmbedding) -> Projection:
-        if not isinstance(embedding, GGUFEmbedding):
-            return super().tied_lm_head(name, embedding)
-        return GGUFLinear(self.context, {name: embedding.matrix.outputs}, [embedding.matrix], bias=False, tied=True)
-
-    def _stays_quantized(self, name: str, inputs: int) -> bool:
-        return stays_quantized(self._quant_types, name, inputs)

@@ -1,8 +1,9 @@
-"""Linear layers with int8 weights, with or without int8 activations (W8A8 or weight-only).
+"""Linear layers and experts with int8 weights, with or without int8 activations (W8A8 or weight-only).
 
 Owns the tensors of each scheme, and the conditions on their loaded values. The arithmetic is that of ops:
 `linear_w8a8` and `linear_w8a8_static`, which a platform with the capability "w8a8" provides, and `linear_int8` of the
-capability "int8_weights". Must not know which method uses which layer, nor how its checkpoints store the tensors.
+capability "int8_weights"; `experts_int8` may quantize its inputs to int8, too. Must not know which method uses which
+layer, nor how its checkpoints store the tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from srv.errors import ModelError
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.linear import Projection
 from srv.quantization.method import DOWNLOAD_REMEDY
 
@@ -199,3 +202,53 @@ def _without_scales(layer: ScaledInt8Linear | StaticInt8Linear, suffix: str, sca
         layer.part_views(suffix, scales).items(), layer.part_views("weight", layer.weight).values(), strict=True
     )
     return next((f"{name} {NO_SCALES}" for (name, each), weight in parts if all_zero(each, weight)), None)
+
+
+class Int8Experts(ExpertWeights):
+    """gate_up int8 [E, 2 I, H] with gate_up_scale float32 [E, 2 I], and down int8 [E, H, I] with down_scale [E, H].
+
+    `offset`: the checkpoint also stores a zero point per row, `weight_offset`. All of them must be 0.
+    """
+
+    op = "experts_int8"
+
+    def __init__(self, context: BuildContext, prefix: str, sizes: ExpertSizes, *, offset: bool = False) -> None:
+        super().__init__(context, prefix, sizes)
+        experts, hidden, inner = sizes.experts, sizes.hidden, sizes.intermediate
+        self.gate_up = context.empty(experts, 2 * inner, hidden, dtype=torch.int8)
+        self.down = context.empty(experts, hidden, inner, dtype=torch.int8)
+        self.gate_up_scale = context.empty(experts, 2 * inner, dtype=torch.float32)
+        self.down_scale = context.empty(experts, hidden, dtype=torch.float32)
+        self._offsets: dict[str, Tensor] = {}
+        if offset:
+            first, second = torch.empty(experts, 2 * inner, 1), torch.empty(experts, hidden, 1)
+            self._offsets = self.matrix_views("weight_offset", first, second)
+
+    def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self._compute(
+            x, ids, weights, self.gate_up, self.gate_up_scale, self.down, self.down_scale, self.sizes.activation
+        )
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        names = ("gate_up", "gate_up_scale", "down", "down_scale")
+        return ({**{name: getattr(self, name) for name in names}, "activation": self.sizes.activation},)
+
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        return self.gate_up, self.gate_up_scale, self.down, self.down_scale
+
+    def weight_views(self) -> dict[str, Tensor]:
+        views = self.matrix_views("weight", self.gate_up, self.down)
+        scales = self.gate_up_scale.unsqueeze(-1), self.down_scale.unsqueeze(-1)
+        return views | self.matrix_views("weight_scale", *scales) | self._offsets
+
+    def weight_slices(self) -> dict[str, Slice]:
+        return {}
+
+    def validate_loaded(self) -> str | None:
+        nonzero = next((name for name, offset in self._offsets.items() if bool(offset.any())), None)
+        if nonzero is not None:
+            return f"{nonzero} is not 0, and srv supports only weights quantized symmetrically"
+        views = self.weight_views()
+        scales = {name: view for name, view in views.items() if name.endswith("_scale")}
+        zero = (name for name, scale in scales.items() if all_zero(scale, views[name.removesuffix("_scale")]))
+        return next((f"{name} {NO_SCALES}" for name in zero), None)

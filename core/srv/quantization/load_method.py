@@ -8,6 +8,7 @@ from srv.errors import SrvError
 from srv.models.checkpoints.storage import StorageFormat
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
+from srv.quantization.layers import SchemeLayers
 from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.registry import BUILT_IN
 from srv.quantization.third_party import METHODS
@@ -16,12 +17,12 @@ from srv.quantization.third_party_storage import GuardedStorage
 
 def make_factory(method: QuantMethod, context: BuildContext, model: StoredModel) -> LayerFactory:
     """The factory of the layers of a model. Raises PluginError if that of a third party is faulty."""
-    built_in = method.name in BUILT_IN
+    if method.layers is None:
+        assert method.schemes is not None  # checked where a method of another distribution is imported
+        return SchemeLayers(context, method.schemes(model))
     make: Callable[..., LayerFactory] = METHODS.import_class(
-        method.name, "layers", method.layers, LayerFactory, built_in=built_in
+        method.name, "layers", method.layers, LayerFactory, built_in=False
     )
-    if built_in:
-        return make(context, model)
     return METHODS.call(method.name, "layers", make, context, model, expected=(SrvError,))
 
 

@@ -6,21 +6,19 @@ imported when a model is built. Must not know any method by name: `srv.quantizat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from srv.quantization.schemes import LayerSchemes
 
 if TYPE_CHECKING:
-    from srv.models.checkpoints.safetensors_header import StoredTensor
     from srv.specs import ModelFacts  # what lists arguments reads the registry, and needs no facts
 
 GROUP = "srv.quantization"  # the entry points of other distributions
 UP_PROJECTION = ".kv_b_proj"  # of latent attention: it is no linear layer here
 DOWNLOAD_REMEDY = "Download the checkpoint again, or use another one of the model"  # for damaged ones
-_CORRECTIONS = (".e_score_correction_bias", ".expert_bias")  # of DeepSeek and others, and of LFM2
-_KEPT_BYTES: Mapping[str, int] = {"int8": 1}  # stored dtypes that layers keep; all others become the model's dtype
 
 
 class StoredModel(NamedTuple):
@@ -37,37 +35,9 @@ class StoredModel(NamedTuple):
     stored_names: Mapping[str, str] = MappingProxyType({})
 
 
-class HeldMatrix(NamedTuple):
-    """A matrix of a layer: of linear layers that share one input, or the same projections of all experts of a layer.
-
-    `names`, `outputs`: of each of these. `inputs`: of all of them.
-    """
-
-    names: tuple[str, ...]
-    outputs: tuple[int, ...]
-    inputs: int
-    experts: bool = False
-
-
-LayerOps: TypeAlias = Callable[[tuple[str, ...], int, bool], str]
-TensorBytes: TypeAlias = Callable[[HeldMatrix], tuple[int, ...]]
-
-
-def corrections(tensors: Mapping[str, StoredTensor]) -> int:
-    """How many stored numbers correct the choice of experts, which layers hold in float32."""
-    return sum(math.prod(tensor.shape) for name, tensor in tensors.items() if name.endswith(_CORRECTIONS))
-
-
 def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:
     """For methods that do not follow from the configuration of a checkpoint."""
     return False
-
-
-def stored_bytes(model: ModelFacts, item_size: int, projection_params: int = 0) -> int:
-    """Integers of a checkpoint count as stored, all other parameters as `item_size` bytes."""
-    kept = {dtype: count for dtype, count in model.stored_types.items() if dtype in _KEPT_BYTES}
-    integers = sum(count * _KEPT_BYTES[dtype] for dtype, count in kept.items())
-    return (model.counted_parameters() - sum(kept.values())) * item_size + integers
 
 
 class QuantMethod(NamedTuple):
@@ -77,7 +47,7 @@ class QuantMethod(NamedTuple):
 
     - `name`: the value of `--quantization`, or of `--torchao-config` if `online`.
     - `layers`: "module:Class" of a `srv.models.layers.factory.LayerFactory` that is made with a BuildContext and a
-      StoredModel.
+      StoredModel; None for those of `srv.quantization.layers`, which are made of `schemes`.
     - `storage`: "module:Class" of a `srv.models.checkpoints.storage.StorageFormat` that is made with a StoredModel;
       None if tensors are stored as the layers hold them.
     - `ops`: the op contracts that the layers need.
@@ -91,26 +61,17 @@ class QuantMethod(NamedTuple):
       none; None if its weights are of this method already. `at_load` itself is None if the name means no other one.
     - `of_form(model)`: these facts for the form in which a checkpoint is stored, if some of them depend on it.
 
-    What its weights take:
+    How its weights are held:
 
-    - `weight_bytes(model, item_size, projection_params)`: bytes of the weights of the whole model on a device, at most;
-      `item_size` is that of the model's dtype, `projection_params` the number of weights of its linear layers without
-      the output layer.
-    - `loaded_bytes(model, item_size)`: exactly those of the loaded weights, if a platform may make more of them; None:
-      both are the same.
-    - `matrix_bytes(outputs, inputs)`: bytes of a matrix for which `layer_ops` names an op; None: not known without the
-      files. Where it and the matrices of a model are known, they determine the bytes of weights, and not
-      `weight_bytes`.
-    - `tensor_bytes(model)`: the function (matrix) -> the bytes of each tensor that layers hold for a matrix for which
-      `layer_ops` names an op, as `OpLayer.weight_tensors` lists them; None: not known before layers are built, so that
-      they cannot be kept in host memory.
-    - `packed`: it stores fewer elements than there are weights.
+    - `schemes(model)`: the function (names, inputs, embedding) -> the scheme of the matrix that fuses the layers of
+      these names, None for unquantized weights. `names` may be those of projections of all experts of a layer;
+      `embedding`: rows of the matrix are looked up. Layers, the bytes of weights, and the ops of plans follow from it.
+      Both functions may raise ModelError for damaged checkpoints. `schemes` itself is None if that is not known before
+      the layers are built.
+    - `packed`: the checkpoint has fewer stored elements than there are weights.
 
     How its layers compute, and what they do not:
 
-    - `layer_ops(model)`: the function (names, inputs, rows) -> the op of a layer that fuses those of these names, ""
-      for unquantized weights; `rows`: of an embedding, whose rows are looked up. None: not known before layers are
-      built.
     - `dtype`: in which models of this method compute if the user sets none; "": that of the checkpoint.
     - `fp8_inputs`: the checkpoint states that inputs of all FP8 weights are quantized to FP8 as well, so that a
       platform may do so.
@@ -132,19 +93,15 @@ class QuantMethod(NamedTuple):
     """
 
     name: str
-    layers: str
+    layers: str | None = None
     storage: str | None = None
     ops: tuple[str, ...] = ()
     detect: Callable[[Path, Mapping[str, Any]], bool | str] = not_detected
     accepts: Callable[[ModelFacts], str | None] | None = None
-    weight_bytes: Callable[[ModelFacts, int, int], int] = stored_bytes
-    loaded_bytes: Callable[[ModelFacts, int], int] | None = None
     sharding: str | None = "weights quantized by this method cannot be sharded yet"
     online: bool = False
     dequantizable: bool = False
-    layer_ops: Callable[[StoredModel], LayerOps] | None = None
-    matrix_bytes: Callable[[int, int], int] | None = None
-    tensor_bytes: Callable[[StoredModel], TensorBytes] | None = None
+    schemes: Callable[[StoredModel], LayerSchemes] | None = None
     experts: Callable[[bool], tuple[str, str] | None] | None = None
     packed: bool = False
     at_load: Callable[[ModelFacts], str | None] | None = None

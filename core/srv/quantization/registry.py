@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 # schemes before those of one scheme.
 CHECKPOINT_METHODS: Mapping[str, str] = MappingProxyType(
     {
-        "gguf": "gguf:METHOD",
-        "modelslim": "modelslim:METHOD",
-        "compressed-tensors": "mixed_schemes:METHOD",
-        "w8a8_int8": "w8a8_int8:METHOD",
-        "awq": "packed:AWQ_METHOD",
-        "gptq": "packed:GPTQ_METHOD",
-        "fp8": "fp8_methods:METHOD",
-        "fbgemm_fp8": "fp8_methods:FBGEMM_METHOD",
-        "modelopt": "fp8_methods:MODELOPT_METHOD",
-        "mxfp4": "mxfp4:METHOD",
-        "bitsandbytes": "bitsandbytes:METHOD",
-        "torchao": "torchao:METHOD",
+        "gguf": "formats.gguf:METHOD",
+        "modelslim": "formats.modelslim:METHOD",
+        "compressed-tensors": "formats.compressed_tensors:METHOD",
+        "w8a8_int8": "formats.w8a8_int8:METHOD",
+        "awq": "formats.packed:AWQ_METHOD",
+        "gptq": "formats.packed:GPTQ_METHOD",
+        "fp8": "formats.fp8_methods:METHOD",
+        "fbgemm_fp8": "formats.fp8_methods:FBGEMM_METHOD",
+        "modelopt": "formats.fp8_methods:MODELOPT_METHOD",
+        "mxfp4": "formats.mxfp4:METHOD",
+        "bitsandbytes": "formats.bitsandbytes:METHOD",
+        "torchao": "formats.torchao:METHOD",
     }
 )
 ONLINE_METHODS: Mapping[str, str] = MappingProxyType(
-    {"int8dq": "int8_online:INT8DQ", "int8wo": "int8_online:INT8WO", "fp8wo": "fp8_methods:FP8WO"}
+    {"int8dq": "formats.online:INT8DQ", "int8wo": "formats.online:INT8WO", "fp8wo": "formats.fp8_methods:FP8WO"}
 )
 BUILT_IN: Mapping[str, str] = MappingProxyType({**CHECKPOINT_METHODS, **ONLINE_METHODS})
 # Names that other servers have for kernels, and the methods whose weights these read.
@@ -65,7 +65,7 @@ def detectable_names() -> tuple[str, ...]:
 
 
 def find(name: str | None) -> QuantMethod | None:
-    """The method of a name; None if there is none. The type of a GGUF file may follow its name: "gguf:Q4_1".
+    """The method of a name; None if there is none. The type of a GGUF file may follow its name: "formats.gguf:Q4_1".
 
     Raises PluginError if a third party's method of that name is faulty, or if two distributions claim the name.
     """

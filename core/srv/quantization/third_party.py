@@ -12,26 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 from srv.errors import ModelError, PluginError
 from srv.platform.extensions import Extensions, contested
-from srv.quantization.method import GROUP, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
+from srv.quantization.method import GROUP, QuantMethod, StoredModel
+from srv.quantization.schemes import LayerSchemes, Scheme
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
+PAGE = "docs/quantization.md"
+_CONSTRUCTOR = "QuantMethod.__new__()"  # what errors name if a field does not exist, such as one of earlier versions
 METHODS = Extensions(
     GROUP,
     QuantMethod,
     "quantization method",
-    "docs/quantization.md",
+    PAGE,
     types={
         "name": str,
-        "layers": str,
+        "layers": (str, type(None)),
         "storage": (str, type(None)),
         "ops": tuple,
         "sharding": (str, type(None)),
         "online": bool,
         "dequantizable": bool,
     },
-    functions=("detect", "weight_bytes"),
+    functions=("detect",),
     targets=("layers", "storage"),
 )
 
@@ -41,23 +44,26 @@ def find(name: str, *, taken: bool = False) -> QuantMethod | None:
 
     `taken`: `srv` has a method of this name, which none may replace. The ModelErrors of `detect` are passed on.
     """
-    method = METHODS.find(name, taken=taken)
+    try:
+        method = METHODS.find(name, taken=taken)
+    except PluginError as error:
+        if _CONSTRUCTOR not in error.reason:
+            raise
+        remedy = f"Update or uninstall {error.distribution}; {PAGE} says which fields a method has"
+        raise PluginError(error.distribution, error.member, error.reason, remedy, error.code) from error
     return None if method is None else _guarded(name, method)
 
 
 def _guarded(name: str, method: QuantMethod) -> QuantMethod:
-    form = method.of_form
-    sizes, layer_ops = method.loaded_bytes, method.layer_ops
-    matrix, experts, at_load, row_block = method.matrix_bytes, method.experts, method.at_load, method.row_block
-    tensors = method.tensor_bytes
+    if method.layers is None and method.schemes is None:
+        reason = "has neither layers nor schemes, of which layers are made"
+        raise METHODS.error_in(METHODS.provider(name), f"{name}.layers", reason)
+    form, schemes = method.of_form, method.schemes
+    experts, at_load, row_block = method.experts, method.at_load, method.row_block
 
-    def ops(model: StoredModel) -> LayerOps:
-        assert layer_ops is not None
-        return partial(METHODS.call, name, "layer_ops", METHODS.call(name, "layer_ops", layer_ops, model))
-
-    def tensor_bytes(model: StoredModel) -> TensorBytes:
-        assert tensors is not None
-        return partial(_tensor_bytes, name, METHODS.call(name, "tensor_bytes", tensors, model))
+    def guarded_schemes(model: StoredModel) -> LayerSchemes:
+        assert schemes is not None
+        return partial(_scheme, name, METHODS.call(name, "schemes", schemes, model, expected=(ModelError,)))
 
     def of_form(model: ModelFacts) -> QuantMethod:
         assert form is not None
@@ -70,11 +76,7 @@ def _guarded(name: str, method: QuantMethod) -> QuantMethod:
     return method._replace(
         detect=partial(METHODS.call, name, "detect", method.detect, expected=(ModelError,)),
         accepts=None if method.accepts is None else partial(METHODS.call, name, "accepts", method.accepts),
-        weight_bytes=partial(METHODS.call, name, "weight_bytes", method.weight_bytes),
-        loaded_bytes=None if sizes is None else partial(METHODS.call, name, "loaded_bytes", sizes),
-        layer_ops=None if layer_ops is None else ops,
-        matrix_bytes=None if matrix is None else partial(METHODS.call, name, "matrix_bytes", matrix),
-        tensor_bytes=None if tensors is None else tensor_bytes,
+        schemes=None if schemes is None else guarded_schemes,
         experts=None if experts is None else partial(METHODS.call, name, "experts", experts),
         at_load=None if at_load is None else partial(METHODS.call, name, "at_load", at_load),
         row_block=None if row_block is None else partial(METHODS.call, name, "row_block", row_block),
@@ -82,12 +84,12 @@ def _guarded(name: str, method: QuantMethod) -> QuantMethod:
     )
 
 
-def _tensor_bytes(name: str, sizes: TensorBytes, matrix: HeldMatrix) -> tuple[int, ...]:
-    found: object = METHODS.call(name, "tensor_bytes", sizes, matrix)
-    if isinstance(found, tuple) and all(isinstance(each, int) and each > 0 for each in found):
+def _scheme(name: str, schemes: LayerSchemes, names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:
+    found: object = METHODS.call(name, "schemes", schemes, names, inputs, embedding, expected=(ModelError,))
+    if found is None or isinstance(found, Scheme):
         return found
-    reason = f"returned {found!r} for {matrix.names[0]}, not a tuple with the bytes of each tensor"
-    raise METHODS.error_in(METHODS.provider(name), f"{name}.tensor_bytes", reason)
+    reason = f"returned {found!r} for {names[0]}, neither a Scheme nor None"
+    raise METHODS.error_in(METHODS.provider(name), f"{name}.schemes", reason)
 
 
 def detect(stated: str, folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -35,7 +35,7 @@ from srv.cli.main import main
 from srv.commands import StartProfile, StopProfile
 from srv.errors import ModelError, Refusal
 from srv.platform.interface import AttentionLayer, BackendContext, SamplingBatch
-from srv.quantization.int8_online_layers import quantize_int8
+from srv.quantization.formats.online_storage import quantize_int8
 from srv.testing.conformance.small import quantize_weights
 from srv.testing.engine import CheckedEngine, GenerationResult
 from srv_kernels.cpu.library import load

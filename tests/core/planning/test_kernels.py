@@ -254,9 +254,8 @@ def test_a_router_with_a_bias_rounds_its_sums() -> None:
     table = OpTable("cuda", facts.ops, facts.profiles["sm90"], "float16")
     for architecture, rounded in (("GptOssForCausalLM", True), ("MixtralForCausalLM", False)):
         tree = native_tree(architecture, {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2})
-        kernels = {
-            each.key.partition(" ")[0]: each for each in op_kernels(table, derive.model_ops(tree, "float16"), None)
-        }
+        ops = derive.model_ops(tree, "float16")
+        kernels = {each.key.partition(" ")[0]: each for each in op_kernels(table, ops, lambda *layer: None)}
         assert "with results rounded" in kernels["router"].what if rounded else "float32" in kernels["router"].what
         assert "with float32 results" in kernels["logits"].what
 

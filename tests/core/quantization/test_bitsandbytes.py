@@ -16,16 +16,17 @@ import torch
 from bitsandbytes_weights import FORMS, Form, write
 from every import every
 from models_small import built, edit_config, expected_logits, our_logits, tokens_of
+from planned_sizes import planned_bytes
 from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.platform.capabilities import missing_capability
-from srv.quantization.bitsandbytes_layers import TABLES
+from srv.quantization.formats.bitsandbytes_storage import TABLES
 from srv.quantization.gguf_layers import GGUFLinear
 from srv.quantization.int8_layers import WeightOnlyInt8Linear
-from srv.quantization.registry import detect, find, method_of, unsupported_form
+from srv.quantization.registry import detect, method_of, unsupported_form
 from srv.testing.engine import user_input
 from srv_kernels.oracles import dequantize_rows
 
@@ -43,10 +44,7 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, tmp_path: Path) 
     assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
     ours = built(folder)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
-    method = find("bitsandbytes")
-    assert method is not None
-    assert method.loaded_bytes is not None
-    assert ours.loaded_bytes() == method.loaded_bytes(facts, 4)
+    assert ours.loaded_bytes() == planned_bytes(folder)
     layers = [each for each in ours.modules() if isinstance(each, (GGUFLinear, WeightOnlyInt8Linear))]
     assert len(layers) == 2 * len(("qkv", "o", "gate_up", "down"))
     types = {matrix.quant_type for each in layers if isinstance(each, GGUFLinear) for matrix in each.matrices}

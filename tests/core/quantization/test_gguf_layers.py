@@ -12,6 +12,7 @@ from every import every
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from models_small import agree, built, codebook_kinds, small_model, write_gguf
+from planned_sizes import planned_bytes
 
 from srv.errors import ModelError
 from srv.models.base import CausalLM
@@ -22,7 +23,6 @@ from srv.models.checkpoints.gguf_types import CODEBOOK_TYPES, OP_TYPES, TYPES_BY
 from srv.models.layers.embedding import Embedding
 from srv.models.layers.linear import Linear
 from srv.planning.plan import make_plan
-from srv.quantization.gguf import loaded_bytes
 from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear
 from srv.testing.engine import user_input
 
@@ -107,7 +107,7 @@ def test_a_plan_counts_the_blocks_of_codebooks_as_they_are_loaded(tmp_path: Path
     facts = make_plan(user_input(["--model-path", str(tmp_path / "model.gguf"), "--device", "cpu:avx512"])).model
     assert facts is not None
     assert set(CODEBOOK_TYPES) <= facts.stored_types.keys()
-    assert loaded_bytes(facts, 4) == sum(view.numel() * view.itemsize for view in ours.weight_views().values())
+    assert planned_bytes(tmp_path / "model.gguf", dequantize_weights=False) == ours.loaded_bytes()
 
 
 def test_by_default_the_weights_are_dequantized(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from every import every
 
 from srv.errors import ModelError
-from srv.quantization.layer_patterns import names_layer
+from srv.quantization.formats.layer_patterns import names_layer
 
 LAYER = "model.layers.12.self_attn.q_proj"
 

@@ -12,6 +12,7 @@ import torch
 from every import every
 from mixed_weights import Group, config_of, of_floats, of_int8, of_integers, write_mixed
 from models_small import built, expected_logits, our_logits, tokens_of
+from planned_sizes import planned_bytes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -82,7 +83,7 @@ def test_each_layer_has_the_scheme_of_its_group(
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
     method, ops = method_of(facts), ops_of(ours)
     assert method is not None
-    assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
+    assert ours.loaded_bytes() == planned_bytes(tmp_path)
     assert {ops["mlp.down_proj"], ops["self_attn.q_proj"]} == set(expected)
     assert set(method.ops) == set(expected) - {"linear"}
     plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)]))
@@ -102,7 +103,7 @@ def test_int8_activations_beside_other_schemes(tmp_path: Path) -> None:
     assert method is not None
     assert method.ops == ("linear_gguf", "linear_fp8", "linear_w8a8")
     assert "activations" in method.note
-    assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
+    assert ours.loaded_bytes() == planned_bytes(tmp_path)
 
 
 EXPERT_SIZES: dict[str, Any] = {"moe_intermediate_size": 32, "num_hidden_layers": 2}
@@ -113,12 +114,10 @@ def test_experts_have_the_scheme_of_their_group(group: Group, kind: type, tmp_pa
     other = FLOATS if group is FOUR else EIGHT
     config = config_of({(r"re:.*mlp\.experts.*",): group, (ATTENTION,): other})
     model = write_mixed(tmp_path, {"experts": group, "self_attn": other}, config, kind="qwen3_moe", **EXPERT_SIZES)
-    ours, facts, tokens = built(tmp_path), read_facts(tmp_path), tokens_of(model, 12)
+    ours, tokens = built(tmp_path), tokens_of(model, 12)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
     assert len([module for module in ours.modules() if isinstance(module, kind)]) == 2
-    method = method_of(facts)
-    assert method is not None
-    assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
+    assert ours.loaded_bytes() == planned_bytes(tmp_path)
 
 
 def test_patterns_fit_the_names_in_the_files_as_well(tmp_path: Path) -> None:

@@ -11,14 +11,17 @@ import torch
 from every import every
 from models_small import built, expected_logits, our_logits, tokens_of
 from mxfp4_weights import compressed, write_compressed, write_gpt_oss
+from planned_sizes import planned_bytes
 from torch import Tensor
 
+from srv.args.config import make_config
 from srv.errors import ModelError
 from srv.models.read import read_facts
+from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear
-from srv.quantization.registry import detect, find, unsupported_form
+from srv.quantization.registry import detect, unsupported_form
 from srv.testing.engine import user_input
 
 EXPERTS = "model.layers.0.mlp.experts"
@@ -36,11 +39,8 @@ def test_gpt_oss_as_published_has_the_logits_of_its_dequantized_weights(tmp_path
     assert [(each.gate_up_type, each.down_type, each.down_bias is None) for each in experts] == [
         ("MXFP4", "MXFP4", False)
     ] * 2
-    method = find("mxfp4")
-    assert method is not None
-    assert method.loaded_bytes is not None
-    assert ours.loaded_bytes() == method.loaded_bytes(facts, 4)
-    assert method.weight_bytes(facts, 4, 0) > ours.loaded_bytes()
+    assert ours.loaded_bytes() == planned_bytes(tmp_path)
+    assert weight_bytes(make_config({"dtype": "float32"}), facts) > ours.loaded_bytes()
 
 
 def test_compressed_tensors_in_mxfp4(tmp_path: Path) -> None:
@@ -51,10 +51,7 @@ def test_compressed_tensors_in_mxfp4(tmp_path: Path) -> None:
     assert {
         each.quant_type for layer in ours.modules() if isinstance(layer, GGUFLinear) for each in layer.matrices
     } == {"MXFP4"}
-    method = find(facts.quantization)
-    assert method is not None
-    assert method.loaded_bytes is not None
-    assert (method.name, ours.loaded_bytes()) == ("mxfp4", method.loaded_bytes(facts, 4))
+    assert (facts.quantization, ours.loaded_bytes()) == ("mxfp4", planned_bytes(tmp_path))
 
 
 def _change(name: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dict[str, Tensor]], None]:

@@ -18,21 +18,16 @@ from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.op_layer import OpLayer, op_layers
-from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.fp8_layers import Fp8Linear
-from srv.quantization.gguf_layers import GGUFLayerFactory
 from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
-from srv.quantization.method import StoredModel
+from srv.quantization.layers import SchemeLayers
 from srv.quantization.registry import BUILT_IN, find
-from srv.testing.conformance.facts import small_model
+from srv.quantization.schemes import Blocks, Fp8
 from srv_kernels.contracts import CONTRACTS
 
 CONTEXT = BuildContext(HOST, torch.float32, reference_ops())
 SHARDS = {"first": 40, "second": 24}
-GGUF = GGUFLayerFactory(
-    CONTEXT,
-    StoredModel(small_model("float32"), {"first.weight": "Q8_0", "second.weight": "Q8_0", "table.weight": "Q8_0"}),
-)
+GGUF = SchemeLayers(CONTEXT, lambda names, inputs, embedding: Blocks(("Q8_0",)))
 
 
 def filled(layer: Any) -> Any:
@@ -48,8 +43,8 @@ LINEAR: list[Callable[[], Any]] = [
     lambda: WeightOnlyInt8Linear(CONTEXT, SHARDS, 32, bias=False),
     lambda: StaticInt8Linear(CONTEXT, SHARDS, 32),
     lambda: GGUF.linear(SHARDS, 32, bias=True),
-    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8Scheme()),
-    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8Scheme((16, 32))),
+    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8()),
+    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8((16, 32))),
 ]
 
 

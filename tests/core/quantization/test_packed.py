@@ -14,17 +14,18 @@ import torch
 from every import every
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
 from packed_weights import AWQ, FORMS, Form, compressed, gptq, packed, shuffled_by_name, write_packed
+from planned_sizes import planned_bytes
 from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
+from srv.quantization.formats.packed import scheme_of
+from srv.quantization.formats.packed_words import blocks, unpack
 from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.gguf_layers import OrderedLinear
 from srv.quantization.ordered_experts import OrderedExperts
-from srv.quantization.packed import scheme_of
-from srv.quantization.packed_layers import OrderedLinear
-from srv.quantization.packed_words import blocks, unpack
-from srv.quantization.registry import detect, find, unsupported_form
+from srv.quantization.registry import detect, unsupported_form
 from srv.testing.engine import user_input
 
 
@@ -40,9 +41,7 @@ def test_logits_are_those_of_the_unpacked_weights(kind: str, tmp_path: Path) -> 
     tokens = tokens_of(model, 12)
     ours = built(folder)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
-    method = find(form.method)
-    assert method is not None
-    assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
+    assert ours.loaded_bytes() == planned_bytes(folder)
     assert form.ordered == any(isinstance(module, OrderedLinear) for module in ours.modules())
 
 
@@ -65,9 +64,8 @@ def test_experts_hold_the_blocks_of_packed_integers(kind: str, tmp_path: Path) -
     assert [module.gate_up_type for module in ours.modules() if isinstance(module, GGUFExperts)] == [
         scheme_of(folder, {"quantization_config": form.config}).block_type
     ] * 2
-    method, facts = find(form.method), read_facts(folder)
-    assert method is not None
-    assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
+    facts = read_facts(folder)
+    assert ours.loaded_bytes() == planned_bytes(folder)
     assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -84,9 +82,7 @@ def test_inputs_of_experts_may_have_an_order_of_their_own(kind: str, tmp_path: P
         layers = [module for module in ours.modules() if isinstance(module, OrderedExperts)]
         assert [bool((each.gate_up_columns == each.gate_up_columns[:1]).all()) for each in layers] == [shared] * 2
         assert not bool((layers[0].down_columns[0] == torch.arange(64)).all())
-        method, facts = find(form.method), read_facts(folder)
-        assert method is not None
-        assert ours.loaded_bytes() == method.weight_bytes(facts, 4, 0)
+        assert ours.loaded_bytes() == planned_bytes(folder)
         assert make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals == ()
 
 
@@ -118,12 +114,10 @@ def test_layers_that_predict_further_tokens_do_not_count(tmp_path: Path) -> None
         assert any(name.endswith(".qweight") for name in more)
         tensors.update({**more, "model.layers.2.eh_proj.weight": torch.zeros(64, 128)})
 
-    method, sizes = find("awq"), []
-    assert method is not None
+    sizes = []
     for name, spoil in (("without", lambda tensors: None), ("with", predict)):
         write_packed(tmp_path / name, AWQ, spoil, num_hidden_layers=2)
-        facts = read_facts(tmp_path / name)
-        sizes += [method.weight_bytes(facts, 4, 0), built(tmp_path / name).loaded_bytes()]
+        sizes += [planned_bytes(tmp_path / name), built(tmp_path / name).loaded_bytes()]
     assert sizes == sizes[:1] * 4
 
 
@@ -184,10 +178,8 @@ def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(tmp_path: Pat
     assert caught.value.code == "unexpected_tensors"
 
 
-def _counts_what_is_loaded(folder: Path, method_name: str) -> bool:
-    method = find(method_name)
-    assert method is not None
-    return built(folder).loaded_bytes() == method.weight_bytes(read_facts(folder), 4, 0)
+def _counts_what_is_loaded(folder: Path) -> bool:
+    return built(folder).loaded_bytes() == planned_bytes(folder)
 
 
 def test_only_the_tensors_that_are_loaded_count(tmp_path: Path) -> None:
@@ -197,10 +189,10 @@ def test_only_the_tensors_that_are_loaded_count(tmp_path: Path) -> None:
         tensors.update(packed("lm_head", torch.randn(96, 64), gptq())[0])
 
     write_packed(tmp_path / "tied", gptq(lm_head=True), copy_head, vocab_size=96, tie_word_embeddings=True)
-    assert _counts_what_is_loaded(tmp_path / "tied", "gptq")
+    assert _counts_what_is_loaded(tmp_path / "tied")
     small_model("llama").save_pretrained(tmp_path / "plain")
     edit_config(tmp_path / "plain", quantization_config=gptq().config)
-    assert _counts_what_is_loaded(tmp_path / "plain", "gptq")
+    assert _counts_what_is_loaded(tmp_path / "plain")
 
     def add_vision(tensors: dict[str, Tensor]) -> None:
         text = {f"language_model.{name}": tensors.pop(name) for name in list(tensors)}
@@ -212,7 +204,7 @@ def test_only_the_tensors_that_are_loaded_count(tmp_path: Path) -> None:
     whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": nested}
     (folder / "config.json").write_text(json.dumps({**whole, "quantization_config": nested.pop("quantization_config")}))
     assert read_facts(folder).text_part_of is not None
-    assert _counts_what_is_loaded(folder, "awq")
+    assert _counts_what_is_loaded(folder)
 
 
 LAST = "model.layers.1.mlp.experts"

@@ -12,11 +12,11 @@ import torch
 from every import every
 from latent_steps import Steps
 from models_small import built, edit_config, expected_logits, our_logits, tokens_of
+from planned_sizes import planned_bytes
 from stored_orders import made, stored_form, write_stored
 from torch import Tensor
 
 from srv.args.config import make_config
-from srv.dtypes import item_size
 from srv.errors import ModelError
 from srv.models.base import CausalLM, NativeModel
 from srv.models.checkpoints.row_orders import RowOrder, swapped_halves
@@ -26,7 +26,6 @@ from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
 from srv.quantization.fp8_layers import Fp8Linear
 from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.registry import method_of
 from srv.specs import Latent
 from srv.testing.engine import user_input
 
@@ -62,16 +61,6 @@ def logits_of(model: CausalLM, folder: Path, tokens: Tensor) -> Tensor:
     return our_logits(model, tokens)
 
 
-def planned(folder: Path, dtype: str = "float32") -> int:
-    """As a ledger counts them, which has the least that a platform makes of blocks."""
-    facts = read_facts(folder)
-    method = method_of(facts)
-    assert method is not None
-    if method.loaded_bytes is not None:
-        return method.loaded_bytes(facts, item_size(dtype))
-    return weight_bytes(make_config({"dtype": dtype}), facts)
-
-
 def refusals(folder: Path) -> tuple[Any, ...]:
     return make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
 
@@ -86,8 +75,8 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, form: str, ignor
     ours = built(folder)
     assert isinstance(ours, NativeModel)
     torch.testing.assert_close(logits_of(ours, folder, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
-    assert ours.loaded_bytes() == planned(folder)
-    assert built(folder, dtype=torch.bfloat16).loaded_bytes() == planned(folder, "bfloat16")
+    assert ours.loaded_bytes() == planned_bytes(folder)
+    assert built(folder, dtype=torch.bfloat16).loaded_bytes() == planned_bytes(folder, "bfloat16")
     assert refusals(folder) == ()
     plain = [name for each in ours.modules() if isinstance(each, Linear) for name in each.output_sizes]
     left = [name for name in plain if name.endswith("_proj") and not (ignore and re.search(ignore, name))]
@@ -176,7 +165,7 @@ def test_an_up_projection_that_a_method_does_not_dequantize_is_refused_by_name(f
         built(folder)
     assert [part in each.reason for each in refusals(folder)] == [True]
     write_stored(folder := tmp_path / f"{form} in part", made("v3", **sizes), stored_form(form), ignore="kv_b_proj")
-    assert built(folder).loaded_bytes() == planned(folder)
+    assert built(folder).loaded_bytes() == planned_bytes(folder)
     assert refusals(folder) == ()
 
 

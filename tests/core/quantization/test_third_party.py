@@ -15,6 +15,7 @@ from engine_small import Small, engine, greedy, make_small, messages
 from every import every
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
 from offloaded_weights import check_offloaded
+from planned_sizes import planned_bytes
 from platform_plugins import write_plugin
 from safetensors.torch import load_file, save_file
 
@@ -25,9 +26,8 @@ from srv.models.architectures.registry import native_tree
 from srv.models.architectures.sharding import divisions
 from srv.models.blueprint import Part
 from srv.models.read import read_facts
-from srv.planning.budget import weight_bytes
 from srv.planning.offload import host_layers
-from srv.quantization.method import HeldMatrix, QuantMethod, StoredModel
+from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.registry import chosen, detect, find
 from srv.specs import ModelFacts
 
@@ -43,20 +43,30 @@ def detect(folder, config):
     return stated.get("bits") == 4 or f"it has weights of {{stated.get('bits')}} bits, not 4"
 
 
-def weight_bytes(model, item_size, projection_params):
-    packed = model.stored_types["uint8"]
-    return (model.parameters - packed) * item_size + 2 * packed
-
-
 METHOD = QuantMethod(
     name="{NAME}",
     layers="plugin_acme.layers:AcmeLayerFactory",
     storage="plugin_acme.layers:AcmeStorageFormat",
     ops=("linear_int8",),
     detect=detect,
-    weight_bytes=weight_bytes,
 )
 """
+SCHEMES = """
+class Acme(Scheme):
+    op = "linear_int8"
+
+    def tensors(self, matrix):
+        outputs = sum(matrix.outputs)
+        return HeldTensor("weight", (outputs, matrix.inputs), "int8"), HeldTensor("scale", (outputs,), "float32")
+
+
+def schemes(model):
+    return lambda names, inputs, embedding: Acme() if names[0].endswith("_proj") else None
+
+
+METHOD ="""
+WITH_SCHEMES = FACTS.replace("    detect=", "    schemes=schemes,\n    detect=").replace("METHOD =", SCHEMES)
+WITH_SCHEMES = f"from srv.quantization.schemes import HeldTensor, Scheme\n{WITH_SCHEMES}"
 # Two weights of 4 bits in a byte become int8, and are multiplied by an op that srv has.
 LAYERS = """
 import torch
@@ -111,7 +121,6 @@ class AcmeStorageFormat(StorageFormat):
             return {name: stored}
         return {name: torch.cat((stored & 15, stored >> 4), 1).to(torch.int8) - 8}
 """
-OPS = "lambda names, inputs, rows: 'linear_int8' if names[0].endswith('_proj') else ''"
 Install = Callable[..., Path]
 
 
@@ -166,8 +175,8 @@ def test_an_installed_method_is_detected_and_its_layers_compute(install: Install
 
 
 def test_it_is_served(install: Install, tmp_path: Path) -> None:
-    """With the argument as without it, and its layers count as it says."""
-    install()
+    """With the argument as without it, and its layers count as their schemes say."""
+    install(WITH_SCHEMES)
     small = make_small("llama", tmp_path)
     quantize(small.folder, small.model)
     prompts = small.prompts[:3]
@@ -175,9 +184,7 @@ def test_it_is_served(install: Install, tmp_path: Path) -> None:
     for flags in ({}, {"quantization": NAME}):
         with engine(small, **flags) as served:
             assert [result.tokens for result in served.generate(messages(prompts, 6))] == expected
-    facts = read_facts(small.folder)
-    packed = facts.stored_types["uint8"]
-    assert weight_bytes(make_config({"dtype": "float32"}), facts) == 4 * facts.parameters - 2 * packed
+    assert planned_bytes(small.folder) == built(small.folder).loaded_bytes()
     assert refused(small, quantization="modelslim") == "other_method"
     assert refused(small, torchao_config=NAME) == "other_method"
     assert refused(small, torchao_config="acme5") == "bad_value"
@@ -190,30 +197,53 @@ def test_layers_in_host_memory(install: Install, tmp_path: Path) -> None:
     saved(tmp_path / "model", layers=3)
     with pytest.raises(Refusal, match=r"weights stay on the device: acme4 does not say the bytes of its tensors"):
         host_layers(make_config({"host_offload_gb": 1}), read_facts(tmp_path / "model"))
-    says = f"layer_ops=lambda model: {OPS},\n    tensor_bytes=lambda model: {{}},\n    detect="
-    held = "lambda matrix: (sum(matrix.outputs) * matrix.inputs, 4 * sum(matrix.outputs))"
     layers = LAYERS.replace(
         "    def operands",
         "    def weight_tensors(self):\n        return self.integers, self.scales\n\n    def operands",
     )
-    install(FACTS.replace("detect=", says.format(held), 1), layers=layers)
+    install(WITH_SCHEMES, layers=layers)
     assert check_offloaded(tmp_path / "model") == {"linear_int8"}
-    for wrong in ("[1]", "(0,)", "None"):
-        install(FACTS.replace("detect=", says.format(f"lambda matrix: {wrong}"), 1))
-        with pytest.raises(PluginError, match=r"acme4\.tensor_bytes: returned .* not a tuple with the bytes"):
-            host_layers(make_config({"host_offload_gb": 1}), read_facts(tmp_path / "model"))
+    install(WITH_SCHEMES.replace("Acme() if", "'int8' if"))
+    with pytest.raises(PluginError, match=r"acme4\.schemes: returned 'int8' for .*, neither a Scheme nor None"):
+        host_layers(make_config({"host_offload_gb": 1}), read_facts(tmp_path / "model"))
+
+
+def test_schemes_of_srv_need_no_layers_of_its_own(install: Install, tmp_path: Path) -> None:
+    """The method converts what is stored, and `srv` has the layers."""
+    source = FACTS.replace('    layers="plugin_acme.layers:AcmeLayerFactory",\n', "    schemes=schemes,\n")
+    held = 'Int8("none") if names[0].endswith("_proj") else None'
+    function = f"def schemes(model):\n    return lambda names, inputs, embedding: {held}\n\n\nMETHOD ="
+    renamed = LAYERS.replace(
+        "        return {\n            name: (shape",
+        "        stored = {name.replace('.scale', '.weight_scale'): (*shape, 1) if name.endswith('.scale') else shape\n"
+        "                  for name, shape in stored.items()}\n"
+        "        return {\n            name: (shape",
+    ).replace('self._types[name] == "uint8"', 'self._types.get(name) == "uint8"')
+    renamed = renamed.replace(
+        "            return {name: stored}\n        return",
+        "            scale = name.endswith('.scale')\n"
+        "            return {name.replace('.scale', '.weight_scale'): stored.unsqueeze(1) if scale else stored}\n"
+        "        return",
+    ).replace(
+        "    def shapes",
+        "    def parts(self, name):\n        return (name.replace('.scale', '.weight_scale'),)\n\n    def shapes",
+    )
+    install(f"from srv.quantization.schemes import Int8\n{source.replace('METHOD =', function)}", layers=renamed)
+    model = saved(tmp_path / "model")
+    tokens, ours = tokens_of(model), built(tmp_path / "model")
+    torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=5e-4, rtol=1e-4)
+    assert planned_bytes(tmp_path / "model") == ours.loaded_bytes()
 
 
 def test_what_its_architecture_says_holds_for_a_quantized_checkpoint(install: Install, tmp_path: Path) -> None:
     """The architecture does not see how weights are stored."""
-    counted = FACTS.replace("packed = model", "return 100 + projection_params\n    packed = model")
-    install(counted.replace("    detect=", "    sharding=None,\n    detect="))
+    install(WITH_SCHEMES.replace("    detect=", "    sharding=None,\n    detect="))
     quantized, plain = tmp_path / "quantized", tmp_path / "plain"
     model = saved(quantized)
     model.save_pretrained(plain)
     facts = read_facts(quantized)
     expected = read_native(plain)
-    assert weight_bytes(make_config({"dtype": "float32"}), facts) == 100 + derive.projection_parameters(expected)
+    assert planned_bytes(quantized) == built(quantized).loaded_bytes()
     found = divisions(facts, in_blocks=False)
     assert not isinstance(found, str), found
     assert (found.heads, found.vocab) == (facts.heads, facts.vocab_size)
@@ -295,6 +325,8 @@ def test_it_is_found_without_torch(install: Install, tmp_path: Path) -> None:
         (FACTS.replace(":AcmeLayerFactory", ""), "layers: is 'plugin_acme.layers', not"),
         (FACTS.replace('("linear_int8",)', '"linear_int8"'), "ops: is 'linear_int8'"),
         (FACTS.replace("QuantMethod(\n", "QuantMethod(\n    bits=4,\n"), "unexpected keyword argument 'bits'"),
+        (FACTS.replace("QuantMethod(\n", "QuantMethod(\n    weight_bytes=len,\n"), "docs/quantization.md"),
+        (FACTS.replace('    layers="plugin_acme.layers:AcmeLayerFactory",\n', ""), "has neither layers nor schemes"),
     ],
 )
 def test_a_faulty_method_is_refused_by_name(source: str, fault: str, install: Install) -> None:
@@ -344,13 +376,10 @@ def test_faults_in_its_functions_and_layers_are_attributed_to_it(
 @every(
     ("member", "source"),
     [
-        ("loaded_bytes", "lambda model, item_size: missing"),
         ("of_form", "lambda model: missing"),
         ("at_load", "lambda model: missing"),
-        ("layer_ops", "lambda model: missing"),
-        ("layer_ops", "lambda model: lambda names, inputs, rows: missing"),
-        ("tensor_bytes", "lambda model: missing"),
-        ("tensor_bytes", "lambda model: lambda matrix: missing"),
+        ("schemes", "lambda model: missing"),
+        ("schemes", "lambda model: lambda names, inputs, embedding: missing"),
     ],
 )
 def test_faults_in_what_a_plan_asks_are_attributed_to_it(member: str, source: str, install: Install) -> None:
@@ -366,14 +395,10 @@ def asked(method: QuantMethod, facts: ModelFacts) -> None:
     """What a plan asks of a method that has one of these functions."""
     if method.of_form is not None:
         method.of_form(facts)
-    if method.loaded_bytes is not None:
-        method.loaded_bytes(facts, 2)
     if method.at_load is not None:
         method.at_load(facts)
-    if method.layer_ops is not None:
-        method.layer_ops(StoredModel(facts, {}))(("q_proj",), 64, False)
-    if method.tensor_bytes is not None:
-        method.tensor_bytes(StoredModel(facts, {}))(HeldMatrix(("q_proj",), (64,), 64))
+    if method.schemes is not None:
+        method.schemes(StoredModel(facts, {}))(("q_proj",), 64, False)
 
 
 def test_a_name_that_it_does_not_have_is_refused(install: Install) -> None:

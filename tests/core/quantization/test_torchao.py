@@ -23,7 +23,7 @@ from srv.errors import ModelError, Rejection
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.fp8 import NOTE
+from srv.quantization.formats.fp8 import NOTE
 from srv.quantization.fp8_layers import Fp8Experts, Fp8Linear
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.gguf_layers import GGUFLinear

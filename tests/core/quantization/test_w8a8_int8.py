@@ -26,12 +26,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from srv.models.read import read_facts
-from srv.quantization.int8_experts import Int8Experts
-from srv.quantization.int8_layers import DynamicInt8Linear
-from srv.quantization.int8_online_layers import quantize_int8
+from srv.quantization.formats.online_storage import quantize_int8
+from srv.quantization.formats.w8a8_int8 import read_description
+from srv.quantization.int8_layers import DynamicInt8Linear, Int8Experts
 from srv.quantization.method import StoredModel
 from srv.quantization.registry import detect
-from srv.quantization.w8a8_int8 import read_description
 
 QUANT_ARGS: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "observer": "minmax"}
 MOE_PARTS = ("experts", "shared.gate_up_proj", "shared.down_proj")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,11 +14,12 @@ from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
-from srv.quantization.gguf import weight_bytes
-from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLayerFactory, empty_matrix
+from srv.quantization.formats.gguf import schemes
+from srv.quantization.gguf_layers import GGUFEmbedding, OrderedLinear, empty_matrix
 from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
+from srv.quantization.layers import SchemeLayers
 from srv.quantization.method import StoredModel
-from srv.quantization.packed_layers import OrderedLinear
+from srv.quantization.schemes import prepared_bytes
 from srv.testing.conformance.facts import small_model
 from srv_kernels.cases import random_gguf_rows
 from srv_kernels.contracts import CONTRACTS, violations
@@ -59,7 +59,7 @@ def test_gguf_layers_give_the_same_after_repacking_and_a_tied_embedding_is_packe
 ) -> None:
     context = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
     types = {"a.weight": "Q4_1", "b.weight": "Q8_0", "table.weight": "Q8_0"}
-    weights = GGUFLayerFactory(context, StoredModel(small_model("float32"), types))
+    weights = SchemeLayers(context, schemes(StoredModel(small_model("float32"), types)))
     linear = weights.linear({"a": 40, "b": 17}, 64, True)
     table = weights.embedding("table", 70, 64)
     tied = weights.tied_lm_head("head", table)
@@ -166,6 +166,5 @@ def test_packed_gguf_weights_take_no_more_than_plans_assume() -> None:
     weights = outputs * inputs
     stored = {kind.name: kind.size * weights // kind.elements for kind in TENSOR_TYPES.values()}
     for name in OP_TYPES:
-        facts = replace(small_model("float32"), parameters=weights, stored_types={name: weights})
         packed = LIBRARY.srv_packed_gguf_bytes(GGML_TYPES[name], outputs, inputs)
-        assert max(packed, stored[name]) <= weight_bytes(facts, 4, 0), name
+        assert max(packed, stored[name]) <= prepared_bytes(name, weights), name

@@ -5,8 +5,8 @@ from __future__ import annotations
 from srv.models.architectures.expert_layers import mixture
 from srv.platform.facts import Constraint, ResolutionContext
 from srv.platform.op_choice import AUTO
+from srv.quantization.formats.mxfp4 import NAME as MXFP4
 from srv.quantization.method import QuantMethod
-from srv.quantization.mxfp4 import NAME as MXFP4
 from srv.quantization.registry import chosen, method_of
 from srv.specs import ModelFacts
 

@@ -1,6 +1,6 @@
 """gpt-oss: experts with biases and a clamped SwiGLU, attention sinks, and a window in every other layer.
 
-The published checkpoints have experts in MXFP4 (`srv.quantization.mxfp4`); others are unquantized.
+The published checkpoints have experts in MXFP4 (`srv.quantization.formats.mxfp4`); others are unquantized.
 """
 
 from __future__ import annotations

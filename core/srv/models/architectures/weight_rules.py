@@ -6,7 +6,7 @@ Torch-free: a plan asks the same before there is a device. Must not know how a m
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
@@ -16,7 +16,8 @@ from srv.models.blueprint import Part
 from srv.models.checkpoints.row_orders import SizedRules
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.method import UP_PROJECTION, HeldMatrix, LayerOps, QuantMethod, StoredModel, TensorBytes
+from srv.quantization.method import UP_PROJECTION, QuantMethod
+from srv.quantization.schemes import LayerSchemes
 from srv.specs import ModelFacts
 
 _ALL_EXPERTS = re.compile(r"(.*\.experts)\.(_?)(gate_up_proj|down_proj)")  # of all experts of a layer in one tensor
@@ -43,28 +44,14 @@ def fused_mapping(facts: ModelFacts, method: QuantMethod | None) -> WeightMappin
     return None if mapping.only_renames else mapping
 
 
-def fused_layer_ops(ops: Callable[[StoredModel], LayerOps], method: QuantMethod, model: StoredModel) -> LayerOps:
-    """What `ops`, the `layer_ops` of a method, returns, for layers by the names that the model has for them."""
-    layer_op, mapping = ops(model), fused_mapping(model.facts, method)
+def fused_schemes(schemes: LayerSchemes, mapping: WeightMapping | None) -> LayerSchemes:
+    """`schemes`, which has the names of fused matrices, by the names that the model has for layers.
+
+    `mapping`: of `fused_mapping`.
+    """
     if mapping is None:
-        return layer_op
-    return lambda names, inputs, rows: layer_op(mapping.fused(names), inputs, rows)
-
-
-def fused_tensor_bytes(
-    sizes: Callable[[StoredModel], TensorBytes], method: QuantMethod, model: StoredModel
-) -> TensorBytes:
-    """What `sizes`, the `tensor_bytes` of a method, returns, likewise."""
-    tensor_bytes, mapping = sizes(model), fused_mapping(model.facts, method)
-    if mapping is None:
-        return tensor_bytes
-
-    def of_fused(matrix: HeldMatrix) -> tuple[int, ...]:
-        names = mapping.fused(matrix.names)
-        fused = matrix if names == matrix.names else matrix._replace(names=names, outputs=(sum(matrix.outputs),))
-        return tensor_bytes(fused)
-
-    return of_fused
+        return schemes
+    return lambda names, inputs, embedding: schemes(mapping.fused(names), inputs, embedding)
 
 
 def has_quantized_experts(facts: ModelFacts) -> bool:

@@ -43,7 +43,7 @@ from srv.models.families.registry import COUNT_FROM_PADDING, MAX_LAYERS
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.quantization import registry as quantization
-from srv.quantization.stated_files import with_stated_file
+from srv.quantization.formats.tool_files import with_tool_file
 from srv.specs import CacheSpec, ModelFacts
 
 # Field names of the same quantity in different configurations, the most common first.
@@ -68,7 +68,7 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         _refuse_pickles(path)
-    config = with_stated_file(path, config, None if checkpoint is None else checkpoint.tensors)
+    config = with_tool_file(path, config, None if checkpoint is None else checkpoint.tensors)
     try:
         whole = vision_class(config)
         if whole is not None:

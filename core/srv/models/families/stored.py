@@ -18,8 +18,8 @@ from srv.errors import ModelError
 from srv.models.blueprint import Decoder, Experts, Linear, Output, Part, Tensors, Weight, below, walk
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.families.family import UnknownSizes
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import check_pattern, matched_target, names_layer
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import check_pattern, matched_target, names_layer
 
 # Elements of one weight ``[outputs, inputs]`` and of what is stored with it, by dtype.
 Layout: TypeAlias = Callable[[int, int], Mapping[str, int]]

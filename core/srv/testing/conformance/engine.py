@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from srv.errors import Refusal
 from srv.io.messages import Abort
-from srv.quantization import modelslim
+from srv.quantization.formats import modelslim
 from srv.sched.late import LateInputMaker, LateInputs, LateRow
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import (

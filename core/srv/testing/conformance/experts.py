@@ -12,10 +12,10 @@ from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
 from srv.platform.experts import EXPERTS, FAMILY, FP8, GGUF, INT8
 from srv.platform.ops import Ops, implementations
-from srv.quantization.fp8_configs import Fp8Scheme
 from srv.quantization.fp8_layers import Fp8Experts
 from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.int8_experts import Int8Experts
+from srv.quantization.int8_layers import Int8Experts
+from srv.quantization.schemes import Fp8
 from srv.testing.conformance.facts import MIXTURE
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import engine_under_test
@@ -86,7 +86,7 @@ def _made(context: BuildContext, op: str, sizes: ExpertSizes, operands: tuple[An
     if op == INT8:
         return Int8Experts(context, "experts", sizes)
     if op == FP8:
-        return Fp8Experts(context, "experts", sizes, Fp8Scheme((operands[4], operands[5])), bias=len(operands) > 7)
+        return Fp8Experts(context, "experts", sizes, Fp8((operands[4], operands[5])), bias=len(operands) > 7)
     return GGUFExperts(context, "experts", sizes, operands[1], operands[3], bias=len(operands) > 5)
 
 

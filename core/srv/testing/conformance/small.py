@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from srv.quantization import modelslim
+from srv.quantization.formats import modelslim
 from srv.specs import ModelFacts
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")

@@ -13,7 +13,7 @@ from every import every
 from gguf import GGMLQuantizationType as Kind
 from models_reference_ops import reference_impls
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of, write_gguf
-from planned_sizes import check_sizes
+from planned_sizes import check_sizes, planned_bytes
 from safetensors.torch import load_file, save_file
 
 from srv.dist.group import RankGroup
@@ -25,10 +25,9 @@ from srv.models.modules.feed_forward import MoE
 from srv.models.read import read_facts
 from srv.platform.interface import OpImpl
 from srv.platform.ops import Ops
-from srv.quantization import gguf
+from srv.quantization.formats.online_storage import OnlineInt8StorageFormat, quantize_int8
 from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.int8_experts import Int8Experts
-from srv.quantization.int8_online_layers import OnlineInt8StorageFormat, quantize_int8
+from srv.quantization.int8_layers import Int8Experts
 from srv.quantization.method import StoredModel
 from srv_kernels.contracts import CONTRACTS
 
@@ -124,7 +123,9 @@ def test_gguf_files_have_the_logits_of_transformers(arch: str, dequantize: bool,
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4)
     facts = read_facts(path)
     assert facts.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert ours.loaded_bytes() == (facts.parameters * 4 if dequantize else gguf.loaded_bytes(facts, 4))
+    assert ours.loaded_bytes() == (
+        facts.parameters * 4 if dequantize else planned_bytes(path, dequantize_weights=False)
+    )
 
 
 def test_experts_of_mixed_types_are_refused(tmp_path: Path) -> None:

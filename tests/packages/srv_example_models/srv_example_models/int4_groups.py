@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from srv.quantization.method import QuantMethod
+from srv.errors import ModelError
+from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.schemes import HeldTensor, LayerSchemes, Matrix, Scheme
 from srv.specs import ModelFacts
 
 NAME = "int4_groups"
@@ -37,16 +39,47 @@ def group_size(model: ModelFacts) -> int:
     return int(model.config["quantization_config"]["group_size"])
 
 
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
+class Int4(Scheme):
     """Packed weights stay as they are stored, and their scales are float32 whatever the model's dtype."""
-    packed = model.stored_types.get("uint8", 0)
-    scales = 2 * packed // group_size(model)
-    return packed + 4 * scales + (model.parameters - packed - scales) * item_size
+
+    op = ""  # no platform has one for them
+
+    def __init__(self, group_size: int) -> None:
+        self._group_size = group_size
+
+    def tensors(self, matrix: Matrix) -> tuple[HeldTensor, ...]:
+        outputs = sum(matrix.outputs)
+        return (
+            HeldTensor("weight_packed", (outputs, matrix.inputs // 2), "uint8"),
+            HeldTensor("weight_scale", (outputs, matrix.inputs // self._group_size), "float32"),
+        )
+
+
+def schemes(model: StoredModel) -> LayerSchemes:
+    """Layers that have packed weights; those that share one input must be alike.
+
+    Raises ModelError for layers that cannot be held so.
+    """
+    held, size, path = Int4(group_size(model.facts)), group_size(model.facts), model.facts.path
+
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Int4 | None:
+        packed = [name for name in names if f"{name}.weight_packed" in model.types]
+        if not packed:
+            return None
+        if len(packed) < len(names):
+            reason = f"of {', '.join(names)}, which share one input, only {', '.join(packed)} are quantized"
+            raise ModelError("unsupported_quantization", path, reason, "Quantize all of them or none")
+        if inputs % size:
+            reason = f"the {inputs} inputs of {packed[0]} are not groups of {size}"
+            raise ModelError("unsupported_quantization", path, reason, "Quantize with another group_size")
+        return held
+
+    return scheme
 
 
 METHOD = QuantMethod(
     name=NAME,
     layers="srv_example_models.int4_groups_layers:Int4LayerFactory",
     detect=detect,
-    weight_bytes=weight_bytes,
+    schemes=schemes,
 )

@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srv.errors import ModelError
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection, Split
 from srv.quantization.method import StoredModel
-from srv_example_models.int4_groups import group_size
+from srv_example_models.int4_groups import group_size, schemes
 
 
 def dequantize(packed: Tensor, scale: Tensor) -> Tensor:
@@ -59,18 +58,11 @@ class Int4LayerFactory(LayerFactory):
 
     def __init__(self, context: BuildContext, model: StoredModel) -> None:
         super().__init__(context)
-        self._path, self._types, self._group_size = model.facts.path, model.types, group_size(model.facts)
+        self._schemes, self._group_size = schemes(model), group_size(model.facts)
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
-        packed = [name for name in output_sizes if f"{name}.weight_packed" in self._types]
-        if not packed:
+        if self._schemes(tuple(output_sizes), inputs, False) is None:
             return super().linear(output_sizes, inputs, bias, split, unit)
-        if len(packed) < len(output_sizes):
-            reason = f"of {', '.join(output_sizes)}, which share one input, only {', '.join(packed)} are quantized"
-            raise ModelError("unsupported_quantization", self._path, reason, "Quantize all of them or none")
-        if inputs % self._group_size:
-            reason = f"the {inputs} inputs of {packed[0]} are not groups of {self._group_size}"
-            raise ModelError("unsupported_quantization", self._path, reason, "Quantize with another group_size")
         return Int4Linear(self.context, output_sizes, inputs, bias, self._group_size)

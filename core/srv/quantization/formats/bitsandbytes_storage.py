@@ -19,27 +19,16 @@ from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.models.checkpoints.safetensors_file import open_file
 from srv.models.checkpoints.safetensors_header import read_checkpoint
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.models.layers.context import BuildContext
-from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection, Split
-from srv.models.layers.moe_config import expert_names
-from srv.quantization.bitsandbytes import (
+from srv.quantization.formats.bitsandbytes import (
     BLOCK,
     INT8_FORMAT,
     INT8_SCALE,
     NESTED,
     PLAIN,
-    REMEDY,
     STATE,
     TYPES,
-    shared_type,
 )
-from srv.quantization.block_codes import codes_of, in_blocks
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
-from srv.quantization.int8_experts import Int8Experts
-from srv.quantization.int8_layers import WeightOnlyInt8Linear
+from srv.quantization.formats.block_codes import codes_of, in_blocks
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 _LEVELS = 127  # of an int8 weight whose magnitude is that of the largest of its row
@@ -52,42 +41,6 @@ TABLES: Mapping[str, tuple[float, ...]] = {
     ),
     "fp4": tuple(sign * value / 192 for sign in (1, -1) for value in (0, 1, 128, 192, 64, 96, 32, 48)),
 }
-
-
-class BitsAndBytesLayerFactory(LayerFactory):
-    """Layers with blocks or int8 weights where the checkpoint has them; embeddings are not quantized."""
-
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
-        super().__init__(context)
-        self._model = model
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        kind = shared_type(self._model, tuple(output_sizes), inputs)
-        if not kind:
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        if kind == "int8":
-            return WeightOnlyInt8Linear(self.context, output_sizes, inputs, bias)
-        return GGUFLinear(
-            self.context, output_sizes, [empty_matrix(self.context, sum(output_sizes.values()), inputs, kind)], bias
-        )
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some projections are quantized and others not."""
-        named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
-        first, second = (shared_type(self._model, names, inputs) for names, inputs in named)
-        if not first and not second:
-            return super().experts(prefix, sizes, bias)
-        if not first or not second:
-            reason = f"the experts {prefix} are quantized in part, which no layers support"
-            raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
-        if "int8" in (first, second):
-            if first != second:
-                reason = f"the experts {prefix} are {first} and {second}, which no layers support"
-                raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
-            return Int8Experts(self.context, prefix, sizes)
-        return GGUFExperts(self.context, prefix, self.local_experts(sizes), first, second, bias)
 
 
 class _State(NamedTuple):

@@ -21,9 +21,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from srv.errors import ModelError
-from srv.quantization.kv_scheme import stated_kv_field, unsupported_kv_scheme
-from srv.quantization.layer_patterns import names_layer, stated_names
+from srv.quantization.formats.kv_scheme import stated_kv_field, unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
 from srv.quantization.method import UP_PROJECTION
+from srv.quantization.schemes import Fp8
 
 FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
 COMPRESSED_TENSORS = "compressed-tensors"
@@ -43,7 +44,7 @@ _LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
 _LM_HEAD = "lm_head"
 
 
-class Fp8Scheme(NamedTuple):
+class Fp8Form(NamedTuple):
     """How the FP8 weights of a checkpoint are stored and scaled.
 
     block: (outputs, inputs) that share a scale; None: each output has one, or the whole weight. excluded: patterns of
@@ -59,22 +60,27 @@ class Fp8Scheme(NamedTuple):
     scales: tuple[str, ...] = ("weight_scale", "weight_scale_inv")
     inputs: bool = False
 
+    @property
+    def held(self) -> Fp8:
+        """What layers hold the weights as."""
+        return Fp8(self.block)
 
-def scheme_of(folder: Path, config: Mapping[str, Any]) -> Fp8Scheme:
+
+def scheme_of(folder: Path, config: Mapping[str, Any]) -> Fp8Form:
     """The scheme of a checkpoint; that of a scale per output if its configuration states no method.
 
     Raises ModelError unsupported_quantization for a form that layers do not support.
     """
     found = scheme_or_reason(folder, config)
-    if isinstance(found, Fp8Scheme):
+    if isinstance(found, Fp8Form):
         return found
     raise ModelError("unsupported_quantization", str(folder), found, "Use another checkpoint of the model")
 
 
-def scheme_or_reason(folder: Path, config: Mapping[str, Any]) -> Fp8Scheme | str:
+def scheme_or_reason(folder: Path, config: Mapping[str, Any]) -> Fp8Form | str:
     """As `scheme_of`, with a clause for a form that layers do not support."""
     _, found = _read(folder, config)
-    return found or Fp8Scheme()
+    return found or Fp8Form()
 
 
 def detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
@@ -82,7 +88,7 @@ def detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
     name, found = _read(folder, config)
     if name != method:
         return False
-    return True if isinstance(found, Fp8Scheme) else found
+    return True if isinstance(found, Fp8Form) else found
 
 
 def kv_field(folder: Path, config: Mapping[str, Any]) -> str:
@@ -96,13 +102,13 @@ def kv_field(folder: Path, config: Mapping[str, Any]) -> str:
     return stated_kv_field(stated) or (stated_kv_field(nested) if isinstance(nested, Mapping) else "")
 
 
-def declares(scheme: Fp8Scheme, layer: str) -> bool:
+def declares(scheme: Fp8Form, layer: str) -> bool:
     """Whether a configuration without weights says that a layer is quantized."""
     linear = scheme.head if layer == _LM_HEAD else layer.endswith(_LINEAR) and not layer.endswith(UP_PROJECTION)
     return linear and not any(names_layer(pattern, layer) for pattern in scheme.excluded)
 
 
-def _read(folder: Path, config: Mapping[str, Any]) -> tuple[str, Fp8Scheme | str]:
+def _read(folder: Path, config: Mapping[str, Any]) -> tuple[str, Fp8Form | str]:
     """The method, and its scheme or a clause if layers do not support its form; two empty strings if it is another."""
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping):
@@ -132,21 +138,21 @@ def _modelopt_file(folder: Path) -> Mapping[str, Any]:
         raise ModelError("damaged", str(path), reason, "Download the file again") from error
 
 
-def _read_fp8(stated: Mapping[str, Any]) -> Fp8Scheme | str:
+def _read_fp8(stated: Mapping[str, Any]) -> Fp8Form | str:
     if str(stated.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
         return f"its weights have the format {stated['fmt']}, not e4m3"
     if str(stated.get("expert_dtype") or "fp8").lower() != "fp8":
         return f"its experts are stored as {stated['expert_dtype']}, not as fp8"
     excluded = stated_names(stated, "ignored_layers", "modules_to_not_convert")
     inputs = str(stated.get("activation_scheme")).lower() in ("dynamic", "static")
-    return _with_block(Fp8Scheme(excluded=excluded, inputs=inputs), stated.get("weight_block_size"))
+    return _with_block(Fp8Form(excluded=excluded, inputs=inputs), stated.get("weight_block_size"))
 
 
-def _read_fbgemm(stated: Mapping[str, Any]) -> Fp8Scheme | str:
-    return Fp8Scheme(excluded=stated_names(stated, "modules_to_not_convert"), inputs=True)  # the method has no other
+def _read_fbgemm(stated: Mapping[str, Any]) -> Fp8Form | str:
+    return Fp8Form(excluded=stated_names(stated, "modules_to_not_convert"), inputs=True)  # the method has no other
 
 
-def _read_modelopt(stated: Mapping[str, Any]) -> Fp8Scheme | str:
+def _read_modelopt(stated: Mapping[str, Any]) -> Fp8Form | str:
     stated = {**stated, **(stated.get("quantization") or {})}  # some have the fields of ModelOpt's file as they are
     if (refused := unsupported_kv_scheme(stated)) is not None:
         return refused
@@ -154,10 +160,10 @@ def _read_modelopt(stated: Mapping[str, Any]) -> Fp8Scheme | str:
     if algorithm not in _MODELOPT_BLOCKS:
         return f"its quant_algo is {stated.get('quant_algo')}, not one of {', '.join(_MODELOPT_BLOCKS)}"
     excluded = stated_names(stated, "ignore", "exclude_modules")
-    return Fp8Scheme(_MODELOPT_BLOCKS[algorithm], excluded, head=True, inputs=algorithm != _WEIGHTS_ONLY)
+    return Fp8Form(_MODELOPT_BLOCKS[algorithm], excluded, head=True, inputs=algorithm != _WEIGHTS_ONLY)
 
 
-_READERS: Mapping[str, Callable[[Mapping[str, Any]], Fp8Scheme | str]] = MappingProxyType(
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Fp8Form | str]] = MappingProxyType(
     {FP8: _read_fp8, FBGEMM: _read_fbgemm, MODELOPT: _read_modelopt}
 )
 
@@ -172,7 +178,7 @@ def _is_float(stated: Mapping[str, Any]) -> bool:
     return forms == {FORMATS[0]} or (forms == {FORMATS[1]} and kinds == {"float"})
 
 
-def _read_compressed(stated: Mapping[str, Any]) -> Fp8Scheme | str:
+def _read_compressed(stated: Mapping[str, Any]) -> Fp8Form | str:
     if stated.get("transform_config"):
         return "it has a transform_config"
     if (refused := unsupported_kv_scheme(stated)) is not None:
@@ -184,7 +190,7 @@ def _read_compressed(stated: Mapping[str, Any]) -> Fp8Scheme | str:
         return f"its weights are sparse, in the format {sparsity['format']}"
     groups = {name: compressed_group(name, group) for name, group in stated["config_groups"].items()}
     schemes = set(with_same_inputs(groups).values())
-    if len(schemes) > 1:  # `srv.quantization.mixed_schemes` serves them
+    if len(schemes) > 1:  # `srv.quantization.formats.compressed_tensors` serves them
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
     return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
@@ -192,13 +198,11 @@ def _read_compressed(stated: Mapping[str, Any]) -> Fp8Scheme | str:
 
 def with_same_inputs(groups: Mapping[str, Scheme]) -> dict[str, Scheme]:
     """Groups of layers that state quantized inputs only if all those in FP8 do: products are chosen for all layers."""
-    inputs = all(each.inputs for each in groups.values() if isinstance(each, Fp8Scheme))
-    return {
-        name: each._replace(inputs=inputs) if isinstance(each, Fp8Scheme) else each for name, each in groups.items()
-    }
+    inputs = all(each.inputs for each in groups.values() if isinstance(each, Fp8Form))
+    return {name: each._replace(inputs=inputs) if isinstance(each, Fp8Form) else each for name, each in groups.items()}
 
 
-def compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Scheme | str:
+def compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Form | str:
     """The scheme of one group of layers; a clause if the layers do not support its form."""
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
@@ -214,7 +218,7 @@ def compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Scheme | str:
         return f"its {name} has the input_activations {inputs!r}, which are not an object"
     if inputs and inputs.get("type") != "float":
         return f"its {name} quantizes activations to type {inputs.get('type')}, not float"
-    scheme = Fp8Scheme(head=True, inputs=inputs.get("num_bits") == 8)
+    scheme = Fp8Form(head=True, inputs=inputs.get("num_bits") == 8)
     match weights.get("strategy") or "tensor":
         case "tensor" | "channel":
             return scheme
@@ -224,7 +228,7 @@ def compressed_group(name: str, group: Mapping[str, Any]) -> Fp8Scheme | str:
             return f"its {name} has scales per {other}, not per tensor, channel or block"
 
 
-def _with_block(scheme: Fp8Scheme, stated: Any) -> Fp8Scheme | str:
+def _with_block(scheme: Fp8Form, stated: Any) -> Fp8Form | str:
     """The scheme with blocks of these sizes, as [128, 128] or "128x128"; None for none."""
     if stated is None:
         return scheme

@@ -11,14 +11,13 @@ Owns the fields that they have, and which forms layers support. Must not know wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import stated_names
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import stated_names
+from srv.quantization.schemes import Inputs, Int8
 
 INT, NAIVE = "int-quantized", "naive-quantized"  # formats; the latter has FP8, too
-Inputs: TypeAlias = Literal["dynamic", "static", "none"]
 # The values that fields must have; None means that one is absent.
 _SYMMETRIC: Mapping[str, tuple[Any, ...]] = {
     "num_bits": (8,),
@@ -32,23 +31,19 @@ _DYNAMIC_INPUTS = {**_SYMMETRIC, "strategy": ("token",)}
 _STATIC_INPUTS = {**_SYMMETRIC, "strategy": ("tensor",), "dynamic": (False, None)}
 
 
-class Int8Scheme(NamedTuple):
+class Int8Form(NamedTuple):
     """How int8 layers multiply. inputs: how their inputs are quantized. excluded: patterns of unquantized layers."""
 
     inputs: Inputs = "dynamic"
     excluded: tuple[str, ...] = ()
 
     @property
-    def op(self) -> str:
-        return _OPS[self.inputs]
+    def held(self) -> Int8:
+        """What layers hold the weights as."""
+        return Int8(self.inputs)
 
 
-_OPS: Mapping[Inputs, str] = MappingProxyType(
-    {"dynamic": "linear_w8a8", "static": "linear_w8a8_static", "none": "linear_int8"}
-)
-
-
-def read_compressed(stated: Mapping[str, Any], other_formats: tuple[str, ...]) -> Int8Scheme | str:
+def read_compressed(stated: Mapping[str, Any], other_formats: tuple[str, ...]) -> Int8Form | str:
     """The scheme of a `quantization_config`, or the first reason why it is not one of int8.
 
     `other_formats`: those of other methods, which the reason names.
@@ -68,7 +63,7 @@ def read_compressed(stated: Mapping[str, Any], other_formats: tuple[str, ...]) -
     if (refused := unsupported_names(stated)) is not None:
         return refused
     first, *others = dict.fromkeys(compressed_group(name, group) for name, group in groups.items())
-    if others:  # `srv.quantization.mixed_schemes` serves them
+    if others:  # `srv.quantization.formats.compressed_tensors` serves them
         reasons = (each for each in (first, *others) if isinstance(each, str))
         return next(reasons, "its groups of layers are quantized differently")
     return first if isinstance(first, str) else first._replace(excluded=stated_names(stated, "ignore"))
@@ -82,7 +77,7 @@ def unsupported_names(stated: Mapping[str, Any]) -> str | None:
     return None
 
 
-def compressed_group(name: str, group: Any) -> Int8Scheme | str:
+def compressed_group(name: str, group: Any) -> Int8Form | str:
     """The scheme of one group of layers; a clause if the layers do not support its form."""
     if not isinstance(group, Mapping):
         return f"its {name} is {group!r}, not an object"
@@ -94,12 +89,12 @@ def compressed_group(name: str, group: Any) -> Int8Scheme | str:
     if not isinstance(weights, Mapping):
         return f"its {name} has no weights"
     if (refused := _refused(name, "weights", weights, _WEIGHTS)) is not None or inputs is None:
-        return refused or Int8Scheme("none")
+        return refused or Int8Form("none")
     if not isinstance(inputs, Mapping):
         return f"its {name} has the input_activations {inputs!r}, which are not an object"
     dynamic = inputs.get("dynamic") is True
     refused = _refused(name, "input_activations", inputs, _DYNAMIC_INPUTS if dynamic else _STATIC_INPUTS)
-    return refused or Int8Scheme("dynamic" if dynamic else "static")
+    return refused or Int8Form("dynamic" if dynamic else "static")
 
 
 def _refused(name: str, section: str, fields: Mapping[str, Any], required: Mapping[str, tuple[Any, ...]]) -> str | None:

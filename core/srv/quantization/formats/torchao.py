@@ -1,9 +1,9 @@
 """Checkpoints of torchao: which layers are quantized, in which form, and their sizes. Torch-free.
 
-Owns what headers must show; `srv.quantization.torchao_configs` reads configurations. torchao stores each quantized
-weight as several tensors (safetensors, since its version 0.16); older checkpoints are pickles, which are refused when
-files are read. Of the experts of a layer it quantizes the linear layers of each, or the parameters of all, if a
-configuration names them (`srv.models.checkpoints.expert_tensors`). Must not know layers.
+Owns what headers must show; `srv.quantization.formats.torchao_configs` reads configurations. torchao stores each
+quantized weight as several tensors (safetensors, since its version 0.16); older checkpoints are pickles, which are
+refused when files are read. Of the experts of a layer it quantizes the linear layers of each, or the parameters of all,
+if a configuration names them (`srv.models.checkpoints.expert_tensors`). Must not know layers.
 
     weights     _weight_qdata                 _weight_scale              _weight_zero_point
     int8        int8 [N, K]                   a float per row, [N, 1]    integers [N, 1]; all of them must be 0
@@ -20,21 +20,16 @@ layers of other FP8 checkpoints (docs/adr/0071-fp8-weights.md).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.checkpoints.expert_tensors import expert_tensor
-from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
-from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.fp8 import NOTE, are_fp8, held_scale, of_scheme
-from srv.quantization.int8_checks import check_experts, experts_note
-from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel, TensorBytes, corrections
-from srv.quantization.tensor_bytes import of_blocks, of_rows
-from srv.quantization.torchao_configs import BLOCK, BLOCK_TYPE, DATA, SCALE, Form, Weights, declares, read_form
+from srv.quantization.formats.fp8 import NOTE, are_fp8
+from srv.quantization.formats.int8_checks import check_experts, experts_note
+from srv.quantization.formats.torchao_configs import DATA, SCALE, Form, Weights, declares, read_form
+from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.schemes import Int8, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -42,10 +37,8 @@ if TYPE_CHECKING:
 NAME = "torchao"
 ZERO = "_weight_zero_point"
 REMEDY = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
-BLOCK_BYTES = TYPES_BY_NAME[BLOCK_TYPE].size
 _FACTOR = "_weight_act_pre_scale"  # what inputs are multiplied by
 _STORED_AS: Mapping[Weights, tuple[str, ...]] = {"int8": ("int8",), "int4": ("uint8", "int8")}
-_SCALE_BYTES = 4
 
 
 def form_of(model: StoredModel) -> Form:
@@ -144,64 +137,17 @@ def _check(model: StoredModel, form: Form, name: str, stored: Sequence[str]) -> 
             raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
 
 
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
-    """Quantized weights with the scales that layers hold, and `item_size` for all other weights.
-
-    A checkpoint in a form that layers do not support, which is refused, counts as it is stored.
-    """
-    try:
-        form = read_form(model.config.get("quantization_config") or {})
-    except ValueError:
-        return model.weight_bytes
-    tensors = needed_tensors(model)
-    if not tensors:
-        held = _row_bytes(projection_params) if form.weights == "int4" else projection_params
-        return held + (model.counted_parameters() - projection_params) * item_size
-    shapes = [shape for name, each in tensors.items() for shape in _matrices(name, each.shape)]
-    match form.weights:
-        case "int8":
-            held = sum(outputs * (inputs + _SCALE_BYTES) for outputs, inputs in shapes)
-        case "fp8":
-            held = sum(prod(shape) + prod(held_scale(form.fp8, *shape)) * _SCALE_BYTES for shape in shapes)
-        case "int4":
-            shapes = [(outputs, stored * 2) for outputs, stored in shapes]
-            held = sum(outputs * _row_bytes(inputs) for outputs, inputs in shapes)
-    wide = corrections(tensors)
-    return held + wide * _SCALE_BYTES + (model.counted_parameters() - sum(map(prod, shapes)) - wide) * item_size
-
-
-def _matrices(name: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The shapes of the integers of layers that a stored tensor holds; those of all experts, if it does."""
-    found = expert_tensor(name)
-    if found is not None and found.suffix == DATA and len(shape) == 3:
-        count = len(found.projections)
-        return [(shape[1] // count, shape[2])] * (shape[0] * count)
-    return [shape] if name.endswith(f".{DATA}") and len(shape) == 2 else []
-
-
-def _row_bytes(inputs: int) -> int:
-    return inputs // BLOCK * BLOCK_BYTES
-
-
-def layer_ops(model: StoredModel) -> LayerOps:
+def schemes(model: StoredModel) -> LayerSchemes:
+    """Raises ModelError as `are_quantized`, and for a configuration that is not supported."""
     form = form_of(model)
+    held = form.held
 
-    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-        if rows:
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:
+        if embedding:
             check_embedding(model, names[0])
-        return form.op if not rows and are_quantized(model, form, names, inputs) else ""
+        return None if embedding or not are_quantized(model, form, names, inputs) else held
 
-    return op
-
-
-def tensor_bytes(model: StoredModel) -> TensorBytes:
-    form = form_of(model)
-    match form.weights:
-        case "fp8":
-            return partial(of_scheme, form.fp8)
-        case "int4":
-            return partial(of_blocks, BLOCK_TYPE)
-    return of_rows
+    return scheme
 
 
 def _of_form(model: ModelFacts) -> QuantMethod:
@@ -209,25 +155,22 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         form = read_form(model.config.get("quantization_config") or {})
     except ValueError:  # the checkpoint is refused
         return METHOD
-    return METHOD._replace(ops=(form.op,), note=_note(model, form), fp8_inputs=form.fp8.inputs)
+    return METHOD._replace(ops=(form.held.op,), note=_note(model, form), fp8_inputs=form.fp8.inputs)
 
 
 def _note(model: ModelFacts, form: Form) -> str:
     if form.weights == "fp8":
         return NOTE
-    return experts_note(model) if form.op == "linear_int8" else ""
+    return experts_note(model) if form.held == Int8("none") else ""
 
 
 METHOD = QuantMethod(
     name=NAME,
-    layers="srv.quantization.torchao_layers:TorchAOLayerFactory",
-    storage="srv.quantization.torchao_layers:TorchAOStorageFormat",
+    storage="srv.quantization.formats.torchao_storage:TorchAOStorageFormat",
     ops=("linear_int8", "linear_w8a8", "linear_gguf", "linear_fp8"),
     detect=detect,
-    weight_bytes=weight_bytes,
     sharding="weights of torchao cannot be sharded yet",
-    layer_ops=layer_ops,
-    tensor_bytes=tensor_bytes,
+    schemes=schemes,
     row_tensors=("weight", "weight_scale"),
     packed=True,
     fused_experts=True,

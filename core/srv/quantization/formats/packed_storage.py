@@ -1,7 +1,7 @@
 """The layers of checkpoints with packed integers, and the conversion of their tensors to rows of blocks.
 
 A layer's tensors are collected until all are there, and become its rows then, so that there is never a second copy of
-the whole model. Must not know how words are packed (`srv.quantization.packed_words`).
+the whole model. Must not know how words are packed (`srv.quantization.formats.packed_words`).
 """
 
 from __future__ import annotations
@@ -14,89 +14,20 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.models.layers.context import BuildContext
-from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection, Split
-from srv.models.layers.moe_config import expert_names
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFLinear, GGUFMatrix, empty_matrix
+from srv.quantization.formats.packed import SCALES, SUFFIXES, PackedForm, check_tensors, is_packed, scheme_of
+from srv.quantization.formats.packed_words import blocks, unpack
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
-from srv.quantization.ordered_experts import OrderedExperts
-from srv.quantization.packed import REMEDY, SUFFIXES, PackedScheme, are_packed, check_dequantized, is_packed, scheme_of
-from srv.quantization.packed_checks import SCALES, check_tensors
-from srv.quantization.packed_words import blocks, unpack
+from srv.quantization.schemes import row_bytes
 
 _BIAS = ".bias"
 _ORDER = ("g_idx", "weight_g_idx")
 _ZEROS = ("qzeros", "weight_zero_point")
 
 
-class OrderedLinear(GGUFLinear):
-    """A quantized linear layer whose inputs are taken in the order of their groups: y = x[..., columns] Wᵀ + b.
-
-    columns: int64 [parts, inputs], one row per fused layer; they must be equal.
-    """
-
-    def __init__(
-        self, context: BuildContext, output_sizes: Mapping[str, int], matrices: list[GGUFMatrix], bias: bool
-    ) -> None:
-        super().__init__(context, output_sizes, matrices, bias)
-        self.columns = context.empty(len(output_sizes), self.inputs, dtype=torch.int64)
-
-    @property
-    def column_order(self) -> Tensor:
-        return self.columns[0]
-
-    def multiply(self, x: Tensor) -> Tensor:
-        return super().multiply(x.index_select(-1, self.column_order))
-
-    def weight_views(self) -> dict[str, Tensor]:
-        orders = {f"{name}.columns": row for name, row in zip(self.output_sizes, self.columns, strict=True)}
-        return super().weight_views() | orders
-
-    def validate_loaded(self) -> str | None:
-        other = (self.columns != self.columns[:1]).any(1).tolist()
-        names = [name for name, differs in zip(self.output_sizes, other, strict=True) if differs]
-        return f"the inputs of {names[0]} are in another order than those of the layers beside it" if names else None
-
-
-class PackedLayerFactory(LayerFactory):
-    """Layers with blocks where the checkpoint has packed integers; embeddings are not quantized."""
-
-    def __init__(self, context: BuildContext, model: StoredModel, scheme: PackedScheme | None = None) -> None:
-        """`scheme`: None for the one that the configuration of the checkpoint states."""
-        super().__init__(context)
-        self._model, self._scheme = model, scheme or scheme_of(model.facts.path, model.facts.config)
-        check_dequantized(model, self._scheme)
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        if not are_packed(self._model, self._scheme, tuple(output_sizes), inputs):
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        matrix = empty_matrix(self.context, sum(output_sizes.values()), inputs, self._scheme.block_type)
-        layer = OrderedLinear if self._scheme.ordered else GGUFLinear
-        return layer(self.context, output_sizes, [matrix], bias)
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some projections are quantized and others not."""
-        named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
-        packed = [are_packed(self._model, self._scheme, names, inputs) for names, inputs in named]
-        if not any(packed):
-            return super().experts(prefix, sizes, bias)
-        if not all(packed):
-            reason = f"the experts {prefix} are quantized in part, which no layers support"
-            raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
-        block_type = self._scheme.block_type
-        experts = GGUFExperts(self.context, prefix, self.local_experts(sizes), block_type, block_type, bias)
-        return OrderedExperts(self.context, experts) if self._scheme.ordered else experts
-
-
 class PackedStorageFormat(StorageFormat):
     """Tensors of packed integers, scales, zeros and orders, which become `weight` and `columns`."""
 
-    def __init__(self, model: StoredModel, scheme: PackedScheme | None = None) -> None:
+    def __init__(self, model: StoredModel, scheme: PackedForm | None = None) -> None:
         """`scheme`: None for the one that the configuration of the checkpoint states."""
         self._model, self._path = model, model.facts.path
         self._scheme = scheme or scheme_of(self._path, model.facts.config)
@@ -132,7 +63,7 @@ class PackedStorageFormat(StorageFormat):
             if layer.endswith(UP_PROJECTION):
                 found[f"{layer}.weight"] = (outputs, inputs)
                 continue
-            found[f"{layer}.weight"] = (outputs, self._scheme.row_bytes(inputs))
+            found[f"{layer}.weight"] = (outputs, row_bytes(self._scheme.block_type, inputs))
             if self._scheme.ordered:
                 found[f"{layer}.columns"] = (inputs,)
         return found

@@ -14,25 +14,21 @@ a type for every stored tensor. Must not know layers.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
-from srv.quantization.method import LayerOps, QuantMethod, StoredModel, corrections
-from srv.quantization.tensor_bytes import always_rows
-
-if TYPE_CHECKING:
-    from srv.specs import ModelFacts
+from srv.quantization.formats.description import UNQUANTIZED, QuantDescription
+from srv.quantization.formats.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
+from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.schemes import Int8, LayerSchemes
 
 NAME = "modelslim"
 FLOAT, STATIC, DYNAMIC = UNQUANTIZED, "W8A8", "W8A8_DYNAMIC"
 QUANT_TYPES = (FLOAT, STATIC, DYNAMIC)
+_HELD: Mapping[str, Int8] = {STATIC: Int8("static", bias_inside=True), DYNAMIC: Int8(offsets=True)}
 _FILES = "quant_model_description*.json"
 _MODEL_TYPE_KEY = "model_quant_type"  # the type of most layers; its presence marks a description within `config.json`
 _SUFFIXES = (
@@ -141,47 +137,27 @@ def quant_type(model: StoredModel, description: QuantDescription, names: Sequenc
     return kind
 
 
-def layer_ops(model: StoredModel) -> LayerOps:
+def schemes(model: StoredModel) -> LayerSchemes:
+    """Raises ModelError as `quant_type`, and for experts with static activations."""
     description = description_of(model)
-    ops = {STATIC: "linear_w8a8_static", DYNAMIC: "linear_w8a8"}
     check_up_projections(model)
 
-    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-        if rows:
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Int8 | None:
+        if embedding:
             check_unquantized(model, names[0])
-            return ""
-        return ops.get(quant_type(model, description, names, inputs), "")
+            return None
+        kind = quant_type(model, description, names, inputs)
+        return _HELD.get(kind)
 
-    return op
-
-
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
-    """A byte per integer of a weight, four for each number beside it that layers hold, and `item_size` for the rest."""
-    tensors = needed_tensors(model)
-    description = read_description(Path(model.path), model.config)
-    left_out = redundant(tensors, description)
-    held = stored = 0
-    for name, tensor in tensors.items():
-        layer, _, suffix = name.rpartition(".")
-        if description.of_weight(f"{layer}.weight") == FLOAT or (suffix == "bias" and name not in left_out):
-            continue
-        count = math.prod(tensor.shape)
-        stored += count
-        if name not in left_out:
-            held += count if suffix == "weight" else 4 * count
-    wide = corrections(tensors)
-    return held + wide * 4 + (model.counted_parameters() - stored - wide) * item_size
+    return scheme
 
 
 METHOD = QuantMethod(
     name=NAME,
-    layers="srv.quantization.modelslim_layers:ModelslimLayerFactory",
-    storage="srv.quantization.modelslim_layers:ModelslimStorageFormat",
+    storage="srv.quantization.formats.modelslim_storage:ModelslimStorageFormat",
     ops=("linear_w8a8", "linear_w8a8_static"),
     detect=detect,
-    weight_bytes=weight_bytes,
     sharding="weights quantized to int8 cannot be sharded yet",
-    layer_ops=layer_ops,
-    tensor_bytes=always_rows,
+    schemes=schemes,
     row_tensors=("weight", "weight_scale", "weight_offset", "deq_scale", "quant_bias"),
 )

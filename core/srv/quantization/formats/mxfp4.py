@@ -14,21 +14,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
-from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, LayerOps, QuantMethod, StoredModel
-from srv.quantization.tensor_bytes import of_blocks
-
-if TYPE_CHECKING:
-    from srv.specs import ModelFacts
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
+from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.schemes import Blocks, LayerSchemes
 
 NAME = "mxfp4"
 BLOCK_TYPE = "MXFP4"
@@ -41,10 +35,7 @@ PAIRS = {**{part: (f"{part}_blocks", f"{part}_scales") for part in FUSED}, "weig
 PROJECTIONS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # of fused experts
 _FORMAT = "mxfp4-pack-quantized"  # of compressed-tensors
 _EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(\w+)$")
-_ELEMENTS_PER_BYTE = 2
 _DTYPE = "uint8"
-# Bytes of a block of 32 weights where a platform widens its scale to float32.
-_WIDENED = 20
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
@@ -164,51 +155,20 @@ def check_tensors(model: StoredModel, owner: str, part: str, shapes: Mapping[str
     return whole
 
 
-def _quantized_weights(model: ModelFacts, projection_params: int) -> int:
-    """The number of weights in MXFP4: as stored, otherwise those of experts, or of all linear layers."""
-    if tensors := needed_tensors(model):
-        ends = (f".{PACKED}", *(f"{each}_blocks" for each in FUSED))
-        stored = (prod(each.shape) for name, each in tensors.items() if name.endswith(ends))
-        return sum(stored) * _ELEMENTS_PER_BYTE
-    config = model.config
-    if str(config.get("quantization_config", {}).get("quant_method", "")).lower() != NAME:
-        return projection_params
-    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
-    return 3 * model.layers * experts * int(config["hidden_size"]) * int(config["intermediate_size"])
+def schemes(model: StoredModel) -> LayerSchemes:
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Blocks | None:
+        return None if embedding or not are_quantized(model, names, inputs) else Blocks((BLOCK_TYPE,))
 
-
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
-    """With the scales of blocks widened to float32, and `item_size` for all other weights."""
-    return _bytes(model, item_size, projection_params, _WIDENED)
-
-
-def loaded_bytes(model: ModelFacts, item_size: int) -> int:
-    return _bytes(model, item_size, 0, TYPES_BY_NAME[BLOCK_TYPE].size)
-
-
-def _bytes(model: ModelFacts, item_size: int, projection_params: int, per_block: int) -> int:
-    count = _quantized_weights(model, projection_params)
-    return count // BLOCK * per_block + (model.counted_parameters() - count) * item_size
-
-
-def layer_ops(model: StoredModel) -> LayerOps:
-    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-        return "" if rows or not are_quantized(model, names, inputs) else "linear_gguf"
-
-    return op
+    return scheme
 
 
 METHOD = QuantMethod(
     name=NAME,
-    layers="srv.quantization.mxfp4_layers:MXFP4LayerFactory",
-    storage="srv.quantization.mxfp4_layers:MXFP4StorageFormat",
+    storage="srv.quantization.formats.mxfp4_storage:MXFP4StorageFormat",
     ops=("linear_gguf",),
     detect=detect,
-    weight_bytes=weight_bytes,
-    loaded_bytes=loaded_bytes,
     sharding="weights in MXFP4 cannot be sharded yet",
-    layer_ops=layer_ops,
-    tensor_bytes=lambda model: partial(of_blocks, BLOCK_TYPE),
+    schemes=schemes,
     packed=True,
     fused_experts=True,
     dtype="bfloat16",

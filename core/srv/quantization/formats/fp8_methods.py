@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from srv.dtypes import FLOATS
-from srv.quantization import fp8, fp8_configs, int8_online, tensor_bytes
+from srv.quantization.formats import fp8, fp8_configs, online
 from srv.quantization.method import QuantMethod
+from srv.quantization.schemes import Fp8
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -30,28 +31,19 @@ def _at_load(model: ModelFacts) -> str | None:
 
 
 def _of_form(name: str, model: ModelFacts) -> QuantMethod:
-    """With what the scheme says of inputs.
-
-    The bytes of a matrix are those of a configuration alone, which does not say what the tensors of files do.
-    """
+    """With what the configuration says of inputs."""
     method, scheme = _METHODS[name], fp8_configs.scheme_or_reason(Path(model.path), model.config)
-    if isinstance(scheme, str):
-        return method
-    found = method._replace(fp8_inputs=scheme.inputs)
-    return found._replace(matrix_bytes=partial(fp8.matrix_bytes, scheme)) if model.format == "config" else found
+    return method if isinstance(scheme, str) else method._replace(fp8_inputs=scheme.inputs)
 
 
 METHOD = QuantMethod(
     name=fp8_configs.FP8,
-    layers="srv.quantization.fp8_layers:Fp8LayerFactory",
-    storage="srv.quantization.fp8_layers:Fp8StorageFormat",
+    storage="srv.quantization.formats.fp8_storage:Fp8StorageFormat",
     ops=("linear_fp8",),
     detect=partial(fp8_configs.detect, fp8_configs.FP8),
     accepts=accepts,
-    weight_bytes=fp8.weight_bytes,
     sharding=_SHARDING,
-    layer_ops=fp8.layer_ops,
-    tensor_bytes=fp8.tensor_bytes,
+    schemes=fp8.schemes,
     row_tensors=("weight", fp8.SCALE),
     row_block=fp8.row_block,
     up_projections=True,
@@ -75,17 +67,9 @@ _METHODS: Mapping[str, QuantMethod] = MappingProxyType(
 )
 FP8WO = QuantMethod(
     name=ONLINE,
-    layers="srv.quantization.fp8_layers:OnlineFp8LayerFactory",
-    storage="srv.quantization.fp8_layers:OnlineFp8StorageFormat",
+    storage="srv.quantization.formats.online_storage:OnlineFp8StorageFormat",
     ops=("linear_fp8",),
-    weight_bytes=int8_online.weight_bytes,
     sharding=_SHARDING,
     online=True,
-    layer_ops=lambda model: _online_op,
-    matrix_bytes=int8_online.matrix_bytes,
-    tensor_bytes=tensor_bytes.always_rows,
+    schemes=partial(online.schemes, Fp8()),
 )
-
-
-def _online_op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-    return "linear_fp8" if not rows and all(map(int8_online.is_quantized, names)) else ""

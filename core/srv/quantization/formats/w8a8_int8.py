@@ -1,7 +1,7 @@
 """Checkpoints of the method w8a8_int8: which layers are int8, and how that is recognised. Torch-free.
 
 Owns the layout that many tools write. Must not know layers, nor how compressed-tensors states the scheme
-(`srv.quantization.int8_configs`).
+(`srv.quantization.formats.int8_configs`).
 
     weight         int8 [out, in]; a layer with a weight of another dtype is not quantized
     weight_scale   a float per output channel, [out, 1] or [out], or one for all of them
@@ -14,22 +14,19 @@ The up-projection of latent attention, which is no linear layer here, is dequant
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.description import UNQUANTIZED, QuantDescription
-from srv.quantization.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, experts_note
-from srv.quantization.int8_configs import Int8Scheme, read_compressed, unsupported_names
-from srv.quantization.int8_online import INT8DQ
-from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import UP_PROJECTION, LayerOps, QuantMethod, StoredModel, corrections, stored_bytes
-from srv.quantization.tensor_bytes import always_rows
+from srv.quantization.formats.description import UNQUANTIZED, QuantDescription
+from srv.quantization.formats.int8_checks import EXPERTS_REMEDY, Beside, check_int8, check_unquantized, experts_note
+from srv.quantization.formats.int8_configs import Int8Form, read_compressed, unsupported_names
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
+from srv.quantization.formats.online import INT8DQ
+from srv.quantization.method import UP_PROJECTION, QuantMethod, StoredModel
+from srv.quantization.schemes import Int8, LayerSchemes
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -37,12 +34,11 @@ if TYPE_CHECKING:
 NAME = "w8a8_int8"
 INT8 = "int8"
 COMPRESSED_TENSORS = "compressed-tensors"
-# Those of other methods: `srv.quantization.packed`, `fp8` and `mxfp4`.
+# Those of other methods: `srv.quantization.formats.packed`, `fp8` and `mxfp4`.
 OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
 SCALE, INPUT_SCALE = "weight_scale", "input_scale"
 STATIC_ROWS = ("deq_scale", "quant_bias")  # of layers with static activations, a value per output
 _LM_HEAD = "lm_head"
-_ITEM = 4  # bytes of a float32 or int32
 # The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are.
 _LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
 _SCALE_SHAPES: tuple[tuple[str | int, ...], ...] = (("out", 1), ("out",), (), (1,), (1, 1))
@@ -74,13 +70,13 @@ def _at_load(model: ModelFacts) -> str | None:
     return None if model.stored_types.get(INT8) else INT8DQ.name
 
 
-def scheme_of(config: Mapping[str, Any]) -> Int8Scheme:
+def scheme_of(config: Mapping[str, Any]) -> Int8Form:
     """The scheme of a checkpoint; that of a scale per token of activations if compressed-tensors does not state it."""
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping) or stated.get("quant_method") != COMPRESSED_TENSORS:
-        return Int8Scheme()
+        return Int8Form()
     found = read_compressed(stated, OTHER_FORMATS)
-    return Int8Scheme() if isinstance(found, str) else found  # the checkpoint is refused
+    return Int8Form() if isinstance(found, str) else found  # the checkpoint is refused
 
 
 class DeclaredDescription(QuantDescription):
@@ -114,7 +110,7 @@ def read_description(model: StoredModel) -> QuantDescription:
 
 
 def are_int8(
-    model: StoredModel, description: QuantDescription, scheme: Int8Scheme, names: tuple[str, ...], inputs: int
+    model: StoredModel, description: QuantDescription, scheme: Int8Form, names: tuple[str, ...], inputs: int
 ) -> bool:
     """Whether layers that share one input are int8: those that a linear layer fuses, or projections of experts.
 
@@ -135,12 +131,12 @@ def are_int8(
     return found
 
 
-def _beside(scheme: Int8Scheme) -> dict[str, Beside]:
+def _beside(scheme: Int8Form) -> dict[str, Beside]:
     beside = {SCALE: Beside(FLOATS, _SCALE_SHAPES)}
     return beside | {INPUT_SCALE: Beside(FLOATS, ((), (1,)))} if scheme.inputs == "static" else beside
 
 
-def check_up_projections(model: StoredModel, scheme: Int8Scheme) -> None:
+def check_up_projections(model: StoredModel, scheme: Int8Form) -> None:
     """Check, likewise, the up-projections of latent attention, which are dequantized at load: no linear layers here."""
     for name in model.types:
         layer, _, suffix = name.rpartition(".")
@@ -152,66 +148,35 @@ def check_up_projections(model: StoredModel, scheme: Int8Scheme) -> None:
             check_unquantized(model, layer)
 
 
-def layer_ops(model: StoredModel) -> LayerOps:
-    description, scheme = read_description(model), scheme_of(model.facts.config)
-    check_up_projections(model, scheme)
+def schemes(model: StoredModel, form: Int8Form | None = None) -> LayerSchemes:
+    """`form`: None for the one that the configuration of the checkpoint states. Raises ModelError as `are_int8`."""
+    description, stored = read_description(model), form or scheme_of(model.facts.config)
+    held = stored.held
+    check_up_projections(model, stored)
 
-    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-        if rows:
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Int8 | None:
+        if embedding:
             check_unquantized(model, names[0])
-            return ""
-        return scheme.op if are_int8(model, description, scheme, names, inputs) else ""
+        return None if embedding or not are_int8(model, description, stored, names, inputs) else held
 
-    return op
-
-
-def held_bytes(scheme: Int8Scheme, outputs: int, inputs: int) -> int:
-    """Bytes of a matrix as layers hold it: with scales, and with integers to add and two numbers of static inputs."""
-    beside = outputs * _ITEM * 2 + 2 * _ITEM if scheme.inputs == "static" else outputs * _ITEM
-    return outputs * inputs + beside
-
-
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
-    """The int8 weights with what layers hold beside them, and `item_size` for all other weights."""
-    tensors, scheme = needed_tensors(model), scheme_of(model.config)
-    if not tensors:
-        return stored_bytes(model, item_size, projection_params)
-    held = stored = 0
-    for name, tensor in tensors.items():
-        layer, _, suffix = name.rpartition(".")
-        count = math.prod(tensor.shape)
-        if layer.endswith(UP_PROJECTION) and suffix == "weight":
-            continue  # it is dequantized
-        if tensor.dtype == INT8 and suffix == "weight" and len(tensor.shape) == 2:
-            held += held_bytes(scheme, *tensor.shape)
-            stored += count
-        elif suffix in (SCALE, INPUT_SCALE) and f"{layer}.weight" in tensors:
-            stored += count
-    wide = corrections(tensors)
-    return held + wide * _ITEM + (model.counted_parameters() - stored - wide) * item_size
+    return scheme
 
 
 def _of_form(model: ModelFacts) -> QuantMethod:
-    """With the op of the scheme, and the bytes of a matrix for a configuration alone."""
+    """With the op of its form."""
     scheme = scheme_of(model.config)
     note = experts_note(model) if scheme.inputs == "none" else ""
-    found = METHOD if scheme == Int8Scheme() else METHOD._replace(ops=(scheme.op,), note=note)
-    if model.format != "config":
-        return found
-    return found._replace(matrix_bytes=partial(held_bytes, scheme))
+    return METHOD if scheme == Int8Form() else METHOD._replace(ops=(scheme.held.op,), note=note)
 
 
 METHOD = QuantMethod(
     name=NAME,
-    layers="srv.quantization.w8a8_int8_layers:W8A8LayerFactory",
-    storage="srv.quantization.w8a8_int8_layers:W8A8StorageFormat",
+    storage="srv.quantization.formats.w8a8_int8_storage:W8A8StorageFormat",
     ops=("linear_w8a8",),
     detect=detect,
     accepts=accepts,
-    weight_bytes=weight_bytes,
     sharding="weights quantized to int8 cannot be sharded yet",
-    layer_ops=layer_ops,
-    tensor_bytes=always_rows,
+    schemes=schemes,
     at_load=_at_load,
     of_form=_of_form,
     row_tensors=("weight", SCALE, *STATIC_ROWS),

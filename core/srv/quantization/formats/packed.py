@@ -1,9 +1,10 @@
 """Checkpoints with integers of 4 or 8 bits that are packed into words: AWQ, GPTQ and compressed-tensors. Torch-free.
 
-Owns the configurations, which layers are quantized, and in which blocks the layers hold them. Weights are repacked at
+Owns the configurations, which layers are quantized, what headers must show of them, and in which blocks the layers hold
+them. Weights are repacked at
 load into the quantization blocks of GGUF files, so that every platform computes with the products that it has for these
 (`linear_gguf`, `experts_gguf`), and never through a copy in floats (docs/adr/0070-packed-integers.md). Must not know
-how words are packed: `srv.quantization.packed_words` does.
+how words are packed: `srv.quantization.formats.packed_words` does.
 
     method               tensors of a linear layer [N, K], with groups of g inputs
     awq                  qweight, qzeros, scales                          zeros as they are, also if all are 8
@@ -19,35 +20,30 @@ The up-projection of latent attention, which is no linear layer here, is dequant
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
+from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
-from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
 from srv.quantization.method import (
     DOWNLOAD_REMEDY,
     UP_PROJECTION,
-    LayerOps,
     QuantMethod,
     StoredModel,
-    TensorBytes,
-    corrections,
 )
-from srv.quantization.packed_checks import BLOCK, Layout, check_tensors, unfit_inputs, unpacked_shape
-from srv.quantization.tensor_bytes import of_blocks
+from srv.quantization.schemes import Blocks, LayerSchemes
 
-if TYPE_CHECKING:
-    from srv.specs import ModelFacts
-
+Layout: TypeAlias = Literal["awq", "gptq", "rows"]
+BLOCK = 32  # weights in one of the blocks that layers hold
+SCALES = ("scales", "weight_scale")
+_INDICES = ("g_idx", "weight_g_idx", "weight_shape")  # integers that are not packed
 AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})  # which tools leave as they are
 LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
 _FORMAT = "pack-quantized"  # of compressed-tensors
 # The suffixes of the tensors of a quantized layer. The first is that of its packed integers.
@@ -58,7 +54,7 @@ SUFFIXES: Mapping[Layout, tuple[str, ...]] = {
 }
 
 
-class PackedScheme(NamedTuple):
+class PackedForm(NamedTuple):
     """How the quantized layers of a checkpoint are packed.
 
     bits: of an integer, 4 or 8. group: inputs that share a scale, 0 for all of them. symmetric: zeros are the middle of
@@ -83,9 +79,9 @@ class PackedScheme(NamedTuple):
             return "Q8_0"
         return "Q4_0" if self.symmetric else "Q4_1"
 
-    def row_bytes(self, inputs: int) -> int:
-        kind = TYPES_BY_NAME[self.block_type]
-        return inputs // kind.elements * kind.size
+    @property
+    def held(self) -> Blocks:
+        return Blocks((self.block_type,), self.ordered)
 
     @property
     def suffixes(self) -> tuple[str, ...]:
@@ -96,10 +92,10 @@ class PackedScheme(NamedTuple):
         return (*names[:3], *(names[3:4] if not self.symmetric else ()), *(names[4:] if self.ordered else ()))
 
 
-def scheme_of(folder: Path | str, config: Mapping[str, Any]) -> PackedScheme:
+def scheme_of(folder: Path | str, config: Mapping[str, Any]) -> PackedForm:
     """The scheme of a checkpoint that `detect` recognised. Raises ModelError if its configuration is damaged."""
     found = _read(_stated(config))
-    if isinstance(found, PackedScheme):
+    if isinstance(found, PackedForm):
         return found
     reason = found or "its quantization_config is not that of packed integers"
     raise ModelError("unsupported_quantization", str(folder), reason, "Use another checkpoint of the model")
@@ -110,7 +106,7 @@ def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return stated if isinstance(stated, Mapping) else {}
 
 
-def _read(stated: Mapping[str, Any]) -> PackedScheme | str:
+def _read(stated: Mapping[str, Any]) -> PackedForm | str:
     """The scheme; a clause if the layers do not support its form; "" if it is of another method."""
     method = str(stated.get("quant_method", "")).lower()
     try:
@@ -131,12 +127,12 @@ def _detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
     if str(stated.get("quant_method", "")).lower() != method:
         return False
     found = _read(stated)
-    if isinstance(found, PackedScheme):
+    if isinstance(found, PackedForm):
         return True
     return found or False
 
 
-def _read_awq(stated: Mapping[str, Any]) -> PackedScheme | str:
+def _read_awq(stated: Mapping[str, Any]) -> PackedForm | str:
     bits, version = _first(stated, "bits", "w_bit"), str(_first(stated, "version", "format") or "gemm").lower()
     if bits not in (4, 8):
         return f"its integers have {bits} bits, not 4 or 8"
@@ -147,7 +143,7 @@ def _read_awq(stated: Mapping[str, Any]) -> PackedScheme | str:
         return "its 8-bit integers have zero points other than 128 (zero_point is true)"
     interleaved = bits == 4 or not _is_of_gptqmodel(stated)
     excluded = _excluded(stated)
-    return _grouped(PackedScheme("awq", bits, _group(stated), symmetric, excluded=excluded, interleaved=interleaved))
+    return _grouped(PackedForm("awq", bits, _group(stated), symmetric, excluded=excluded, interleaved=interleaved))
 
 
 def _is_of_gptqmodel(stated: Mapping[str, Any]) -> bool:
@@ -161,7 +157,7 @@ def _is_of_gptqmodel(stated: Mapping[str, Any]) -> bool:
     return any(str(name).lower().startswith("gptqmodel") for name in names)
 
 
-def _read_gptq(stated: Mapping[str, Any]) -> PackedScheme | str:
+def _read_gptq(stated: Mapping[str, Any]) -> PackedForm | str:
     bits, form = _first(stated, "bits"), str(_first(stated, "checkpoint_format", "format") or "gptq").lower()
     symmetric = bool(_first(stated, "sym", default=True))
     if bits not in (4, 8):
@@ -181,10 +177,10 @@ def _read_gptq(stated: Mapping[str, Any]) -> PackedScheme | str:
     excluded = (*left_out, *_excluded(stated))
     group = _group(stated)
     ordered, offset = bool(stated.get("desc_act")) and group > 0, int(form == "gptq")
-    return _grouped(PackedScheme("gptq", bits, group, symmetric, ordered, offset, excluded))
+    return _grouped(PackedForm("gptq", bits, group, symmetric, ordered, offset, excluded))
 
 
-def _read_compressed(stated: Mapping[str, Any]) -> PackedScheme | str:
+def _read_compressed(stated: Mapping[str, Any]) -> PackedForm | str:
     groups = stated.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         return "it has no config_groups"
@@ -198,13 +194,13 @@ def _read_compressed(stated: Mapping[str, Any]) -> PackedScheme | str:
     if stated.get("transform_config"):
         return "it has a transform_config"
     schemes = {compressed_group(name, group) for name, group in groups.items()}
-    if len(schemes) > 1:  # `srv.quantization.mixed_schemes` serves them
+    if len(schemes) > 1:  # `srv.quantization.formats.compressed_tensors` serves them
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
     return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
 
 
-def compressed_group(name: str, group: Mapping[str, Any]) -> PackedScheme | str:
+def compressed_group(name: str, group: Mapping[str, Any]) -> PackedForm | str:
     """The scheme of one group of layers; a clause if the layers do not support its form."""
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
@@ -221,10 +217,10 @@ def compressed_group(name: str, group: Mapping[str, Any]) -> PackedScheme | str:
         return f"its {name} has 8-bit integers with zero points"
     group_size = int(weights.get("group_size") or 0) if strategy == "group" else 0
     ordered = weights.get("actorder") in (True, "group", "dynamic")
-    return _grouped(PackedScheme("rows", bits, max(0, group_size), symmetric, ordered))
+    return _grouped(PackedForm("rows", bits, max(0, group_size), symmetric, ordered))
 
 
-def _grouped(scheme: PackedScheme) -> PackedScheme | str:
+def _grouped(scheme: PackedForm) -> PackedForm | str:
     if scheme.group % BLOCK:
         return f"its groups have {scheme.group} inputs, not a multiple of {BLOCK}"
     return scheme
@@ -245,14 +241,82 @@ def _excluded(stated: Mapping[str, Any]) -> tuple[str, ...]:
     return excluded if stated.get("lm_head") else (*excluded, _LM_HEAD)
 
 
-def is_packed(scheme: PackedScheme, types: Mapping[str, str], name: str) -> bool:
+def check_tensors(
+    model: StoredModel, scheme: PackedForm, layer: str, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[int, int]:
+    """The sizes of a quantized layer, by the shapes of its tensors, which their suffixes name.
+
+    Raises ModelError if tensors are missing, left over, or have other shapes or dtypes; and unsupported_quantization
+    for rows that cannot be blocks.
+    """
+
+    def fail(code: str, reason: str) -> NoReturn:
+        raise ModelError(code, model.facts.path, reason, DOWNLOAD_REMEDY)
+
+    if missing := [suffix for suffix in scheme.suffixes if suffix not in shapes]:
+        fail("missing_tensors", f"it lacks {layer}.{missing[0]}")
+    if extra := [suffix for suffix in shapes if suffix not in scheme.suffixes]:
+        fail("unexpected_tensors", f"it has {layer}.{extra[0]}, which its quantization_config does not state")
+    for suffix in shapes:
+        wanted = FLOATS if suffix in SCALES else ("int32", "int64") if suffix in _INDICES else ("int32",)
+        if (dtype := model.types.get(f"{layer}.{suffix}", wanted[0])) not in wanted:
+            fail("dtype_mismatch", f"{layer}.{suffix} is stored as {dtype}, not as {' or '.join(wanted)}")
+    first = shapes[scheme.suffixes[0]]
+    if len(first) != 2:
+        fail("shape_mismatch", f"{layer}.{scheme.suffixes[0]} has the shape {list(first)}, not two axes")
+    outputs, inputs = unpacked_shape(scheme.layout, first, 32 // scheme.bits)
+    if (unfit := unfit_inputs(scheme, inputs, layer)) is not None:
+        fail("unsupported_quantization", unfit)
+    expected = _tensor_shapes(scheme, outputs, inputs)
+    for suffix, shape in shapes.items():
+        if shape != expected.get(suffix, shape):
+            reason = f"{layer}.{suffix} has the shape {list(shape)}, but {list(expected[suffix])} fits its weights"
+            fail("shape_mismatch", f"{reason} and groups of {scheme.group or inputs} inputs")
+    return outputs, inputs
+
+
+def _tensor_shapes(scheme: PackedForm, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors beside the packed integers."""
+    groups = -(-inputs // scheme.group) if scheme.group else 1
+    words = -(-outputs // (32 // scheme.bits))
+    return {
+        "scales": (groups, outputs),
+        "qzeros": (groups, words),
+        "g_idx": (inputs,),
+        "weight_scale": (outputs, groups),
+        "weight_zero_point": (words, groups),
+        "weight_g_idx": (inputs,),
+        "weight_shape": (2,),
+    }
+
+
+def unfit_inputs(scheme: PackedForm, inputs: int, layer: str) -> str | None:
+    """The clause that says why rows of a layer cannot be blocks; None if they can."""
+    if inputs % BLOCK or (scheme.group and inputs % scheme.group):
+        return f"the {inputs} inputs of {layer} are not whole groups and blocks"
+    return None
+
+
+def unpacked_shape(layout: Layout, packed: tuple[int, ...], per_word: int) -> tuple[int, int]:
+    """(outputs, inputs) of a layer from the shape of its packed integers."""
+    rows, columns = packed
+    match layout:
+        case "awq":
+            return columns * per_word, rows
+        case "gptq":
+            return columns, rows * per_word
+        case "rows":
+            return rows, columns * per_word
+
+
+def is_packed(scheme: PackedForm, types: Mapping[str, str], name: str) -> bool:
     """Whether a linear layer is quantized: its tensors say so; without weights, the configuration does."""
     if types:
         return f"{name}.{scheme.suffixes[0]}" in types
-    return not any(names_layer(pattern, name) for pattern in scheme.excluded)
+    return _ROUTERS.isdisjoint(name.split(".")) and not any(names_layer(pattern, name) for pattern in scheme.excluded)
 
 
-def are_packed(model: StoredModel, scheme: PackedScheme, names: Sequence[str], inputs: int) -> bool:
+def are_packed(model: StoredModel, scheme: PackedForm, names: Sequence[str], inputs: int) -> bool:
     """Whether layers that share one input are quantized: those that a linear layer fuses, or projections of experts.
 
     Raises ModelError: unsupported_quantization for those that layers cannot hold as blocks; missing_tensors,
@@ -272,7 +336,7 @@ def are_packed(model: StoredModel, scheme: PackedScheme, names: Sequence[str], i
     return True
 
 
-def _check_stored(model: StoredModel, scheme: PackedScheme, name: str) -> None:
+def _check_stored(model: StoredModel, scheme: PackedForm, name: str) -> None:
     """Check the tensors of a layer, if it has any that unquantized layers do not have."""
     stored = [suffix for suffix in SUFFIXES[scheme.layout] if f"{name}.{suffix}" in model.types]
     plain = f"{name}.weight" in model.types
@@ -283,72 +347,35 @@ def _check_stored(model: StoredModel, scheme: PackedScheme, name: str) -> None:
         check_tensors(model, scheme, name, {suffix: model.shapes[f"{name}.{suffix}"] for suffix in stored})
 
 
-def check_dequantized(model: StoredModel, scheme: PackedScheme) -> None:
+def check_dequantized(model: StoredModel, scheme: PackedForm) -> None:
     """Raises ModelError, as `are_packed`, for damaged weights that are dequantized at load."""
     layers = {name.rpartition(".")[0] for name in model.types}
     for layer in sorted(layer for layer in layers if layer.endswith(UP_PROJECTION)):
         _check_stored(model, scheme, layer)
 
 
-def packed_sizes(model: ModelFacts) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each layer that has blocks, by its name in the files; {} without weights."""
-    scheme = scheme_of(model.path, model.config)
-    suffix, per_word = f".{scheme.suffixes[0]}", 32 // scheme.bits
-    sizes: dict[str, tuple[int, int]] = {}
-    for name, tensor in needed_tensors(model).items():
-        layer = name.removesuffix(suffix)
-        if layer != name and len(tensor.shape) == 2 and not layer.endswith(UP_PROJECTION):
-            sizes[layer] = unpacked_shape(scheme.layout, tensor.shape, per_word)
-    return sizes
+def schemes(model: StoredModel, form: PackedForm | None = None) -> LayerSchemes:
+    """`form`: None for the one that the configuration of the checkpoint states. Raises ModelError as `are_packed`."""
+    if form is None and _read(_stated(model.facts.config)) == "":  # the value of --quantization is refused
+        return lambda names, inputs, embedding: None
+    stored = form or scheme_of(model.facts.path, model.facts.config)
+    held = stored.held
+    check_dequantized(model, stored)
 
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Blocks | None:
+        return None if embedding or not are_packed(model, stored, names, inputs) else held
 
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
-    """The blocks of quantized layers, and `item_size` for all other weights.
-
-    A checkpoint in a form that layers do not support, which is refused, counts as it is stored.
-    """
-    scheme = _read(_stated(model.config))
-    if not isinstance(scheme, PackedScheme):
-        return model.weight_bytes
-    sizes = packed_sizes(model)
-    if model.format != "safetensors":
-        blocks = scheme.row_bytes(projection_params)
-        return blocks + (model.counted_parameters() - projection_params) * item_size
-    quantized = sum(math.prod(size) for size in sizes.values())
-    blocks = sum(outputs * scheme.row_bytes(inputs) for outputs, inputs in sizes.values())
-    columns = sum(inputs * 8 for _, inputs in sizes.values()) if scheme.ordered else 0
-    wide = corrections(needed_tensors(model))
-    return blocks + columns + wide * 4 + (model.counted_parameters() - quantized - wide) * item_size
-
-
-def layer_ops(model: StoredModel) -> LayerOps:
-    scheme = _read(_stated(model.facts.config))
-    if not isinstance(scheme, PackedScheme):
-        return lambda names, inputs, rows: ""
-    check_dequantized(model, scheme)
-
-    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-        return "" if rows or not are_packed(model, scheme, names, inputs) else "linear_gguf"
-
-    return op
-
-
-def tensor_bytes(model: StoredModel) -> TensorBytes:
-    """Orders of inputs stay on the device."""
-    return partial(of_blocks, scheme_of(model.facts.path, model.facts.config).block_type)
+    return scheme
 
 
 def _method(name: str) -> QuantMethod:
     return QuantMethod(
         name=name,
-        layers="srv.quantization.packed_layers:PackedLayerFactory",
-        storage="srv.quantization.packed_layers:PackedStorageFormat",
+        storage="srv.quantization.formats.packed_storage:PackedStorageFormat",
         ops=("linear_gguf",),
         detect=lambda folder, config: _detect(name, folder, config),
-        weight_bytes=weight_bytes,
         sharding="weights of packed integers cannot be sharded yet",
-        layer_ops=layer_ops,
-        tensor_bytes=tensor_bytes,
+        schemes=schemes,
         packed=True,
         turns_inputs=True,
         row_tensors=("weight",),

@@ -1,7 +1,7 @@
 """Checkpoints with FP8 weights (float8_e4m3fn): which layers are quantized, and how their scales are stored.
 
 Owns what is checked before weights are read: that each FP8 weight has a scale of a shape that fits it. Torch-free. Must
-not know how configurations state it (`srv.quantization.fp8_configs`), nor layers.
+not know how configurations state it (`srv.quantization.formats.fp8_configs`), nor layers.
 
     weight                          float8_e4m3fn [N, K]; a layer with a weight of another float dtype is not quantized
     weight_scale, weight_scale_inv  what weights are multiplied by: one value, [N], [N, 1], or one per block
@@ -17,26 +17,16 @@ Layers hold a scale per output, or per block (docs/adr/0071-fp8-weights.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.checkpoints.expert_tensors import ExpertTensor, expert_tensor, is_weight_of_all_experts, scale_name
-from srv.models.checkpoints.safetensors_header import StoredTensor
-from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.fp8_configs import Fp8Scheme, declares, scheme_or_reason
-from srv.quantization.method import (
-    DOWNLOAD_REMEDY,
-    UP_PROJECTION,
-    HeldMatrix,
-    LayerOps,
-    StoredModel,
-    TensorBytes,
-    corrections,
-)
+from srv.models.checkpoints.expert_tensors import expert_tensor, is_weight_of_all_experts, scale_name
+from srv.quantization.formats.fp8_configs import Fp8Form, declares, scheme_of, scheme_or_reason
+from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
+from srv.quantization.schemes import Fp8, LayerSchemes
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -51,7 +41,6 @@ NOTE = (
     "quantized"
 )
 _SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
-_SCALE_BYTES = 4
 
 
 class ScaledWeight(NamedTuple):
@@ -63,56 +52,20 @@ class ScaledWeight(NamedTuple):
     scale_shape: tuple[int, ...]
 
 
-def held_scale(scheme: Fp8Scheme, outputs: int, inputs: int) -> tuple[int, int]:
-    """The shape of the scales that a layer holds."""
-    if scheme.block is None:
-        return outputs, 1
-    rows, columns = scheme.block
-    return -(-outputs // rows), -(-inputs // columns)
-
-
-def matrix_bytes(scheme: Fp8Scheme, outputs: int, inputs: int) -> int:
-    """Those of a weight and its scales in a layer."""
-    return outputs * inputs + math.prod(held_scale(scheme, outputs, inputs)) * _SCALE_BYTES
-
-
-def fused_runs(output_sizes: Mapping[str, int], block_outputs: int) -> Iterator[dict[str, int]]:
-    """The layers that one matrix holds: the fused ones, divided after each that does not end with a whole block."""
-    run: dict[str, int] = {}
-    for name, outputs in output_sizes.items():
-        run[name] = outputs
-        if outputs % block_outputs:
-            yield run
-            run = {}
-    if run:
-        yield run
-
-
-def of_scheme(scheme: Fp8Scheme, matrix: HeldMatrix) -> tuple[int, ...]:
-    """The bytes of the weights and of the scales of each matrix that a layer holds; those of experts are one."""
-    sizes = dict(zip(matrix.names, matrix.outputs, strict=True))
-    runs = [sizes] if matrix.experts else fused_runs(sizes, 1 if scheme.block is None else scheme.block[0])
-    found: list[int] = []
-    for run in runs:
-        scales = sum(math.prod(held_scale(scheme, outputs, matrix.inputs)) for outputs in run.values())
-        found += (sum(run.values()) * matrix.inputs, scales * _SCALE_BYTES)
-    return tuple(found)
-
-
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     """[rows, 1, columns, 1], which one tool stores, as [rows, columns]."""
     return (shape[0], shape[2]) if len(shape) == 4 and (shape[1], shape[3]) == (1, 1) else shape
 
 
-def scale_fits(scheme: Fp8Scheme, weight: ScaledWeight) -> bool:
+def scale_fits(scheme: Fp8Form, weight: ScaledWeight) -> bool:
     """Whether a stored scale is one of the scheme for this weight."""
-    shape, held = squeezed(weight.scale_shape), held_scale(scheme, weight.outputs, weight.inputs)
+    shape, held = squeezed(weight.scale_shape), scheme.held.scale_shape(weight.outputs, weight.inputs)
     if scheme.block is not None:
         return shape == held or (shape == () and held == (1, 1))
     return math.prod(shape) == 1 or shape in (held, held[:1])
 
 
-def are_fp8(model: StoredModel, scheme: Fp8Scheme, names: Sequence[str]) -> bool:
+def are_fp8(model: StoredModel, scheme: Fp8Form, names: Sequence[str]) -> bool:
     """Whether layers that share one input have FP8 weights: those that a linear layer fuses, or projections of experts.
 
     Their tensors say so; without weights, the configuration does. Raises ModelError: unsupported_quantization for
@@ -127,7 +80,7 @@ def are_fp8(model: StoredModel, scheme: Fp8Scheme, names: Sequence[str]) -> bool
     return next(iter(found.values()))
 
 
-def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
+def _is_stored(model: StoredModel, scheme: Fp8Form, name: str) -> bool:
     stored = f"{name}.{scheme.weight}"
     dtype, path = model.types.get(stored), model.facts.path
     scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
@@ -156,7 +109,7 @@ def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
     if is_weight_of_all_experts(shown):
         _check_halves(model, scheme, weight, shown)
     if not scale_fits(scheme, weight):
-        expected = held_scale(scheme, weight.outputs, weight.inputs)
+        expected = scheme.held.scale_shape(weight.outputs, weight.inputs)
         of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
         part = f" for {name}" if is_weight_of_all_experts(shown) else ""
         reason = f"{model.stored_names.get(scale, scale)} has the shape {list(weight.scale_shape)}{part}, but its "
@@ -165,7 +118,7 @@ def _is_stored(model: StoredModel, scheme: Fp8Scheme, name: str) -> bool:
     return True
 
 
-def _check_halves(model: StoredModel, scheme: Fp8Scheme, weight: ScaledWeight, shown: str) -> None:
+def _check_halves(model: StoredModel, scheme: Fp8Form, weight: ScaledWeight, shown: str) -> None:
     """Refuse a tensor in which rows of gate and up projection share a scale. `shown`: its name.
 
     transformers stores two rows of scales, one for each of them, where both have fewer rows than a block.
@@ -187,7 +140,7 @@ def check_embedding(model: StoredModel, name: str) -> None:
         raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
 
 
-def check_dequantized(model: StoredModel, scheme: Fp8Scheme) -> None:
+def check_dequantized(model: StoredModel, scheme: Fp8Form) -> None:
     """Raises ModelError like `are_fp8` for the FP8 weights that are dequantized at load: those of no linear layer."""
     for name in model.types:
         layer, _, suffix = name.rpartition(".")
@@ -202,68 +155,15 @@ def row_block(model: ModelFacts) -> int:
     return 1 if isinstance(scheme, str) or scheme.block is None else scheme.block[0]
 
 
-def layer_ops(model: StoredModel) -> LayerOps:
-    """As `QuantMethod.layer_ops`."""
-    scheme = scheme_or_reason(Path(model.facts.path), model.facts.config)
-    if isinstance(scheme, str):  # the checkpoint is refused
-        return lambda names, inputs, rows: ""
-    check_dequantized(model, scheme)
+def schemes(model: StoredModel, form: Fp8Form | None = None) -> LayerSchemes:
+    """`form`: None for the one that the configuration of the checkpoint states. Raises ModelError as `are_fp8`."""
+    stored = form or scheme_of(Path(model.facts.path), model.facts.config)
+    held = stored.held
+    check_dequantized(model, stored)
 
-    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-        if rows:
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Fp8 | None:
+        if embedding:
             check_embedding(model, names[0])
-        return "" if rows or not are_fp8(model, scheme, names) else "linear_fp8"
+        return None if embedding or not are_fp8(model, stored, names) else held
 
-    return op
-
-
-def tensor_bytes(model: StoredModel) -> TensorBytes:
-    """As `QuantMethod.tensor_bytes`."""
-    scheme = scheme_or_reason(Path(model.facts.path), model.facts.config)
-    return partial(of_scheme, Fp8Scheme() if isinstance(scheme, str) else scheme)  # otherwise, it is refused
-
-
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
-    """One byte per FP8 weight, float32 scales, and `item_size` for all other weights.
-
-    A checkpoint in a form that layers do not support, which is refused, counts as it is stored.
-    """
-    scheme = scheme_or_reason(Path(model.path), model.config)
-    if isinstance(scheme, str):
-        return model.weight_bytes
-    tensors = needed_tensors(model)
-    if not tensors:
-        weights = model.stored_types.get(DTYPE, projection_params)
-        about = weights // (model.hidden_size if scheme.block is None else math.prod(scheme.block))
-        scales = about if model.dtype == "float32" else model.stored_types.get("float32", about)
-        return weights + scales * _SCALE_BYTES + (model.counted_parameters() - weights) * item_size
-    held = excluded = 0
-    for name, tensor in tensors.items():
-        layer, _, suffix = name.rpartition(".")
-        count = math.prod(tensor.shape)
-        experts = expert_tensor(name)
-        if suffix in INPUT_SCALES or (suffix in scheme.scales and _is_fp8(tensors, f"{layer}.weight")):
-            excluded += count
-        elif experts is not None and experts.suffix != "bias" and _is_fp8(tensors, experts.weight):
-            held += _experts_bytes(scheme, experts, tensor.shape, model.hidden_size)
-            excluded += count
-        elif tensor.dtype == DTYPE and len(tensor.shape) == 2:
-            up = layer.endswith(UP_PROJECTION)  # which is dequantized
-            held += count * item_size if up else matrix_bytes(scheme, *tensor.shape)
-            excluded += count
-    wide = corrections(tensors)
-    return held + wide * _SCALE_BYTES + (model.counted_parameters() - excluded - wide) * item_size
-
-
-def _is_fp8(tensors: Mapping[str, StoredTensor], weight: str) -> bool:
-    return weight in tensors and tensors[weight].dtype == DTYPE
-
-
-def _experts_bytes(scheme: Fp8Scheme, tensor: ExpertTensor, shape: tuple[int, ...], hidden: int) -> int:
-    """Those of the layers that hold a weight of all experts, whatever the order of its axes; 0 for its scales."""
-    if tensor.suffix != "weight" or len(shape) != 3:
-        return 0
-    count = len(tensor.projections)
-    inner = math.prod(shape[1:]) // hidden // count
-    sizes = (inner, hidden) if count > 1 else (hidden, inner)
-    return shape[0] * count * matrix_bytes(scheme, *sizes)
+    return scheme

@@ -10,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
-from srv.quantization.fp8_configs import Fp8Scheme
-from srv.quantization.layer_patterns import REGEX, check_pattern, names_layer, stated_names
+from srv.quantization.formats.fp8_configs import Fp8Form
+from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
+from srv.quantization.schemes import Blocks, Inputs, Int8, Scheme
 
 DATA, SCALE = "_weight_qdata", "_weight_scale"
 BLOCK_TYPE = "Q4_1"  # as which layers hold weights of 4 bits
 BLOCK = TYPES_BY_NAME[BLOCK_TYPE].elements
 Weights: TypeAlias = Literal["int8", "int4", "fp8"]
-# The weights of each configuration and the op of its layers, by its class or, in older files, its name.
-_KINDS: Mapping[str, tuple[Weights, str]] = {
-    "Int8WeightOnlyConfig": ("int8", "linear_int8"),
-    "int8_weight_only": ("int8", "linear_int8"),
-    "Int8DynamicActivationInt8WeightConfig": ("int8", "linear_w8a8"),
-    "int8_dynamic_activation_int8_weight": ("int8", "linear_w8a8"),
-    "Int4WeightOnlyConfig": ("int4", "linear_gguf"),
-    "int4_weight_only": ("int4", "linear_gguf"),
-    "Float8WeightOnlyConfig": ("fp8", "linear_fp8"),
-    "float8_weight_only": ("fp8", "linear_fp8"),
-    "Float8DynamicActivationFloat8WeightConfig": ("fp8", "linear_fp8"),
-    "float8_dynamic_activation_float8_weight": ("fp8", "linear_fp8"),
+# The weights of each configuration and how it quantizes inputs, by its class or, in older files, its name.
+_KINDS: Mapping[str, tuple[Weights, Inputs]] = {
+    "Int8WeightOnlyConfig": ("int8", "none"),
+    "int8_weight_only": ("int8", "none"),
+    "Int8DynamicActivationInt8WeightConfig": ("int8", "dynamic"),
+    "int8_dynamic_activation_int8_weight": ("int8", "dynamic"),
+    "Int4WeightOnlyConfig": ("int4", "none"),
+    "int4_weight_only": ("int4", "none"),
+    "Float8WeightOnlyConfig": ("fp8", "none"),
+    "float8_weight_only": ("fp8", "none"),
+    "Float8DynamicActivationFloat8WeightConfig": ("fp8", "dynamic"),
+    "float8_dynamic_activation_float8_weight": ("fp8", "dynamic"),
 }
-_FP8_INPUTS = ("Float8DynamicActivationFloat8WeightConfig", "float8_dynamic_activation_float8_weight")
 _BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")  # a configuration for each layer or parameter
 _FIELDS = ("fqn_to_config", "module_fqn_to_config")
 _GROUP = 128  # of Int4WeightOnlyConfig, if it states none
@@ -39,13 +39,25 @@ _GROUP = 128  # of Int4WeightOnlyConfig, if it states none
 class Form(NamedTuple):
     """How the quantized weights of a checkpoint are stored.
 
-    op: by which layers compute. group: inputs that share a scale, of 4-bit weights. fp8: how FP8 weights are scaled.
+    inputs: how those of int8 layers are quantized. group: inputs that share a scale, of 4-bit weights. fp8: how FP8
+    weights are scaled.
     """
 
     weights: Weights
-    op: str
+    inputs: Inputs = "none"
     group: int = 0
-    fp8: Fp8Scheme = Fp8Scheme()
+    fp8: Fp8Form = Fp8Form()
+
+    @property
+    def held(self) -> Scheme:
+        """What layers hold the weights as."""
+        match self.weights:
+            case "int8":
+                return Int8(self.inputs)
+            case "int4":
+                return Blocks((BLOCK_TYPE,))
+            case "fp8":
+                return self.fp8.held
 
 
 def read_form(stated: Mapping[str, Any]) -> Form:
@@ -103,41 +115,41 @@ def _form(stated: Mapping[str, Any], kind: Any, fields: Any) -> Form:
     if str(kind) not in _KINDS:
         names = " or ".join(name for name in _KINDS if name[0].isupper())
         raise ValueError(f"its weights are of {kind}, not of {names}")
-    weights, op = _KINDS[str(kind)]
+    weights, inputs = _KINDS[str(kind)]
     excluded = _excluded(stated)
     fields = fields if isinstance(fields, Mapping) else {}
     try:
         match weights:
             case "int8":
-                return _int8(op, fields)
+                return _int8(inputs, fields)
             case "int4":
-                return _int4(op, fields)
+                return _int4(fields)
             case "fp8":
-                return Form(weights, op, fp8=_fp8(fields, excluded)._replace(inputs=str(kind) in _FP8_INPUTS))
+                return Form(weights, fp8=_fp8(fields, excluded)._replace(inputs=inputs == "dynamic"))
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"its quant_type has an invalid value ({type(error).__name__}: {error})") from error
 
 
-def _int8(op: str, fields: Mapping[str, Any]) -> Form:
+def _int8(inputs: Inputs, fields: Mapping[str, Any]) -> Form:
     size, granularity = fields.get("group_size"), _name(fields.get("granularity"))
     if size not in (None, -1):
         raise ValueError(f"its int8 weights have a scale per {size} inputs, not per row")
     if granularity not in ("", "PerRow"):
         raise ValueError(f"its int8 weights have scales of {granularity}, not PerRow")
-    return Form("int8", op)
+    return Form("int8", inputs)
 
 
-def _int4(op: str, fields: Mapping[str, Any]) -> Form:
+def _int4(fields: Mapping[str, Any]) -> Form:
     packing = _name(fields.get("int4_packing_format")).lower()
     if packing not in ("", "plain"):
         raise ValueError(f"its 4-bit weights are packed for kernels ({packing}), not plain")
     group = _count(fields.get("group_size") or _GROUP)
     if group < 1 or group % BLOCK:
         raise ValueError(f"its groups have {group} inputs, not a multiple of {BLOCK}")
-    return Form("int4", op, group)
+    return Form("int4", group=group)
 
 
-def _fp8(fields: Mapping[str, Any], excluded: tuple[str, ...]) -> Fp8Scheme:
+def _fp8(fields: Mapping[str, Any], excluded: tuple[str, ...]) -> Fp8Form:
     dtype, packing = _name(fields.get("weight_dtype")), _name(fields.get("packing_format")).lower()
     if dtype not in ("", "float8_e4m3fn"):
         raise ValueError(f"its weights are of {dtype}, not float8_e4m3fn")
@@ -160,7 +172,7 @@ def _fp8(fields: Mapping[str, Any], excluded: tuple[str, ...]) -> Fp8Scheme:
             raise ValueError(f"its FP8 weights have scales of {other}, not PerRow, PerTensor, PerGroup or PerBlock")
     if block is not None and (min(block) < 1 or block[1] % BLOCK):
         raise ValueError(f"its blocks are {block[0]} x {block[1]}, and their inputs are not a multiple of {BLOCK}")
-    return Fp8Scheme(block, excluded, weight=DATA, scales=(SCALE,))
+    return Fp8Form(block, excluded, weight=DATA, scales=(SCALE,))
 
 
 def _count(value: Any) -> int:

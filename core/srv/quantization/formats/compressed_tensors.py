@@ -1,7 +1,7 @@
 """Checkpoints of compressed-tensors whose layers have different schemes: which layer has which. Torch-free.
 
 Owns the groups of a configuration (`config_groups`), their targets, and what layers that are computed together must
-share. Must not know how a scheme stores its weights: `srv.quantization.packed`, `fp8` and `w8a8_int8` do.
+share. Must not know how a scheme stores its weights: `srv.quantization.formats.packed`, `fp8` and `w8a8_int8` do.
 
     format of a group                   weights                      op of its layers
     pack-quantized                      integers of 4 or 8 bits      linear_gguf
@@ -22,26 +22,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.checkpoints.safetensors_header import StoredTensor, read_checkpoint
 from srv.models.layers.moe_config import expert_names
-from srv.quantization import fp8, fp8_configs, int8_configs, packed, w8a8_int8
-from srv.quantization.fp8_configs import COMPRESSED_TENSORS, Fp8Scheme
-from srv.quantization.int8_configs import Int8Scheme
-from srv.quantization.kv_scheme import unsupported_kv_scheme
-from srv.quantization.layer_patterns import matched_target, needs_backtracking, stated_names
+from srv.quantization.formats import fp8, fp8_configs, int8_configs, packed, w8a8_int8
+from srv.quantization.formats.fp8_configs import COMPRESSED_TENSORS, Fp8Form
+from srv.quantization.formats.int8_configs import Int8Form
+from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
+from srv.quantization.formats.layer_patterns import matched_target, needs_backtracking, stated_names
+from srv.quantization.formats.packed import LINEAR, REMEDY, PackedForm
 from srv.quantization.method import (
     DOWNLOAD_REMEDY,
-    UP_PROJECTION,
-    HeldMatrix,
-    LayerOps,
     QuantMethod,
     StoredModel,
-    TensorBytes,
-    corrections,
 )
-from srv.quantization.packed import LINEAR, REMEDY, PackedScheme
-from srv.quantization.packed_checks import unpacked_shape
-from srv.quantization.tensor_bytes import of_blocks, of_rows
+from srv.quantization.schemes import LayerSchemes, Scheme
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -50,10 +43,9 @@ MIXED = "mixed-precision"  # the format of a configuration whose groups have for
 _PACKED, _FLOAT, _INT, _NAIVE = "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\.\w+$")
 _SCALES = ("weight_scale", "weight_scale_inv")
-_ITEM = 4  # bytes of a scale
 
-Scheme: TypeAlias = PackedScheme | Fp8Scheme | Int8Scheme
-_KINDS: Mapping[type[Scheme], str] = {PackedScheme: "packed integers", Fp8Scheme: "FP8", Int8Scheme: "int8"}
+Form: TypeAlias = PackedForm | Fp8Form | Int8Form
+_KINDS: Mapping[type[Form], str] = {PackedForm: "packed integers", Fp8Form: "FP8", Int8Form: "int8"}
 
 
 class Group(NamedTuple):
@@ -61,10 +53,10 @@ class Group(NamedTuple):
 
     name: str
     targets: tuple[str, ...]
-    scheme: Scheme
+    scheme: Form
 
 
-class MixedScheme(NamedTuple):
+class MixedForm(NamedTuple):
     """The groups of a checkpoint, and the layers that are in none of them, as the configuration states them."""
 
     groups: tuple[Group, ...]
@@ -78,14 +70,14 @@ class MixedScheme(NamedTuple):
 
     def declared(self, layer: str) -> Group | None:
         """The group of a layer of a checkpoint without weights."""
-        declares = fp8_configs.declares(Fp8Scheme(excluded=self.excluded, head=True), layer)
+        declares = fp8_configs.declares(Fp8Form(excluded=self.excluded, head=True), layer)
         return self.targeted((layer,)) if declares else None
 
 
 class StoredGroups:
     """The group of each layer of a model: its tensors say whether it is quantized, and the configuration how."""
 
-    def __init__(self, model: StoredModel, mixed: MixedScheme) -> None:
+    def __init__(self, model: StoredModel, mixed: MixedForm) -> None:
         self._model, self._mixed = model, mixed
         self._stored = {_layer(name): _layer(stored) for name, stored in model.stored_names.items()}
         self._found: dict[str, Group | None] = {}
@@ -136,7 +128,7 @@ class StoredGroups:
         scale = next((name for each in _SCALES if (name := f"{layer}.{each}") in types), None)
         if scale is None:
             return
-        packed_weights = group is not None and isinstance(group.scheme, PackedScheme)
+        packed_weights = group is not None and isinstance(group.scheme, PackedForm)
         weight = f"{layer}.{'weight_packed' if packed_weights else 'weight'}"
         if weight not in types and f"{layer}.weight" not in types:
             raise ModelError("missing_tensors", path, f"it lacks {weight}, which {scale} scales", DOWNLOAD_REMEDY)
@@ -153,7 +145,7 @@ def _layer(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _scheme(group: Group | None) -> Scheme | None:
+def _scheme(group: Group | None) -> Form | None:
     return None if group is None else group.scheme
 
 
@@ -161,27 +153,27 @@ def _described(group: Group | None) -> str:
     return "not quantized" if group is None else f"of {group.name}"
 
 
-def _stored_kind(types: Mapping[str, str], layer: str) -> type[Scheme] | None:
+def _stored_kind(types: Mapping[str, str], layer: str) -> type[Form] | None:
     if f"{layer}.weight_packed" in types:
-        return PackedScheme
+        return PackedForm
     match types.get(f"{layer}.weight"):
         case fp8.DTYPE:
-            return Fp8Scheme
+            return Fp8Form
         case "int8":
-            return Int8Scheme
+            return Int8Form
     return None
 
 
-def scheme_of(folder: Path | str, config: Mapping[str, Any]) -> MixedScheme:
+def scheme_of(folder: Path | str, config: Mapping[str, Any]) -> MixedForm:
     """The groups of a checkpoint that `detect` recognised. Raises ModelError if its configuration is damaged."""
     found = _read(config)
-    if isinstance(found, MixedScheme):
+    if isinstance(found, MixedForm):
         return found
     reason = found or "its quantization_config does not state groups of layers"
     raise ModelError("unsupported_quantization", str(folder), reason, "Use another checkpoint of the model")
 
 
-def _read(config: Mapping[str, Any]) -> MixedScheme | str:
+def _read(config: Mapping[str, Any]) -> MixedForm | str:
     """The groups; a clause if the layers do not support their form; "" for a configuration of one scheme."""
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != COMPRESSED_TENSORS:
@@ -201,10 +193,10 @@ def _read(config: Mapping[str, Any]) -> MixedScheme | str:
         return f"its quantization_config has an invalid value ({error})"
 
 
-def _is_partial(groups: Mapping[str, Any], schemes: Mapping[str, Scheme | str]) -> bool:
+def _is_partial(groups: Mapping[str, Any], schemes: Mapping[str, Form | str]) -> bool:
     """Whether only some linear layers have packed integers; the method of these takes all of them for packed."""
     return any(
-        isinstance(schemes[name], PackedScheme) and list(group.get("targets") or ()) != [LINEAR]
+        isinstance(schemes[name], PackedForm) and list(group.get("targets") or ()) != [LINEAR]
         for name, group in groups.items()
     )
 
@@ -221,9 +213,7 @@ def _refused(stated: Mapping[str, Any]) -> str | None:
     return None if form == "dense" else f"its weights are sparse, in the format {form}"
 
 
-def _mixed(
-    stated: Mapping[str, Any], groups: Mapping[str, Any], schemes: Mapping[str, Scheme | str]
-) -> MixedScheme | str:
+def _mixed(stated: Mapping[str, Any], groups: Mapping[str, Any], schemes: Mapping[str, Form | str]) -> MixedForm | str:
     excluded, owners = stated_names(stated, "ignore"), dict[str, str]()
     found = []
     for name, scheme in schemes.items():
@@ -237,10 +227,10 @@ def _mixed(
                 return f"its {name} has the target {target!r}, which needs backtracking to be matched"
             owners[target] = name
         found.append(Group(name, targets, scheme._replace(excluded=excluded)))
-    return MixedScheme(tuple(found), excluded)
+    return MixedForm(tuple(found), excluded)
 
 
-def _group_scheme(name: str, group: Mapping[str, Any], common: Any) -> Scheme | str:
+def _group_scheme(name: str, group: Mapping[str, Any], common: Any) -> Form | str:
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
         return f"its {name} has no weights"
@@ -263,125 +253,48 @@ def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
     found = _read(config)
     if found == "":
         return packed.COMPRESSED_METHOD.detect(folder, config)
-    return True if isinstance(found, MixedScheme) else found
+    return True if isinstance(found, MixedForm) else found
 
 
-def layer_ops(model: StoredModel) -> LayerOps:
+def schemes(model: StoredModel) -> LayerSchemes:
+    """Raises ModelError as `StoredGroups.of`, and as the method of each group."""
     mixed = _read(model.facts.config)
-    if not isinstance(mixed, MixedScheme):  # the checkpoint is refused
-        return lambda names, inputs, rows: ""
-    stored, description = StoredGroups(model, mixed), w8a8_int8.read_description(model)
+    if not isinstance(mixed, MixedForm):
+        return packed.schemes(model)
+    stored = StoredGroups(model, mixed)
+    of_form = {group.scheme: _schemes(model, group.scheme) for group in mixed.groups}
 
-    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-        if rows:
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:
+        if embedding:
             fp8.check_embedding(model, names[0])
-            return ""
-        group = stored.of(names)
-        match group and group.scheme:
-            case None:
-                return ""
-            case PackedScheme() as scheme:
-                packed.are_packed(model, scheme, names, inputs)
-            case Fp8Scheme() as scheme:
-                fp8.are_fp8(model, scheme, names)
-            case Int8Scheme() as scheme:
-                w8a8_int8.are_int8(model, description, scheme, names, inputs)
-        assert group is not None
-        return _op(group.scheme)
+        group = None if embedding else stored.of(names)
+        return None if group is None else of_form[group.scheme](names, inputs, False)
 
-    return op
+    return scheme
 
 
-def _op(scheme: Scheme) -> str:
-    match scheme:
-        case PackedScheme():
-            return "linear_gguf"
-        case Fp8Scheme():
-            return "linear_fp8"
-    return scheme.op
-
-
-def tensor_bytes(model: StoredModel) -> TensorBytes:
-    stored = StoredGroups(model, scheme_of(model.facts.path, model.facts.config))
-
-    def sizes(matrix: HeldMatrix) -> tuple[int, ...]:
-        group = stored.of(matrix.names)
-        match group and group.scheme:
-            case PackedScheme() as scheme:
-                return of_blocks(scheme.block_type, matrix)
-            case Fp8Scheme() as scheme:
-                return fp8.of_scheme(scheme, matrix)
-        return of_rows(matrix)
-
-    return sizes
-
-
-def held_bytes(scheme: Scheme, outputs: int, inputs: int) -> int:
-    """Bytes of a matrix as layers hold it, with its scales."""
-    match scheme:
-        case PackedScheme():
-            return outputs * scheme.row_bytes(inputs) + (inputs * 8 if scheme.ordered else 0)
-        case Fp8Scheme():
-            return fp8.matrix_bytes(scheme, outputs, inputs)
-    return w8a8_int8.held_bytes(scheme, outputs, inputs)
-
-
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
-    """The matrices of each group as layers hold them, and `item_size` for all other weights.
-
-    Without weights, all linear layers count as those of the group with the largest ones.
-    """
-    mixed = _read(model.config)
-    if not isinstance(mixed, MixedScheme):
-        return model.weight_bytes
-    checkpoint = read_checkpoint(Path(model.path)) if model.format == "safetensors" else None
-    if checkpoint is None:
-        rows = projection_params // model.hidden_size
-        most = max(held_bytes(group.scheme, rows, model.hidden_size) for group in mixed.groups)
-        return most + (model.counted_parameters() - rows * model.hidden_size) * item_size
-    held = quantized = 0
-    for name, tensor in checkpoint.tensors.items():
-        layer, _, suffix = name.rpartition(".")
-        size = _size(mixed, layer, suffix, tensor)
-        if size is not None:
-            outputs, inputs, scheme = size
-            held += held_bytes(scheme, outputs, inputs)
-            quantized += outputs * inputs
-    wide = corrections(checkpoint.tensors)
-    return held + wide * _ITEM + (model.counted_parameters() - quantized - wide) * item_size
-
-
-def _size(mixed: MixedScheme, layer: str, suffix: str, tensor: StoredTensor) -> tuple[int, int, Scheme] | None:
-    """The outputs, inputs and scheme of the layer of a quantized matrix; None for others and for dequantized ones."""
-    if len(tensor.shape) != 2 or suffix not in ("weight", "weight_packed") or layer.endswith(UP_PROJECTION):
-        return None
-    kind = _stored_kind({f"{layer}.{suffix}": tensor.dtype}, layer)
-    group = None if kind is None else mixed.targeted((layer,))
-    if group is None:
-        return None
-    outputs, inputs = tensor.shape
-    if isinstance(group.scheme, PackedScheme):
-        outputs, inputs = unpacked_shape(group.scheme.layout, (outputs, inputs), 32 // group.scheme.bits)
-    return outputs, inputs, group.scheme
+def _schemes(model: StoredModel, form: Form) -> LayerSchemes:
+    match form:
+        case PackedForm():
+            return packed.schemes(model, form)
+        case Fp8Form():
+            return fp8.schemes(model, form)
+    return w8a8_int8.schemes(model, form)
 
 
 def _of_form(model: ModelFacts) -> QuantMethod:
     """The facts of packed integers, or of groups of layers with different schemes."""
     mixed = _read(model.config)
-    if not isinstance(mixed, MixedScheme):
+    if not isinstance(mixed, MixedForm):
         return METHOD
     kinds = list(dict.fromkeys(type(group.scheme) for group in mixed.groups))
     return METHOD._replace(
-        layers="srv.quantization.mixed_layers:MixedLayerFactory",
-        storage="srv.quantization.mixed_layers:MixedStorageFormat",
-        ops=tuple(dict.fromkeys(_op(group.scheme) for group in mixed.groups)),
-        weight_bytes=weight_bytes,
+        storage="srv.quantization.formats.compressed_tensors_storage:MixedStorageFormat",
+        ops=tuple(dict.fromkeys(group.scheme.held.op for group in mixed.groups)),
         sharding="weights of mixed schemes cannot be sharded yet",
-        layer_ops=layer_ops,
-        tensor_bytes=tensor_bytes,
-        note=fp8.NOTE if Fp8Scheme in kinds else "",
-        fp8_inputs=any(isinstance(group.scheme, Fp8Scheme) and group.scheme.inputs for group in mixed.groups),
-        turns_inputs=kinds == [PackedScheme],
+        note=fp8.NOTE if Fp8Form in kinds else "",
+        fp8_inputs=any(isinstance(group.scheme, Fp8Form) and group.scheme.inputs for group in mixed.groups),
+        turns_inputs=kinds == [PackedForm],
         row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
         row_block=_row_block,
     )
@@ -390,8 +303,8 @@ def _of_form(model: ModelFacts) -> QuantMethod:
 def _row_block(model: ModelFacts) -> int:
     """The largest one of all groups."""
     mixed = scheme_of(model.path, model.config)
-    blocks = [group.scheme.block for group in mixed.groups if isinstance(group.scheme, Fp8Scheme)]
+    blocks = [group.scheme.block for group in mixed.groups if isinstance(group.scheme, Fp8Form)]
     return max((block[0] for block in blocks if block is not None), default=1)
 
 
-METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, of_form=_of_form)
+METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, schemes=schemes, of_form=_of_form)

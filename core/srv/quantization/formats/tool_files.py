@@ -3,7 +3,7 @@
     quantize_config.json    AutoGPTQ and GPTQModel, with the fields of their quantization_config
     quant_config.json       AutoAWQ, with the old names of its fields
 
-Must not know what the fields mean (`srv.quantization.packed`).
+Must not know what the fields mean (`srv.quantization.formats.packed`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FILES: Mapping[str, str] = MappingProxyType({"quantize_config.json": "gptq", "q
 _PACKED = ".qweight"
 
 
-def with_stated_file(folder: Path, config: dict[str, Any], stored: Collection[str] | None) -> dict[str, Any]:
+def with_tool_file(folder: Path, config: dict[str, Any], stored: Collection[str] | None) -> dict[str, Any]:
     """A configuration with the contents of such a file as its quantization_config, if it has none of its own.
 
     `stored`: the names of the weights, of which some must be packed; None if there are none. Raises ModelError

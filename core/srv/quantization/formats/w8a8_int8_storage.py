@@ -2,77 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.models.layers.context import BuildContext
-from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection, Split
-from srv.models.layers.moe_config import expert_names
-from srv.quantization.int8_configs import Int8Scheme
-from srv.quantization.int8_experts import Int8Experts, unsupported_experts
-from srv.quantization.int8_layers import (
-    BiasedLinear,
-    DynamicInt8Linear,
-    StaticInt8Linear,
-    WeightOnlyInt8Linear,
-    check_scales,
-)
-from srv.quantization.int8_online import BIASES
-from srv.quantization.method import UP_PROJECTION, StoredModel
-from srv.quantization.w8a8_int8 import (
+from srv.quantization.formats.int8_configs import Int8Form
+from srv.quantization.formats.w8a8_int8 import (
     INPUT_SCALE,
     INT8,
     SCALE,
-    are_int8,
-    check_up_projections,
-    read_description,
     scheme_of,
 )
+from srv.quantization.int8_layers import (
+    check_scales,
+)
+from srv.quantization.method import UP_PROJECTION, StoredModel
 
 _STATIC = ("deq_scale", "quant_bias", "input_scale", "input_offset")  # of a layer with static activations
-
-
-class W8A8LayerFactory(LayerFactory):
-    """Int8 layers where the checkpoint stores int8 weights; embeddings are not quantized."""
-
-    def __init__(self, context: BuildContext, model: StoredModel, scheme: Int8Scheme | None = None) -> None:
-        """`scheme`: None for the one that the configuration of the checkpoint states."""
-        super().__init__(context)
-        self._model, self._description = model, read_description(model)
-        self._scheme = scheme or scheme_of(model.facts.config)
-        check_up_projections(model, self._scheme)
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        if not self._are_int8(tuple(output_sizes), inputs):
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        match self._scheme.inputs:
-            case "dynamic":
-                return DynamicInt8Linear(self.context, output_sizes, inputs, bias)
-            case "none":
-                return WeightOnlyInt8Linear(self.context, output_sizes, inputs, bias)
-        static = StaticInt8Linear(self.context, output_sizes, inputs)
-        return BiasedLinear(self.context, static) if bias else static
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        named = expert_names(prefix, sizes.experts)
-        for names, inputs in zip(named, (sizes.hidden, sizes.intermediate), strict=True):
-            self._are_int8(names, inputs)
-        if self._description.quant_type(itertools.chain(*named)) != INT8:
-            return super().experts(prefix, sizes, bias)
-        if bias:
-            raise unsupported_experts(prefix, BIASES)
-        return Int8Experts(self.context, prefix, sizes)
-
-    def _are_int8(self, names: tuple[str, ...], inputs: int) -> bool:
-        return are_int8(self._model, self._description, self._scheme, names, inputs)
 
 
 class W8A8StorageFormat(StorageFormat):
@@ -82,7 +30,7 @@ class W8A8StorageFormat(StorageFormat):
     quantization needs no correction, and the bias is added by itself.
     """
 
-    def __init__(self, model: StoredModel, scheme: Int8Scheme | None = None) -> None:
+    def __init__(self, model: StoredModel, scheme: Int8Form | None = None) -> None:
         """`scheme`: None for the one that the configuration of the checkpoint states."""
         self._path, self._model = model.facts.path, model
         self._scheme = scheme or scheme_of(model.facts.config)

@@ -15,27 +15,16 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
-from srv.models.checkpoints.safetensors_header import StoredTensor
-from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.int8_checks import check_experts, experts_note
-from srv.quantization.layer_patterns import names_layer, stated_names
-from srv.quantization.method import (
-    DOWNLOAD_REMEDY,
-    HeldMatrix,
-    LayerOps,
-    QuantMethod,
-    StoredModel,
-    TensorBytes,
-    corrections,
-)
-from srv.quantization.tensor_bytes import of_blocks, of_rows
+from srv.quantization.formats.int8_checks import check_experts, experts_note
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
+from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.schemes import Blocks, Int8, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -49,8 +38,6 @@ PLAIN, NESTED = ("absmax", "quant_map"), ("nested_absmax", "nested_quant_map")  
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _SKIPPED = "llm_int8_skip_modules"
 _STORAGES = ("uint8", "int8", "bfloat16", "float16", "float32")
-# Bytes of 64 weights where a platform repeats the scale for each 32 of them.
-_WIDENED = 40
 
 
 def quant_type(stated: Mapping[str, Any]) -> str:
@@ -167,52 +154,16 @@ def _check_int8(model: StoredModel, layer: str) -> None:
         _fail(model, "shape_mismatch", reason)
 
 
-def four_bit_weights(tensors: Mapping[str, StoredTensor]) -> int:
-    """The number of weights of 4 bits among stored tensors: all bytes of them hold two."""
-    names = (name.partition(f".{STATE}")[0] for name in tensors if f".{STATE}" in name)
-    return sum(2 * tensors[name].size for name in names if name in tensors)
+def schemes(model: StoredModel) -> LayerSchemes:
+    """Raises ModelError as `shared_type`."""
 
+    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:
+        kind = "" if embedding else shared_type(model, names, inputs)
+        if not kind:
+            return None
+        return Int8("none") if kind == "int8" else Blocks((kind,))
 
-def _counts(model: ModelFacts, projection_params: int) -> tuple[int, int, int]:
-    """The number of weights of 4 bits, of int8 weights, and of the scales of these."""
-    tensors = needed_tensors(model)
-    if not tensors:
-        return (0, projection_params, 0) if stated_type(model.config) == "int8" else (projection_params, 0, 0)
-    int8 = [name.removesuffix(INT8_SCALE) for name in tensors if name.endswith(f".{INT8_SCALE}")]
-    weights = sum(prod(tensors[f"{each}weight"].shape) for each in int8 if f"{each}weight" in tensors)
-    scales = sum(prod(tensors[f"{each}{INT8_SCALE}"].shape) for each in int8)
-    return four_bit_weights(tensors), weights, scales
-
-
-def _bytes(model: ModelFacts, item_size: int, projection_params: int, per_block: int) -> int:
-    four, eight, scales = _counts(model, projection_params)
-    wide = corrections(needed_tensors(model))
-    others = (model.counted_parameters() - four - eight - wide) * item_size
-    return four // BLOCK * per_block + eight + 4 * (scales + wide) + others
-
-
-def weight_bytes(model: ModelFacts, item_size: int, projection_params: int) -> int:
-    return _bytes(model, item_size, projection_params, _WIDENED)
-
-
-def loaded_bytes(model: ModelFacts, item_size: int) -> int:
-    return _bytes(model, item_size, 0, TYPES_BY_NAME["NF4"].size)
-
-
-def layer_ops(model: StoredModel) -> LayerOps:
-    def op(names: tuple[str, ...], inputs: int, rows: bool) -> str:
-        kind = "" if rows else shared_type(model, names, inputs)
-        return "linear_int8" if kind == "int8" else "linear_gguf" if kind else ""
-
-    return op
-
-
-def tensor_bytes(model: StoredModel) -> TensorBytes:
-    def sizes(matrix: HeldMatrix) -> tuple[int, ...]:
-        kind = layer_type(model, matrix.names[0])
-        return of_rows(matrix) if kind == "int8" else of_blocks(kind, matrix)
-
-    return sizes
+    return scheme
 
 
 def _of_form(model: ModelFacts) -> QuantMethod:
@@ -225,15 +176,11 @@ def _of_form(model: ModelFacts) -> QuantMethod:
 
 METHOD = QuantMethod(
     name=NAME,
-    layers="srv.quantization.bitsandbytes_layers:BitsAndBytesLayerFactory",
-    storage="srv.quantization.bitsandbytes_layers:BitsAndBytesStorageFormat",
+    storage="srv.quantization.formats.bitsandbytes_storage:BitsAndBytesStorageFormat",
     ops=("linear_gguf", "linear_int8"),
     detect=detect,
-    weight_bytes=weight_bytes,
-    loaded_bytes=loaded_bytes,
     sharding="weights of bitsandbytes cannot be sharded yet",
-    layer_ops=layer_ops,
-    tensor_bytes=tensor_bytes,
+    schemes=schemes,
     row_tensors=("weight", "weight_scale"),
     packed=True,
     of_form=_of_form,

@@ -14,55 +14,19 @@ from torch import Tensor
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.models.layers.context import BuildContext
-from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection, Split
-from srv.models.layers.moe_config import expert_names
-from srv.quantization.block_codes import codes_of, in_blocks
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
-from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
-from srv.quantization.mxfp4 import (
+from srv.quantization.formats.block_codes import codes_of, in_blocks
+from srv.quantization.formats.mxfp4 import (
     BLOCK,
     BLOCK_TYPE,
     PAIRS,
     PROJECTIONS,
-    REMEDY,
-    are_quantized,
     check_tensors,
 )
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 _SIZE = TYPES_BY_NAME[BLOCK_TYPE].size
 _NAN = 255  # the scale of a block that is not a number
 _PART_OF = {suffix: part for part, pair in PAIRS.items() for suffix in pair}
-
-
-class MXFP4LayerFactory(LayerFactory):
-    """Layers with blocks where the checkpoint has MXFP4; embeddings are not quantized."""
-
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
-        super().__init__(context)
-        self._model = model
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        if not are_quantized(self._model, tuple(output_sizes), inputs):
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        matrix = empty_matrix(self.context, sum(output_sizes.values()), inputs, BLOCK_TYPE)
-        return GGUFLinear(self.context, output_sizes, [matrix], bias)
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some projections are quantized and others not."""
-        named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
-        kept = [are_quantized(self._model, names, inputs) for names, inputs in named]
-        if not any(kept):
-            return super().experts(prefix, sizes, bias)
-        if not all(kept):
-            reason = f"the experts {prefix} are quantized in part, which no layers support"
-            raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
-        return GGUFExperts(self.context, prefix, self.local_experts(sizes), BLOCK_TYPE, BLOCK_TYPE, bias)
 
 
 class MXFP4StorageFormat(StorageFormat):

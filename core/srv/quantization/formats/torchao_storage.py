@@ -10,66 +10,15 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.models.layers.context import BuildContext
-from srv.models.layers.embedding import TokenEmbedding
-from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
-from srv.models.layers.linear import Projection, Split
-from srv.models.layers.moe_config import expert_names
-from srv.quantization.block_codes import codes_of
-from srv.quantization.fp8_layers import Fp8LayerFactory, Fp8StorageFormat
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFLinear, empty_matrix
-from srv.quantization.int8_experts import Int8Experts
-from srv.quantization.int8_layers import DynamicInt8Linear, WeightOnlyInt8Linear
+from srv.quantization.formats.block_codes import codes_of
+from srv.quantization.formats.fp8_storage import Fp8StorageFormat
+from srv.quantization.formats.packed_words import blocks
+from srv.quantization.formats.torchao import ZERO, form_of
+from srv.quantization.formats.torchao_configs import BLOCK_TYPE, DATA, SCALE
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
-from srv.quantization.packed_words import blocks
-from srv.quantization.torchao import BLOCK_BYTES, REMEDY, ZERO, are_quantized, check_embedding, form_of
-from srv.quantization.torchao_configs import BLOCK, BLOCK_TYPE, DATA, SCALE
+from srv.quantization.schemes import row_bytes
 
 _MIDDLE = 8  # what is added to integers of 4 bits, so that none is negative
-
-
-class TorchAOLayerFactory(LayerFactory):
-    """Quantized layers where the checkpoint stores quantized weights; embeddings are not quantized."""
-
-    def __init__(self, context: BuildContext, model: StoredModel) -> None:
-        super().__init__(context)
-        self._model, self._form = model, form_of(model)
-        self._fp8 = Fp8LayerFactory(context, model, self._form.fp8) if self._form.weights == "fp8" else None
-
-    def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
-    ) -> Projection:
-        if not are_quantized(self._model, self._form, tuple(output_sizes), inputs):
-            return super().linear(output_sizes, inputs, bias, split, unit)
-        if self._fp8 is not None:
-            return self._fp8.linear(output_sizes, inputs, bias, split, unit)
-        if self._form.weights == "int4":
-            matrix = empty_matrix(self.context, sum(output_sizes.values()), inputs, BLOCK_TYPE)
-            return GGUFLinear(self.context, output_sizes, [matrix], bias)
-        if self._form.op == WeightOnlyInt8Linear.op:
-            return WeightOnlyInt8Linear(self.context, output_sizes, inputs, bias)
-        return DynamicInt8Linear(self.context, output_sizes, inputs, bias)
-
-    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
-        """Raises ModelError for experts of which some projections are quantized and others not."""
-        named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
-        kept = [are_quantized(self._model, self._form, names, inputs) for names, inputs in named]
-        if not any(kept):
-            return super().experts(prefix, sizes, bias)
-        if self._fp8 is not None:
-            return self._fp8.experts(prefix, sizes, bias)
-        if not all(kept):
-            reason = f"the experts {prefix} are quantized in part, which no layers support"
-            raise ModelError("unsupported_quantization", self._model.facts.path, reason, REMEDY)
-        if self._form.weights == "int8":
-            return Int8Experts(self.context, prefix, sizes)
-        return GGUFExperts(self.context, prefix, self.local_experts(sizes), BLOCK_TYPE, BLOCK_TYPE, bias)
-
-    def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
-        check_embedding(self._model, name)
-        return super().embedding(name, vocab, hidden)
 
 
 class TorchAOStorageFormat(StorageFormat):
@@ -142,7 +91,7 @@ class Int4Format(StorageFormat):
         for name, shape in stored.items():
             suffix = name.rpartition(".")[2]
             if suffix == DATA and len(shape) == 2:
-                found[self.parts(name)[0]] = (shape[0], shape[1] * 2 // BLOCK * BLOCK_BYTES)
+                found[self.parts(name)[0]] = (shape[0], row_bytes(BLOCK_TYPE, shape[1] * 2))
             elif suffix not in (SCALE, ZERO):
                 found[name] = shape
         return found

@@ -1,0 +1,170 @@
+"""The weights of a model as its layers hold them: the scheme of each matrix, and the bytes of all. Torch-free.
+
+Everything is a walk over the tree of a model, with the scheme that the method of the weights names for each matrix
+(`srv.quantization.schemes`): budgets, layers in host memory and kernel plans ask here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from srv.args.config import Config
+from srv.dtypes import item_size
+from srv.errors import ModelError
+from srv.kept import kept_per_object
+from srv.models import derive
+from srv.models.architectures.registry import native_or_reason
+from srv.models.architectures.weight_rules import fused_mapping, fused_schemes
+from srv.models.blueprint import Embedding, Experts, Linear, MoE, Output, Part, below, walk
+from srv.models.checkpoints.gguf_types import OP_TYPES
+from srv.models.config.checkpoint_tensors import checkpoint_tensors
+from srv.models.layers.moe_config import expert_names
+from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.registry import chosen
+from srv.quantization.schemes import LayerSchemes, Matrix, Scheme, prepared_bytes, row_bytes
+from srv.specs import ModelFacts
+
+_FLOAT32_BYTES = 4
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+class HeldMatrix(NamedTuple):
+    """A matrix of the layers of a model. `scheme`: None for unquantized weights.
+
+    `bias`: the elements of its bias that `scheme` holds within its own tensors, 0 otherwise. `router`: it has a role of
+    its own, and stays on the device.
+    """
+
+    matrix: Matrix
+    scheme: Scheme | None
+    bias: int = 0
+    router: bool = False
+
+
+class WeightBytes(NamedTuple):
+    """Bytes of the weights of a model: as they are loaded, and at most after a platform has repacked them."""
+
+    loaded: int
+    prepared: int
+
+
+def quantization_method(config: Config, model: ModelFacts) -> QuantMethod | None:
+    """The method by which the layers of a model will hold its weights; None if these are not quantized."""
+    weights = config.weights
+    dequantize = weights.dequantize_weights or config.model.load_format == "dummy"
+    dequantize = dequantize or config.model.model_impl == "transformers" or native_of(model) is None
+    return chosen(model, weights.quantization, weights.torchao_config, dequantize=dequantize)
+
+
+def native_of(model: ModelFacts) -> Part | None:
+    """The blueprint of the native layers; None if they do not support the model."""
+    native = native_or_reason(model.architecture, model.config)
+    return None if isinstance(native, str) else native
+
+
+def types_are_known(model: ModelFacts) -> bool:
+    """Whether the types of single tensors are known: those of a GGUF file are in the file alone."""
+    return model.format != "gguf" or Path(model.path).is_file()
+
+
+def layer_schemes(model: ModelFacts, method: QuantMethod | None) -> LayerSchemes:
+    """The scheme of each layer, by the names that layers have. Raises ModelError for damaged files.
+
+    `method`: None for unquantized weights.
+    """
+    if method is None or method.schemes is None:
+        return lambda names, inputs, embedding: None
+    tensors = StoredModel(model, {}) if method.online else checkpoint_tensors(model)
+    return fused_schemes(method.schemes(tensors), fused_mapping(model, method))
+
+
+def held_matrices(model: ModelFacts, tree: Part, method: QuantMethod | None) -> Iterator[HeldMatrix]:
+    """All matrices of the layers that are made, that of the embedding first; a tied output layer has none.
+
+    Raises ModelError for damaged files.
+    """
+    schemes, mapping = layer_schemes(model, method), fused_mapping(model, method)
+    for name, part in walk(tree):
+        if isinstance(part, Embedding):
+            yield HeldMatrix(Matrix((name,), (part.rows,), part.size), schemes((name,), part.size, True))
+        elif isinstance(part, Experts):
+            gate_up, down = expert_names(name, part.count)
+            yield _of_experts(gate_up, part.inner, part.hidden, schemes)
+            yield _of_experts(down, part.hidden, part.inner, schemes)
+        elif isinstance(part, Linear) and not (isinstance(part, Output) and part.tied):
+            names, outputs = tuple(below(name, each) for each in part.outputs), tuple(part.outputs.values())
+            if mapping is not None and (fused := mapping.fused(names)) != names:
+                names, outputs = fused, (sum(outputs),)
+            scheme = schemes(names, part.inputs, False)
+            inside = part.bias and scheme is not None and not scheme.has_biases
+            yield HeldMatrix(Matrix(names, outputs, part.inputs), scheme, sum(outputs) * inside, bool(part.role))
+
+
+def _of_experts(names: tuple[str, ...], outputs: int, inputs: int, schemes: LayerSchemes) -> HeldMatrix:
+    return HeldMatrix(Matrix(names, (outputs,) * len(names), inputs, experts=True), schemes(names, inputs, False))
+
+
+def weight_sizes(config: Config, model: ModelFacts, method: QuantMethod) -> WeightBytes:
+    """The bytes of the weights of a whole model that a method holds.
+
+    A checkpoint that is refused counts as it is stored, and so does one of a method that does not say its schemes.
+    """
+    native, dtype = native_of(model), config.model.dtype
+    if native is None or method.schemes is None:
+        return WeightBytes(model.weight_bytes, model.weight_bytes)
+    if not types_are_known(model):
+        return _by_types(model, item_size(dtype))
+    try:
+        return _walked(model, method, dtype)
+    except ModelError:
+        return WeightBytes(model.weight_bytes, model.weight_bytes)
+
+
+@kept_per_object
+def _walked(model: ModelFacts, method: QuantMethod, dtype: str) -> WeightBytes:
+    tree = native_of(model)
+    assert tree is not None
+    matrices = held_matrices(model, tree, method)
+    quantized = [(each.matrix, each.scheme, each.bias) for each in matrices if each.scheme is not None]
+    mixtures = (part for _, part in walk(tree) if isinstance(part, MoE))
+    wide = sum(moe.choice_bias.elements for moe in mixtures if moe.choice_bias is not None)  # float32 in layers
+    held = sum(sum(matrix.outputs) * matrix.inputs + bias for matrix, _, bias in quantized)
+    others = (derive.parameters(tree) - held - wide) * item_size(dtype) + wide * _FLOAT32_BYTES
+    loaded = sum(scheme.bytes(matrix) for matrix, scheme, _ in quantized)
+    prepared = sum(scheme.prepared_bytes(matrix) for matrix, scheme, _ in quantized)
+    return WeightBytes(others + loaded, others + max(loaded, prepared))
+
+
+def _by_types(model: ModelFacts, item: int) -> WeightBytes:
+    """Of a GGUF file that is not on this machine, whose blocks stay as they are wherever ops have their type."""
+    blocks = {name: count for name, count in model.stored_types.items() if name in OP_TYPES}
+    others = (model.counted_parameters() - sum(blocks.values())) * item
+    loaded = sum(row_bytes(name, count) for name, count in blocks.items())
+    prepared = sum(prepared_bytes(name, count) for name, count in blocks.items())
+    return WeightBytes(others + loaded, others + max(loaded, prepared))
+
+
+def layer_tensors(
+    model: ModelFacts, tree: Part, method: QuantMethod | None, dtype: str
+) -> tuple[tuple[int, ...], ...] | str:
+    """The bytes of each tensor of each layer that host memory may hold (`OpLayer.weight_tensors`).
+
+    A clause if the method does not say them before layers are built. Raises ModelError for damaged files.
+    """
+    if method is not None and method.schemes is None:
+        return f"{method.name} does not say the bytes of its tensors before layers are built (schemes)"
+    found: dict[int, tuple[int, ...]] = dict.fromkeys(range(model.layers), ())
+    for each in held_matrices(model, tree, method):
+        layer = _LAYER.match(each.matrix.names[0])
+        if layer is not None and not each.router:
+            found[int(layer[1])] += _sizes(each, item_size(dtype))
+    return tuple(found.values())
+
+
+def _sizes(held: HeldMatrix, item: int) -> tuple[int, ...]:
+    if held.scheme is None:
+        return (sum(held.matrix.outputs) * held.matrix.inputs * item,)
+    return tuple(each.bytes for each in held.scheme.tensors(held.matrix) if not each.resident)

@@ -1,0 +1,120 @@
+"""The factory of the layers of all quantization methods: each matrix is held as the scheme that its format names.
+
+Must not know formats, nor methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from srv.errors import InternalError, ModelError
+from srv.models.layers.context import BuildContext
+from srv.models.layers.embedding import TokenEmbedding
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.models.layers.factory import LayerFactory, LocalSizes
+from srv.models.layers.linear import Projection, Split
+from srv.models.layers.moe_config import expert_names
+from srv.quantization.fp8_layers import Fp8Experts, Fp8Linear
+from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear, OrderedLinear, empty_matrix
+from srv.quantization.int8_layers import (
+    BiasedLinear,
+    DynamicInt8Linear,
+    Int8Experts,
+    StaticInt8Linear,
+    WeightOnlyInt8Linear,
+)
+from srv.quantization.ordered_experts import OrderedExperts
+from srv.quantization.schemes import BIASES, Blocks, Fp8, Int8, LayerSchemes, Scheme
+
+_REMEDY = "Use another checkpoint of the model, or set --dequantize-weights for a GGUF file"
+
+
+class SchemeLayers(LayerFactory):
+    """Layers by the schemes of their matrices; without one, unquantized layers."""
+
+    def __init__(self, context: BuildContext, schemes: LayerSchemes) -> None:
+        super().__init__(context)
+        self._schemes = schemes
+
+    def linear(
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+    ) -> Projection:
+        local = self.local_sizes(output_sizes, inputs, split, unit)
+        scheme = self._schemes(tuple(output_sizes), local.inputs, False)
+        if scheme is None:
+            return super().linear(output_sizes, inputs, bias, split, unit)
+        match scheme:
+            case Int8():
+                return self._int8_linear(scheme, output_sizes, inputs, bias)
+            case Fp8():
+                return Fp8Linear(self.context, output_sizes, inputs, bias, scheme)
+            case Blocks():
+                return self._block_linear(scheme, local, bias)
+        raise _without_layers(scheme)
+
+    def _int8_linear(self, scheme: Int8, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+        match scheme.inputs:
+            case "dynamic":
+                return DynamicInt8Linear(self.context, output_sizes, inputs, bias, offset=scheme.offsets)
+            case "none":
+                return WeightOnlyInt8Linear(self.context, output_sizes, inputs, bias)
+        static = StaticInt8Linear(self.context, output_sizes, inputs)
+        return BiasedLinear(self.context, static) if bias and scheme.has_biases else static
+
+    def _block_linear(self, scheme: Blocks, local: LocalSizes, bias: bool) -> Projection:
+        runs = scheme.runs(tuple(local.output_sizes.values()))
+        matrices = [empty_matrix(self.context, outputs, local.inputs, kind) for kind, outputs in runs]
+        if scheme.ordered:
+            return OrderedLinear(self.context, local.output_sizes, matrices, bias)
+        return GGUFLinear(self.context, local.output_sizes, matrices, bias, sharding=local.sharding)
+
+    def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
+        """Raises ModelError for experts that are quantized in part, and for those that no layers hold."""
+        local = self.local_experts(sizes)
+        named = zip(expert_names(prefix, sizes.experts), (local.hidden, local.local), strict=True)
+        match [self._schemes(names, inputs, False) for names, inputs in named]:
+            case None, None:
+                return super().experts(prefix, sizes, bias)
+            case Int8() as scheme, Int8() as down if scheme == down:
+                return self._int8_experts(scheme, prefix, sizes, bias)
+            case Fp8() as scheme, Fp8() as down if scheme == down:
+                return Fp8Experts(self.context, prefix, sizes, scheme, bias)
+            case Blocks() as scheme, Blocks() as down if scheme.ordered == down.ordered:
+                experts = GGUFExperts(self.context, prefix, local, scheme.type, down.type, bias)
+                return OrderedExperts(self.context, experts) if scheme.ordered else experts
+            case first, second if first is None or second is None:
+                raise _refused(prefix, "quantized in part, which no layers support")
+            case first, second:
+                raise _refused(prefix, f"held as {first} and {second}, which no layers support")
+        raise _refused(prefix, "quantized in part, which no layers support")
+
+    def _int8_experts(self, scheme: Int8, prefix: str, sizes: ExpertSizes, bias: bool) -> ExpertWeights:
+        if scheme.inputs == "static":
+            raise _refused(prefix, "int8 with static activations, which no layers support")
+        if bias:
+            raise ModelError("unsupported_quantization", prefix, BIASES, _REMEDY)
+        return Int8Experts(self.context, prefix, sizes, offset=scheme.offsets)
+
+    def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
+        scheme = self._schemes((name,), hidden, True)
+        if scheme is None:
+            return super().embedding(name, vocab, hidden)
+        if not isinstance(scheme, Blocks):
+            raise _without_layers(scheme)
+        local = self.local_vocab(vocab)
+        matrix = empty_matrix(self.context, local.end - local.begin, hidden, scheme.type)
+        return GGUFEmbedding(self.context, name, local, matrix)
+
+    def tied_lm_head(self, name: str, embedding: TokenEmbedding) -> Projection:
+        if not isinstance(embedding, GGUFEmbedding):
+            return super().tied_lm_head(name, embedding)
+        return GGUFLinear(self.context, {name: embedding.matrix.outputs}, [embedding.matrix], bias=False, tied=True)
+
+
+def _refused(prefix: str, how: str) -> ModelError:
+    return ModelError("unsupported_quantization", prefix, f"the experts {prefix} are {how}", _REMEDY)
+
+
+def _without_layers(scheme: Scheme) -> InternalError:
+    return InternalError(f"{scheme} has no layers in srv: its method must name a factory of its own (layers)")
