@@ -164,6 +164,7 @@ class EngineLoop:
             self._scheduler.jump(plan, late)
         self._executor.sample(plan.step, LateInputs(late.masks))  # ranks have no use for the rest
         self._waiting = None
+        self._scheduler.settle(late.settled)
         for request, code, message in late.failed:
             self._send(self._scheduler.fail_request(request, code, message))
 

@@ -93,9 +93,7 @@ class Scheduler:
             return _output(request, RowResult(-1, error=error), FinishReason.ERROR)
         self._arrivals += 1
         request.waits_for_late_inputs = self._late is not None and self._late(spec)
-        # Hidden states are those of known tokens, and the host, which makes late inputs, does not know drafts.
-        if self.limits.drafts and request.next_vector_position is None and not request.waits_for_late_inputs:
-            request.draft_history = DraftHistory(self._acceptance.value)
+        self._begin_drafts(request)
         self._live[request.id] = request
         self._late_live += request.waits_for_late_inputs
         self._queue.push(request)
@@ -183,6 +181,20 @@ class Scheduler:
         for request in self._in_flight[-1][1]:
             if request.slot in forced and request.state is State.RUNNING:
                 request.forced = forced[request.slot]
+
+    def settle(self, requests: Sequence[str]) -> None:
+        """Rows of these requests wait for no late inputs from the next plan on."""
+        for name in requests:
+            request = self._live.get(name)
+            if request is not None and request.waits_for_late_inputs:
+                request.waits_for_late_inputs = False
+                self._late_live -= 1
+                self._begin_drafts(request)
+
+    def _begin_drafts(self, request: Request) -> None:
+        # Hidden states are those of known tokens, and the host, which makes late inputs, does not know drafts.
+        if self.limits.drafts and request.next_vector_position is None and not request.waits_for_late_inputs:
+            request.draft_history = DraftHistory(self._acceptance.value)
 
     def fail(self, plan: Plan, code: str, message: str) -> list[Output]:
         """The oldest plan failed as a whole: its requests end with ERROR, all others continue."""
