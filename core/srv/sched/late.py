@@ -43,6 +43,7 @@ class LateInputs(NamedTuple):
     `forced`: (slot, tokens) pairs for the scheduler: the token that the row samples, because nothing else is allowed,
     and at least one more that must follow it. The scheduler may pass over some or all of them.
     `failed`: (request, code, message) of requests that cannot go on. They end with this error.
+    `slow`: requests whose next late input may take long. They get no row until it is ready (`Scheduler.resume`).
     `settled`: requests that no late input concerns any more, whatever they generate.
     """
 
@@ -50,6 +51,7 @@ class LateInputs(NamedTuple):
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
     failed: tuple[tuple[str, str, str], ...] = ()
     settled: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
 
 
 class LateInputMaker(Protocol):
