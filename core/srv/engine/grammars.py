@@ -6,7 +6,8 @@
 A request whose grammar is being compiled is not ready: it is not in the scheduler's queue, and blocks nobody. The API
 process has compiled the same grammar within its limits before, so that this is short. The state of an output is a
 function of its tokens, so a retracted request goes on where it was. `srv.grammar.ahead` makes the masks, and finds the
-tokens that they force. Must not know scheduling or devices.
+tokens that they force. An output whose masks are slow waits for a thread that makes them (`prepare`), so that no step
+does. Must not know scheduling or devices.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ NewMatcher = Callable[[], Any]
 class _State:
     """One output. `progress` is None until the grammar begins."""
 
-    __slots__ = ("begins_after", "consumed", "jumps", "progress", "tail")
+    __slots__ = ("begins_after", "consumed", "jumps", "prepared", "progress", "tail")
 
     def __init__(self, request: RequestSpec, grammar: Grammar) -> None:
         self.begins_after = grammar.begins_after.encode()
@@ -46,6 +47,7 @@ class _State:
         self.progress: Progress | None = None
         self.consumed = 0  # tokens of the output that it contains
         self.tail = b""  # the end of the text before the grammar
+        self.prepared: Future[None] | None = None  # its mask is made on a thread, to which the state belongs until then
 
 
 def _failed(row: LateRow, output: Progress) -> str:
@@ -71,6 +73,7 @@ class Grammars:
     def __init__(self, name: str, vocab_size: int, end_tokens: tuple[int, ...]) -> None:
         self._name, self._vocab_size, self._end_tokens = name, vocab_size, end_tokens
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="srv-grammar")
+        self._slow = ThreadPoolExecutor(1, thread_name_prefix="srv-mask")
         self._backend: Future[GrammarBackend] | None = None
         self._bytes: Future[list[bytes]] | None = None  # of each token
         self._compiled: OrderedDict[str, Future[NewMatcher]] = OrderedDict()
@@ -158,6 +161,8 @@ class Grammars:
 
     def make(self, rows: Sequence[LateRow]) -> LateInputs:
         """One mask per row whose grammar has begun. See `srv.sched.late.LateInputMaker`."""
+        for row in rows:
+            self._finish_preparing(row.request.id)
         found = [(row, self._advance(row)) for row in rows]
         begun = [(row, output) for row, output in found if output is not None]
         if not begun:
@@ -169,7 +174,29 @@ class Grammars:
             tuple([(row.slot, mask.tobytes()) for (row, _), mask in zip(begun, masks, strict=True)]),
             tuple([(row.slot, tuple(output.ahead)) for row, output in begun if len(output.ahead) > 1]),
             tuple([(row.request.id, _FAILED, _failed(row, output)) for row, output in begun if output.failure]),
+            slow=tuple([row.request.id for row, output in begun if output.time.slow]),
         )
+
+    def prepare(self, row: LateRow) -> bool:
+        """Whether the mask that follows this output is ready. If it is not, a thread makes it."""
+        if row.request.id not in self._states:
+            return True
+        state, compiled = self._states[row.request.id]
+        if state.prepared is None:
+            state.prepared = self._slow.submit(self._prepare, state, compiled, list(row.output))
+        return state.prepared.done()
+
+    def _prepare(self, state: _State, compiled: Future[NewMatcher], tokens: Sequence[int]) -> None:
+        output = self._follow(state, compiled, tokens)
+        if output is not None and self._backend is not None:
+            backend = self._backend.result()
+            output.remember(next_masks(backend, [output], self._end_tokens)[0])
+
+    def _finish_preparing(self, name: str) -> None:
+        """Take the state of an output back from the thread; it may have to wait if the output was retracted."""
+        if name in self._states and (prepared := self._states[name][0].prepared) is not None:
+            prepared.result()
+            self._states[name][0].prepared = None
 
     def _advance(self, row: LateRow) -> Progress | None:
         """The progress of a row after all its tokens; None before the grammar begins."""
@@ -177,9 +204,11 @@ class Grammars:
             assert row.request.grammar is not None
             state = _State(row.request, row.request.grammar)
             self._states[row.request.id] = (state, self._compile(row.request.grammar.text))
-        state, compiled = self._states[row.request.id]
-        new = row.output[state.consumed :]
-        state.consumed = len(row.output)
+        return self._follow(*self._states[row.request.id], row.output)
+
+    def _follow(self, state: _State, compiled: Future[NewMatcher], tokens: Sequence[int]) -> Progress | None:
+        new = tokens[state.consumed :]
+        state.consumed = len(tokens)
         if state.progress is None:
             rest = self._begin(state, new)
             if rest is None:

@@ -106,6 +106,7 @@ class EngineLoop:
         self._stats_due = 0.0
         self._integrity_checked = False
         self._stopped = False
+        self._only_suspended = False  # nothing could be submitted, because masks are being made
 
     def run(self, parent_alive: Callable[[], bool]) -> None:
         """Run until drained, or until the process that started this one has exited."""
@@ -118,9 +119,13 @@ class EngineLoop:
     def step(self, wait_s: float) -> None:
         """One iteration: handle messages, submit, apply. Waits up to `wait_s` seconds for a message if idle."""
         idle = not self._in_flight and (self._scheduler.idle or self._pause.paused) and self._drain_until is None
-        for message in self._channel.receive((min(wait_s, _HELD_WAIT_S) if self._held else wait_s) if idle else 0):
+        if self._held or self._only_suspended:
+            wait_s = min(wait_s, _HELD_WAIT_S)
+        for message in self._channel.receive(wait_s if idle or self._only_suspended else 0):
             self._handle(message)
+        self._only_suspended = False
         self._add_ready()
+        self._resume_suspended()
         self._advance_drain()
         self._run_commands()
         self._submit()
@@ -128,6 +133,8 @@ class EngineLoop:
             self._sample(self._waiting)
         elif self._in_flight:
             self._apply()
+        elif self._scheduler.suspended:
+            self._only_suspended = True
         elif not self._scheduler.idle and not self._pause.paused:
             self._abort_stalled()
         else:
@@ -164,8 +171,17 @@ class EngineLoop:
             self._scheduler.jump(plan, late)
         self._executor.sample(plan.step, LateInputs(late.masks))  # ranks have no use for the rest
         self._waiting = None
+        self._scheduler.settle(late.settled)
+        self._scheduler.suspend(late.slow)
         for request, code, message in late.failed:
             self._send(self._scheduler.fail_request(request, code, message))
+
+    def _resume_suspended(self) -> None:
+        """Let the requests go on whose masks have been made apart from the loop, and have those of others made."""
+        if self._scheduler.suspended:
+            for row in self._scheduler.suspended_rows():
+                if self._grammars is None or self._grammars.prepare(row):
+                    self._scheduler.resume(row.request.id)
 
     def _apply(self) -> None:
         plan, future = self._in_flight.popleft()

@@ -1,8 +1,9 @@
 """Limits on reasoning: a mask forces the end of the reasoning where a request's budget is used up.
 
-A `LateInputMaker` around that of grammars, which begin behind the reasoning. The place of an output is a function of
-its tokens, so that one which was forgotten is found again. Markers are looked for in the bytes of the tokens, because a
-model may write them in other tokens than those that are forced, such as one for `>` and the line break behind it.
+A `LateInputMaker` around that of grammars, which begin behind the reasoning. A request without a grammar settles where
+its answer begins. The place of an output is a function of its tokens, so that one which was forgotten is found again.
+Markers are looked for in the bytes of the tokens, because a model may write them in other tokens than those that are
+forced, such as one for `>` and the line break behind it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def budget_of(request: RequestSpec) -> ThinkingBudget | None:
 
 
 class _Place:
-    """Where one output is. `count`: its tokens of reasoning, with those of a marker that has not ended."""
+    """Where one output is. `count`: its tokens of reasoning, with those of a marker that has not ended. `answers`: no
+    reasoning may begin any more."""
 
     def __init__(self, request: RequestSpec, budget: ThinkingBudget, bytes_of: BytesOf) -> None:
         self.request, self._budget, self._bytes_of = request, budget, bytes_of
@@ -32,7 +34,7 @@ class _Place:
         self._width = max(map(len, (*self._begins, *self._ends)))
         self.consumed = self.count = 0
         self.inside = budget.inside
-        self._answers = False  # no reasoning may begin any more
+        self.answers = False
         self._since = 0  # tokens before this reasoning
         self._tail = b""  # the last bytes, behind the last marker
 
@@ -58,17 +60,17 @@ class _Place:
 
     def _marker_at_start(self) -> bytes:
         start = self._tail.lstrip()
-        if self._answers or not start:
+        if self.answers or not start:
             return b""
         found = max((mark for mark in self._begins if start.startswith(mark)), key=len, default=b"")
-        self._answers = not found and not any(mark.startswith(start) for mark in self._begins)
+        self.answers = not found and not any(mark.startswith(start) for mark in self._begins)
         return found
 
     def _cross(self, position: int) -> None:
         """Behind a marker that ends here in the tail."""
         self.inside, self._tail = not self.inside, self._tail[position:]
         self._since = self.consumed
-        self._answers = not self.inside and not self._budget.anywhere
+        self.answers = not self.inside and not self._budget.anywhere
 
     def _last(self, output: Sequence[int]) -> TokenSequence:
         return tuple(output[max(self._since, self.consumed - len(self._budget.end)) : self.consumed])
@@ -95,16 +97,21 @@ class ThinkingBudgets:
     def make(self, rows: Sequence[LateRow]) -> LateInputs:
         made = self._inner.make([row for row in rows if self._inner.concerns(row.request)])
         masked = {slot for slot, _ in made.masks}
-        ends = [
-            (row.slot, mask_of((token,), self._words).tobytes())
-            for row in rows
-            if row.slot not in masked
-            and (budget := budget_of(row.request)) is not None
-            and (token := self._forced(row, budget)) is not None
-        ]
-        return made._replace(masks=(*made.masks, *ends)) if ends else made
+        ends: list[tuple[int, bytes]] = []
+        settled: list[str] = []
+        for row in rows:
+            budget = budget_of(row.request)
+            if budget is None or row.slot in masked:
+                continue
+            place = self._place(row, budget)
+            if (token := place.forced(row.output)) is not None:
+                ends.append((row.slot, mask_of((token,), self._words).tobytes()))
+            elif place.answers and not self._inner.concerns(row.request):
+                settled.append(row.request.id)
+                del self._places[row.request.id]
+        return made._replace(masks=(*made.masks, *ends), settled=tuple(settled)) if ends or settled else made
 
-    def _forced(self, row: LateRow, budget: ThinkingBudget) -> int | None:
+    def _place(self, row: LateRow, budget: ThinkingBudget) -> _Place:
         place = self._places.get(row.request.id)
         if place is None or place.request is not row.request or place.consumed > len(row.output):
             place = self._places[row.request.id] = _Place(row.request, budget, self._bytes_of)
@@ -112,4 +119,4 @@ class ThinkingBudgets:
         while len(self._places) > MAX_PLACES:
             self._places.popitem(last=False)
         place.follow(row.output)
-        return place.forced(row.output)
+        return place

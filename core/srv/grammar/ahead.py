@@ -55,6 +55,11 @@ class Progress:
         """The mask of the next token, int32 [words]; None if the backend has to make it."""
         return mask_of(self.ahead[:1], words) if self.ahead else self._mask
 
+    def remember(self, mask: npt.NDArray[np.int32]) -> None:
+        """`mask` is that of the next token, int32 [words]."""
+        if not self.ahead:
+            self._mask = mask.copy()
+
     def look_ahead(self, token: int | None, mask: npt.NDArray[np.int32]) -> bool:
         """`mask` is the one after `ahead`, and `token` the only one that it allows: go on by it.
 

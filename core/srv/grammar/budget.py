@@ -22,6 +22,7 @@ STEP_SECONDS = 0.15  # for all masks that a step needs
 LEAST_SHARE = 0.001  # of them, for each output of a step that has very many
 FAIR_SECONDS = 0.01  # per mask
 MASK_SECONDS = 0.1  # that no mask may exceed
+QUICK_MASKS = 8  # in a row, after which the masks of an output are made in the loop again
 EXTRA_SECONDS = 1.0  # beyond the fair time, of all masks of a request
 
 
@@ -29,14 +30,21 @@ class MaskTime:
     """The time that the masks of one output take. `timed`: each is made alone; `last`: seconds of the last one of them;
     `excess`: why it is too much, or ""."""
 
-    __slots__ = ("_extra", "excess", "last", "timed")
+    __slots__ = ("_extra", "_quick", "excess", "last", "timed")
 
     def __init__(self) -> None:
         self._extra, self.last, self.excess, self.timed = 0.0, 0.0, "", False
+        self._quick = QUICK_MASKS  # masks since the last slow one
 
-    def add(self, seconds: float) -> None:
-        """One mask has taken this time of the processor."""
+    @property
+    def slow(self) -> bool:
+        """Whether the next mask may keep the engine's loop waiting."""
+        return self._quick < QUICK_MASKS
+
+    def add(self, seconds: float, waited: float) -> None:
+        """One mask has taken this time of the processor, and the caller has waited so long for it."""
         self.last = seconds
+        self._quick = 0 if seconds > FAIR_SECONDS or waited > SLOW_FILL_SECONDS else self._quick + 1
         self._extra += max(0.0, seconds - FAIR_SECONDS)
         self.timed = seconds > FAIR_SECONDS
         if seconds > MASK_SECONDS:
@@ -115,8 +123,8 @@ def _fill_apart(
                 f" its {len(outputs)} outputs with grammars"
             )
             continue
-        began = time.thread_time()
+        began, called = time.thread_time(), time.perf_counter()
         backend.fill([output.matcher], masks[row : row + 1])
         alike.append(time.thread_time() - began)
-        output.time.add(alike[-1])
+        output.time.add(alike[-1], time.perf_counter() - called)
         spent += alike[-1]

@@ -1,7 +1,8 @@
 """The grammar backend on XGrammar: pushdown automata, with masks that are mostly computed when a grammar is compiled.
 
-Needs the extra `xgrammar`. A special token in a grammar is the text that it stands for. Source: the documentation of
-XGrammar 0.2 (Apache 2.0), arXiv:2411.15100.
+Needs the extra `xgrammar`. A special token in a grammar is the text that it stands for. The library's classes of
+characters admit bytes that are no UTF-8, and its free text admits any; masks leave such tokens out. Source: the
+documentation of XGrammar 0.2 (Apache 2.0), arXiv:2411.15100.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from srv.grammar.json_strings import in_json
 from srv.grammar.schema_keywords import EnforcedKeywords, check_enforced
 from srv.grammar.source import GrammarSource
 from srv.grammar.structural import from_structures, only
+from srv.grammar.utf8 import NO_TEXT, START, Utf8Tokens
 from srv.grammar.written import load
 from srv.json_schema import below
 
@@ -73,16 +75,24 @@ _ENFORCED = EnforcedKeywords(
 class XgrammarMatcher:
     """See `srv.grammar.backend.Matcher`."""
 
-    __slots__ = ("_refused", "native")
+    __slots__ = ("_refused", "_text", "native", "state")
 
-    def __init__(self, native: xgrammar.GrammarMatcher) -> None:
-        self.native, self._refused = native, ""
+    def __init__(self, native: xgrammar.GrammarMatcher, text: Utf8Tokens) -> None:
+        self.native, self._text, self._refused = native, text, ""
+        self.state = START  # of the text in UTF-8
 
     def accept(self, tokens: Sequence[int]) -> bool:
         for token in tokens:
-            if self._refused or self.native.is_terminated() or not self.native.accept_token(token):
+            if self._refused or not self._takes(token):
                 self._refused = self._refused or f"the grammar does not allow token {token} there"
                 return False
+        return True
+
+    def _takes(self, token: int) -> bool:
+        state = self._text.after(self.state, token)
+        if state == NO_TEXT or self.native.is_terminated() or not self.native.accept_token(token):
+            return False
+        self.state = state
         return True
 
     @property
@@ -98,8 +108,9 @@ class XgrammarBackend:
     """See `srv.grammar.backend.GrammarBackend`."""
 
     def __init__(self, context: GrammarContext) -> None:
+        tokens = token_bytes(context.vocabulary, context.vocab_size)
         self._info = xgrammar.TokenizerInfo(
-            token_bytes(context.vocabulary, context.vocab_size),
+            tokens,
             xgrammar.VocabType.RAW,
             vocab_size=context.vocab_size,
             stop_token_ids=list(context.end_tokens),
@@ -107,6 +118,7 @@ class XgrammarBackend:
         # The engine caches what is compiled, and compiles on threads of its own.
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
         self._only_end = mask_of(context.end_tokens, self.words)
+        self._text = Utf8Tokens(tokens, self.words)
 
     @property
     def words(self) -> int:
@@ -147,7 +159,7 @@ class XgrammarBackend:
             raise GrammarError(error_clause(_without_place(str(error)))) from None
         if dead:
             raise EmptyGrammar
-        return lambda: XgrammarMatcher(xgrammar.GrammarMatcher(compiled))
+        return lambda: XgrammarMatcher(xgrammar.GrammarMatcher(compiled), self._text)
 
     def _compiled(self, kind: str, text: str) -> xgrammar.CompiledGrammar:
         match kind:
@@ -162,7 +174,7 @@ class XgrammarBackend:
     def _fills(self, matcher: xgrammar.GrammarMatcher) -> bool:
         masks = self._only_end[None].copy()
         matcher.fill_next_token_bitmask(masks, 0)
-        return bool(masks.any())
+        return bool((masks & self._text.masks[START]).any())
 
     def fill(self, matchers: Sequence[XgrammarMatcher], masks: Masks) -> None:
         for row, matcher in enumerate(matchers):
@@ -170,6 +182,7 @@ class XgrammarBackend:
                 masks[row] = self._only_end
             else:
                 matcher.native.fill_next_token_bitmask(masks, row)
+                masks[row] &= self._text.masks[matcher.state]
 
 
 def make_backend(context: GrammarContext) -> XgrammarBackend:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from srv.errors import RequestError
 from srv.reply.forced_arguments import arguments_of
-from srv.reply.rows import ChannelFormat, PythonBody, TaggedBody, ToolFormat
+from srv.reply.rows import BareBody, ChannelFormat, PythonBody, TaggedBody, ToolFormat
 from srv.reply.tools import Choice, Tool, ToolUse
 
 
@@ -62,7 +62,7 @@ def _call(row: ToolFormat | ChannelFormat, tool: Tool, index: int, follows_schem
     begin, end = row.frame
     begin = begin.replace("{name}", tool.name).replace("{index}", str(index))
     bodies = row.bodies if isinstance(row, ToolFormat) else ()
-    body = next((body for body in bodies if isinstance(body, TaggedBody | PythonBody)), None)
+    body = next((body for body in bodies if isinstance(body, TaggedBody | PythonBody | BareBody)), None)
     if body is None:
         return _Call({"type": "tag", "begin": begin, "content": _json(tool, follows_schema), "end": end})
     if not follows_schema:

@@ -1,9 +1,10 @@
-"""The grammar of the arguments of a call that are no object of JSON: between tags, or keyword arguments of Python.
+"""The grammar of the arguments of a call that are no object of JSON: between tags, keyword arguments of Python, or with
+bare keys.
 
 Between tags (`TaggedBody`), a string is text, and any other value is JSON, so that a schema is enforced by its parts:
 which arguments a call has, and the values of those that are no strings. Strings have the values of `enum` or any.
-Values in Python (`PythonBody`) are JSON, which the parser reads too. What a schema says beyond that is returned. Must
-not know how a grammar is compiled.
+Values in Python (`PythonBody`) are JSON, which the parser reads too; `bare_values` writes those with bare keys. What a
+schema says beyond that is returned. Must not know how a grammar is compiled.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Any, NamedTuple
 
 from srv.errors import RequestError
 from srv.json_schema import ANNOTATIONS
-from srv.reply.rows import PythonBody, TaggedBody
+from srv.reply.bare_values import KEY, BareValues, Unwritable
+from srv.reply.keyword_arguments import Format, keyword_arguments, optional
+from srv.reply.rows import BareBody, PythonBody, TaggedBody
 from srv.reply.tools import Tool
 from srv.reply.typed_values import property_types
 
 _ROOT = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
 _TAG_NAME = re.compile(r"[^<>\"\s](?:[^<>\"\n]*[^<>\"\s])?")
 _DEFINITIONS = ("$defs", "definitions")
-
-Format = dict[str, Any]
 
 
 class Arguments(NamedTuple):
@@ -34,7 +35,7 @@ class Arguments(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def arguments_of(body: TaggedBody | PythonBody, tool: Tool) -> Arguments:
+def arguments_of(body: TaggedBody | PythonBody | BareBody, tool: Tool) -> Arguments:
     """The arguments of a call, in the order of the schema. Raises RequestError for a name that cannot be written."""
     schema = tool.parameters or {}
     properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -43,12 +44,24 @@ def arguments_of(body: TaggedBody | PythonBody, tool: Tool) -> Arguments:
     names = {name: name in required for name in every if name in required or properties.get(name) is not False}
     for name in names:
         _check_name(body, tool, name)
-    found, missing = _keywords(tool, names) if isinstance(body, PythonBody) else _tags(body, tool, names)
+    match body:
+        case PythonBody():
+            found, missing = _keywords(tool, names)
+        case BareBody():
+            found, missing = _bare(body, tool, names)
+        case TaggedBody():
+            found, missing = _tags(body, tool, names)
     return Arguments(found, tuple(dict.fromkeys([*(name for name in schema if name not in _ROOT), *missing])))
 
 
-def _check_name(body: TaggedBody | PythonBody, tool: Tool, name: str) -> None:
-    fine = name.isidentifier() and not iskeyword(name) if isinstance(body, PythonBody) else _TAG_NAME.fullmatch(name)
+def _check_name(body: TaggedBody | PythonBody | BareBody, tool: Tool, name: str) -> None:
+    match body:
+        case PythonBody():
+            fine = name.isidentifier() and not iskeyword(name)
+        case BareBody():
+            fine = KEY.fullmatch(name) is not None
+        case TaggedBody():
+            fine = _TAG_NAME.fullmatch(name) is not None
     if not fine:
         param = f"{tool.where}.{tool.schema_field}"
         raise RequestError(
@@ -61,32 +74,34 @@ def _check_name(body: TaggedBody | PythonBody, tool: Tool, name: str) -> None:
 
 def _tags(body: TaggedBody, tool: Tool, names: Mapping[str, bool]) -> tuple[list[Format], list[str]]:
     found = [(is_required, *_argument(body, tool, name)) for name, is_required in names.items()]
-    elements = [tag if is_required else _optional([tag]) for is_required, tag, _ in found]
+    elements = [tag if is_required else optional([tag]) for is_required, tag, _ in found]
     return elements, [keyword for _, _, missing in found for keyword in missing]
 
 
 def _keywords(tool: Tool, names: Mapping[str, bool]) -> tuple[list[Format], list[str]]:
-    """Required arguments come first, so that one without a comma before it is known; else any may be the first."""
-    values = {name: _json(tool, _part(tool, name)) for name in sorted(names, key=lambda name: not names[name])}
+    values = {name: _json(tool, _part(tool, name)) for name in names}
     missing = [keyword for _, keywords in values.values() for keyword in keywords]
-    if not values:
-        return [], missing
-    tags = [_keyword(name, value) for name, (value, _) in values.items()]
-    behind = [_keyword(f", {name}", value) for name, (value, _) in values.items()]
-    behind = [tag if names[name] else _optional([tag]) for name, tag in zip(values, behind, strict=True)]
-    firsts = [{"type": "sequence", "elements": [tag, *behind[index + 1 :]]} for index, tag in enumerate(tags)]
-    if not any(names.values()):
-        firsts = [{"type": "or", "elements": [*firsts[:-1], _optional(tags[-1:])]}]
-    return firsts[:1], missing
+    return keyword_arguments({name: value for name, (value, _) in values.items()}, names, "=", ", "), missing
 
 
-def _keyword(name: str, value: Format) -> Format:
-    return {"type": "tag", "begin": f"{name}=", "content": value, "end": ""}
-
-
-def _optional(tags: list[Format]) -> Format:
-    """One of these, or none."""
-    return {"type": "tags_with_separator", "tags": tags, "separator": "", "stop_after_first": True}
+def _bare(body: BareBody, tool: Tool, names: Mapping[str, bool]) -> tuple[list[Format], list[str]]:
+    values: dict[str, Format] = {}
+    missing: list[str] = []
+    for name in names:
+        try:
+            values[name], keywords = BareValues(body.quote, tool.parameters or {}, tool.strict).argument(
+                _part(tool, name)
+            )
+        except Unwritable as reason:
+            param = f"{tool.where}.{tool.schema_field}"
+            raise RequestError(
+                f"{param} is refused: the argument {name[:40]!r} {reason}, so that a forced call of this model cannot"
+                ' have it; declare its type and members, or send tool_choice = "auto"',
+                code="not_implemented",
+                param=param,
+            ) from None
+        missing += keywords
+    return keyword_arguments(values, names, ":", ","), missing
 
 
 def _argument(body: TaggedBody, tool: Tool, name: str) -> tuple[Format, list[str]]:

@@ -298,12 +298,16 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
         call=Marks(("<|tool_call>",), ("<tool_call|>",)),
         bodies=(BareBody('<|"|>'),),
         templates=(("<|tool_call>", "<tool_call|>"),),
+        frame=("<|tool_call>call:{name}{", "}<tool_call|>"),
+        trigger="<|tool_call>",
     ),
     ToolFormat(
         "functiongemma",
         call=Marks(("<start_function_call>",), ("<end_function_call>",)),
         bodies=(BareBody("<escape>"),),
         templates=(("<start_function_call>",),),
+        frame=("<start_function_call>call:{name}{", "}<end_function_call>"),
+        trigger="<start_function_call>",
     ),
     ToolFormat(
         "step3",

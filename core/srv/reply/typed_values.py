@@ -39,6 +39,15 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     return found | {"null" if value is None else _NAMES.get(type(value), "string") for value in values}
 
 
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """The schema that a schema refers to, through any number of references; itself if it refers to none."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
+            break
+        schema = root if reference == "#" else _resolve(reference, root)
+    return schema
+
+
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     found: Any = root if reference.startswith("#/") else None
     for part in reference[2:].split("/"):

@@ -6,7 +6,8 @@ with a row that waits for such an input has two phases, and two steps are in fli
     loop     submit(n)   apply(n-1)   inputs from its tokens   sample(n)   submit(n+1)   apply(n) ...
     device   ├──────── forward n ────────────────────────────┤├ sample n ┤├─ forward n+1 ─ ...
 
-A row that waits has no drafts: the host does not know them.
+A row that waits has no drafts: the host does not know them. A request that needs no late inputs any more is like any
+other from its next row on (`LateInputs.settled`).
 
 What allows a single token tells the token before it is sampled, and so on for the tokens after it. If at least two are
 forced, the next row of the request computes all of them at once, and samples what follows (jump-forward):
@@ -42,18 +43,22 @@ class LateInputs(NamedTuple):
     `forced`: (slot, tokens) pairs for the scheduler: the token that the row samples, because nothing else is allowed,
     and at least one more that must follow it. The scheduler may pass over some or all of them.
     `failed`: (request, code, message) of requests that cannot go on. They end with this error.
+    `slow`: requests whose next late input may take long. They get no row until it is ready (`Scheduler.resume`).
+    `settled`: requests that no late input concerns any more, whatever they generate.
     """
 
     masks: tuple[tuple[int, bytes], ...] = ()
     forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
     failed: tuple[tuple[str, str, str], ...] = ()
+    settled: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
 
 
 class LateInputMaker(Protocol):
     """Makes late inputs, on the engine loop's thread. It must not raise."""
 
     def concerns(self, request: RequestSpec) -> bool:
-        """Whether the rows of this request wait for late inputs. Asked once, when the request is added."""
+        """Whether the rows of this request wait for late inputs until it settles. Asked once, when it is added."""
 
     def make(self, rows: Sequence[LateRow]) -> LateInputs:
         """The late inputs of one step."""

@@ -108,7 +108,7 @@ class Planner:
         add_request, add_row, make_row = step.decode.append, step.decode_rows.append, Row._make
         preempt_next = step.preempt_next
         for request in tuple(self._running):
-            if request.state is not running or (preempt_next and request in preempt_next):
+            if request.state is not running or request.suspended or (preempt_next and request in preempt_next):
                 continue
             begin, history = request.bound, request.draft_history
             if (

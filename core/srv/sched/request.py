@@ -84,6 +84,7 @@ class Request:
         "start_tokens",
         "state",
         "stop_tokens",
+        "suspended",
         "times_bypassed",
         "total",
         "waits_for_late_inputs",
@@ -136,6 +137,7 @@ class Request:
         self.total = len(self.prompt)
         self.draft_history: DraftHistory | None = None  # None: it gets no drafts
         self.waits_for_late_inputs = False
+        self.suspended = False  # it gets no row: its next late input is being made
         self.drafts_in_flight = 0  # drafts of the rows in flight
         self.forced: tuple[int, ...] = ()  # what its next row may compute: the token being sampled, and those after it
         self.in_flight = 0  # rows in flight

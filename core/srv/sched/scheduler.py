@@ -77,6 +77,7 @@ class Scheduler:
         self._planner = Planner(limits, self._running, self._queue)
         self._live: dict[str, Request] = {}  # requests whose last Output has not been produced yet
         self._late_live = 0  # those of them that wait for late inputs
+        self._suspended: dict[str, Request] = {}
         self._in_flight: deque[tuple[Plan, tuple[Request, ...]]] = deque()
         self._acceptance = AcceptanceRate()
         self._arrivals = 0
@@ -93,9 +94,7 @@ class Scheduler:
             return _output(request, RowResult(-1, error=error), FinishReason.ERROR)
         self._arrivals += 1
         request.waits_for_late_inputs = self._late is not None and self._late(spec)
-        # Hidden states are those of known tokens, and the host, which makes late inputs, does not know drafts.
-        if self.limits.drafts and request.next_vector_position is None and not request.waits_for_late_inputs:
-            request.draft_history = DraftHistory(self._acceptance.value)
+        self._begin_drafts(request)
         self._live[request.id] = request
         self._late_live += request.waits_for_late_inputs
         self._queue.push(request)
@@ -183,6 +182,43 @@ class Scheduler:
         for request in self._in_flight[-1][1]:
             if request.slot in forced and request.state is State.RUNNING:
                 request.forced = forced[request.slot]
+
+    def settle(self, requests: Sequence[str]) -> None:
+        """Rows of these requests wait for no late inputs from the next plan on."""
+        for name in requests:
+            request = self._live.get(name)
+            if request is not None and request.waits_for_late_inputs:
+                request.waits_for_late_inputs = False
+                self._late_live -= 1
+                self._begin_drafts(request)
+
+    def suspend(self, requests: Sequence[str]) -> None:
+        """Give these requests no row from the next plan on, until `resume`."""
+        for name in requests:
+            if (request := self._live.get(name)) is not None and request.state is State.RUNNING:
+                request.suspended = True
+                self._suspended[name] = request
+
+    def resume(self, request: str) -> None:
+        if (known := self._suspended.pop(request, None)) is not None:
+            known.suspended = False
+
+    def suspended_rows(self) -> list[LateRow]:
+        """The suspended requests whose outputs are known, as if each had a row."""
+        return [
+            LateRow(request.slot, request.spec, request.output)
+            for request in self._suspended.values()
+            if request.state is State.RUNNING and not request.in_flight
+        ]
+
+    @property
+    def suspended(self) -> int:
+        return len(self._suspended)
+
+    def _begin_drafts(self, request: Request) -> None:
+        # Hidden states are those of known tokens, and the host, which makes late inputs, does not know drafts.
+        if self.limits.drafts and request.next_vector_position is None and not request.waits_for_late_inputs:
+            request.draft_history = DraftHistory(self._acceptance.value)
 
     def fail(self, plan: Plan, code: str, message: str) -> list[Output]:
         """The oldest plan failed as a whole: its requests end with ERROR, all others continue."""
@@ -358,6 +394,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._live[request.id]
+        self._suspended.pop(request.id, None)
         self._late_live -= request.waits_for_late_inputs
 
     def _end(self, request: Request, reason: FinishReason, result: RowResult | None = None) -> Output:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
+import msgspec
 import pytest
 from bytes_model import write_model
 from grammar_world import DENSE, World, launch, of
 
+from srv.grammar.backend import GrammarBackend
+from srv.grammar.budget import SLOW_FILL_SECONDS
 from srv.grammar.source import GrammarSource, from_choice, from_json_schema
 from srv.io.messages import Abort
 from srv.testing.engine import CheckedEngine
@@ -196,3 +202,53 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_with_an_error(world: World
     assert beside.tokens == alone.tokens
     (again,) = engine.generate([world.request("again", world.grammar(of("regex", "[a-k]{7}")))])
     assert re.fullmatch("[a-k]{7}", world.decoded(again.tokens))
+
+
+def test_other_streams_go_on_while_a_slow_mask_is_made(world: World) -> None:
+    """A backend whose masks block after the first one. No step of another request waits for them."""
+    may_fill, blocked = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self, backend: GrammarBackend) -> None:
+            self._backend, self.masks = backend, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._backend, name)
+
+        def fill(self, matchers: Sequence[Any], masks: Any) -> None:
+            self.masks += 1
+            if self.masks == 1:
+                time.sleep(2 * SLOW_FILL_SECONDS)
+            else:
+                blocked.set()
+                assert may_fill.wait(60)
+            self._backend.fill(matchers, masks)
+
+    slow = world.request("slow", world.grammar(of("regex", "[a-z]{9}")), max_tokens=20)
+    free = world.request("free", None, b"others", max_tokens=30, ignore_eos=True)
+    with launch(world) as engine:
+        grammars = engine.loop._grammars
+        assert grammars is not None
+        expected = [result.tokens for result in engine.generate([slow, free])]
+        backend: Future[Any] = Future()
+        blocking = Slow(grammars._backend.result())  # type: ignore[union-attr]
+        backend.set_result(blocking)
+        grammars._backend = backend
+        again = [msgspec.structs.replace(each, id=f"{each.id} again") for each in (slow, free)]
+        for each in again:
+            engine.send(each)
+        engine.run(["free again"])
+        assert blocked.wait(60)
+        assert engine.results["slow again"].finish is None
+        assert engine.stats().running == 1
+        may_fill.set()
+        engine.run(["slow again"])
+        assert [engine.results[each.id].tokens for each in again] == expected
+        for each in (slow, free):
+            engine.send(msgspec.structs.replace(each, id=f"{each.id} aborted"))
+        may_fill.clear()
+        blocking.masks = 0
+        engine.run(["free aborted"])
+        engine.send(Abort(["slow aborted"]))
+        engine.run(["slow aborted"])
+        may_fill.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from every import every
 from grammar_world import World, launch, of
 
 from srv.engine.thinking import ThinkingBudgets
+from srv.planning.steps import draft_count
 from srv.sched.late import LateInputs, LateRow
 from srv.testing.engine import CheckedEngine
 from srv.types import RequestSpec, SamplingParams, ThinkingBudget
@@ -75,6 +76,25 @@ def test_the_reasoning_ends_where_its_budget_is_used_up(world: World, engine: Ch
     assert output("begins later", later)[: at + 3] == free[: at + 2] + END
 
 
+def test_the_answer_is_that_of_a_request_without_a_budget_and_has_drafts(world: World, engine: CheckedEngine) -> None:
+    """It is the continuation of a prompt with the reasoning, in a batch with a request that has no budget either."""
+
+    def run(names: Sequence[str], prompt: bytes, thinking: ThinkingBudget | None, count: int) -> list[list[int]]:
+        params = {"max_tokens": count, "ignore_eos": True, "allowed_token_ids": (*LETTERS, *END.encode())}
+        requests = [world.request(name, None, prompt, thinking=thinking, **params) for name in names]
+        return [result.tokens for result in engine.generate(requests)]
+
+    (limited,) = run(["limited"], b"some words", budget(3), 64)
+    assert world.decoded(limited)[3] == END
+    before = engine.stats()
+    first, second = run(["limited 1", "limited 2"], b"some words", budget(3), 64)
+    after = engine.stats()
+    (free,) = run(["continued"], b"some words" + world.decoded(limited[:4]).encode(), None, 60)
+    assert limited[4:] == free
+    assert first == second == limited
+    assert (after.drafts_accepted > before.drafts_accepted) == (draft_count(engine.context.resolved.config) > 0)
+
+
 def test_a_grammar_begins_behind_the_forced_end(world: World, engine: CheckedEngine) -> None:
     for end in ("#", "#!"):
         grammar = world.grammar(of("regex", "[a-c]{4}"), begins_after=end)
@@ -119,6 +139,26 @@ def test_a_name_that_is_used_again_and_an_output_that_starts_again_are_followed_
     assert not forced(made, second, [1, end, 1, 1, 1])
     assert not forced(made, second, [1, end, 1, 1, 1, begin])
     assert forced(made, second, [1, end, 1, 1, 1, begin, 1]), "all reasoning counts"
+
+
+@every(
+    ("text", "fields", "settles_at"),
+    [
+        ("xy</>ab", {}, 5),
+        ("</>ab", {}, 3),
+        ("a^xy", {"inside": False}, 1),
+        ("^xy</>b", {"inside": False}, 6),
+        ("xy</>ab", {"anywhere": True}, None),
+    ],
+)
+def test_a_request_settles_where_no_reasoning_may_begin_any_more(
+    text: str, fields: dict[str, Any], settles_at: int | None
+) -> None:
+    made = ThinkingBudgets(_NoGrammars(), 256, one_byte)
+    request = limited(budget(2, "</>", **fields))
+    rows = [LateRow(0, request, list(text[:size].encode())) for size in range(len(text) + 1)]
+    settled = [bool(made.make([row]).settled) for row in rows]
+    assert settled == [settles_at is not None and size >= settles_at for size in range(len(text) + 1)]
 
 
 @every(

@@ -29,6 +29,7 @@ OBJECT = {
     "additionalProperties": False,
 }
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "abc"}}
+TAG_OF_TEXT = {"begin": "<f>", "content": {"type": "any_text"}, "end": "</f>"}
 _BACKENDS: dict[str, GrammarBackend] = {}
 
 
@@ -376,3 +377,56 @@ def test_patterns_of_outlines_allow_no_character_that_json_escapes() -> None:
     assert new().accept(list(b'"abcd"'))
     for wrong in (b'""', b'"a"', b'"ab"', b'"abc"', b'"\\', b'"a\n'):
         assert not new().accept(list(wrong))
+
+
+NO_TEXT = (
+    *(b"\xc0\x80", b"\xc1\xbf", b"\xe0\x80\x80", b"\xe0\x9f\xbf", b"\xf0\x80\x80\x80", b"\xf0\x8f\xbf\xbf"),
+    *(b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"\xff", b"\x80", b"\xc3b"),
+)
+FIRST_AND_LAST = "\x80\u07ff\u0800\u0fff\u1000\ud7ff\ue000\uffff\U00010000\U0003ffff\U00040000\U000fffff\U0010ffff"
+
+
+@every("name", ("llguidance", *NAMES))
+@every(
+    ("source", "begin"),
+    [
+        (of("regex", r"[^\u00e9]*!"), ""),
+        (of("regex", r"(x|\D){2,}"), "x"),
+        (schema({"type": "string", "minLength": 1}), '"'),
+        (schema({"type": "string", "pattern": "^[^a]*$"}), '"'),
+        (schema({"type": "object", "patternProperties": {"^[^a]+$": {"type": "null"}}}), '{"'),
+        (of("grammar", "start: /[^a]*/"), ""),
+        (in_tag({"type": "regex", "pattern": "[^a]*"}), ""),
+        (in_tag({"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG_OF_TEXT]}), ""),
+        (in_tag({"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG_OF_TEXT]}), "<f>"),
+    ],
+)
+def test_tokens_of_bytes_form_utf_8(name: str, source: GrammarSource, begin: str) -> None:
+    """The masks of one byte after another: overlong forms, surrogates and what is beyond U+10FFFF are excluded."""
+
+    def may_follow(data: bytes) -> bool:
+        matcher = new()
+        matcher.accept(list(begin.encode()))
+        return all(byte in allowed_next(name, matcher) and matcher.accept([byte]) for byte in data)
+
+    try:
+        new = backend(name).compile(backend(name).translate(source, JsonSpacing()))
+    except GrammarError:
+        assert name == "outlines", "the others have such grammars"
+        return
+    assert not [data.hex(" ") for data in NO_TEXT if may_follow(data)]
+    assert not [ascii(text) for text in "b" + FIRST_AND_LAST[1:] if not may_follow(text.encode())]
+
+
+def test_a_token_may_end_within_a_character_and_another_may_go_on_there() -> None:
+    tokens = [b"a\xe0", b"\xa0\x80b", b"\x80\x80b", b"\xa0", b"\x80", b"a", b"<end>", b""]
+    context = GrammarContext(Vocabulary(b"".join(tokens), list(map(len, tokens)), [6]), 8, (6,))
+    made = make("xgrammar", context)
+    matcher = made.compile(made.translate(of("regex", "[^x]*"), JsonSpacing()))()
+    seen = []
+    for token in (0, 3, 4):
+        masks = np.full((1, made.words), -1, dtype=np.int32)
+        made.fill([matcher], masks)
+        seen.append(set(np.flatnonzero(np.unpackbits(masks.view(np.uint8)[0], bitorder="little")).tolist()))
+        assert matcher.accept([token])
+    assert [each - {7} for each in seen] == [{0, 5, 6}, {1, 3}, {3, 4}]

@@ -37,6 +37,7 @@ TAGGED = [
     name for name in FORCED if any(isinstance(body, TaggedBody) for body in getattr(FORMATS[name].tools, "bodies", ()))
 ]
 PYTHONIC = ["pythonic", "lfm2", "olmo3"]
+BARE = {"gemma4": '<|"|>', "functiongemma": "<escape>"}  # the quotes of strings
 WITHOUT_TRIGGER = ("pythonic", "llama3", "xlam", "gpt-oss")
 
 
@@ -69,12 +70,26 @@ def tagged(name: str, arguments: dict[str, Any]) -> str:
     return "".join(parts)
 
 
+def bare(quote: str, value: Any) -> str:
+    """A value as the chat templates of Gemma write it: bare keys, and strings between quotes of their own."""
+    match value:
+        case str():
+            return f"{quote}{value}{quote}"
+        case list():
+            return f"[{','.join(bare(quote, each) for each in value)}]"
+        case dict():
+            return f"{{{','.join(f'{key}:{bare(quote, each)}' for key, each in value.items())}}}"
+    return json.dumps(value)
+
+
 def call(name: str, tool: str, arguments: str) -> str:
     row = FORMATS[name].channels or FORMATS[name].tools
     assert row is not None
     begin, end = row.frame
     if name in TAGGED:
         arguments = tagged(name, json.loads(arguments))
+    if name in BARE:
+        arguments = bare(BARE[name], json.loads(arguments))[1:-1]
     if name in PYTHONIC:
         arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
     return f"{begin.replace('{name}', tool).replace('{index}', '4')}{arguments}{end}"
@@ -85,7 +100,8 @@ def test_a_forced_reply_is_one_that_the_parser_reads(name: str) -> None:
     paris = call(name, "weather", json.dumps(PARIS))
     assert accepts(name, USE, paris) == (True, True)
     said = merged(events_of(parser_of(Transcript(name, "")), [paris]))
-    assert said == [("start", 0, "weather"), ("arguments", 0, json.dumps(PARIS)), ("end", 0, False)]
+    arguments = json.dumps(PARIS, separators=(",", ":") if name in BARE else None)
+    assert said == [("start", 0, "weather"), ("arguments", 0, arguments), ("end", 0, False)]
     assert accepts(name, USE, "Text")[0] is False
     assert accepts(name, USE, call(name, "weather", '{"days": 2}'))[0] is False, "city is required"
     named = ToolUse(USE.tools, Choice.NAMED, "now")
@@ -102,7 +118,7 @@ def test_a_forced_call_that_is_cut_leaves_no_text(name: str) -> None:
     """Wherever the limit cuts it: what the grammar began before the arguments is nothing that the model said."""
     arguments = json.dumps(PARIS)
     reply = call(name, "weather", arguments)
-    begins = None if name in (*TAGGED, *PYTHONIC) else reply.index(arguments)
+    begins = None if name in (*TAGGED, *PYTHONIC, *BARE) else reply.index(arguments)
     for size in range(len(reply)):
         parser = FORMATS[name].parser(ParserOptions(USE), "")
         assert parser is not None
@@ -111,7 +127,7 @@ def test_a_forced_call_that_is_cut_leaves_no_text(name: str) -> None:
         assert "text" not in kinds, (size, events)
         written = "".join(event[2] for event in events if event[0] == "arguments")
         if begins is None:
-            assert arguments.startswith(written), (size, events)
+            assert (arguments.replace(" ", "") if name in BARE else arguments).startswith(written), (size, events)
         else:
             assert written == arguments[: max(0, size - begins)], (size, events)
 
@@ -184,6 +200,98 @@ def test_keyword_arguments_follow_their_schema(name: str, required: tuple[str, .
     assert json.loads(next(event[2] for event in said if event[0] == "arguments")) == values
 
 
+NESTED = {
+    "type": "object",
+    "$defs": {"place": {"type": "object", "properties": {"name": {"type": "string"}, "km": {"type": "integer"}}}},
+    "properties": {
+        "unit": {"enum": ["c", "f", 1]},
+        "days": {"type": "integer", "maximum": 9},
+        "near": {"type": "array", "items": {"$ref": "#/$defs/place"}},
+        "marks": {"type": "array", "items": {"type": ["number", "null"]}},
+        "note": {"type": ["string", "null"]},
+        "more": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "boolean"}]},
+        "any": {},
+        "free": {"type": "object"},
+        "list": {"type": "array"},
+    },
+    "required": ["unit"],
+    "additionalProperties": False,
+}
+
+
+@every("name", BARE)
+@every("backend", ["llguidance", "xgrammar"])
+def test_arguments_with_bare_keys_follow_their_schema(name: str, backend: str) -> None:
+    pytest.importorskip(backend, reason=f"{backend} is not installed")
+    use = ToolUse((Tool("weather", None, NESTED, strict=True),), Choice.REQUIRED)
+    found = FORMATS[name].constraint(use, 4)
+    assert found is not None
+    made = make(backend, CONTEXT)
+    new = made.compile(made.translate(from_structural_tag(found.tag, param=found.param), JsonSpacing()))
+
+    def accepted(arguments: dict[str, Any]) -> bool:
+        state = new()
+        taken: bool = state.accept(list(call(name, "weather", json.dumps(arguments)).encode()))
+        return taken and state.accepting
+
+    for allowed in (
+        {"unit": "c"},
+        {"unit": 1, "days": 9, "near": [{"name": 'a}"b', "km": 2}, {"km": 3}, {}], "marks": [1.5, None], "note": None},
+        {"unit": "f", "near": [], "marks": [], "note": "", "more": ["x, y:1]", ""]},
+        {"unit": "c", "any": "x", "free": {"a": "b", "c-d": 1.5, "e": None}, "list": ["a", 1, True]},
+        {"unit": "c", "any": False, "free": {}, "list": []},
+        {"unit": "f", "marks": [-2], "note": "Zürich\n5 < 6", "more": True},
+    ):
+        assert accepted(allowed), allowed
+        parser = FORMATS[name].parser(ParserOptions(use), "")
+        assert parser is not None
+        said = merged(events_of(parser, [call(name, "weather", json.dumps(allowed))]))
+        assert json.loads(next(event[2] for event in said if event[0] == "arguments")) == allowed
+    wrong = (
+        {"unit": "k"},
+        {"days": 1},
+        {"unit": "c", "days": 10},
+        {"unit": "c", "near": [{"m": 1}]},
+        {"unit": 1, "x": 1},
+    )
+    for refused in (*wrong, {"unit": "c", "near": ["a"]}, {"unit": "c", "marks": ["a"]}, {"unit": "c", "more": [1]}):
+        assert not accepted(refused), refused
+
+
+def test_arguments_that_bare_keys_cannot_write_are_refused_by_name() -> None:
+    for schema, part in (
+        ({"type": "object", "properties": {"a b": {}}}, "a member 'a b', whose name cannot be written"),
+        ({"enum": [["a"]]}, "lists values that cannot be written"),
+        ({"$ref": "#"}, "has more than 300 values within each other"),
+        ({"$ref": "#/$defs/none"}, "refers to what is not there"),
+        ({"type": "any"}, "allows no value"),
+    ):
+        tool = Tool("f", None, {"type": "object", "properties": {"x": schema}})
+        with pytest.raises(RequestError, match=f"the argument 'x' .*{part}") as caught:
+            FORMATS["gemma4"].constraint(ToolUse((tool,), Choice.REQUIRED), 0)
+        assert caught.value.param == "tools.parameters"
+
+
+def test_what_a_string_with_bare_keys_lacks_is_named() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "array", "items": {"type": "string", "pattern": "^a$"}}}}
+    found = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), Choice.REQUIRED), 0)
+    assert found is not None
+    assert found.left_out == ("pattern",)
+    with pytest.raises(RequestError, match="'pattern' cannot be enforced"):
+        FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema, strict=True),), Choice.REQUIRED), 0)
+
+
+def test_schemas_of_arguments_with_bare_keys_may_have_references_that_are_repeated() -> None:
+    place = {"type": "object", "properties": {"a": {"$ref": "#/$defs/1"}, "b": {"allOf": [{"$ref": "#/$defs/1"}]}}}
+    schema = {
+        "$defs": {"1": {"required": True, "type": "object", "properties": {"c": True}}},
+        "properties": {"x": place},
+    }
+    found = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), Choice.REQUIRED), 0)
+    assert found is not None
+    compiled(from_structural_tag(found.tag, param=found.param))
+
+
 @every("name", [*TAGGED, *PYTHONIC])
 def test_schemas_of_any_shape_have_a_grammar(name: str) -> None:
     properties = {"a": True, "b": {"anyOf": [True, {"type": "string"}]}, "c": {"$ref": "#"}, "d": {}}
@@ -199,7 +307,7 @@ def compiled(source: GrammarSource) -> object:
 
 
 def test_an_argument_whose_name_cannot_be_written_is_refused() -> None:
-    for name, argument in (("pythonic", "from"), ("lfm2", "a-b"), ("glm", "a>b"), ("kimi_k3", 'a"')):
+    for name, argument in (("pythonic", "from"), ("lfm2", "a-b"), ("glm", "a>b"), ("kimi_k3", 'a"'), ("gemma4", "a:b")):
         tool = Tool("f", None, {"type": "object", "properties": {argument: {}}})
         with pytest.raises(RequestError, match="has a name that a forced call of this model cannot have"):
             FORMATS[name].constraint(ToolUse((tool,), Choice.REQUIRED), 0)
@@ -224,7 +332,7 @@ def test_what_tags_cannot_hold_is_refused_for_strict_tools_and_named_for_others(
     assert caught.value.param == "tools.parameters"
 
 
-@every("name", [*TAGGED, "gigachat3", "cohere_command4"])
+@every("name", [*TAGGED, *BARE, "gigachat3", "cohere_command4"])
 def test_xgrammar_forces_calls_too(name: str) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
     backend = make("xgrammar", CONTEXT)

@@ -6,6 +6,7 @@ import json
 import logging
 
 import pytest
+from every import every
 
 from srv.args.groups.observe import ObserveArgs
 from srv.server.records import SequenceRecord
@@ -67,12 +68,49 @@ def test_credentials_are_redacted(secret: str) -> None:
     assert redact(f"use {secret}") == f"use {REDACTED}"
 
 
+@every(
+    "text",
+    [
+        "Cookie: a=b; sid=hunter22",
+        "Cookie: flag; sid=hunter22",
+        'Cookie: a="hunter22 c"; sid=hunter22',
+        "Set-Cookie: sid=hunter22; Path=/; HttpOnly\nnext",
+        "curl -H 'Cookie: a=b; sid=hunter22' next",
+        '{"Cookie": "sid=hunter22==", "next": 1}',
+        r"{\"set-cookie\": \"sid=hunter22; Path=/\", \"next\": 1}",
+        "Proxy-Authorization: Basic hunter22",
+        'Authorization: Digest username="hunter22", realm="x", response="hunter22"',
+        "Authorization: AWS4-HMAC-SHA256 Credential=hunter22/eu, SignedHeaders=host;x, Signature=hunter22",
+        "X-Auth-Token: hunter22",
+        "X-Amz-Security-Token: hunter22",
+        "Ocp-Apim-Subscription-Key: hunter22",
+        "GITHUB_TOKEN=hunter22",
+        '{"api_token": "hunter22", "next": 1}',
+        '{"apiToken": "hunter22", "next": 1}',
+        '{"tokenValue": "hunter22", "next": 1}',
+        '{"csrfmiddlewaretoken": "hunter22", "next": 1}',
+        '{"secret_value": "hunter22", "next": 1}',
+        '{"secretKey": "hunter22", "next": 1}',
+        '{"client_secret_id": "hunter22", "next": 1}',
+        '{"api_keys": ["hunter22", "hunter22"], "next": 1}',
+        '{"secrets": [\n "hunter22"\n], "next": 1}',
+        '{"credential": "hunter22", "next": 1}',
+    ],
+)
+def test_headers_and_values_of_json_are_redacted(text: str) -> None:
+    shown = redact(text)
+    assert REDACTED in shown
+    assert "hunter22" not in shown
+    assert ("next" in shown) == ("next" in text)
+
+
 def test_ordinary_text_is_kept() -> None:
     text = "The bearer of this letter asks for disk-space, task-list-items-in-order, a key and max_token=4096."
     text += " See https://example.org/a@b, a basic introduction by its authorization."
     text += (
         " https://example.org:8080/a@b npm_config_registry Asiapacificeconomicsummit eyJhbGciOiJI primary_key: abcde"
     )
+    text += ' Cookie: 3 eggs and sugar; eos_token_id=1234 maxToken: 4096 "pad_token": "<pad>" tokenizer: gpt2-large'
     assert redact(text) == text
 
 
@@ -161,6 +199,11 @@ def test_text_of_any_form_is_redacted_in_linear_time() -> None:
         'token="',
         'token=\\"',
         "a://b@",
+        "cookie:",
+        'cookie: a="',
+        "authorization: a b=c,",
+        "max_token_",
+        'secrets: ["',
         "\\",
     ):
         assert redact(f"{part * 50_000} password=hunter22").endswith(REDACTED)

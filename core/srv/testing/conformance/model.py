@@ -31,7 +31,9 @@ class Check:
     package; the function takes a `Kit`, returns its findings (one line), and raises `Fault`, `NotApplicable` or
     `Undeclared`. remedy: what the plugin's author should do if it fails, unless the fault has its own. needs: a
     capability that must be declared. after: checks, or groups of checks ("pool"), that this one depends on: if one of
-    them failed, it is skipped. seconds: its time limit. fresh: it needs a process in which no platform was started.
+    them failed, it is skipped, or runs and names it as a possible cause. blocks: whether checks of the same level are
+    skipped if this one, on which they depend, failed: what they find would mean nothing. seconds: its time limit.
+    fresh: it needs a process in which no platform was started.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Check:
     remedy: str
     needs: str = ""
     after: tuple[str, ...] = ()
+    blocks: bool = True
     seconds: float = 60.0
     fresh: bool = False
 
@@ -171,8 +174,13 @@ def select(checks: Iterable[Check], level: Level, only: Iterable[str] = ()) -> t
     return tuple(check for check in within if not selected or any(_matches(check, name) for name in selected))
 
 
+def is_blocked(check: Check, failed: Check) -> bool:
+    """Whether `check` is skipped because `failed` failed."""
+    return builds_on(check, failed) and (failed.blocks or check.level is not failed.level)
+
+
 def builds_on(check: Check, other: Check) -> bool:
-    """Whether `check` depends on `other`: if `other` failed, `check` is skipped."""
+    """Whether `check` depends on `other`: if both fail, that may be due to one fault."""
     if other.level is Level.L0 or check.level >= Level.L3:
         return other.level < check.level or any(_matches(other, name) for name in check.after)
     return any(_matches(other, name) for name in check.after)

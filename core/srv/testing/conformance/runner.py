@@ -17,17 +17,28 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import srv
 from srv.args.sources import is_secret
 from srv.platform.choose import parse_device
 from srv.testing.conformance.catalogue import CHECKS
-from srv.testing.conformance.model import FACTS, Check, Level, Outcome, Report, builds_on, from_json, select
+from srv.testing.conformance.model import (
+    FACTS,
+    Check,
+    Level,
+    Outcome,
+    Report,
+    builds_on,
+    from_json,
+    is_blocked,
+    select,
+)
 from srv.testing.conformance.processes import Child, ChildFailed, Start, Template, child_environment, spawn
 
 FACTS_SECONDS = 60.0
+MAY_BE_THE_CAUSE = "which may be the cause"
 # Beside the checks' own modules: torch, and the contracts of ops, which core does not import.
 _HEAVY = ("torch", "srv_kernels.contracts")
 
@@ -68,7 +79,7 @@ class Session:
         if check.level is not self._level:
             self._start_level(check.level)
         reason = self._skip_reason(check)
-        outcome = Outcome(check.name, check.level, "skipped", reason) if reason else self._run_in_child(check)
+        outcome = Outcome(check.name, check.level, "skipped", reason) if reason else self._run(check)
         self.outcomes.append(outcome)
         self.performed[check.name] = check
         if self.observe is not None:
@@ -77,7 +88,7 @@ class Session:
 
     def _skip_reason(self, check: Check) -> str:
         for outcome in self.outcomes:
-            if outcome.status == "failed" and builds_on(check, self.performed[outcome.check]):
+            if outcome.status == "failed" and is_blocked(check, self.performed[outcome.check]):
                 return f"{outcome.check} failed, and this check depends on it"
         if check.level is Level.L0:
             return ""
@@ -86,6 +97,15 @@ class Session:
         if check.needs and check.needs not in self.facts.get("capabilities", ()):
             return f"the plugin does not declare the capability {check.needs}"
         return ""
+
+    def _run(self, check: Check) -> Outcome:
+        """Run one check. If it fails, the message begins with the failures that may have the same cause."""
+        outcome = self._run_in_child(check)
+        failed = [each.check for each in self.outcomes if each.status == "failed"]
+        causes = [name for name in failed if builds_on(check, self.performed[name])]
+        if outcome.status != "failed" or not causes:
+            return outcome
+        return replace(outcome, message=f"{', '.join(causes)} failed, {MAY_BE_THE_CAUSE}: {outcome.message}")
 
     def _run_in_child(self, check: Check) -> Outcome:
         started = time.monotonic()

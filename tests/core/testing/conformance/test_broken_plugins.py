@@ -28,7 +28,7 @@ from srv.testing.conformance.catalogue import CHECKS
 from srv.testing.conformance.catalogue_reference import GRAPHS
 from srv.testing.conformance.model import read_report
 from srv.testing.conformance.processes import CHILD, Template
-from srv.testing.conformance.runner import modules_of_checks
+from srv.testing.conformance.runner import MAY_BE_THE_CAUSE, modules_of_checks
 
 BROKEN = Path(__file__).parent / "broken"
 CAUGHT = re.compile(r'^Caught by (?P<check>[a-z_.0-9]+) at (?P<level>L\d), naming "(?P<named>.+)"\.$', re.MULTILINE)
@@ -123,6 +123,7 @@ FAULTS = {fault.plugin: fault for fault in faults()}
 SLEEPING = [FAULTS["hangs_in_probe"], FAULTS["slow_manifest"]]
 STATIC = [fault for fault in FAULTS.values() if fault.level is Level.L0 and fault not in SLEEPING]
 LIVE = [*SLEEPING, *(fault for fault in FAULTS.values() if fault.level > Level.L0)]
+AT_BOUNDARIES = [fault for fault in LIVE if fault.check == "attention.page_boundaries"]
 WRITERS = [fault for fault in LIVE if fault.check == "attention.writes"]
 
 
@@ -218,8 +219,10 @@ def as_text(outcomes: tuple[Outcome, ...]) -> str:
 
 
 def assert_caught(report: Report, fault: Fault) -> None:
-    assert [each.check for each in report.failures] == [fault.check], as_text(report.outcomes)
-    (failure,) = report.failures
+    causes = [each for each in report.failures if MAY_BE_THE_CAUSE not in each.message]
+    assert [each.check for each in causes] == [fault.check], as_text(report.outcomes)
+    assert report.failures[0] is causes[0], "what is due to it comes behind it"
+    (failure,) = causes
     assert failure.level is fault.level
     assert fault.named in failure.message, failure.message
     assert failure.remedy.strip(), failure
@@ -246,6 +249,15 @@ def test_attention_is_judged_although_keys_and_values_are_stored_wrongly(
     assert unjudged == [check.name for check in GRAPHS]
     passed = {each.check for each in report.of("passed")}
     assert {"attention.several_pages", "attention.gqa", "attention.extend", "attention.window_pages"} <= passed
+
+
+@pytest.mark.proof(minutes=0.4)
+@pytest.mark.parametrize("fault", AT_BOUNDARIES, ids=lambda fault: fault.plugin)
+def test_a_fault_at_page_boundaries_hides_no_other(fault: Fault, reports: Mapping[str, Future[Report]]) -> None:
+    report = reports[fault.plugin].result()
+    assert not [each.check for each in report.of("skipped") if f"{fault.check} failed" in each.message]
+    passed = {each.check for each in report.of("passed")}
+    assert {"attention.gqa", "attention.window", "attention.layers", "attention.head_dims", "graph.replay"} <= passed
 
 
 @pytest.mark.proof(minutes=0.4)

@@ -28,7 +28,7 @@ from srv.testing.conformance import Level, Outcome, Report, run
 from srv.testing.conformance import sampler as sampler_checks
 from srv.testing.conformance.bench import difference, reference
 from srv.testing.conformance.catalogue import CHECKS, markdown
-from srv.testing.conformance.model import Check, builds_on, read_report, select
+from srv.testing.conformance.model import Check, builds_on, is_blocked, read_report, select
 from srv.testing.conformance.runner import run_checks
 
 DOCS = Path(__file__).resolve().parents[4] / "docs" / "conformance.md"
@@ -284,6 +284,33 @@ def test_a_crashing_check_fails_and_says_how(tmp_path: Path, monkeypatch: pytest
         "sampler.placement": "passed",
     }
     assert "SIGSEGV" in report.outcome("platform.diagnose").message
+
+
+def test_a_check_after_one_that_failed_is_skipped_or_says_that_it_may_be_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "raise ArithmeticError('no such sum')", monkeypatch)
+    first = BY_NAME["platform.diagnose"]
+    after = [dataclasses.replace(BY_NAME[name], after=(first.name,)) for name in ("platform.memory", "platform.events")]
+    after[1] = dataclasses.replace(after[1], seconds=0.0)
+    report = run_checks("faulty", Level.L1, [dataclasses.replace(first, blocks=False), *after])
+    assert statuses(report) == {first.name: "failed", "platform.memory": "passed", "platform.events": "failed"}
+    message = report.outcome("platform.events").message
+    assert message.startswith("platform.diagnose failed, which may be the cause: it did not end within 0 s")
+    report = run_checks("faulty", Level.L1, [first, *after])
+    assert statuses(report) == {first.name: "failed", "platform.memory": "skipped", "platform.events": "skipped"}
+    assert report.outcome("platform.events").message == "platform.diagnose failed, and this check depends on it"
+
+
+def test_a_fault_of_one_feature_of_attention_hides_no_other_feature() -> None:
+    def blocked(name: str) -> set[str]:
+        return {check.name for check in CHECKS if check.level is Level.L2 and is_blocked(check, BY_NAME[name])}
+
+    basic = ("placement", "inputs", "single_page", "several_pages", "writes")
+    features = [check.name for check in CHECKS if check.group == "attention" and check.name[10:] not in basic]
+    assert {name: blocked(name) for name in features} == {name: set() for name in features}
+    assert {"attention.window", "graph.replay"} <= blocked("attention.several_pages")
+    assert is_blocked(BY_NAME["engine.greedy"], BY_NAME["attention.page_boundaries"])
 
 
 def test_an_error_of_the_plugin_is_reported_with_its_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
