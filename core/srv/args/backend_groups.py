@@ -9,7 +9,7 @@ from types import MappingProxyType
 from srv.errors import Rejection
 from srv.kept import kept_per_object
 from srv.models.architectures.registry import find as find_architecture
-from srv.models.architectures.registry import native_or_reason
+from srv.models.architectures.registry import native_tree_of
 from srv.platform.facts import BackendSpec
 from srv.platform.layers import layer_names
 from srv.specs import ModelFacts, Recurrent, spec_name
@@ -52,7 +52,7 @@ def why_not_native(model: ModelFacts, model_impl: str | None) -> str | None:
     """Why no native layers compute a model; None if they do."""
     if model_impl == "transformers":
         return "model_impl is transformers"
-    native = native_or_reason(model.architecture, model.config)
+    native = native_tree_of(model)
     return native if isinstance(native, str) else None
 
 

@@ -1,6 +1,6 @@
-"""Builds a model that is ready to compute from its facts: chooses the layers, the loader and the device.
+"""Builds a model that is ready to compute: the layers that `srv.models.choice` chose, with the checkpoint's weights.
 
-Owns the choice between native layers and transformers. Must not know files, nor platforms beyond the ops it receives.
+Must not know platforms beyond the ops that it receives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of models with several residual streams (HY-V4). Torch-free."""
+"""The parts of models with several residual streams, or hyper-connections (HY-V4). Torch-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from srv.models.blueprint import Part, Weight
 
 _FLOAT32 = 4  # bytes
-_WIDE = 3  # copies of the streams in float32 that exist at the same time
+_FLOAT32_COPIES = 3  # copies of the streams in float32 that exist at the same time
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class StreamStart(Part):
 
 @dataclass(frozen=True)
 class StreamMixing(Part):
-    """Weights that follow from the streams: `groups` of one for each, those of what a part of a layer reads and, if
-    there are two, those of its result in each stream.
+    """Weights that follow from the streams, one for each stream in each of `groups`: the first group is of what a part
+    of a layer reads, and the second, if there is one, of its result in each stream.
 
     `magnitude`: the largest weight with which a result joins a stream. `eps`: is added to all weights. `norm_eps`: of
     the norm of the streams from which weights follow. `prefix`: of the names of its tensors.
@@ -43,4 +43,4 @@ class StreamMixing(Part):
 
     def step_bytes(self, item: int) -> int:
         """Bytes of temporary tensors per token; `item`: bytes per element of the model's dtype."""
-        return self.number * self.hidden * (2 * item + _WIDE * _FLOAT32)
+        return self.number * self.hidden * (2 * item + _FLOAT32_COPIES * _FLOAT32)

@@ -16,7 +16,7 @@ from srv.dtypes import item_size
 from srv.errors import ModelError
 from srv.kept import kept_per_object
 from srv.models import derive
-from srv.models.architectures.registry import native_or_reason
+from srv.models.architectures.registry import native_tree_of
 from srv.models.architectures.weight_rules import fused_mapping, fused_schemes
 from srv.models.blueprint import Embedding, Experts, Linear, MoE, Output, Part, below, walk
 from srv.models.checkpoints.gguf_types import OP_TYPES
@@ -61,7 +61,7 @@ def quantization_method(config: Config, model: ModelFacts) -> QuantMethod | None
 
 def native_of(model: ModelFacts) -> Part | None:
     """The blueprint of the native layers; None if they do not support the model."""
-    native = native_or_reason(model.architecture, model.config)
+    native = native_tree_of(model)
     return None if isinstance(native, str) else native
 
 

@@ -1,1 +1,1 @@
-"""Quantization methods: the registry, and for each method its facts (torch-free) and its layers."""
+"""Quantization: the schemes of weights and their layers, and the formats of checkpoints."""

@@ -1,8 +1,8 @@
-"""Layers that compute with the quantized matrices of a GGUF file directly, without dequantizing them at load.
+"""Layers with weights in rows of blocks (`srv.quantization.schemes.Blocks`), which are not dequantized at load.
 
-Owns the rows of bytes, in the file's quantization types. The arithmetic is that of two ops, `linear_gguf` and
-`rows_gguf`, which a platform with the capability "gguf_blocks" provides; the first may quantize its input to 8 bits.
-Must not know files.
+Blocks have the types of GGUF; other formats are converted to them. The arithmetic is that of the ops `linear_gguf`,
+`linear_gguf_float32` and `rows_gguf`, which a platform with the capability "gguf_blocks" provides; the first may
+quantize its input to 8 bits. Must not know files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from srv.models.layers.linear import WHOLE, Projection, Sharding
 
 @dataclass(slots=True, eq=False)
 class GGUFMatrix:
-    """A matrix [outputs, inputs] as it is stored in the file.
+    """A matrix [outputs, inputs] in rows of blocks.
 
     rows: uint8 [outputs, bytes per row]; `quant_type`: the name of its quantization type, e.g. "Q4_K".
     """

@@ -1,7 +1,7 @@
 """What core must know of a quantization method, as data. Torch-free.
 
-A method is two files: its facts (a `QuantMethod`), which `srv plan` reads without torch, and its layers, which are
-imported when a model is built. Must not know any method by name: `srv.quantization.registry` does.
+A method is its facts (a `QuantMethod`), which `srv plan` reads without torch, and the conversion of its tensors, which
+is imported when a model is built. Must not know any method by name: `srv.quantization.registry` does.
 """
 
 from __future__ import annotations

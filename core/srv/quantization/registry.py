@@ -65,7 +65,7 @@ def detectable_names() -> tuple[str, ...]:
 
 
 def find(name: str | None) -> QuantMethod | None:
-    """The method of a name; None if there is none. The type of a GGUF file may follow its name: "formats.gguf:Q4_1".
+    """The method of a name; None if there is none. The type of a GGUF file may follow its name: "gguf:Q4_1".
 
     Raises PluginError if a third party's method of that name is faulty, or if two distributions claim the name.
     """
@@ -115,14 +115,15 @@ def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, d
 
 def _at_load(method: QuantMethod, model: ModelFacts) -> QuantMethod | None:
     """The method that a name means for a checkpoint whose configuration names none."""
-    name = None if method.at_load is None else method.at_load(model)
-    found = method if name is None else find(name)
-    if found is None:
+    assert method.at_load is not None
+    name = method.at_load(model)
+    online = method if name is None else find(name)
+    if online is None:
         from srv.quantization.third_party import METHODS
 
         reason = f"returned {name!r}, which is the name of no method"
         raise METHODS.error_in(METHODS.provider(method.name), f"{method.name}.at_load", reason)
-    return found
+    return online
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.models import derive
 from srv.models.architectures.expert_layers import mixture
-from srv.models.architectures.registry import native_or_reason
+from srv.models.architectures.registry import native_tree_of
 from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
@@ -112,7 +112,7 @@ def _head_reasons(model: ModelFacts) -> list[str]:
 
 def _latent_reasons(model: ModelFacts) -> list[str]:
     """Of native layers, since no others cache compressed vectors."""
-    native = native_or_reason(model.architecture, model.config)
+    native = native_tree_of(model)
     layers = () if isinstance(native, str) else derive.attention_layers(native)
     sizes = dict.fromkeys(layer.latent for layer in layers if layer.latent is not None)
     return [reason for dims in sizes for reason in limits.latent_reasons(model.heads, dims)]

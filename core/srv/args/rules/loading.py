@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from srv.args.groups.weights import WeightsArgs
-from srv.models.architectures.registry import native_or_reason
+from srv.models.architectures.registry import native_tree_of
 from srv.models.checkpoints.reading import Reading
 from srv.models.checkpoints.third_party import LOADERS, refusal
 from srv.models.locate import on_hub
@@ -76,7 +76,7 @@ def _loaded_by_transformers(context: ResolutionContext) -> str | None:
         return None
     if context["model_impl"] == "transformers":
         return "weights for layers of transformers are read in another way (model_impl is transformers)"
-    if isinstance(native_or_reason(model.architecture, model.config), str):
+    if isinstance(native_tree_of(model), str):
         return f"weights for layers of transformers, which {model.architecture} has here, are read in another way"
     return None
 

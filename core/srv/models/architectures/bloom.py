@@ -34,7 +34,6 @@ def tree(config: Mapping[str, Any]) -> Part:
     )
 
 
-assert FALCON.weights is not None
 ARCHITECTURE = Architecture(
     name="BloomForCausalLM",
     tree=tree,

@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without kinds of tokens, and with other names for all fields.
+"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without token types, with other names for most sizes.
 
 Positions that were sinusoidal are stored like learned ones.
 """

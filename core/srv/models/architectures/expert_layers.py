@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from srv.kept import kept_per_object
 from srv.models import derive
-from srv.models.architectures.registry import native_or_reason
+from srv.models.architectures.registry import native_tree_of
 from srv.models.blueprint import MoE
 from srv.models.layers.recurrent_sizes import RecurrentSizes
 from srv.models.recurrent_parts import WithStates
@@ -34,7 +34,7 @@ class SpecialLayers(NamedTuple):
 @kept_per_object
 def special_layers(model: ModelFacts) -> SpecialLayers:
     """Those of the native layers, which are about as large if transformers computes them."""
-    tree = native_or_reason(model.architecture, model.config)
+    tree = native_tree_of(model)
     if isinstance(tree, str):
         return SpecialLayers()
     recurrent = (part.sizes for part in derive.distinct(tree) if isinstance(part, WithStates))

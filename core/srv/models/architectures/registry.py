@@ -13,14 +13,18 @@ import functools
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from srv.kept import kept_per_object
 from srv.models.architectures.architecture import GROUP, Architecture, Pooled
 from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.installed import entries
+
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
 
 # The module in this package, by the Hugging Face class; after a colon, the name of its architecture in a module with
 # several.
@@ -219,6 +223,12 @@ def native_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:
         return str(error)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         return f"its configuration lacks a field or has an invalid value ({error!r})"
+
+
+@kept_per_object
+def native_tree_of(model: ModelFacts) -> Part | str:
+    """As `native_or_reason`, of a model: it is asked by many, and all of them share one tree and the walks over it."""
+    return native_or_reason(model.architecture, model.config)
 
 
 def pooled_of(name: str, config: Mapping[str, Any]) -> Pooled | None:

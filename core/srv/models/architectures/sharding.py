@@ -14,7 +14,7 @@ import msgspec
 from srv.dist.group import is_divisible
 from srv.kept import kept_per_object
 from srv.models import derive
-from srv.models.architectures.registry import native_or_reason, native_tree
+from srv.models.architectures.registry import native_tree, native_tree_of
 from srv.quantization import registry as quantization
 from srv.specs import CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 
@@ -79,7 +79,7 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
         return f"weights quantized with {stored} cannot be sharded yet"
     if any(isinstance(group, Recurrent) for group in model.cache_groups):
         return "recurrent states cannot be sharded yet"
-    tree = native_or_reason(model.architecture, model.config)
+    tree = native_tree_of(model)
     if isinstance(tree, str):
         return f"only models with native layers can be sharded ({tree})"
     sizes = derive.divided(tree)

@@ -2,7 +2,7 @@
 
 Their names and shapes are those of `srv.models.checkpoints.expert_tensors`. The checkpoints of some architectures have
 the last two axes of weights exchanged, and may have the columns of gate and up projection in turn. Must not know files
-or quantization: what it makes of a tensor is converted further by another format.
+or methods of quantization: what it makes of a tensor, scales included, is converted further by another format.
 """
 
 from __future__ import annotations

@@ -63,10 +63,15 @@ class Fields:
         """These fields with other values of some."""
         return Fields({**self._values, **values})
 
-    def nested(self, name: str) -> Mapping[str, Any]:
-        """The configuration within this one; the fields themselves if it is not nested."""
-        nested = self._values.get(name)
+    def text(self) -> Mapping[str, Any]:
+        """The configuration of the language model within this one; the fields themselves if none is nested."""
+        nested = self._values.get("text_config")
         return nested if isinstance(nested, Mapping) else self._values
+
+    def tower(self) -> Mapping[str, Any]:
+        """The configuration of the vision tower; {} if there is none, so that all have their defaults."""
+        nested = self._values.get("vision_config")
+        return nested if isinstance(nested, Mapping) else {}
 
 
 def common(

@@ -26,8 +26,8 @@ def _two_layers(up: str, down: str, inputs: int, inner: int, outputs: int) -> tu
 
 
 def qwen3_vl_moe(c: Fields) -> Part:
-    text = {**QWEN3_TEXT, **c.nested("text_config"), "tie_word_embeddings": c.tie_word_embeddings}
-    tower = _qwen3_tower(Fields({**QWEN3_VISION, **c.nested("vision_config")}))
+    text = {**QWEN3_TEXT, **c.text(), "tie_word_embeddings": c.tie_word_embeddings}
+    tower = _qwen3_tower(Fields({**QWEN3_VISION, **c.tower()}))
     model = known_tree(qwen3_moe.ARCHITECTURE.name, text)
     body = dataclasses.replace(stack(model), name="model.language_model")
     output = next(part for _, part in walk(model) if isinstance(part, Output))
@@ -60,7 +60,7 @@ def _qwen3_tower(v: Fields) -> tuple[Part, ...]:
 
 
 def llama4(c: Fields) -> Part:
-    v, text = Fields({**LLAMA4_VISION, **c.nested("vision_config")}), c.nested("text_config")
+    v, text = Fields({**LLAMA4_VISION, **c.tower()}), c.text()
     model = known_tree(native_llama4.ARCHITECTURE.name, text)
     projector = Linear({"multi_modal_projector.linear_1": stack(model).embedding.size}, v.vision_output_dim)
     return Group(

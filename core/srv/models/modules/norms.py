@@ -54,7 +54,7 @@ class GatedRMSNorm(RMSNorm):
     """y sigmoid(fc2(silu(fc1(y)))), where y is the RMS norm of x (A.X-K2). Every rank has the whole gate."""
 
     def __init__(self, part: GatedNorm, place: Place) -> None:
-        super().__init__(place.context, part.size, part.eps)
+        super().__init__(place.context, part.size, part.eps, part.adds)
         self.down_proj, self.up_proj = map(place.within(part).linear, (part.down, part.up))
 
     def forward(self, x: Tensor) -> Tensor:

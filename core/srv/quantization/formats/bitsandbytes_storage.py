@@ -1,4 +1,4 @@
-"""The layers of checkpoints of bitsandbytes, and the conversion of their tensors.
+"""The conversion of the tensors of checkpoints of bitsandbytes.
 
 The tensors of a layer of 4 bits are collected, and become its rows of blocks when all are there. Scales that are
 quantized themselves become float32. Must not know files, except for the shapes of matrices, which are in tensors.

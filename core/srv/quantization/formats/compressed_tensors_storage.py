@@ -1,12 +1,11 @@
-"""The layers of checkpoints of compressed-tensors with several schemes: each is made by the factory of its scheme.
+"""The conversion of the tensors of compressed-tensors: those of each layer in the format of its group.
 
-The conversion of stored tensors is divided in the same way. Must not know which layer has which scheme, nor what layers
-do with it: `srv.quantization.formats.compressed_tensors` and the layers of each scheme do.
+Must not know which layer is in which group: `srv.quantization.formats.compressed_tensors` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from torch import Tensor
 
@@ -35,19 +34,22 @@ class MixedStorageFormat(StorageFormat):
         return self._format(name).is_read_whole(name)
 
     def unused(self, names: Collection[str]) -> set[str]:
-        return {name for name in names if self._format(name).unused((name,))}
+        return {name for form, of_form in self._by_format(names).items() for name in form.unused(of_form)}
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        by_format: dict[StorageFormat, dict[str, tuple[int, ...]]] = {}
-        for name, shape in stored.items():
-            by_format.setdefault(self._format(name), {})[name] = shape
-        found: dict[str, tuple[int, ...]] = {}
-        for each, shapes in by_format.items():
-            found |= each.shapes(shapes)
-        return found
+        shapes: dict[str, tuple[int, ...]] = {}
+        for form, names in self._by_format(stored).items():
+            shapes |= form.shapes({name: stored[name] for name in names})
+        return shapes
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         return self._format(name).convert(name, stored)
+
+    def _by_format(self, names: Iterable[str]) -> dict[StorageFormat, list[str]]:
+        by_format: dict[StorageFormat, list[str]] = {}
+        for name in names:
+            by_format.setdefault(self._format(name), []).append(name)
+        return by_format
 
     def _format(self, name: str) -> StorageFormat:
         group: Group | None = self._groups.of_layer(name.rpartition(".")[0])

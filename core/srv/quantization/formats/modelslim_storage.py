@@ -1,4 +1,4 @@
-"""The layers of modelslim checkpoints, and the conversion of their tensors."""
+"""The conversion of the tensors of modelslim checkpoints."""
 
 from __future__ import annotations
 

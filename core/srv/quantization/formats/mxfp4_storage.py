@@ -1,4 +1,4 @@
-"""The layers of checkpoints with weights in MXFP4, and the conversion of their tensors to GGUF's blocks.
+"""The conversion of weights in MXFP4 to GGUF's blocks.
 
 The blocks and the scales of a tensor are collected, and become rows when both are there. Must not know files.
 """

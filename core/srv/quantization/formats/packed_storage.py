@@ -1,4 +1,4 @@
-"""The layers of checkpoints with packed integers, and the conversion of their tensors to rows of blocks.
+"""The conversion of packed integers to rows of blocks.
 
 A layer's tensors are collected until all are there, and become its rows then, so that there is never a second copy of
 the whole model. Must not know how words are packed (`srv.quantization.formats.packed_words`).

@@ -1,4 +1,4 @@
-"""The layers of torchao's checkpoints, and the conversion of their tensors. Must not know configurations."""
+"""The conversion of the tensors of torchao's checkpoints. Must not know configurations."""
 
 from __future__ import annotations
 

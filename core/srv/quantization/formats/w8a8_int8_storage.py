@@ -1,4 +1,4 @@
-"""The layers of w8a8_int8 checkpoints, and the conversion of their tensors."""
+"""The conversion of the tensors of w8a8_int8 checkpoints."""
 
 from __future__ import annotations
 
