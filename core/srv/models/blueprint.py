@@ -320,7 +320,8 @@ class Attention(Mixer):
     `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation. `unit_norm`: divides rotated
     queries and keys by their root mean square. `gate`: a projection to a gate for each head, whose sigmoid multiplies
     its result; `gated_queries`: each query is followed by such a gate of its size. `sinks`: scores that are learned.
-    `temperature`: of queries. The other fields are those of `srv.specs.AttentionLayer`.
+    `temperature`: of queries. `clip`: the largest absolute value of queries, keys and values, before the rotation and
+    after norms. The other fields are those of `srv.specs.AttentionLayer`.
     """
 
     qkv: Linear
@@ -342,6 +343,7 @@ class Attention(Mixer):
     bidirectional: bool = False
     gated_queries: bool = False
     temperature: Temperature | None = None
+    clip: float | None = None
 
     def layer(self, index: int) -> AttentionLayer:
         """The layer with number `index` as backends receive it."""

@@ -74,6 +74,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "MixtralForCausalLM": "mixtral",
         "Qwen2MoeForCausalLM": "qwen2_moe",
         "Qwen3MoeForCausalLM": "qwen3_moe",
+        "OlmoeForCausalLM": "olmoe",
         "DeepseekV2ForCausalLM": "deepseek_v2",
         "DeepseekV3ForCausalLM": "deepseek_v3",
         "DeepseekV32ForCausalLM": "deepseek_v32:V32",

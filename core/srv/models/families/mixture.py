@@ -65,12 +65,6 @@ def exaone_moe(c: Fields) -> Part:
     return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
 
 
-def olmoe(c: Fields) -> Part:
-    base = sizes(c)
-    mixer = parts.attention(base, norms=parts.joint_norms(base), bias=bool(c.attention_bias))
-    return uniform(base, mixer, experts(base, c.num_experts, c.intermediate_size, c.num_experts_per_tok))
-
-
 def minimax_m2(c: Fields) -> Part:
     base, count, used = sizes(c), c.num_local_experts, c.num_experts_per_tok
     feeding = experts(base, count, c.intermediate_size, used, correction=True, name="block_sparse_moe")
@@ -207,12 +201,6 @@ MINIMAX_M2 = Family(
     minimax_m2,
     common(200064, 3072, 1536, 62, 48, 8, 196608, head_dim=128, num_local_experts=256, num_experts_per_tok=8),
     {"num_experts": "num_local_experts"},
-)
-OLMOE = Family(
-    "olmoe",
-    olmoe,
-    common(50304, 2048, 2048, 16, 16, None, 4096, num_experts=64, num_experts_per_tok=8),
-    {"num_local_experts": "num_experts"},
 )
 PHIMOE = Family(
     "phimoe", phimoe,

@@ -60,7 +60,6 @@ SIZES_ONLY: Mapping[str, str] = MappingProxyType(
         "NemotronHForCausalLM": "hybrid:NEMOTRON_H",
         "Olmo3ForCausalLM": "dense:OLMO3",
         "OlmoForCausalLM": "dense:OLMO",
-        "OlmoeForCausalLM": "mixture:OLMOE",
         "PhiMoEForCausalLM": "mixture:PHIMOE",
         "Qwen3VLMoeForConditionalGeneration": "multimodal:QWEN3_VL",
         "SeedOssForCausalLM": "dense:SEED_OSS",

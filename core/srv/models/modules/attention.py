@@ -47,7 +47,7 @@ class Attention(Mixer):
         self._unit_norm = None if part.unit_norm is None else make_norm(part.unit_norm, place)
         temperature = part.temperature
         self.query_factors = None if temperature is None else place.tables.query_factors(temperature)
-        self._gated_queries, self._bidirectional = part.gated_queries, part.bidirectional
+        self._gated_queries, self._bidirectional, self._clip = part.gated_queries, part.bidirectional, part.clip
         self.gate_proj: Projection | None = None if part.gate is None else place.linear(part.gate)
         self.sinks = None if part.sinks is None else context.empty(heads)
         self._sink_slice = Slice(0, first, end, part.heads)
@@ -60,6 +60,8 @@ class Attention(Mixer):
             q, gate = q.view(-1, layer.heads, 2, layer.head_dim).unbind(2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        if self._clip is not None:
+            q, k, v = (each.clamp(-self._clip, self._clip) for each in (q, k, v))
         if self._rotary is not None:
             q, k = self._rotary(q, k, self.cos_sin, inputs.positions)
         elif not self._bidirectional:

@@ -48,6 +48,7 @@ LLAMA4 = {
     "floor_scale": 4,
     "attn_scale": 0.6,
 }
+OLMOE = {**PAD, "num_experts": 7, "num_experts_per_tok": 3}
 GPT_OSS = {**PAD, "head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", GEMMA2),
@@ -64,6 +65,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2 without bounds": ("gemma2", {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "olmo2": ("olmo2", PAD),
     "olmo2 with biases": ("olmo2", {**PAD, "attention_bias": True, "tie_word_embeddings": True}),
+    "olmoe": ("olmoe", OLMOE),
+    "olmoe with bounds, biases and weights of a sum of 1": (
+        "olmoe",
+        {**OLMOE, "clip_qkv": 0.8, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True},
+    ),
     "phi3": ("phi3", PAD),
     "phi3 with a window and half of a head rotated": ("phi3", {**PAD, **HALF, "sliding_window": 5}),
     "phi3 with long rope": (
@@ -187,11 +193,13 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "Glm4ForCausalLM": ("glm4", {**GLM, "head_dim": 16}),
     "Ernie4_5ForCausalLM": ("ernie4_5", {**PAD, "head_dim": 16}),
     "Glm4MoeForCausalLM": ("glm4_moe", {**GLM_MOE, "head_dim": 16}),
+    "OlmoeForCausalLM": ("olmoe", {**OLMOE, **WIDE, "clip_qkv": 1.2}),
     "Llama4ForCausalLM": ("llama4_text", {**LLAMA4, "head_dim": 16}),
     "GptOssForCausalLM": ("gpt_oss", {**GPT_OSS, "head_dim": 16}),
 }
 MIXTURES = (
     "Glm4MoeForCausalLM",
+    "OlmoeForCausalLM",
     "Llama4ForCausalLM",
     "GptOssForCausalLM",
 )  # whose steps a platform may run without capturing them
