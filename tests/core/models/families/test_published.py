@@ -11,6 +11,7 @@ from sizes_published import CONFIGS, model_type_of
 
 from srv.models import derive
 from srv.models.blueprint import Part
+from srv.models.checkpoints.rules import WeightMapping
 from srv.models.families.family import UnknownSizes
 from srv.models.families.multimodal import LLAMA4
 from srv.models.families.registry import tree_of
@@ -173,11 +174,11 @@ def test_what_each_method_stores(quantization: dict[str, Any], expected: dict[st
 
 def test_a_pattern_names_the_layers_of_a_vision_tower_as_checkpoints_do() -> None:
     """Llama 4 calls the MLPs of its text model `feed_forward`, and those of its tower `mlp`."""
-    tree, weights = tree_of(*CONFIGS["Llama-4-Scout"]), LLAMA4.weights
+    tree, mapping = tree_of(*CONFIGS["Llama-4-Scout"]), WeightMapping(LLAMA4.weights)
 
     def converted(*patterns: str) -> int:
         method = {**FP8, "modules_to_not_convert": ["lm_head", *patterns]}
-        return stored_types(tree, "bfloat16", method, weights)["float8_e4m3fn"]
+        return stored_types(tree, "bfloat16", method, mapping)["float8_e4m3fn"]
 
     tower = (each for each in derive.matrices(tree) if each.names[0].startswith("vision_model."))
     in_tower = sum(each.inputs * each.outputs for each in tower if ".mlp." in each.names[0])
