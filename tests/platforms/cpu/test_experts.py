@@ -13,11 +13,11 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.platform.interface import OpImpl, Platform
 from srv.platform.ops import Ops
-from srv.quantization.formats.fp8_configs import Fp8Form
 from srv.quantization.fp8_layers import Fp8Experts
 from srv.quantization.gguf_experts import GGUFExperts
 from srv.quantization.int8_layers import Int8Experts
 from srv.quantization.ordered_experts import OrderedExperts
+from srv.quantization.schemes import Fp8
 from srv_kernels.cases import random_fp8, random_gguf_rows
 from srv_kernels.cpu.library import load
 
@@ -76,7 +76,7 @@ def test_int8_experts_give_the_same_after_repacking(dtype: torch.dtype, platform
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
 def test_fp8_experts_give_the_same_after_repacking(bias: bool, dtype: torch.dtype, platform: Platform) -> None:
-    layer = Fp8Experts(_context(dtype, platform.ops), "experts", SIZES, Fp8Form((32, 32)), bias)
+    layer = Fp8Experts(_context(dtype, platform.ops), "experts", SIZES, Fp8(block=(32, 32)), bias)
     generator = torch.Generator().manual_seed(5)
     for matrix, scales in ((layer.gate_up, layer.gate_up_scale), (layer.down, layer.down_scale)):
         matrix.copy_(random_fp8(generator, *matrix.shape))

@@ -93,12 +93,16 @@ def test_parts_are_merged_wherever_they_end(isa: str, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("magnitude", [1e-3, 40.0])
 def test_scores_of_any_size_are_merged(magnitude: float) -> None:
-    """Weights that hardly differ, and such that one key has nearly all of the weight, in any of the parts."""
+    """Weights that hardly differ, and such that one key has nearly all of the weight, in any of the parts.
+
+    Scores grow with the square of the magnitude, and so does their rounding, which changes weights by as much.
+    """
+    limit = max(2e-5, 8 * torch.finfo(torch.float32).eps * magnitude**2)
     with torch.inference_mode():
         world = rows(2, WIDE, magnitude=magnitude)
         for count in (PART + 200, 300):
             got, expected = world.step(("a", count))
-            torch.testing.assert_close(got.double(), expected, rtol=2e-3, atol=1e-3 * magnitude)
+            assert (got.double() - expected).abs().max() <= limit * expected.abs().max()
 
 
 def test_heads_are_divided_into_groups_of_bounded_memory() -> None:

@@ -342,7 +342,12 @@ def test_an_interrupted_run_leaves_a_report_of_what_was_done(tmp_path: Path, mon
     names = ["manifest.found", "platform.starts", "platform.diagnose", "sampler.placement"]
     line = ["-m", "srv", "conformance", "run", "--device", "faulty", "--level", "L1", "--report", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    running = subprocess.Popen([sys.executable, *line, "--only", *names], env=environment)
+    # A shell starts background jobs with SIGINT ignored, and their children inherit that; not a handler.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        running = subprocess.Popen([sys.executable, *line, "--only", *names], env=environment)
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     try:
         assert holds_within(120, lambda: marker.exists() and marker.read_text() != "")
         running.send_signal(signal.SIGINT)
