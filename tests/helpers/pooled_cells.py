@@ -7,6 +7,7 @@ transformers itself is in bfloat16.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,10 @@ from srv.testing.engine import CheckedEngine
 from srv.testing.pooled import pooled_reference
 from srv.types import PooledOutput, Pooling
 
+_TOKENS = [token for prompt in PROMPTS for token in prompt]
+_DRAW = random.Random(1)
+# One label of a few prompts is too small a sample of errors: by chance, a second one is twice as large.
+MORE_PROMPTS = (*PROMPTS, *(_DRAW.choices(_TOKENS, k=3 + number) for number in range(12)))
 HEADS = {"hidden_size": 128, "num_attention_heads": 2, "initializer_range": 0.1}
 # Of encoders whose configuration has other fields.
 HEADS_OF: dict[str, dict[str, Any]] = {
@@ -100,7 +105,8 @@ def check(name: str, model: Any, engine: CheckedEngine) -> None:
     labelled = name in LABELLING
     expected: Callable[[Any], Tensor] = labels if labelled else lambda each: embeddings(each, pooling)
     output = PooledOutput.LABELS if labelled else PooledOutput.EMBEDDING
-    specs = [pooled(str(number), each, pooling, output=output) for number, each in enumerate(PROMPTS)]
+    prompts = MORE_PROMPTS if labelled else PROMPTS
+    specs = [pooled(str(number), each, pooling, output=output) for number, each in enumerate(prompts)]
     alone = torch.stack([vector(engine.generate([each])[0]) for each in specs])
     together = torch.stack([vector(each) for each in engine.generate(specs)])
     assert_as_close_as_transformers(
@@ -125,4 +131,4 @@ def embeddings(model: Any, pooling: Pooling) -> Tensor:
 def labels(model: Any) -> Tensor:
     """[prompts, labels]."""
     with torch.no_grad():
-        return torch.stack([model(input_ids=torch.tensor([each])).logits[0].float() for each in PROMPTS])
+        return torch.stack([model(input_ids=torch.tensor([each])).logits[0].float() for each in MORE_PROMPTS])

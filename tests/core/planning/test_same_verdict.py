@@ -82,7 +82,7 @@ LINES = [
     ("cuda:sm90", "llama-3.1-8b", "sglang --speculative-algorithm NGRAM", None),
     ("cuda:sm90", "llama-3.1-8b", "sglang --enable-torch-compile --torch-compile-max-bs 8", None),
     ("cuda:sm90", "llama-3.1-8b", "sglang --disable-radix-cache --schedule-policy lpm", "inert"),
-    ("cuda:sm90", "llama-3.1-8b", "sglang --chunked-prefill-size 8192 --max-prefill-tokens 32768", "inert"),
+    ("cuda:sm90", "llama-3.1-8b", "sglang --chunked-prefill-size 8192 --max-prefill-tokens 32768", ACCEPTED),
     ("cuda:sm90", "llama-3.1-8b", "sglang --chunked-prefill-size -1 --max-prefill-tokens 32768", None),
     ("cuda:sm90", "llama-3.1-8b", "sglang --attention-backend flashinfer --page-size 16", None),
     ("cuda:sm90", "llama-3.1-8b", "sglang --attention-backend fa3", None),
