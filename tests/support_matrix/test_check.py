@@ -92,10 +92,11 @@ def test_rows_that_differ_by_variant_differ_here_too(committed: Matrix) -> None:
         cells = [committed.cell(argument.name, "npu", variant) for variant in ("a2", "a3")]
         if len({cell.declared for cell in cells if cell is not None}) == 1:
             same.append((each.flag, cells[0].status if cells[0] is not None else None))
-    # The backends of experts on one device are the same on both variants, and the other limits graphs that are
-    # implemented for neither; ascend_reasons.toml says so.
+    # The backends of experts on one device are the same on both variants, as are batch sizes of graphs in the vendor's
+    # own launch lines, and the last limits graphs that are implemented for neither; ascend_reasons.toml says so.
     assert same == [
         ("--moe-runner-backend", Status.SUPPORTED),
+        ("--cuda-graph-bs", Status.SUPPORTED),
         ("--piecewise-cuda-graph-max-tokens", Status.UNSUPPORTED),
     ]
 
