@@ -161,8 +161,6 @@ class Grammars:
 
     def make(self, rows: Sequence[LateRow]) -> LateInputs:
         """One mask per row whose grammar has begun. See `srv.sched.late.LateInputMaker`."""
-        for row in rows:
-            self._finish_preparing(row.request.id)
         found = [(row, self._advance(row)) for row in rows]
         begun = [(row, output) for row, output in found if output is not None]
         if not begun:
@@ -192,19 +190,17 @@ class Grammars:
             backend = self._backend.result()
             output.remember(next_masks(backend, [output], self._end_tokens)[0])
 
-    def _finish_preparing(self, name: str) -> None:
-        """Take the state of an output back from the thread; it may have to wait if the output was retracted."""
-        if name in self._states and (prepared := self._states[name][0].prepared) is not None:
-            prepared.result()
-            self._states[name][0].prepared = None
-
     def _advance(self, row: LateRow) -> Progress | None:
         """The progress of a row after all its tokens; None before the grammar begins."""
         if row.request.id not in self._states:  # a second request of this name, which was refused, took it along
             assert row.request.grammar is not None
             state = _State(row.request, row.request.grammar)
             self._states[row.request.id] = (state, self._compile(row.request.grammar.text))
-        return self._follow(*self._states[row.request.id], row.output)
+        state, compiled = self._states[row.request.id]
+        if state.prepared is not None:  # the thread may still have it if the output was retracted
+            state.prepared.result()
+            state.prepared = None
+        return self._follow(state, compiled, row.output)
 
     def _follow(self, state: _State, compiled: Future[NewMatcher], tokens: Sequence[int]) -> Progress | None:
         new = tokens[state.consumed :]

@@ -33,8 +33,8 @@ OUTPUT = "lm_head"  # the name of the output layer
 
 class Matrix(NamedTuple):
     """A weight matrix of one layer. `names`: the layers of the checkpoint that it fuses. `embedding`: its rows are
-    looked up. `tied`: the output layer, with the matrix of the embedding. `role`: as `OpLayer.role`. `bias`: of a layer
-    with a role, whether it adds one. `parts`: the outputs of each of `names`; () if they are equal."""
+    looked up. `tied`: the output layer, with the matrix of the embedding. `role`: as `OpLayer.role`. `bias`: whether
+    the layer adds one. `parts`: the outputs of each of `names`; () if they are equal."""
 
     names: tuple[str, ...]
     inputs: int
@@ -136,8 +136,8 @@ def matrices(tree: Part) -> Iterator[Matrix]:
         elif isinstance(part, Linear):
             names, outputs = tuple(below(name, each) for each in part.outputs), tuple(part.outputs.values())
             parts = outputs if len(outputs) > 1 else ()
-            bias, tied = bool(part.role) and part.bias, isinstance(part, Output) and part.tied
-            yield Matrix(names, part.inputs, sum(outputs), tied=tied, role=part.role, bias=bias, parts=parts)
+            tied = isinstance(part, Output) and part.tied
+            yield Matrix(names, part.inputs, sum(outputs), tied=tied, role=part.role, bias=part.bias, parts=parts)
 
 
 def model_ops(tree: Part, dtype: str) -> ModelOps:

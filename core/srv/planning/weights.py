@@ -18,7 +18,7 @@ from srv.kept import kept_per_object
 from srv.models import derive
 from srv.models.architectures.registry import native_tree_of
 from srv.models.architectures.weight_rules import fused_mapping, fused_schemes
-from srv.models.blueprint import Embedding, Experts, Linear, MoE, Output, Part, below, walk
+from srv.models.blueprint import Experts, MoE, Part, walk
 from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.models.layers.moe_config import expert_names
@@ -87,20 +87,20 @@ def held_matrices(model: ModelFacts, tree: Part, method: QuantMethod | None) -> 
     Raises ModelError for damaged files.
     """
     schemes, mapping = layer_schemes(model, method), fused_mapping(model, method)
+    for each in derive.matrices(tree):
+        if each.tied:
+            continue
+        names, outputs = each.names, each.output_sizes
+        if mapping is not None and (fused := mapping.fused(names)) != names:
+            names, outputs = fused, (sum(outputs),)
+        scheme = schemes(names, each.inputs, each.embedding)
+        inside = each.bias and scheme is not None and not scheme.has_biases
+        yield HeldMatrix(Matrix(names, outputs, each.inputs), scheme, sum(outputs) * inside, bool(each.role))
     for name, part in walk(tree):
-        if isinstance(part, Embedding):
-            yield HeldMatrix(Matrix((name,), (part.rows,), part.size), schemes((name,), part.size, True))
-        elif isinstance(part, Experts):
+        if isinstance(part, Experts):
             gate_up, down = expert_names(name, part.count)
             yield _of_experts(gate_up, part.inner, part.hidden, schemes)
             yield _of_experts(down, part.hidden, part.inner, schemes)
-        elif isinstance(part, Linear) and not (isinstance(part, Output) and part.tied):
-            names, outputs = tuple(below(name, each) for each in part.outputs), tuple(part.outputs.values())
-            if mapping is not None and (fused := mapping.fused(names)) != names:
-                names, outputs = fused, (sum(outputs),)
-            scheme = schemes(names, part.inputs, False)
-            inside = part.bias and scheme is not None and not scheme.has_biases
-            yield HeldMatrix(Matrix(names, outputs, part.inputs), scheme, sum(outputs) * inside, bool(part.role))
 
 
 def _of_experts(names: tuple[str, ...], outputs: int, inputs: int, schemes: LayerSchemes) -> HeldMatrix:

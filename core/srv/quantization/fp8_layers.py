@@ -15,13 +15,7 @@ from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.linear import Projection
-from srv.quantization.formats.fp8 import (
-    SCALE,
-)
-from srv.quantization.schemes import Fp8
-
-_LARGEST = 448.0  # of float8_e4m3fn
-_NAN = 0x7F  # its code, without the sign
+from srv.quantization.schemes import SCALE, Fp8
 
 
 class Fp8Matrix(NamedTuple):
@@ -45,7 +39,7 @@ class Fp8Linear(Projection):
         self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool, scheme: Fp8
     ) -> None:
         super().__init__(context.dtype, output_sizes, inputs)
-        self._blocks = _blocks(scheme, inputs)
+        self._blocks = scheme.block_of(inputs)
         self._runs = list(scheme.runs(output_sizes))
         self.matrices = [self._matrix(context, sum(run.values()), scheme) for run in self._runs]
         outputs = sum(output_sizes.values())
@@ -86,10 +80,6 @@ class Fp8Linear(Projection):
         return views if self.bias is None else views | self.part_views("bias", self.bias)
 
 
-def _blocks(scheme: Fp8, inputs: int) -> tuple[int, int]:
-    return scheme.block or (1, inputs)
-
-
 class Fp8Experts(ExpertWeights):
     """gate_up float8_e4m3fn [E, 2 I, H] and down [E, H, I], with float32 scales of their blocks.
 
@@ -102,7 +92,7 @@ class Fp8Experts(ExpertWeights):
     def __init__(self, context: BuildContext, prefix: str, sizes: ExpertSizes, scheme: Fp8, bias: bool = False) -> None:
         super().__init__(context, prefix, sizes)
         experts, hidden, inner = sizes.experts, sizes.hidden, sizes.intermediate
-        self._blocks = _blocks(scheme, max(hidden, inner))
+        self._blocks = scheme.block_of(max(hidden, inner))
         self.gate_up = context.empty(experts, 2 * inner, hidden, dtype=torch.float8_e4m3fn)
         self.down = context.empty(experts, hidden, inner, dtype=torch.float8_e4m3fn)
         rows, columns = scheme.scale_shape(inner, hidden)

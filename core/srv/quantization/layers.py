@@ -73,21 +73,19 @@ class SchemeLayers(LayerFactory):
         """Raises ModelError for experts that are quantized in part, and for those that no layers hold."""
         local = self.local_experts(sizes)
         named = zip(expert_names(prefix, sizes.experts), (local.hidden, local.local), strict=True)
-        match [self._schemes(names, inputs, False) for names, inputs in named]:
+        first, down = (self._schemes(names, inputs, False) for names, inputs in named)
+        match first, down:
             case None, None:
                 return super().experts(prefix, sizes, bias)
-            case Int8() as scheme, Int8() as down if scheme == down:
-                return self._int8_experts(scheme, prefix, sizes, bias)
-            case Fp8() as scheme, Fp8() as down if scheme == down:
-                return Fp8Experts(self.context, prefix, sizes, scheme, bias)
-            case Blocks() as scheme, Blocks() as down if scheme.ordered == down.ordered:
-                experts = GGUFExperts(self.context, prefix, local, scheme.type, down.type, bias)
-                return OrderedExperts(self.context, experts) if scheme.ordered else experts
-            case first, second if first is None or second is None:
-                raise _refused(prefix, "quantized in part, which no layers support")
-            case first, second:
-                raise _refused(prefix, f"held as {first} and {second}, which no layers support")
-        raise _refused(prefix, "quantized in part, which no layers support")
+            case Int8(), Int8() if first == down:
+                return self._int8_experts(first, prefix, sizes, bias)
+            case Fp8(), Fp8() if first == down:
+                return Fp8Experts(self.context, prefix, sizes, first, bias)
+            case Blocks(), Blocks() if first.ordered == down.ordered:
+                experts = GGUFExperts(self.context, prefix, local, first.type, down.type, bias)
+                return OrderedExperts(self.context, experts) if first.ordered else experts
+        how = "quantized in part" if first is None or down is None else f"held as {first} and {down}"
+        raise _refused(prefix, f"{how}, which no layers support")
 
     def _int8_experts(self, scheme: Int8, prefix: str, sizes: ExpertSizes, bias: bool) -> ExpertWeights:
         if scheme.inputs == "static":

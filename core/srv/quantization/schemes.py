@@ -21,6 +21,7 @@ from srv.dtypes import item_size
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 
 BIASES = "experts with biases cannot be int8"
+SCALE = "weight_scale"  # the suffix of the scales of weights
 
 # Sixteenths of a byte per weight that any platform's packing takes at most: it may widen scales, to 16 bits or float32,
 # and indices of codebooks. Types that are not listed, of 5 or 6 bits, may be unpacked to bytes.
@@ -71,11 +72,6 @@ class Scheme(ABC):
     @abstractmethod
     def op(self) -> str:
         """The contract that linear layers call."""
-
-    @property
-    def shared_outputs(self) -> int:
-        """How many rows share a scale."""
-        return 1
 
     @property
     def has_biases(self) -> bool:
@@ -130,7 +126,7 @@ class Int8(Scheme):
         weight = HeldTensor("weight", (outputs, matrix.inputs), "int8")
         if self.inputs != "static":
             offset = (HeldTensor("weight_offset", (outputs,), "float32", resident=True),) if self.offsets else ()
-            return weight, HeldTensor("weight_scale", (outputs,), "float32"), *offset
+            return weight, HeldTensor(SCALE, (outputs,), "float32"), *offset
         parts = (len(matrix.names),)
         return (
             weight,
@@ -151,22 +147,21 @@ class Fp8(Scheme):
     def op(self) -> str:
         return "linear_fp8"
 
-    @property
-    def shared_outputs(self) -> int:
-        return 1 if self.block is None else self.block[0]
+    def block_of(self, inputs: int) -> tuple[int, int]:
+        """(outputs, inputs) that share a scale, of a matrix with so many inputs."""
+        return self.block or (1, inputs)
 
     def scale_shape(self, outputs: int, inputs: int) -> tuple[int, int]:
-        if self.block is None:
-            return outputs, 1
-        rows, columns = self.block
+        rows, columns = self.block_of(inputs)
         return -(-outputs // rows), -(-inputs // columns)
 
     def runs(self, output_sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
         """The layers that one matrix holds: fused ones, divided after each that does not end with a whole block."""
         run: dict[str, int] = {}
+        shared = 1 if self.block is None else self.block[0]
         for name, outputs in output_sizes.items():
             run[name] = outputs
-            if outputs % self.shared_outputs:
+            if outputs % shared:
                 yield run
                 run = {}
         if run:
@@ -179,7 +174,7 @@ class Fp8(Scheme):
         for run in [sizes] if matrix.experts else self.runs(sizes):
             shapes = [self.scale_shape(outputs, matrix.inputs) for outputs in run.values()]
             found.append(HeldTensor("weight", (sum(run.values()), matrix.inputs), "float8_e4m3fn"))
-            found.append(HeldTensor("weight_scale", (sum(rows for rows, _ in shapes), shapes[0][1]), "float32"))
+            found.append(HeldTensor(SCALE, (sum(rows for rows, _ in shapes), shapes[0][1]), "float32"))
         return tuple(found)
 
 

@@ -18,13 +18,11 @@ from srv.quantization.schemes import LayerSchemes, Scheme
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
-PAGE = "docs/quantization.md"
-_CONSTRUCTOR = "QuantMethod.__new__()"  # what errors name if a field does not exist, such as one of earlier versions
 METHODS = Extensions(
     GROUP,
     QuantMethod,
     "quantization method",
-    PAGE,
+    "docs/quantization.md",
     types={
         "name": str,
         "layers": (str, type(None)),
@@ -44,13 +42,7 @@ def find(name: str, *, taken: bool = False) -> QuantMethod | None:
 
     `taken`: `srv` has a method of this name, which none may replace. The ModelErrors of `detect` are passed on.
     """
-    try:
-        method = METHODS.find(name, taken=taken)
-    except PluginError as error:
-        if _CONSTRUCTOR not in error.reason:
-            raise
-        remedy = f"Update or uninstall {error.distribution}; {PAGE} says which fields a method has"
-        raise PluginError(error.distribution, error.member, error.reason, remedy, error.code) from error
+    method = METHODS.find(name, taken=taken)
     return None if method is None else _guarded(name, method)
 
 

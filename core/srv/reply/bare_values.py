@@ -3,8 +3,9 @@
     {city:Q Paris Q,near:[{name:Q x Q,km:2}]}        Q: the format's quote, without spaces around
 
 A string goes up to the next quote. Numbers, booleans and null are JSON. Objects have the members that their schemas
-declare, or any if they declare none; a value without a type is no object and no array. Sources: the chat templates of
-Gemma 4 and FunctionGemma, whose macro `format_argument` writes values so. Must not know how a grammar is compiled.
+declare, or any if they declare none; a value without a type is no object and no array. Sources: public parsers of
+these calls, and documents that quote the macro `format_argument` of the chat templates of Gemma 4 and FunctionGemma;
+the templates themselves were not at hand. Must not know how a grammar is compiled.
 """
 
 from __future__ import annotations

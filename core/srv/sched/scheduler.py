@@ -213,7 +213,8 @@ class Scheduler:
 
     @property
     def suspended(self) -> int:
-        return len(self._suspended)
+        """How many requests would have a row but for `suspend`; one that was retracted waits for pages."""
+        return sum(request.state is State.RUNNING for request in self._suspended.values())
 
     def _begin_drafts(self, request: Request) -> None:
         # Hidden states are those of known tokens, and the host, which makes late inputs, does not know drafts.

@@ -666,6 +666,25 @@ def test_cached_tokens_do_not_count_a_resumed_requests_own_prefix() -> None:
     assert driver.scheduler.stats().prompt_tokens == 24
 
 
+def test_a_suspended_request_that_is_retracted_is_not_counted_until_it_runs_again() -> None:
+    """Otherwise a loop would wait for its mask, and not for the pages that it needs first."""
+    driver = Driver(limits(conservativeness=0.01), [6])
+    driver.add(message("old", prompt_of(7), max_tokens=10))
+    driver.add(message("young", prompt_of(6, 1), max_tokens=12))
+    for _ in range(5):
+        driver.submit()
+        driver.apply()
+    driver.scheduler.suspend(["young"])
+    assert driver.scheduler.suspended == 1
+    while not driver.scheduler.stats().retractions:
+        assert driver.submit() is not None
+        driver.apply()
+    assert driver.scheduler.suspended == 0
+    driver.scheduler.resume("young")
+    driver.run()
+    assert driver.tokens("young") == expected_tokens(prompt_of(6, 1), 12)
+
+
 def test_a_prompt_retracted_half_way_is_scored_once() -> None:
     driver = Driver(limits(conservativeness=0.01, chunked_prefill_size=2), [50], page_size=1)
     driver.add(message("0", prompt_of(4), max_tokens=46))

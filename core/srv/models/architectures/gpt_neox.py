@@ -61,7 +61,8 @@ ARCHITECTURE = Architecture(
                 "layers.*.mlp.dense_h_to_4h": "model.layers.*.mlp.up_proj",
                 "layers.*.mlp.dense_4h_to_h": "model.layers.*.mlp.down_proj",
             },
-        ),  # masks of old checkpoints
+        ),
+        # masks of old checkpoints
         Skip(("gpt_neox.layers.*.attention.bias", "gpt_neox.layers.*.attention.masked_bias")),
         Split("self_attn.query_key_value", QKV),
         Permute("self_attn.query_key_value", "kv_heads"),

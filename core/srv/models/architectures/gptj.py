@@ -71,8 +71,8 @@ ARCHITECTURE = Architecture(
                 "h.*.mlp.fc_in": "model.layers.*.mlp.up_proj",
                 "h.*.mlp.fc_out": "model.layers.*.mlp.down_proj",
             },
-        ),  # masks of old checkpoints
-        Skip(("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")),
+        ),
+        Skip(("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")),  # masks of old checkpoints
         PermuteRotary(lambda config: int(config["rotary_dim"])),
     ),
 )

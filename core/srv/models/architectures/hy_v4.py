@@ -52,10 +52,8 @@ def tree(config: Mapping[str, Any]) -> Part:
         mixer, feed_forward = kind
         return Layer(before, (mixer,), between, feed_forward, order="streams")
 
-    made, head = (
-        alike(zip(mixers, feeding, strict=True), layer),
-        replace(mixing, groups=1, prefix="hc_", name="hc_head"),
-    )
+    made = alike(zip(mixers, feeding, strict=True), layer)
+    head = replace(mixing, groups=1, prefix="hc_", name="hc_head")
     return parts.decoder(sizes, made, head, parts.last_norm(sizes, adds=False), before=(StreamStart(count),))
 
 

@@ -21,10 +21,8 @@ def dense_tree(config: Mapping[str, Any]) -> Part:
 
 def sparse_tree(config: Mapping[str, Any]) -> Part:
     """No layer has an MLP, so that configurations do not state its size."""
-    routing, sparse = (
-        Routing(int(config["num_experts_per_tok"]), renormalize=True),
-        (True,) * int(config["num_hidden_layers"]),
-    )
+    routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
+    sparse = (True,) * int(config["num_hidden_layers"])
     return gated_tree({"intermediate_size": 0, **config}, routing, sparse, by_heads=False)
 
 

@@ -240,7 +240,12 @@ def pooled_of(name: str, config: Mapping[str, Any]) -> Pooled | None:
     architecture = find(name)
     if architecture is None or architecture.pooled is None:
         return None
-    return architecture.pooled(_filled(architecture, config))
+    filled = _filled(architecture, config)
+    if name in BUILT_IN:
+        return architecture.pooled(filled)
+    from srv.models.architectures import third_party
+
+    return third_party.pooled(architecture, filled)
 
 
 @functools.cache

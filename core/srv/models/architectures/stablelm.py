@@ -29,10 +29,8 @@ def tree(config: Mapping[str, Any]) -> Part:
         norm_eps=float(config["layer_norm_eps"]),
     )
     norms, bias = layer_norm.head_norms(sizes) if config["qk_layernorm"] else None, bool(config["use_qkv_bias"])
-    attention, parallel = (
-        parts.attention(sizes, bias=bias, output_bias=False, norms=norms),
-        bool(config["use_parallel_residual"]),
-    )
+    attention = parts.attention(sizes, bias=bias, output_bias=False, norms=norms)
+    parallel = bool(config["use_parallel_residual"])
     order: Order = "parallel" if parallel else "sequence"
     return layer_norm.decoder(sizes, attention, parts.mlp(sizes), order=order, separate_norms=not parallel)
 

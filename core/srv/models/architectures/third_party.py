@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.errors import PluginError
-from srv.models.architectures.architecture import GROUP, Architecture
+from srv.models.architectures.architecture import GROUP, Architecture, Pooled
 from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import RULES, PermuteRotary, Rename, Skip
 from srv.platform.extensions import Extensions, contested
 
 
-def _fault_in_rules(architecture: Architecture) -> tuple[str, str] | None:
-    """Rules that nothing would apply; the member, and a clause."""
+def _fault(architecture: Architecture) -> tuple[str, str] | None:
+    """Rules that nothing would apply, and what cannot be called; the member, and a clause."""
     layout = architecture.gguf
+    if architecture.pooled is not None and not callable(architecture.pooled):
+        return "pooled", f"is {architecture.pooled!r}, not a function"
     if layout is not None and not isinstance(layout.weights, tuple):
         return "gguf.weights", f"is {layout.weights!r}, not a tuple"
     for rule in architecture.weights:
@@ -44,7 +46,7 @@ ARCHITECTURES = Extensions(
     },
     functions=("tree",),
     targets=("layers",),
-    fault=_fault_in_rules,
+    fault=_fault,
 )
 
 
@@ -78,4 +80,16 @@ def tree(architecture: Architecture, config: Mapping[str, Any]) -> Part:
     if not isinstance(made, Part):
         reason = f"returns {made!r:.60}, which is no tree of the model's parts"
         raise ARCHITECTURES.error_in(ARCHITECTURES.provider(name), f"{name}.tree", reason)
+    return made
+
+
+def pooled(architecture: Architecture, config: Mapping[str, Any]) -> Pooled | None:
+    """Likewise, of one that may generate no text."""
+    if architecture.pooled is None:
+        return None
+    name = architecture.name
+    made: object = ARCHITECTURES.call(name, "pooled", architecture.pooled, config, expected=(KeyError, ValueError))
+    if not isinstance(made, Pooled):
+        reason = f"returns {made!r:.60}, which is no Pooled"
+        raise ARCHITECTURES.error_in(ARCHITECTURES.provider(name), f"{name}.pooled", reason)
     return made

@@ -144,20 +144,21 @@ def gemma3n(c: Fields) -> Part:
     hidden, small, layers = c.hidden_size, c.hidden_size_per_layer_input, c.num_hidden_layers
     inner, streams, first_shared = c.intermediate_size, c.altup_num_inputs, layers - c.num_kv_shared_layers
     widths = tuple(inner[:layers]) if isinstance(inner, list) else (inner,) * layers
-    base, slides = sizes(c), windows(c, every(5))
-    mixers = attending(base, slides, norms=parts.head_norms(base), bias=bool(c.attention_bias))
+    base, norms, bias = sizes(c), parts.head_norms(sizes(c)), bool(c.attention_bias)
     of_streams = _gemma3n_streams(base, small, streams, c.laurel_rank)
     before_mixer, after_mixer, before_mlp, after_mlp = (Norm(hidden, EPS, name=name) for name in SANDWICH)
 
-    def layer(index: int) -> Layer:
-        own = mixers[index]
-        if index >= first_shared:
+    def layer(kind: tuple[int | None, int, bool]) -> Layer:
+        window, width, reads_lower = kind
+        own = parts.attention(base, norms=norms, bias=bias, window=window)
+        if reads_lower:
             queries = dataclasses.replace(own.qkv, outputs={"q_proj": own.qkv.outputs["q_proj"]})
             own = _uncached(own, qkv=queries, k_norm=None)
-        mlp = parts.mlp(base, activation="gelu_tanh_gated", inner=widths[index])
+        mlp = parts.mlp(base, activation="gelu_tanh_gated", inner=width)
         return Layer((before_mixer,), (own,), (after_mixer, before_mlp), mlp, (after_mlp, *of_streams))
 
-    kinds = [(slides[index], widths[index], index >= first_shared) for index in range(layers)]
+    shared = [index >= first_shared for index in range(layers)]
+    kinds = zip(windows(c, every(5)), widths, shared, strict=True)
     before = (
         Tensors({"weight": (c.vocab_size_per_layer_input, small * layers)}, name="embed_tokens_per_layer"),
         Linear({"per_layer_model_projection": small * layers}, hidden),
@@ -167,8 +168,7 @@ def gemma3n(c: Fields) -> Part:
             for name in ("altup_projections", "altup_unembed_projections")
         ),
     )
-    made = alike(kinds, lambda kind: layer(kinds.index(kind)))
-    return parts.decoder(base, made, before=before)
+    return parts.decoder(base, alike(kinds, layer), before=before)
 
 
 def _gemma3n_streams(base: Sizes, small: int, streams: int, rank: int) -> tuple[Part, ...]:

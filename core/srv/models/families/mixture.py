@@ -48,10 +48,8 @@ def glm4_moe_lite(c: Fields) -> Part:
 def dots1(c: Fields) -> Part:
     window, last, base = c.sliding_window, c.max_window_layers, sizes(c)
     slides = windows(c, lambda index: SLIDING if window and index >= last else "full_attention")
-    mixers, sparse = (
-        attending(base, slides, norms=parts.head_norms(base), bias=bool(c.attention_bias)),
-        sparse_from(c, c.first_k_dense_replace),
-    )
+    mixers = attending(base, slides, norms=parts.head_norms(base), bias=bool(c.attention_bias))
+    sparse = sparse_from(c, c.first_k_dense_replace)
     feeding = _either(base, _deepseek_experts(c, base), sparse) if any(sparse) else parts.mlp(base)
     return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
 
@@ -99,10 +97,7 @@ def ernie4_5_moe(c: Fields) -> Part:
     if shared:
         sparse = dataclasses.replace(sparse, shared=parts.mlp(base, bias, inner=shared, name="shared_experts"))
     is_sparse = [(index + 1) % step == 0 and first <= index <= last for index in range(base.layers)]
-    mixer, feeding = (
-        parts.attention(base, bias=bias),
-        [sparse if each else dense for each in is_sparse],
-    )
+    mixer, feeding = parts.attention(base, bias=bias), [sparse if each else dense for each in is_sparse]
     return parts.decoder(base, parts.pre_norm_layers(base, mixer, feeding), output_bias=bias)
 
 

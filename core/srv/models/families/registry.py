@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.models.architectures.registry import find, name_of_type, with_defaults
+from srv.models.architectures.registry import weight_mapping as of_native_layers
 from srv.models.blueprint import Experts, Part
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.derive import distinct, parameters
@@ -121,8 +122,8 @@ def is_known(name: str) -> bool:
 
 def weight_mapping(name: str) -> WeightMapping:
     """How checkpoints of an architecture name and fuse weights, where its tree does it otherwise."""
-    found = family(name) or find(name)
-    return WeightMapping(() if found is None else found.weights)
+    found = family(name)
+    return of_native_layers(name) if found is None else WeightMapping(found.weights)
 
 
 def class_of_type(model_type: object) -> str | None:

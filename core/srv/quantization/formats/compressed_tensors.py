@@ -29,12 +29,8 @@ from srv.quantization.formats.int8_configs import Int8Form
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import matched_target, needs_backtracking, stated_names
 from srv.quantization.formats.packed import LINEAR, REMEDY, PackedForm
-from srv.quantization.method import (
-    DOWNLOAD_REMEDY,
-    QuantMethod,
-    StoredModel,
-)
-from srv.quantization.schemes import LayerSchemes, Scheme
+from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.schemes import SCALE, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -295,7 +291,7 @@ def _of_form(model: ModelFacts) -> QuantMethod:
         note=fp8.NOTE if Fp8Form in kinds else "",
         fp8_inputs=any(isinstance(group.scheme, Fp8Form) and group.scheme.inputs for group in mixed.groups),
         turns_inputs=kinds == [PackedForm],
-        row_tensors=("weight", fp8.SCALE, *w8a8_int8.STATIC_ROWS),
+        row_tensors=("weight", SCALE, *w8a8_int8.STATIC_ROWS),
         row_block=_row_block,
     )
 

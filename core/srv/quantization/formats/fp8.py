@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
 DTYPE = "float8_e4m3fn"
-SCALE = "weight_scale"  # the suffix that layers have
 INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub", "activation_scale_ub")
 REMEDY = "Use another checkpoint of the model"
 NOTE = (

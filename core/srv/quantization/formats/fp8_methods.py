@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from srv.dtypes import FLOATS
 from srv.quantization.formats import fp8, fp8_configs, online
 from srv.quantization.method import QuantMethod
-from srv.quantization.schemes import Fp8
+from srv.quantization.schemes import SCALE, Fp8
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -44,7 +44,7 @@ METHOD = QuantMethod(
     accepts=accepts,
     sharding=_SHARDING,
     schemes=fp8.schemes,
-    row_tensors=("weight", fp8.SCALE),
+    row_tensors=("weight", SCALE),
     row_block=fp8.row_block,
     up_projections=True,
     fused_experts=True,

@@ -12,22 +12,13 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.quantization.formats.fp8 import (
-    DTYPE,
-    INPUT_SCALES,
-    SCALE,
-    squeezed,
-)
+from srv.quantization.formats.fp8 import DTYPE, INPUT_SCALES, squeezed
 from srv.quantization.formats.fp8_configs import Fp8Form, scheme_of
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
-from srv.quantization.schemes import Fp8
+from srv.quantization.schemes import SCALE
 
 _LARGEST = 448.0  # of float8_e4m3fn
 _NAN = 0x7F  # its code, without the sign
-
-
-def _blocks(scheme: Fp8, inputs: int) -> tuple[int, int]:
-    return scheme.block or (1, inputs)
 
 
 class Fp8StorageFormat(StorageFormat):
@@ -88,7 +79,7 @@ class Fp8StorageFormat(StorageFormat):
     def _widened(self, weight: Tensor, scale: Tensor) -> Tensor:
         """Dequantized in float32."""
         outputs, inputs = weight.shape
-        rows, columns = _blocks(self._held_as, inputs)
+        rows, columns = self._held_as.block_of(inputs)
         wide = scale.repeat_interleave(rows, 0)[:outputs].repeat_interleave(columns, 1)[:, :inputs]
         return weight.float() * wide
 

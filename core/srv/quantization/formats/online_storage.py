@@ -10,8 +10,8 @@ from torch import Tensor
 from srv.models.checkpoints.storage import StorageFormat
 from srv.quantization.formats.online import is_quantized
 from srv.quantization.method import StoredModel
+from srv.quantization.schemes import SCALE
 
-_SCALE = ".weight_scale"
 _INT8_MAX = 127
 _LARGEST = 448.0  # of float8_e4m3fn
 
@@ -44,13 +44,13 @@ class OnlineStorageFormat(StorageFormat):
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         layers = {name.removesuffix(".weight"): shape for name, shape in stored.items() if _is_quantized(name)}
-        return {**stored, **{f"{layer}{_SCALE}": (shape[0], 1) for layer, shape in layers.items()}}
+        return {**stored, **{f"{layer}.{SCALE}": (shape[0], 1) for layer, shape in layers.items()}}
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         if not _is_quantized(name):
             return {name: stored}
         quantized, scale = self.quantize(stored)
-        return {name: quantized, f"{name.removesuffix('.weight')}{_SCALE}": scale}
+        return {name: quantized, f"{name.removesuffix('.weight')}.{SCALE}": scale}
 
 
 class OnlineInt8StorageFormat(OnlineStorageFormat):

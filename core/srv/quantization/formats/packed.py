@@ -1,10 +1,9 @@
 """Checkpoints with integers of 4 or 8 bits that are packed into words: AWQ, GPTQ and compressed-tensors. Torch-free.
 
 Owns the configurations, which layers are quantized, what headers must show of them, and in which blocks the layers hold
-them. Weights are repacked at
-load into the quantization blocks of GGUF files, so that every platform computes with the products that it has for these
-(`linear_gguf`, `experts_gguf`), and never through a copy in floats (docs/adr/0070-packed-integers.md). Must not know
-how words are packed: `srv.quantization.formats.packed_words` does.
+them. Weights are repacked at load into the quantization blocks of GGUF files, so that every platform computes with the
+products that it has for these (`linear_gguf`, `experts_gguf`), and never through a copy in floats
+(docs/adr/0070-packed-integers.md). Must not know how words are packed: `srv.quantization.formats.packed_words` does.
 
     method               tensors of a linear layer [N, K], with groups of g inputs
     awq                  qweight, qzeros, scales                          zeros as they are, also if all are 8

@@ -26,7 +26,7 @@ from srv.quantization.formats.int8_configs import Int8Form, read_compressed, uns
 from srv.quantization.formats.layer_patterns import names_layer, stated_names
 from srv.quantization.formats.online import INT8DQ
 from srv.quantization.method import UP_PROJECTION, QuantMethod, StoredModel
-from srv.quantization.schemes import Int8, LayerSchemes
+from srv.quantization.schemes import SCALE, Int8, LayerSchemes
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -36,7 +36,7 @@ INT8 = "int8"
 COMPRESSED_TENSORS = "compressed-tensors"
 # Those of other methods: `srv.quantization.formats.packed`, `fp8` and `mxfp4`.
 OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
-SCALE, INPUT_SCALE = "weight_scale", "input_scale"
+INPUT_SCALE = "input_scale"
 STATIC_ROWS = ("deq_scale", "quant_bias")  # of layers with static activations, a value per output
 _LM_HEAD = "lm_head"
 # The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are.

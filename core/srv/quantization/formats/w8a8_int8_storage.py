@@ -9,16 +9,10 @@ from torch import Tensor
 
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.quantization.formats.int8_configs import Int8Form
-from srv.quantization.formats.w8a8_int8 import (
-    INPUT_SCALE,
-    INT8,
-    SCALE,
-    scheme_of,
-)
-from srv.quantization.int8_layers import (
-    check_scales,
-)
+from srv.quantization.formats.w8a8_int8 import INPUT_SCALE, INT8, scheme_of
+from srv.quantization.int8_layers import check_scales
 from srv.quantization.method import UP_PROJECTION, StoredModel
+from srv.quantization.schemes import SCALE
 
 _STATIC = ("deq_scale", "quant_bias", "input_scale", "input_offset")  # of a layer with static activations
 

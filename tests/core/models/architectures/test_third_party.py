@@ -17,7 +17,7 @@ from platform_plugins import write_plugin
 from srv.errors import ModelError, PluginError
 from srv.models import derive
 from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.registry import find, native_names, native_tree
+from srv.models.architectures.registry import find, native_names, native_tree, pooled_of
 from srv.models.read import read_facts
 
 NAME = "AcmeForCausalLM"
@@ -149,6 +149,7 @@ def test_it_is_found_without_torch(install: Install, tmp_path: Path) -> None:
         (SOURCE.replace("gguf=GGUFLayout", "layers='decoder', gguf=GGUFLayout"), NAME, "layers: is 'decoder', not"),
         (SOURCE.replace("defaults={", "defaults=7 or {"), NAME, "defaults: is 7"),
         (SOURCE.replace("gguf=", "weights=None, gguf="), NAME, "weights: is None"),
+        (SOURCE.replace("gguf=", "pooled='last', gguf="), NAME, "pooled: is 'last', not a function"),
         (SOURCE.replace("gguf=", "weights=('q_proj',), gguf="), NAME, "weights: has 'q_proj'"),
         (SOURCE.replace("weights=(P", "weights=(7, P"), NAME, "gguf.weights: has 7, which GGUF files do not take"),
         (SOURCE.replace("weights=(", "permuted=("), NAME, "unexpected keyword argument 'permuted'"),
@@ -177,6 +178,8 @@ SIZES = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_
             "importing nowhere:M raised",
         ),
         (SOURCE.replace("gguf=GGUFLayout", "layers='json:JSONEncoder', gguf=GGUFLayout"), "is not a subclass of"),
+        (SOURCE.replace("gguf=GGUFLayout", "pooled=lambda config: 5, gguf=GGUFLayout"), "pooled: returns 5, which is"),
+        (SOURCE.replace("gguf=GGUFLayout", "pooled=lambda c: c.missing, gguf=GGUFLayout"), "pooled: raised Attrib"),
     ],
 )
 def test_faults_in_its_functions_are_attributed_to_it(source: str, fault: str, install: Install) -> None:
@@ -188,6 +191,7 @@ def test_faults_in_its_functions_are_attributed_to_it(source: str, fault: str, i
 
 def _use(name: str) -> None:
     native_tree(name, SIZES)
+    pooled_of(name, SIZES)
     load_layers(name)
 
 
