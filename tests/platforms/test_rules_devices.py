@@ -12,6 +12,7 @@ from rules_world import FACTS, GIB, GPT_OSS, LATENT, LLAMA4, contribution, defau
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal
+from srv.planning.steps import rows_to_capture
 from srv.platform.facts import OpCall
 from srv.platform.registry import find_platforms
 from srv.specs import FullAttention, Latent, ModelFacts, SlidingWindow
@@ -281,14 +282,14 @@ def test_defaults_of_a_model_family_are_never_refused_by_the_platform(platform: 
     assert done.config.model.context_length == 65536
 
 
-@every(("platform", "profile"), [(on, to) for on, to in PROFILES if on != "xpu" and not to.startswith("a2")])
+@every(("platform", "profile"), [(on, to) for on, to in PROFILES if on != "xpu"])
 def test_the_graphs_that_a_user_lists_may_be_larger_than_the_default(platform: str, profile: str) -> None:
-    """XPUs capture no steps, and A2 takes no list."""
+    """XPUs capture no steps."""
     manifest = find_platforms()[platform].loaded
     listed = {"graph_batch_sizes": (2, 700), "max_running_requests": 1000}
     user = UserInput(tuple(UserStatement(name, value, Origin.COMMAND_LINE, name) for name, value in listed.items()))
     config = resolve(user, manifest=manifest, device=manifest.facts.profiles[profile], model=model()).config
-    assert config.graphs.graph_max_batch_size == 700
+    assert rows_to_capture(config) == (2, 700)
 
 
 @every(("platform", "profile"), PROFILES)

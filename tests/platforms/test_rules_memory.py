@@ -74,6 +74,13 @@ def test_the_fraction_is_that_of_the_published_rule(place: tuple[str, str], abou
 
 
 @every("place", TABLE, ids=":".join)
+def test_the_largest_graph_is_that_of_a_list(place: tuple[str, str]) -> None:
+    memory, tokens, _, _ = TABLE[place]
+    listed = fraction(place, graph_batch_sizes=(1, 3), max_running_requests=64)
+    assert listed == pytest.approx(published(memory, tokens, 3), abs=0.0006)
+
+
+@every("place", TABLE, ids=":".join)
 def test_the_fraction_is_the_same_with_latent_attention(place: tuple[str, str]) -> None:
     memory, tokens, few, _ = TABLE[place]
     latent = replace(LATENT, context_length=8192)
@@ -116,7 +123,7 @@ def test_steps_graphs_and_ranks_enter_as_the_user_says() -> None:
     assert fraction(("cuda", "sm90"), chunked_prefill_size=2048) == pytest.approx(published(80, 2048, 256), abs=0.0006)
     by_name = {each.name: each for each in FACTS["cuda"].contributions}
     context: dict[str, Any] = {
-        "graph_max_batch_size": None, "chunked_prefill_size": 1024, "max_prefill_tokens": 4096,
+        "graph_batch_sizes": None, "graph_max_batch_size": None, "chunked_prefill_size": 1024, "max_prefill_tokens": 4096,
         "tp_size": 4, "pp_size": 2, "dp_size": 2, "enable_dp_attention": True,
     }  # fmt: skip
     view = _View(80, context)

@@ -26,7 +26,8 @@ def _decode(resolved: Resolved) -> Kernel:
     compiled, captured = rows_to_compile(config), rows_to_capture(config)
     what, name = "decode steps", decode_name(compiled, captured)
     if captured:
-        because = resolved.provenance["graph_max_batch_size"].reason
+        limit = "graph_batch_sizes" if config.graphs.graph_batch_sizes else "graph_max_batch_size"
+        because = resolved.provenance[limit].reason
         return Kernel(
             "steps", what, DECODE_STEPS, name, because, ((EAGER, f"only for steps of more than {captured[-1]} rows"),)
         )

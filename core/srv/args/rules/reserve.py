@@ -188,12 +188,13 @@ def published_contributions(
 ) -> tuple[Contribution, ...]:
     """Contributions of platforms with a published rule, which depends on tokens, rows and ranks, not on the model.
 
-    `rows` gives the rows of the largest graph when graph_max_batch_size is unset; it may read tp_size. They count even
-    when graphs are off, because the rule has no figure without them.
+    `rows` gives the rows of the largest graph when neither graph_batch_sizes nor graph_max_batch_size is set; it may
+    read tp_size. They count even when graphs are off, because the rule has no figure without them.
     """
 
     def graph_bytes(context: ResolutionContext) -> float:
-        max_rows = context["graph_max_batch_size"]
+        sizes, max_rows = context["graph_batch_sizes"], context["graph_max_batch_size"]
+        max_rows = max(sizes) if sizes else max_rows
         return float(_BYTES_PER_GRAPH_ROW * (rows(context) if max_rows is None else max_rows))
 
     return (
@@ -217,7 +218,7 @@ def published_contributions(
             "graphs",
             graph_bytes,
             "the published rule reserves 2 MiB per row of the largest graph that fits the device",
-            reads=("graph_max_batch_size", "tp_size"),
+            reads=("graph_batch_sizes", "graph_max_batch_size", "tp_size"),
             replaces=("graphs",),
         ),
         Contribution(
