@@ -123,7 +123,8 @@ def test_steps_graphs_and_ranks_enter_as_the_user_says() -> None:
     assert fraction(("cuda", "sm90"), chunked_prefill_size=2048) == pytest.approx(published(80, 2048, 256), abs=0.0006)
     by_name = {each.name: each for each in FACTS["cuda"].contributions}
     context: dict[str, Any] = {
-        "graph_batch_sizes": None, "graph_max_batch_size": None, "chunked_prefill_size": 1024, "max_prefill_tokens": 4096,
+        "graph_batch_sizes": None, "graph_max_batch_size": None,
+        "chunked_prefill_size": 1024, "max_prefill_tokens": 4096,
         "tp_size": 4, "pp_size": 2, "dp_size": 2, "enable_dp_attention": True,
     }  # fmt: skip
     view = _View(80, context)
