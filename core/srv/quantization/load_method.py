@@ -8,7 +8,7 @@ from srv.errors import SrvError
 from srv.models.checkpoints.storage import StorageFormat
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
-from srv.quantization.layers import SchemeLayers
+from srv.quantization.layers.factory import SchemeLayers
 from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.registry import BUILT_IN
 from srv.quantization.third_party import METHODS

@@ -18,9 +18,9 @@ from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.op_layer import OpLayer, op_layers
-from srv.quantization.fp8_layers import Fp8Linear
-from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
-from srv.quantization.layers import SchemeLayers
+from srv.quantization.layers.factory import SchemeLayers
+from srv.quantization.layers.fp8 import Fp8Linear
+from srv.quantization.layers.int8 import DynamicInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.registry import BUILT_IN, find
 from srv.quantization.schemes import Blocks, Fp8
 from srv_kernels.contracts import CONTRACTS

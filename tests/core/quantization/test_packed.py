@@ -22,9 +22,7 @@ from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.quantization.formats.packed import scheme_of
 from srv.quantization.formats.packed_words import blocks, unpack
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import OrderedLinear
-from srv.quantization.ordered_experts import OrderedExperts
+from srv.quantization.layers.blocks import GGUFExperts, OrderedExperts, OrderedLinear
 from srv.quantization.registry import detect, unsupported_form
 from srv.testing.engine import user_input
 

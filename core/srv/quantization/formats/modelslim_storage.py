@@ -9,7 +9,7 @@ from torch import Tensor
 
 from srv.models.checkpoints.storage import StorageFormat
 from srv.quantization.formats import modelslim
-from srv.quantization.int8_layers import check_finite, check_scales
+from srv.quantization.layers.int8 import check_finite, check_scales
 from srv.quantization.method import StoredModel
 
 # How the names of tensors end that scale others, or shift them.

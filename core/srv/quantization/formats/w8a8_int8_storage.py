@@ -10,7 +10,7 @@ from torch import Tensor
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.quantization.formats.int8_configs import Int8Form
 from srv.quantization.formats.w8a8_int8 import INPUT_SCALE, INT8, scheme_of
-from srv.quantization.int8_layers import check_scales
+from srv.quantization.layers.int8 import check_scales
 from srv.quantization.method import UP_PROJECTION, StoredModel
 from srv.quantization.schemes import SCALE
 

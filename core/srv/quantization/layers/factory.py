@@ -14,17 +14,22 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory, LocalSizes
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.fp8_layers import Fp8Experts, Fp8Linear
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear, OrderedLinear, empty_matrix
-from srv.quantization.int8_layers import (
+from srv.quantization.layers.blocks import (
+    GGUFEmbedding,
+    GGUFExperts,
+    GGUFLinear,
+    OrderedExperts,
+    OrderedLinear,
+    empty_matrix,
+)
+from srv.quantization.layers.fp8 import Fp8Experts, Fp8Linear
+from srv.quantization.layers.int8 import (
     BiasedLinear,
     DynamicInt8Linear,
     Int8Experts,
     StaticInt8Linear,
     WeightOnlyInt8Linear,
 )
-from srv.quantization.ordered_experts import OrderedExperts
 from srv.quantization.schemes import BIASES, Blocks, Fp8, Int8, LayerSchemes, Scheme
 
 _REMEDY = "Use another checkpoint of the model, or set --dequantize-weights for a GGUF file"
