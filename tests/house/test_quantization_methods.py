@@ -11,12 +11,10 @@ from srv.quantization.registry import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = BUILT_IN.keys() - {"gguf", "bitsandbytes"}  # also values of --load-format
-FORMATS = "families/stored.py"  # what other tools store, whether srv loads it or not
 SHARED = [
     path
     for folder in ("args", "engine", "executor", "models", "planning", "platform", "worker")
     for path in sorted((ROOT / "core" / "srv" / folder).rglob("*.py"))
-    if not path.as_posix().endswith(FORMATS)
 ]
 PLATFORMS = [path for folder in ("platforms", "plugins") for path in sorted((ROOT / folder).glob("*/srv_*/**/*.py"))]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
-from srv.dtypes import item_size
+from srv.dtypes import STORED_SIZES
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 
 BIASES = "experts with biases cannot be int8"
@@ -32,7 +32,6 @@ _PREPARED: Mapping[str, int] = {
     **{"IQ2_XXS": 9, "IQ2_XS": 10, "IQ2_S": 10, "IQ3_XXS": 11, "IQ3_S": 11},
 }
 _UNPACKED = 18
-_INTEGERS: Mapping[str, int] = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8}  # bytes
 
 
 class Matrix(NamedTuple):
@@ -57,7 +56,7 @@ class HeldTensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * (_INTEGERS.get(self.dtype) or item_size(self.dtype))
+        return math.prod(self.shape) * STORED_SIZES[self.dtype]
 
 
 class Scheme(ABC):

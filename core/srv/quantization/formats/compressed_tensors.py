@@ -29,7 +29,15 @@ from srv.quantization.formats.int8_configs import Int8Form
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import matched_target, needs_backtracking, stated_names
 from srv.quantization.formats.packed import LINEAR, REMEDY, PackedForm
-from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.formats.stored_counts import Layout, ceil, is_named, names_of, target_of
+from srv.quantization.method import (
+    DOWNLOAD_REMEDY,
+    QuantMethod,
+    StoredCounts,
+    StoredMatrix,
+    StoredModel,
+    UnknownStorage,
+)
 from srv.quantization.schemes import SCALE, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
@@ -303,4 +311,73 @@ def _row_block(model: ModelFacts) -> int:
     return max((block[0] for block in blocks if block is not None), default=1)
 
 
-METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, schemes=schemes, of_form=_of_form)
+def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: groups of layers with a layout each; layers of no group, and ignored ones, stay as they are.
+
+    A layer belongs to the group that names it, else to that of a pattern, else to that of all linear layers.
+    """
+    if unsupported_kv_scheme(config) or (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise UnknownStorage("its quantized cache or sparsity is not known: no size is claimed")
+    ignored, layouts = names_of(config, "ignore"), dict[str, Layout]()
+    for group in (config.get("config_groups") or {}).values():
+        layout = _layout(group, group.get("format") or config.get("format"), dtype)
+        layouts |= dict.fromkeys(names_of(group, "targets"), layout)
+
+    def counts(matrix: StoredMatrix) -> Mapping[str, int] | None:
+        target = None if is_named(matrix.name, ignored) else target_of(layouts, matrix.name, LINEAR)
+        return None if target is None else layouts[target](matrix.outputs, matrix.inputs)
+
+    return counts
+
+
+def _layout(group: Mapping[str, Any], form: str | None, dtype: str) -> Layout:
+    """One scheme of compressed-tensors. Its scales have the dtype of the model."""
+    weights, inputs_scheme = group["weights"], group.get("input_activations")
+    static = 1 if inputs_scheme and inputs_scheme.get("dynamic") is False else 0
+    strategy, size, bits = weights.get("strategy"), weights.get("group_size") or 0, weights["num_bits"]
+    symmetric, block = weights.get("symmetric", True), weights.get("block_structure")
+    ordered = weights.get("actorder") not in (None, False, "static", "weight")
+    if strategy not in ("tensor", "channel", "group", "block", "tensor_group"):
+        raise UnknownStorage(f"quantization of strategy {strategy} is not known: no size is claimed")
+
+    def scales(outputs: int, inputs: int) -> tuple[int, int]:
+        match strategy:
+            case "tensor":
+                return 1, 1
+            case "channel":
+                return outputs, 1
+            case "block":
+                return ceil(outputs, block[0]), ceil(inputs, block[1])
+        return outputs, ceil(inputs, size)
+
+    def plain(outputs: int, inputs: int) -> dict[str, int]:
+        """One byte per value, with zeros of the same width."""
+        rows, columns = scales(outputs, inputs)
+        item = "int8" if weights["type"] == "int" else "float8_e4m3fn"
+        zeros = 0 if symmetric else rows * columns
+        return {item: outputs * inputs + zeros, dtype: rows * columns + static}
+
+    def packed(outputs: int, inputs: int) -> dict[str, int]:
+        """Words of 32 bits with several values of a row; zeros are packed along the rows. The shape is stored."""
+        rows, columns = scales(outputs, inputs)
+        per_word = 32 // bits
+        zeros = 0 if symmetric else ceil(rows, per_word) * columns
+        words = outputs * ceil(inputs, per_word) + zeros + (inputs if ordered else 0)
+        return {"int32": words, dtype: rows * columns + static, "int64": 2}
+
+    def nvfp4(outputs: int, inputs: int) -> dict[str, int]:
+        """Two values per byte, an FP8 scale per group, and a scale of the whole weight and of its inputs."""
+        whole = 2 if inputs_scheme else 1
+        return {"uint8": outputs * inputs // 2, "float8_e4m3fn": outputs * ceil(inputs, size), "float32": whole}
+
+    match form:
+        case "int-quantized" | "float-quantized" | "naive-quantized" if bits == 8:
+            return plain
+        case "pack-quantized" if bits in (4, 8):
+            return packed
+        case "nvfp4-pack-quantized":
+            return nvfp4
+    raise UnknownStorage(f"weights of {bits} bits in the format {form} are not known: no size is claimed")
+
+
+METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, schemes=schemes, stored=stored, of_form=_of_form)

@@ -15,6 +15,7 @@ Activations are unquantized, static or dynamic there. A platform may quantize th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 from srv.errors import ModelError
 from srv.quantization.formats.kv_scheme import stated_kv_field, unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import names_layer, stated_names
-from srv.quantization.method import UP_PROJECTION
+from srv.quantization.formats.stored_counts import names_of, one_layout
+from srv.quantization.method import UP_PROJECTION, StoredCounts
 from srv.quantization.schemes import Fp8
 
 FP8, FBGEMM, MODELOPT = "fp8", "fbgemm_fp8", "modelopt"
@@ -240,3 +242,15 @@ def _with_block(scheme: Fp8Form, stated: Any) -> Fp8Form | str:
     if outputs < 1 or inputs < 1 or inputs % _INPUTS:
         return f"its blocks are {outputs} x {inputs}, and their inputs are not a multiple of {_INPUTS}"
     return scheme._replace(block=(outputs, inputs))
+
+
+def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: a float32 scale per block or weight, and one of inputs if activations are static."""
+    rows, columns = config.get("weight_block_size") or (0, 0)
+    of_inputs = 1 if config.get("activation_scheme") == "static" else 0
+
+    def layout(outputs: int, inputs: int) -> dict[str, int]:
+        scales = math.prod(Fp8((rows, columns)).scale_shape(outputs, inputs)) if rows else 1
+        return {"float8_e4m3fn": outputs * inputs, "float32": scales + of_inputs}
+
+    return one_layout(layout, names_of(config, "modules_to_not_convert", "ignored_layers"))

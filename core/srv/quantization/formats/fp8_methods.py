@@ -44,6 +44,7 @@ METHOD = QuantMethod(
     accepts=accepts,
     sharding=_SHARDING,
     schemes=fp8.schemes,
+    stored=fp8_configs.stored,
     row_tensors=("weight", SCALE),
     row_block=fp8.row_block,
     up_projections=True,
@@ -58,6 +59,7 @@ FBGEMM_METHOD, MODELOPT_METHOD = (
         detect=partial(fp8_configs.detect, name),
         accepts=None,
         at_load=None,
+        stored=None,
         of_form=partial(_of_form, name),
     )
     for name in (fp8_configs.FBGEMM, fp8_configs.MODELOPT)

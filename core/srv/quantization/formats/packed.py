@@ -27,11 +27,14 @@ from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
+from srv.quantization.formats.stored_counts import bits_of, ceil, group_size, names_of, one_layout
 from srv.quantization.method import (
     DOWNLOAD_REMEDY,
     UP_PROJECTION,
     QuantMethod,
+    StoredCounts,
     StoredModel,
+    UnknownStorage,
 )
 from srv.quantization.schemes import Blocks, LayerSchemes
 
@@ -367,6 +370,38 @@ def schemes(model: StoredModel, form: PackedForm | None = None) -> LayerSchemes:
     return scheme
 
 
+def _awq_stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: packed along the outputs, with scales and zeros per group of inputs (AutoAWQ's gemm)."""
+    if config.get("version", "gemm").lower() != "gemm":
+        raise UnknownStorage(f"AWQ weights of version {config['version']} are not known: no size is claimed")
+    per_word, size = 32 // bits_of(config, "bits", "w_bit"), group_size(config, "group_size", "q_group_size")
+    zeros = 1 if config.get("zero_point", True) else 0
+
+    def layout(outputs: int, inputs: int) -> dict[str, int]:
+        groups = ceil(inputs, size) if size else 1
+        return {"int32": (inputs + groups * zeros) * (outputs // per_word), "float16": groups * outputs}
+
+    return one_layout(layout, names_of(config, "modules_to_not_convert"))
+
+
+def _gptq_stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: packed along the inputs, with scales, zeros and the group of each input (GPTQModel)."""
+    if config.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
+        raise UnknownStorage(f"GPTQ weights of format {config['checkpoint_format']} are not known: no size is claimed")
+    per_word, size = 32 // bits_of(config, "bits"), group_size(config, "group_size")
+    rules = config.get("dynamic") or {}
+    if any(not rule.startswith("-:") for rule in rules) or config.get("modules_in_block_to_quantize"):
+        raise UnknownStorage("its modules are quantized differently from one another: no size is claimed")
+    excluded = [f"{REGEX}{rule.removeprefix('-:')}" for rule in rules] + names_of(config, "modules_to_not_convert")
+
+    def layout(outputs: int, inputs: int) -> dict[str, int]:
+        groups = ceil(inputs, size) if size else 1
+        packed = inputs // per_word * outputs + groups * (outputs // per_word)
+        return {"int32": packed + inputs, "float16": groups * outputs}
+
+    return one_layout(layout, excluded, head=bool(config.get("lm_head")))
+
+
 def _method(name: str) -> QuantMethod:
     return QuantMethod(
         name=name,
@@ -382,4 +417,6 @@ def _method(name: str) -> QuantMethod:
     )
 
 
-AWQ_METHOD, GPTQ_METHOD, COMPRESSED_METHOD = map(_method, (AWQ, GPTQ, COMPRESSED))
+AWQ_METHOD = _method(AWQ)._replace(stored=_awq_stored)
+GPTQ_METHOD = _method(GPTQ)._replace(stored=_gptq_stored)
+COMPRESSED_METHOD = _method(COMPRESSED)
