@@ -96,6 +96,7 @@ class QuantMethod(NamedTuple):
     - `stored(quantization_config, dtype)`: for a checkpoint without weights, also one that the layers do not support:
       the function that counts what it stores for each matrix; `dtype` is that of its other weights. It may raise
       UnknownStorage, and so may the function. `stored` itself is None if no size is claimed without weights.
+    - `block_types`: the types of the blocks as which it always holds quantized weights, if they are `Blocks`.
     - `packed`: the checkpoint has fewer stored elements than there are weights.
 
     How its layers compute, and what they do not:
@@ -132,6 +133,7 @@ class QuantMethod(NamedTuple):
     schemes: Callable[[StoredModel], LayerSchemes] | None = None
     experts: Callable[[bool], tuple[str, str] | None] | None = None
     stored: Callable[[Mapping[str, Any], str], StoredCounts] | None = None
+    block_types: tuple[str, ...] = ()
     packed: bool = False
     at_load: Callable[[ModelFacts], str | None] | None = None
     note: str = ""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
-from srv.dtypes import STORED_SIZES
+from srv.dtypes import STORED_SIZES, item_size
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 
 BIASES = "experts with biases cannot be int8"
@@ -56,7 +56,7 @@ class HeldTensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * STORED_SIZES[self.dtype]
+        return math.prod(self.shape) * (STORED_SIZES.get(self.dtype) or item_size(self.dtype))
 
 
 class Scheme(ABC):

@@ -23,7 +23,7 @@ from srv.errors import ModelError, Rejection
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.formats.fp8 import NOTE
+from srv.quantization.formats.fp8_weights import NOTE
 from srv.quantization.layers.blocks import GGUFExperts, GGUFLinear
 from srv.quantization.layers.fp8 import Fp8Experts, Fp8Linear
 from srv.quantization.layers.int8 import DynamicInt8Linear, WeightOnlyInt8Linear

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
-from srv.quantization.formats.int8_checks import check_experts, experts_note
+from srv.quantization.formats.int8_weights import check_experts, experts_note
 from srv.quantization.formats.layer_patterns import names_layer, stated_names
 from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
 from srv.quantization.schemes import Blocks, Int8, LayerSchemes, Scheme

@@ -183,6 +183,7 @@ METHOD = QuantMethod(
     sharding="weights in MXFP4 cannot be sharded yet",
     schemes=schemes,
     stored=stored,
+    block_types=(BLOCK_TYPE,),
     packed=True,
     fused_experts=True,
     dtype="bfloat16",

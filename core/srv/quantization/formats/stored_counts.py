@@ -41,11 +41,14 @@ def names_of(config: Mapping[str, Any], *fields: str) -> list[str]:
 def is_named(name: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern names a layer or one around it."""
 
-    def named(pattern: str) -> bool:
-        check_pattern("its quantization_config", pattern)
-        return names_layer(pattern, name)
+    def match() -> bool:
+        for pattern in patterns:
+            check_pattern("its quantization_config", pattern)
+            if names_layer(pattern, name):
+                return True
+        return False
 
-    return any(_known(lambda each=pattern: named(each)) for pattern in patterns)
+    return _known(match)
 
 
 def target_of(targets: Collection[str], name: str, layer_class: str) -> str | None:

@@ -56,6 +56,10 @@ class SchemeLayers(LayerFactory):
                 return Fp8Linear(self.context, output_sizes, inputs, bias, scheme)
             case Blocks():
                 return self._block_linear(scheme, local, bias)
+        return self.other_linear(scheme, output_sizes, inputs, bias)
+
+    def other_linear(self, scheme: Scheme, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+        """The linear layer of a scheme that this class does not know; for the factory of a method that has one."""
         raise _without_layers(scheme)
 
     def _int8_linear(self, scheme: Int8, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
@@ -79,6 +83,8 @@ class SchemeLayers(LayerFactory):
         local = self.local_experts(sizes)
         named = zip(expert_names(prefix, sizes.experts), (local.hidden, local.local), strict=True)
         first, down = (self._schemes(names, inputs, False) for names, inputs in named)
+        if first == down and first is not None and not isinstance(first, Int8 | Fp8 | Blocks):
+            return self.other_experts(first, prefix, sizes, bias)
         match first, down:
             case None, None:
                 return super().experts(prefix, sizes, bias)
@@ -91,6 +97,10 @@ class SchemeLayers(LayerFactory):
                 return OrderedExperts(self.context, experts) if first.ordered else experts
         how = "quantized in part" if first is None or down is None else f"held as {first} and {down}"
         raise _refused(prefix, f"{how}, which no layers support")
+
+    def other_experts(self, scheme: Scheme, prefix: str, sizes: ExpertSizes, bias: bool) -> ExpertWeights:
+        """As `other_linear`, the experts of a layer."""
+        raise _refused(prefix, f"held as {scheme} and {scheme}, which no layers support")
 
     def _int8_experts(self, scheme: Int8, prefix: str, sizes: ExpertSizes, bias: bool) -> ExpertWeights:
         if scheme.inputs == "static":
