@@ -46,6 +46,13 @@ class Matrix(NamedTuple):
     experts: bool = False
 
 
+class Units(NamedTuple):
+    """A matrix is divided among ranks at multiples of so many outputs, or inputs."""
+
+    outputs: int = 1
+    inputs: int = 1
+
+
 class HeldTensor(NamedTuple):
     """A tensor that a layer holds. `resident`: it stays on the device where the matrix is in host memory."""
 
@@ -76,6 +83,11 @@ class Scheme(ABC):
     def has_biases(self) -> bool:
         """Whether the bias of a linear layer is a tensor of its own."""
         return True
+
+    @property
+    def units(self) -> Units | str:
+        """What stays together on a rank of several; a clause if layers of this scheme cannot be sharded."""
+        return "weights of this scheme cannot be sharded yet"
 
     @abstractmethod
     def tensors(self, matrix: Matrix) -> tuple[HeldTensor, ...]:
@@ -117,6 +129,10 @@ class Int8(Scheme):
         return _INT8_OPS[self.inputs]
 
     @property
+    def units(self) -> Units:
+        return Units()
+
+    @property
     def has_biases(self) -> bool:
         return not self.bias_inside
 
@@ -145,6 +161,10 @@ class Fp8(Scheme):
     @property
     def op(self) -> str:
         return "linear_fp8"
+
+    @property
+    def units(self) -> Units:
+        return Units() if self.block is None else Units(*self.block)
 
     def block_of(self, inputs: int) -> tuple[int, int]:
         """(outputs, inputs) that share a scale, of a matrix with so many inputs."""
@@ -191,6 +211,12 @@ class Blocks(Scheme):
     @property
     def op(self) -> str:
         return "linear_gguf"
+
+    @property
+    def units(self) -> Units | str:
+        if self.ordered:
+            return "weights whose inputs have an order of their own (desc_act) cannot be sharded yet"
+        return Units(inputs=math.lcm(*(TYPES_BY_NAME[kind].elements for kind in self.types)))
 
     @property
     def type(self) -> str:

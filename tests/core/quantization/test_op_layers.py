@@ -19,7 +19,7 @@ from srv.errors import InternalError, ModelError
 from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes
-from srv.models.layers.factory import LayerFactory
+from srv.models.layers.factory import LayerFactory, LocalSizes
 from srv.models.layers.linear import Projection
 from srv.models.layers.op_layer import OpLayer, op_layers
 from srv.quantization.layers.factory import SchemeLayers
@@ -43,12 +43,12 @@ def filled(layer: Any) -> Any:
 
 
 LINEAR: list[Callable[[], Any]] = [
-    lambda: DynamicInt8Linear(CONTEXT, SHARDS, 32, bias=True),
-    lambda: WeightOnlyInt8Linear(CONTEXT, SHARDS, 32, bias=False),
-    lambda: StaticInt8Linear(CONTEXT, SHARDS, 32),
+    lambda: DynamicInt8Linear(CONTEXT, LocalSizes(SHARDS, 32), bias=True),
+    lambda: WeightOnlyInt8Linear(CONTEXT, LocalSizes(SHARDS, 32), bias=False),
+    lambda: StaticInt8Linear(CONTEXT, LocalSizes(SHARDS, 32)),
     lambda: GGUF.linear(SHARDS, 32, bias=True),
-    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8()),
-    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8((16, 32))),
+    lambda: Fp8Linear(CONTEXT, LocalSizes(SHARDS, 32), True, Fp8()),
+    lambda: Fp8Linear(CONTEXT, LocalSizes(SHARDS, 32), True, Fp8((16, 32))),
 ]
 
 

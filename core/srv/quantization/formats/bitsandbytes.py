@@ -179,7 +179,6 @@ METHOD = QuantMethod(
     storage="srv.quantization.formats.bitsandbytes_storage:BitsAndBytesStorageFormat",
     ops=("linear_gguf", "linear_int8"),
     detect=detect,
-    sharding="weights of bitsandbytes cannot be sharded yet",
     schemes=schemes,
     row_tensors=("weight", "weight_scale"),
     packed=True,

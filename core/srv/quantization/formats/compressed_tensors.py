@@ -312,7 +312,6 @@ def _of_form(model: ModelFacts) -> QuantMethod:
     return METHOD._replace(
         storage="srv.quantization.formats.compressed_tensors_storage:MixedStorageFormat",
         ops=tuple(dict.fromkeys(group.scheme.held.op for group in mixed.groups)),
-        sharding="weights of mixed schemes cannot be sharded yet",
         note=fp8_weights.NOTE if Fp8Form in kinds else "",
         fp8_inputs=any(isinstance(group.scheme, Fp8Form) and group.scheme.inputs for group in mixed.groups),
         turns_inputs=kinds == [PackedForm],

@@ -233,7 +233,6 @@ def method(
         storage=storage,
         ops=("linear_fp8",),
         detect=detect,
-        sharding="weights quantized to FP8 cannot be sharded yet",
         schemes=lambda model: schemes(model, form_of(model, read)),
         row_tensors=("weight", SCALE),
         row_block=row_block,

@@ -30,6 +30,10 @@ class ModelslimStorageFormat(StorageFormat):
     def unused(self, names: Collection[str]) -> set[str]:
         return modelslim.redundant(names, self._description)
 
+    def is_read_whole(self, name: str) -> bool:
+        """Values are converted one by one, so that parts of tensors can be."""
+        return False
+
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         if name.endswith(".deq_scale") and stored.dtype is torch.int64:
             stored = (stored & 0xFFFFFFFF).to(torch.uint32).view(torch.float32)

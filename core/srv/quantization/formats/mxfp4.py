@@ -180,7 +180,6 @@ METHOD = QuantMethod(
     storage="srv.quantization.formats.mxfp4_storage:MXFP4StorageFormat",
     ops=("linear_gguf",),
     detect=detect,
-    sharding="weights in MXFP4 cannot be sharded yet",
     schemes=schemes,
     stored=stored,
     block_types=(BLOCK_TYPE,),

@@ -44,7 +44,6 @@ INT8DQ = QuantMethod(
     name="int8dq",
     storage="srv.quantization.formats.online_storage:OnlineInt8StorageFormat",
     ops=("linear_w8a8",),
-    sharding="weights quantized to int8 cannot be sharded yet",
     online=True,
     schemes=partial(schemes, Int8()),
     experts=_dynamic_experts,
@@ -59,7 +58,6 @@ FP8WO = QuantMethod(
     name="fp8wo",
     storage="srv.quantization.formats.online_storage:OnlineFp8StorageFormat",
     ops=("linear_fp8",),
-    sharding="weights quantized to FP8 cannot be sharded yet",
     online=True,
     schemes=partial(schemes, Fp8()),
 )

@@ -259,7 +259,6 @@ def method(
         storage=storage,
         ops=("linear_gguf",),
         detect=detect,
-        sharding="weights of packed integers cannot be sharded yet",
         schemes=of_model,
         packed=True,
         turns_inputs=True,

@@ -84,7 +84,6 @@ METHOD = QuantMethod(
     ops=("linear_w8a8",),
     detect=detect,
     accepts=accepts,
-    sharding="weights quantized to int8 cannot be sharded yet",
     schemes=schemes,
     at_load=_at_load,
     of_form=_of_form,

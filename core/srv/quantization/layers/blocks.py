@@ -69,7 +69,7 @@ class GGUFLinear(Projection):
         super().__init__(context.dtype, output_sizes, matrices[0].inputs, sharding)
         self.matrices, self.tied = matrices, tied
         self._loaded_bias = context.empty(sum(output_sizes.values())) if bias else None
-        self.bias = self._loaded_bias if sharding.columns is None or sharding.columns.begin == 0 else None
+        self.bias = self._loaded_bias if sharding.adds_bias else None
         self._ops: list[Callable[..., Tensor]] = [
             context.bind(self.op, inputs=each.inputs, outputs=each.outputs) for each in matrices
         ]
@@ -201,8 +201,7 @@ class GGUFExperts(ExpertWeights):
         self.down = self._empty(context, sizes.hidden, sizes.local, down_type)
         self.gate_up_bias = context.empty(sizes.experts, 2 * sizes.local) if bias else None
         self._loaded_down_bias = context.empty(sizes.experts, sizes.hidden) if bias else None
-        first = sizes.share is None or sizes.share.begin == 0
-        self.down_bias = self._loaded_down_bias if first else None
+        self.down_bias = self._loaded_down_bias if sizes.adds_biases else None
 
     def _empty(self, context: BuildContext, rows: int, columns: int, quant_type: str) -> Tensor:
         kind = TYPES_BY_NAME[quant_type]
