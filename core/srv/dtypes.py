@@ -11,6 +11,11 @@ from typing import NamedTuple
 
 ITEM_SIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
+# Those of stored tensors: bytes per element.
+STORED_SIZES: Mapping[str, int] = MappingProxyType(
+    {**ITEM_SIZES, "float8_e4m3fn": 1, "uint8": 1, "int8": 1, "int32": 4, "int64": 8}
+)
+
 # The dtypes in which weights are stored that are not quantized, the widest first.
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 

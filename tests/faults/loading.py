@@ -26,7 +26,7 @@ FAULTS = (
     ),
     Fault(
         name="scales-of-layers-in-host-memory-stay-on-the-device",
-        file="core/srv/quantization/fp8_layers.py",
+        file="core/srv/quantization/layers/fp8.py",
         text="for each in (matrix.weight, matrix.scale))",
         planted="for each in (matrix.weight,))",
         effect="A launch with FP8 layers in host memory ends with an internal error: plans count their scales too.",

@@ -31,7 +31,7 @@ FAULTS = (
     ),
     Fault(
         name="int8-experts-share-a-scale",
-        file="core/srv/quantization/int8_layers.py",
+        file="core/srv/quantization/layers/int8.py",
         text="scales = self.gate_up_scale.unsqueeze(-1), self.down_scale.unsqueeze(-1)",
         planted="scales = self.gate_up_scale[:1].unsqueeze(-1).expand(len(self.gate_up), -1, -1), "
         "self.down_scale.unsqueeze(-1)",

@@ -18,7 +18,7 @@ FAULTS = (
     ),
     Fault(
         name="scales-of-other-fused-layers",
-        file="core/srv/quantization/int8_layers.py",
+        file="core/srv/quantization/layers/int8.py",
         text='views[f"{name}.input_offset"] = self._offsets[index : index + 1]',
         planted='views[f"{name}.input_offset"] = self._offsets[:1]',
         effect="Fused layers whose inputs are quantized differently are computed with the offset of only one of them.",
@@ -26,7 +26,7 @@ FAULTS = (
     ),
     Fault(
         name="asymmetric-weights-accepted",
-        file="core/srv/quantization/int8_layers.py",
+        file="core/srv/quantization/layers/int8.py",
         text="nonzero = [name for name, offset in offsets.items() if bool(offset.any())]",
         planted="nonzero = [name for name, offset in offsets.items() if bool(offset.all())]",
         effect="A checkpoint with zero points is served as if it had none, and generates nonsense.",
@@ -34,7 +34,7 @@ FAULTS = (
     ),
     Fault(
         name="mixed-gguf-types-joined",
-        file="core/srv/quantization/gguf_layers.py",
+        file="core/srv/quantization/layers/blocks.py",
         text="if first <= row < first + matrix.outputs:",
         planted="if first < row <= first + matrix.outputs:",
         effect="GGUF files that mix types within one attention layer are refused or misread.",
@@ -42,7 +42,7 @@ FAULTS = (
     ),
     Fault(
         name="bias-of-quantized-layer-dropped",
-        file="core/srv/quantization/gguf_layers.py",
+        file="core/srv/quantization/layers/blocks.py",
         text="return product if self.bias is None else product + self.bias",
         planted="return product",
         effect="The quality of quantized Qwen2 files is worse than it should be.",
@@ -66,7 +66,7 @@ FAULTS = (
     ),
     Fault(
         name="operands-in-another-order",
-        file="core/srv/quantization/int8_layers.py",
+        file="core/srv/quantization/layers/int8.py",
         text='names = ("weight", "input_scale", "input_offset", "quant_bias", "deq_scale")',
         planted='names = ("weight", "input_offset", "input_scale", "quant_bias", "deq_scale")',
         effect="A platform that passes the operands to its op computes nonsense.",

@@ -33,7 +33,7 @@ FAULTS = (
     ),
     Fault(
         name="fp8-products-of-weight-only-checkpoints",
-        file="core/srv/quantization/formats/fp8_configs.py",
+        file="core/srv/quantization/formats/compressed_tensors.py",
         text='inputs=inputs.get("num_bits") == 8',
         planted="inputs=True",
         effect="GPUs round the activations of checkpoints that were made for exact ones.",

@@ -1,7 +1,11 @@
-"""Shared code has no switch between quantization methods, and platforms do not know the layers of any."""
+"""Shared code has no switch between quantization methods, and platforms do not know the layers of any.
+
+Models know no format either: `QuantMethod` says what they need.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from every import every
@@ -11,19 +15,25 @@ from srv.quantization.registry import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = BUILT_IN.keys() - {"gguf", "bitsandbytes"}  # also values of --load-format
-FORMATS = "families/stored.py"  # what other tools store, whether srv loads it or not
 SHARED = [
     path
     for folder in ("args", "engine", "executor", "models", "planning", "platform", "worker")
     for path in sorted((ROOT / "core" / "srv" / folder).rglob("*.py"))
-    if not path.as_posix().endswith(FORMATS)
 ]
+FORMATS = {target.partition(":")[0] for target in BUILT_IN.values()}
+IMPORT = re.compile(rf"^\s*(from|import) srv\.quantization\.({'|'.join(map(re.escape, FORMATS))})\b", re.MULTILINE)
+MODELS = [path for path in SHARED if "models" in path.relative_to(ROOT).parts]
 PLATFORMS = [path for folder in ("platforms", "plugins") for path in sorted((ROOT / folder).glob("*/srv_*/**/*.py"))]
 
 
 @every("path", SHARED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_shared_code_names_no_method(path: Path) -> None:
     assert names_in(path.read_text(encoding="utf-8"), NAMES) == []
+
+
+@every("path", MODELS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_models_import_no_format(path: Path) -> None:
+    assert not IMPORT.search(path.read_text(encoding="utf-8"))
 
 
 @every("path", PLATFORMS, ids=lambda path: str(path.relative_to(ROOT)))

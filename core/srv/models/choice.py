@@ -13,6 +13,7 @@ from typing import NamedTuple
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.architectures.registry import native_names, native_tree
+from srv.models.architectures.sharding import divisions
 from srv.models.architectures.weight_rules import check_rules, has_quantized_experts
 from srv.models.blueprint import MoE, Part
 from srv.models.checkpoints.safetensors_header import PACKED_BITS
@@ -69,9 +70,13 @@ def choose_layers(
         _check_generates(facts, fallback)
         if may_run(facts):
             check_layer_code(facts)
-    if ranks > 1 and (tree is None or (method is not None and method.sharding is not None)):
-        obstacle = (method and method.sharding) or f"only native layers can, and it has none ({fallback})"
+    if ranks > 1 and (tree is None or (method is not None and method.unsharded is not None)):
+        obstacle = (method and method.unsharded) or f"only native layers can, and it has none ({fallback})"
         reason = f"it cannot be sharded over {ranks} ranks: {obstacle}"
+        raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
+    divided = divisions(facts, in_blocks=not dequantize) if ranks > 1 else None
+    if isinstance(divided, str):
+        reason = f"it cannot be sharded over {ranks} ranks: {divided}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     if tree is None and method is not None and not method.dequantizable:
         done = "would be quantized" if method.online else "are quantized"

@@ -15,6 +15,7 @@ from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
 from srv.errors import Rejection
 from srv.models import derive
+from srv.models.architectures.weight_rules import layer_schemes
 from srv.models.blueprint import Part
 from srv.models.choice import LayerChoice
 from srv.planning.kernel import (
@@ -33,7 +34,7 @@ from srv.planning.kernel_ops import NOT_SERVED, OpTable, op_kernels
 from srv.planning.kernel_steps import step_kernels
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
-from srv.planning.weights import layer_schemes, types_are_known
+from srv.planning.weights import schemes_of_rank, types_are_known
 from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend, with_added
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.facts import WRITE_KV, OpCall
@@ -107,7 +108,7 @@ class _Planner:
         yield from self._attention(model, tree)
         if tree is not None:
             part = tree.of_rank(ranks) if ranks > 1 and derive.divided(tree) is not None else tree
-            yield from self._ops(model, part, method)
+            yield from self._ops(model, tree, part, method)
 
     def of_backend(self, part: str, what: str, key: str, choice: BackendChoice) -> Kernel:
         rejected, slower = _rejected(choice), self._slower(choice)
@@ -203,9 +204,10 @@ class _Planner:
 
     # ---- ops
 
-    def _ops(self, model: ModelFacts, tree: Part, method: QuantMethod | None) -> Iterator[Kernel]:
+    def _ops(self, model: ModelFacts, tree: Part, part: Part, method: QuantMethod | None) -> Iterator[Kernel]:
+        """Of `part`, what a rank has of the model's `tree`."""
         dtype, specs, platform = self._config.model.dtype, self._target.manifest.facts.ops, self._target.manifest.name
-        ops = derive.model_ops(tree, dtype)
+        ops = derive.model_ops(part, dtype)
         if not divides(self._resolved):
             yield _unknown("tp_size does not divide the model")
             return
@@ -223,7 +225,7 @@ class _Planner:
         if experts is not None:
             specs = of_backend(with_added(specs, [experts.spec]), experts.spec.name)
         table = OpTable(platform, specs, self._target.device, dtype, invariant, named_implementations(self._config))
-        for kernel in op_kernels(table, ops, layer_schemes(model, method)):
+        for kernel in op_kernels(table, ops, schemes_of_rank(tree, layer_schemes(model, method))):
             if kernel.name is None:
                 self._refuse_op(kernel)
             elif method is not None and kernel.slower and _op(kernel) in method.ops:

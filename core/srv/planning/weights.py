@@ -17,12 +17,11 @@ from srv.errors import ModelError
 from srv.kept import kept_per_object
 from srv.models import derive
 from srv.models.architectures.registry import native_tree_of
-from srv.models.architectures.weight_rules import fused_mapping, fused_schemes
+from srv.models.architectures.weight_rules import fused_mapping, layer_schemes
 from srv.models.blueprint import Experts, MoE, Part, walk
 from srv.models.checkpoints.gguf_types import OP_TYPES
-from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.method import QuantMethod
 from srv.quantization.registry import chosen
 from srv.quantization.schemes import LayerSchemes, Matrix, Scheme, prepared_bytes, row_bytes
 from srv.specs import ModelFacts
@@ -70,15 +69,13 @@ def types_are_known(model: ModelFacts) -> bool:
     return model.format != "gguf" or Path(model.path).is_file()
 
 
-def layer_schemes(model: ModelFacts, method: QuantMethod | None) -> LayerSchemes:
-    """The scheme of each layer, by the names that layers have. Raises ModelError for damaged files.
-
-    `method`: None for unquantized weights.
-    """
-    if method is None or method.schemes is None:
-        return lambda names, inputs, embedding: None
-    tensors = StoredModel(model, {}) if method.online else checkpoint_tensors(model)
-    return fused_schemes(method.schemes(tensors), fused_mapping(model, method))
+def schemes_of_rank(tree: Part, schemes: LayerSchemes) -> LayerSchemes:
+    """`schemes`, asked with the inputs that the layers of a rank have. `tree`: of the whole model."""
+    whole = {each.names: each.inputs for each in derive.matrices(tree)}
+    for name, part in walk(tree):
+        if isinstance(part, Experts):
+            whole |= zip(expert_names(name, part.count), (part.hidden, part.inner), strict=True)
+    return lambda names, inputs, embedding: schemes(names, whole.get(names, inputs), embedding)
 
 
 def held_matrices(model: ModelFacts, tree: Part, method: QuantMethod | None) -> Iterator[HeldMatrix]:

@@ -8,7 +8,7 @@ from srv.errors import SrvError
 from srv.models.checkpoints.storage import StorageFormat
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
-from srv.quantization.layers import SchemeLayers
+from srv.quantization.layers.factory import SchemeLayers
 from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.registry import BUILT_IN
 from srv.quantization.third_party import METHODS
@@ -20,9 +20,12 @@ def make_factory(method: QuantMethod, context: BuildContext, model: StoredModel)
     if method.layers is None:
         assert method.schemes is not None  # checked where a method of another distribution is imported
         return SchemeLayers(context, method.schemes(model))
+    built_in = method.name in BUILT_IN
     make: Callable[..., LayerFactory] = METHODS.import_class(
-        method.name, "layers", method.layers, LayerFactory, built_in=False
+        method.name, "layers", method.layers, LayerFactory, built_in=built_in
     )
+    if built_in:
+        return make(context, model)
     return METHODS.call(method.name, "layers", make, context, model, expected=(SrvError,))
 
 

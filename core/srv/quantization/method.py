@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from srv.quantization.schemes import LayerSchemes
 
@@ -33,6 +33,31 @@ class StoredModel(NamedTuple):
     types: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     stored_names: Mapping[str, str] = MappingProxyType({})
+
+
+class StoredMatrix(NamedTuple):
+    """A matrix of a model whose checkpoint has no weights here, by its name in the checkpoint.
+
+    `copies`: how many experts of a layer have one; 0 for a linear layer. `is_head`: it is that of the output layer.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    copies: int = 0
+    is_head: bool = False
+
+    @property
+    def elements(self) -> int:
+        return self.outputs * self.inputs * max(1, self.copies)
+
+
+# A matrix -> the elements of one copy and of what is stored with it, by dtype; None if it is not quantized.
+StoredCounts: TypeAlias = Callable[[StoredMatrix], Mapping[str, int] | None]
+
+
+class UnknownStorage(Exception):
+    """It is not known what a checkpoint stores. The message is a clause with the reason."""
 
 
 def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:
@@ -68,6 +93,10 @@ class QuantMethod(NamedTuple):
       `embedding`: rows of the matrix are looked up. Layers, the bytes of weights, and the ops of plans follow from it.
       Both functions may raise ModelError for damaged checkpoints. `schemes` itself is None if that is not known before
       the layers are built.
+    - `stored(quantization_config, dtype)`: for a checkpoint without weights, also one that the layers do not support:
+      the function that counts what it stores for each matrix; `dtype` is that of its other weights. It may raise
+      UnknownStorage, and so may the function. `stored` itself is None if no size is claimed without weights.
+    - `block_types`: the types of the blocks as which it always holds quantized weights, if they are `Blocks`.
     - `packed`: the checkpoint has fewer stored elements than there are weights.
 
     How its layers compute, and what they do not:
@@ -78,7 +107,8 @@ class QuantMethod(NamedTuple):
     - `note`: what an operator should know of how the layers compute, as a clause; "" for nothing.
     - `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not asked
       for, and for native layers.
-    - `sharding`: the clause that says why the layers cannot be sharded over ranks; None if they can.
+    - `sharding`: the clause that says why its layers cannot be sharded over ranks; None if their schemes say what can
+      (`Scheme.units`).
     - `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a remedy; or None.
     - `fused_experts`: experts that a checkpoint has in two quantized tensors can be divided, by the storage format or
       before it gets them (`srv.models.checkpoints.stacked_experts`).
@@ -98,11 +128,13 @@ class QuantMethod(NamedTuple):
     ops: tuple[str, ...] = ()
     detect: Callable[[Path, Mapping[str, Any]], bool | str] = not_detected
     accepts: Callable[[ModelFacts], str | None] | None = None
-    sharding: str | None = "weights quantized by this method cannot be sharded yet"
+    sharding: str | None = None
     online: bool = False
     dequantizable: bool = False
     schemes: Callable[[StoredModel], LayerSchemes] | None = None
     experts: Callable[[bool], tuple[str, str] | None] | None = None
+    stored: Callable[[Mapping[str, Any], str], StoredCounts] | None = None
+    block_types: tuple[str, ...] = ()
     packed: bool = False
     at_load: Callable[[ModelFacts], str | None] | None = None
     note: str = ""
@@ -114,3 +146,9 @@ class QuantMethod(NamedTuple):
     dtype: str = ""
     fp8_inputs: bool = False
     of_form: Callable[[ModelFacts], QuantMethod] | None = None
+
+    @property
+    def unsharded(self) -> str | None:
+        """The clause that says why its layers cannot be sharded over ranks, whatever their schemes are; or None."""
+        without_schemes = "weights quantized by this method cannot be sharded yet" if self.schemes is None else None
+        return self.sharding or without_schemes

@@ -28,18 +28,18 @@ CHECKPOINT_METHODS: Mapping[str, str] = MappingProxyType(
         "modelslim": "formats.modelslim:METHOD",
         "compressed-tensors": "formats.compressed_tensors:METHOD",
         "w8a8_int8": "formats.w8a8_int8:METHOD",
-        "awq": "formats.packed:AWQ_METHOD",
-        "gptq": "formats.packed:GPTQ_METHOD",
-        "fp8": "formats.fp8_methods:METHOD",
-        "fbgemm_fp8": "formats.fp8_methods:FBGEMM_METHOD",
-        "modelopt": "formats.fp8_methods:MODELOPT_METHOD",
+        "awq": "formats.awq:METHOD",
+        "gptq": "formats.gptq:METHOD",
+        "fp8": "formats.fp8:METHOD",
+        "fbgemm_fp8": "formats.fp8:FBGEMM_METHOD",
+        "modelopt": "formats.modelopt:METHOD",
         "mxfp4": "formats.mxfp4:METHOD",
         "bitsandbytes": "formats.bitsandbytes:METHOD",
         "torchao": "formats.torchao:METHOD",
     }
 )
 ONLINE_METHODS: Mapping[str, str] = MappingProxyType(
-    {"int8dq": "formats.online:INT8DQ", "int8wo": "formats.online:INT8WO", "fp8wo": "formats.fp8_methods:FP8WO"}
+    {"int8dq": "formats.online:INT8DQ", "int8wo": "formats.online:INT8WO", "fp8wo": "formats.online:FP8WO"}
 )
 BUILT_IN: Mapping[str, str] = MappingProxyType({**CHECKPOINT_METHODS, **ONLINE_METHODS})
 # Names that other servers have for kernels, and the methods whose weights these read.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
-from srv.dtypes import item_size
+from srv.dtypes import STORED_SIZES, item_size
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 
 BIASES = "experts with biases cannot be int8"
@@ -32,7 +32,6 @@ _PREPARED: Mapping[str, int] = {
     **{"IQ2_XXS": 9, "IQ2_XS": 10, "IQ2_S": 10, "IQ3_XXS": 11, "IQ3_S": 11},
 }
 _UNPACKED = 18
-_INTEGERS: Mapping[str, int] = {"int8": 1, "uint8": 1, "int32": 4, "int64": 8}  # bytes
 
 
 class Matrix(NamedTuple):
@@ -47,6 +46,13 @@ class Matrix(NamedTuple):
     experts: bool = False
 
 
+class Units(NamedTuple):
+    """A matrix is divided among ranks at multiples of so many outputs, or inputs."""
+
+    outputs: int = 1
+    inputs: int = 1
+
+
 class HeldTensor(NamedTuple):
     """A tensor that a layer holds. `resident`: it stays on the device where the matrix is in host memory."""
 
@@ -57,7 +63,7 @@ class HeldTensor(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * (_INTEGERS.get(self.dtype) or item_size(self.dtype))
+        return math.prod(self.shape) * (STORED_SIZES.get(self.dtype) or item_size(self.dtype))
 
 
 class Scheme(ABC):
@@ -77,6 +83,11 @@ class Scheme(ABC):
     def has_biases(self) -> bool:
         """Whether the bias of a linear layer is a tensor of its own."""
         return True
+
+    @property
+    def units(self) -> Units | str:
+        """What stays together on a rank of several; a clause if layers of this scheme cannot be sharded."""
+        return "weights of this scheme cannot be sharded yet"
 
     @abstractmethod
     def tensors(self, matrix: Matrix) -> tuple[HeldTensor, ...]:
@@ -118,6 +129,10 @@ class Int8(Scheme):
         return _INT8_OPS[self.inputs]
 
     @property
+    def units(self) -> Units:
+        return Units()
+
+    @property
     def has_biases(self) -> bool:
         return not self.bias_inside
 
@@ -146,6 +161,10 @@ class Fp8(Scheme):
     @property
     def op(self) -> str:
         return "linear_fp8"
+
+    @property
+    def units(self) -> Units:
+        return Units() if self.block is None else Units(*self.block)
 
     def block_of(self, inputs: int) -> tuple[int, int]:
         """(outputs, inputs) that share a scale, of a matrix with so many inputs."""
@@ -192,6 +211,12 @@ class Blocks(Scheme):
     @property
     def op(self) -> str:
         return "linear_gguf"
+
+    @property
+    def units(self) -> Units | str:
+        if self.ordered:
+            return "weights whose inputs have an order of their own (desc_act) cannot be sharded yet"
+        return Units(inputs=math.lcm(*(TYPES_BY_NAME[kind].elements for kind in self.types)))
 
     @property
     def type(self) -> str:

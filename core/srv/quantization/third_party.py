@@ -5,14 +5,14 @@ Must not know the methods of `srv` itself. `srv.platform.extensions` checks what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from srv.errors import ModelError, PluginError
 from srv.platform.extensions import Extensions, contested
-from srv.quantization.method import GROUP, QuantMethod, StoredModel
+from srv.quantization.method import GROUP, QuantMethod, StoredCounts, StoredModel, UnknownStorage
 from srv.quantization.schemes import LayerSchemes, Scheme
 
 if TYPE_CHECKING:
@@ -73,7 +73,15 @@ def _guarded(name: str, method: QuantMethod) -> QuantMethod:
         at_load=None if at_load is None else partial(METHODS.call, name, "at_load", at_load),
         row_block=None if row_block is None else partial(METHODS.call, name, "row_block", row_block),
         of_form=None if form is None else of_form,
+        stored=None if method.stored is None else partial(_stored, name, method.stored),
     )
+
+
+def _stored(
+    name: str, stored: Callable[[Mapping[str, Any], str], StoredCounts], config: Mapping[str, Any], dtype: str
+) -> StoredCounts:
+    counts = METHODS.call(name, "stored", stored, config, dtype, expected=(UnknownStorage,))
+    return partial(METHODS.call, name, "stored", counts, expected=(UnknownStorage,))
 
 
 def _scheme(name: str, schemes: LayerSchemes, names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:

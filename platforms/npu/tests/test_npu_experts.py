@@ -17,7 +17,7 @@ from srv.models.layers.experts import Experts, ExpertSizes
 from srv.models.layers.moe_config import ExpertActivation
 from srv.platform.facts import OpCall
 from srv.platform.ops import Ops
-from srv.quantization.int8_layers import Int8Experts
+from srv.quantization.layers.int8 import Int8Experts
 from srv_kernels.contracts import CONTRACTS, violations
 from srv_npu.op_specs import ASCEND, OPS
 from srv_npu.platform import NpuPlatform

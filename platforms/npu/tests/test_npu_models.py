@@ -15,7 +15,7 @@ from bfloat16_models import MODELS
 from model_cells import assert_as_close_as_transformers, requests, save_bfloat16, served
 from quantized_cells import METHODS, write_quantized
 
-from srv.quantization.int8_layers import DynamicInt8Linear
+from srv.quantization.layers.int8 import DynamicInt8Linear
 from srv_matrix.pytest_plugin import covers
 from srv_npu.facts import VARIANTS
 

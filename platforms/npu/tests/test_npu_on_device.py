@@ -21,7 +21,7 @@ from srv.platform.experts import EXPERTS, INT8, ROUTE
 from srv.platform.experts import FAMILY as MOE
 from srv.platform.interface import OpArgs
 from srv.platform.ops import Ops
-from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+from srv.quantization.layers.int8 import DynamicInt8Linear, StaticInt8Linear
 from srv.specs import FullAttention, KVLayout, Latent, Recurrent, StateTensor
 from srv.testing.conformance.ops import MODEL_OPS
 from srv_kernels.contracts import CONTRACTS, violations

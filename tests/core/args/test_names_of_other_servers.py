@@ -14,8 +14,8 @@ from packed_weights import AWQ, compressed, gptq, write_packed
 
 from srv.errors import Rejection
 from srv.planning.plan import LaunchPlan, make_plan
-from srv.quantization.fp8_layers import Fp8Linear
-from srv.quantization.gguf_layers import GGUFLinear
+from srv.quantization.layers.blocks import GGUFLinear
+from srv.quantization.layers.fp8 import Fp8Linear
 from srv.testing.engine import user_input
 
 

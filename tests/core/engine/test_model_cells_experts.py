@@ -25,7 +25,7 @@ from model_cells import (
 from models_small import write_gguf
 from mxfp4_weights import save_mxfp4_experts
 
-from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.layers.blocks import GGUFExperts
 from srv_kernels.cpu.library import load
 from srv_matrix.pytest_plugin import covers
 

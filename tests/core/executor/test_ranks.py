@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 from e2e_support import gone, wait_until
 from engine_small import Small, engine, make_small, message, messages
 from every import every
+from models_small import small_model
+from stored_orders import stored_form, write_stored
 
 from srv.commands import Answer, StartProfile, StopProfile
 from srv.dist.group import RankGroup
@@ -136,6 +139,27 @@ def test_ranks_sample_alike_with_drafts_and_late_inputs(llama: Small) -> None:
 
 
 @pytest.mark.slow
+@every(("form", "ranks"), [("int8wo", 2), ("fp8wo", 4), ("fp8, blocks", 2)])
+def test_greedy_tokens_of_quantized_weights(form: str, ranks: int, tmp_path: Path) -> None:
+    """Those of one rank, whose weights the ranks divide. (Kernels for packed integers may round inputs to 8 bits.)"""
+    sizes = {**SIZES, "intermediate_size": 128, "head_dim": 32}
+    small, folder, options = make_small("llama", tmp_path / form, **sizes), tmp_path / f"{form} stored", {}
+    if form.endswith("wo"):
+        options["torchao_config"] = form
+    else:
+        write_stored(folder, small_model("llama", **sizes), stored_form(form))
+        small = replace(small, folder=folder)
+    found = []
+    for count in (1, ranks):
+        with engine(small, page=16, tp_size=count, **options) as made:
+            results = made.generate(messages(small.prompts))
+            found.append(([each.tokens for each in results], made.executor.measure()[0].weight_bytes))
+    (tokens, whole), (of_ranks, part) = found
+    assert of_ranks == tokens
+    assert part < whole * 0.75
+
+
+@pytest.mark.slow
 @every(("kind", "ranks"), [("llama", 4), ("qwen3", 2), ("qwen3", 4)])
 def test_greedy_tokens_of_random_models(kind: str, ranks: int, tmp_path: Path) -> None:
     small = make_small(kind, tmp_path, **SIZES)
@@ -167,7 +191,6 @@ def test_the_demo_model_on_three_ranks(arguments: list[str]) -> None:
         ({"tp_size": 3}, "its 8 attention heads are not a multiple of 3"),
         ({"tp_size": 3}, r"\(this model allows 1, 2, 4\)"),
         ({"tp_size": 2, "model_impl": "transformers"}, "only native ones"),
-        ({"tp_size": 2, "torchao_config": "int8wo"}, "weights quantized to int8 cannot be sharded yet"),
     ],
 )
 def test_refusals(flags: dict[str, object], reason: str, llama: Small) -> None:

@@ -24,8 +24,8 @@ from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.platform.capabilities import missing_capability
 from srv.quantization.formats.bitsandbytes_storage import TABLES
-from srv.quantization.gguf_layers import GGUFLinear
-from srv.quantization.int8_layers import WeightOnlyInt8Linear
+from srv.quantization.layers.blocks import GGUFLinear
+from srv.quantization.layers.int8 import WeightOnlyInt8Linear
 from srv.quantization.registry import detect, method_of, unsupported_form
 from srv.testing.engine import user_input
 from srv_kernels.oracles import dequantize_rows

@@ -20,9 +20,9 @@ from srv.errors import ModelError, Rejection
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.formats.fp8_methods import METHOD
+from srv.quantization.formats.fp8 import METHOD
 from srv.quantization.formats.online_storage import quantize_fp8
-from srv.quantization.fp8_layers import Fp8Experts, Fp8Linear
+from srv.quantization.layers.fp8 import Fp8Experts, Fp8Linear
 from srv.quantization.registry import detect, unsupported_form
 from srv.testing.engine import user_input
 

@@ -22,7 +22,7 @@ from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.fp8_layers import Fp8Experts
+from srv.quantization.layers.fp8 import Fp8Experts
 from srv.testing.engine import user_input
 
 

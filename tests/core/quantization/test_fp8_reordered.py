@@ -25,7 +25,7 @@ from srv.models.checkpoints.row_orders import crossing_rows, rotary_rows
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.fp8_layers import Fp8Experts, Fp8Linear
+from srv.quantization.layers.fp8 import Fp8Experts, Fp8Linear
 from srv.specs import AttentionLayer, Latent, LatentDims
 from srv.testing.engine import user_input
 

@@ -23,7 +23,7 @@ from srv.models.checkpoints.gguf_types import CODEBOOK_TYPES, OP_TYPES, TYPES_BY
 from srv.models.layers.embedding import Embedding
 from srv.models.layers.linear import Linear
 from srv.planning.plan import make_plan
-from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear
+from srv.quantization.layers.blocks import GGUFEmbedding, GGUFLinear
 from srv.testing.engine import user_input
 
 Kinds = Callable[[str], Kind]

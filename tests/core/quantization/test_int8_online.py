@@ -19,7 +19,7 @@ from srv.models.choice import choose_layers
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.int8_layers import DynamicInt8Linear
+from srv.quantization.layers.int8 import DynamicInt8Linear
 from srv.testing.engine import user_input
 
 EXPERTS = {

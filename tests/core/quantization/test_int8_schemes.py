@@ -17,7 +17,7 @@ from srv.args.config import make_config
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
+from srv.quantization.layers.int8 import DynamicInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.registry import unsupported_form
 from srv.testing.engine import user_input
 

@@ -26,9 +26,9 @@ from srv.models.layers.linear import Projection
 from srv.models.read import read_facts
 from srv.planning.kv_scales import configured_scales
 from srv.planning.plan import make_plan
-from srv.quantization.fp8_layers import Fp8Linear
-from srv.quantization.gguf_layers import GGUFLinear, OrderedLinear
-from srv.quantization.int8_layers import ScaledInt8Linear
+from srv.quantization.layers.blocks import GGUFLinear, OrderedLinear
+from srv.quantization.layers.fp8 import Fp8Linear
+from srv.quantization.layers.int8 import ScaledInt8Linear
 from srv.testing.engine import user_input
 from srv_kernels.oracles import dequantize_rows
 

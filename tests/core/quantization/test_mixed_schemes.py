@@ -19,8 +19,8 @@ from torch import Tensor
 from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
-from srv.quantization.fp8_layers import Fp8Experts
-from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.layers.blocks import GGUFExperts
+from srv.quantization.layers.fp8 import Fp8Experts
 from srv.quantization.registry import detect, find, method_of, unsupported_form
 from srv.testing.engine import user_input
 

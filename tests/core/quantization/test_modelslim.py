@@ -21,7 +21,7 @@ from torch import Tensor
 from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
-from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear
+from srv.quantization.layers.int8 import DynamicInt8Linear, StaticInt8Linear
 from srv.specs import Latent
 from srv.testing.engine import user_input
 

@@ -19,8 +19,7 @@ from srv.errors import ModelError
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFLinear
+from srv.quantization.layers.blocks import GGUFExperts, GGUFLinear
 from srv.quantization.registry import detect, unsupported_form
 from srv.testing.engine import user_input
 

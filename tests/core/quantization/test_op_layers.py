@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,15 +15,18 @@ from models_reference_ops import reference_ops
 from models_small import HOST
 from torch import Tensor, nn
 
+from srv.errors import InternalError, ModelError
 from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
-from srv.models.layers.factory import LayerFactory
+from srv.models.layers.experts import ExpertSizes
+from srv.models.layers.factory import LayerFactory, LocalSizes
+from srv.models.layers.linear import Projection
 from srv.models.layers.op_layer import OpLayer, op_layers
-from srv.quantization.fp8_layers import Fp8Linear
-from srv.quantization.int8_layers import DynamicInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
-from srv.quantization.layers import SchemeLayers
+from srv.quantization.layers.factory import SchemeLayers
+from srv.quantization.layers.fp8 import Fp8Linear
+from srv.quantization.layers.int8 import DynamicInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.registry import BUILT_IN, find
-from srv.quantization.schemes import Blocks, Fp8
+from srv.quantization.schemes import Blocks, Fp8, HeldTensor, Matrix, Scheme
 from srv_kernels.contracts import CONTRACTS
 
 CONTEXT = BuildContext(HOST, torch.float32, reference_ops())
@@ -39,12 +43,12 @@ def filled(layer: Any) -> Any:
 
 
 LINEAR: list[Callable[[], Any]] = [
-    lambda: DynamicInt8Linear(CONTEXT, SHARDS, 32, bias=True),
-    lambda: WeightOnlyInt8Linear(CONTEXT, SHARDS, 32, bias=False),
-    lambda: StaticInt8Linear(CONTEXT, SHARDS, 32),
+    lambda: DynamicInt8Linear(CONTEXT, LocalSizes(SHARDS, 32), bias=True),
+    lambda: WeightOnlyInt8Linear(CONTEXT, LocalSizes(SHARDS, 32), bias=False),
+    lambda: StaticInt8Linear(CONTEXT, LocalSizes(SHARDS, 32)),
     lambda: GGUF.linear(SHARDS, 32, bias=True),
-    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8()),
-    lambda: Fp8Linear(CONTEXT, SHARDS, 32, True, Fp8((16, 32))),
+    lambda: Fp8Linear(CONTEXT, LocalSizes(SHARDS, 32), True, Fp8()),
+    lambda: Fp8Linear(CONTEXT, LocalSizes(SHARDS, 32), True, Fp8((16, 32))),
 ]
 
 
@@ -84,3 +88,27 @@ def test_a_tied_layer_has_the_matrix_of_the_embedding_and_sees_its_release(facto
     assert (embedding.tied, head.tied) == (False, True)
     embedding.release()
     assert next(iter(head.operands()[0].values())).shape == (0, *first.shape[1:])
+
+
+@dataclass(frozen=True)
+class Halves(Scheme):
+    """A scheme that no class of srv knows."""
+
+    op = ""
+
+    def tensors(self, matrix: Matrix) -> tuple[HeldTensor, ...]:
+        return (HeldTensor("weight", (sum(matrix.outputs), matrix.inputs), "float16"),)
+
+
+class HalvesLayers(SchemeLayers):
+    def other_linear(self, scheme: Scheme, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+        return LayerFactory(replace(self.context, dtype=torch.float16)).linear(output_sizes, inputs, bias)
+
+
+def test_a_factory_adds_the_layers_of_a_scheme_of_its_own() -> None:
+    layers = HalvesLayers(CONTEXT, lambda names, inputs, embedding: Halves())
+    assert layers.linear(SHARDS, 32, bias=False).dtype is torch.float16
+    with pytest.raises(ModelError, match="are held as Halves"):
+        layers.experts("mlp.experts", ExpertSizes(experts=4, top_k=2, hidden=32, intermediate=16))
+    with pytest.raises(InternalError, match="has no layers in srv"):
+        SchemeLayers(CONTEXT, lambda names, inputs, embedding: Halves()).linear(SHARDS, 32, bias=False)

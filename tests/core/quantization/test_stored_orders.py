@@ -24,8 +24,8 @@ from srv.models.layers.linear import Linear, Projection
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.fp8_layers import Fp8Linear
-from srv.quantization.gguf_experts import GGUFExperts
+from srv.quantization.layers.blocks import GGUFExperts
+from srv.quantization.layers.fp8 import Fp8Linear
 from srv.specs import Latent
 from srv.testing.engine import user_input
 

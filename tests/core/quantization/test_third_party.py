@@ -27,7 +27,7 @@ from srv.models.architectures.sharding import divisions
 from srv.models.blueprint import Part
 from srv.models.read import read_facts
 from srv.planning.offload import host_layers
-from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.method import QuantMethod, StoredMatrix, StoredModel
 from srv.quantization.registry import chosen, detect, find
 from srv.specs import ModelFacts
 
@@ -237,7 +237,7 @@ def test_schemes_of_srv_need_no_layers_of_its_own(install: Install, tmp_path: Pa
 
 def test_what_its_architecture_says_holds_for_a_quantized_checkpoint(install: Install, tmp_path: Path) -> None:
     """The architecture does not see how weights are stored."""
-    install(WITH_SCHEMES.replace("    detect=", "    sharding=None,\n    detect="))
+    install(WITH_SCHEMES)
     quantized, plain = tmp_path / "quantized", tmp_path / "plain"
     model = saved(quantized)
     model.save_pretrained(plain)
@@ -379,6 +379,8 @@ def test_faults_in_its_functions_and_layers_are_attributed_to_it(
         ("of_form", "lambda model: missing"),
         ("at_load", "lambda model: missing"),
         ("schemes", "lambda model: missing"),
+        ("stored", "lambda config, dtype: missing"),
+        ("stored", "lambda config, dtype: lambda matrix: missing"),
         ("schemes", "lambda model: lambda names, inputs, embedding: missing"),
     ],
 )
@@ -397,6 +399,8 @@ def asked(method: QuantMethod, facts: ModelFacts) -> None:
         method.of_form(facts)
     if method.at_load is not None:
         method.at_load(facts)
+    if method.stored is not None:
+        method.stored({}, "bfloat16")(StoredMatrix("q_proj", 64, 64))
     if method.schemes is not None:
         method.schemes(StoredModel(facts, {}))(("q_proj",), 64, False)
 

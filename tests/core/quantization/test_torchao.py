@@ -23,11 +23,10 @@ from srv.errors import ModelError, Rejection
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
-from srv.quantization.formats.fp8 import NOTE
-from srv.quantization.fp8_layers import Fp8Experts, Fp8Linear
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFLinear
-from srv.quantization.int8_layers import DynamicInt8Linear, WeightOnlyInt8Linear
+from srv.quantization.formats.fp8_weights import NOTE
+from srv.quantization.layers.blocks import GGUFExperts, GGUFLinear
+from srv.quantization.layers.fp8 import Fp8Experts, Fp8Linear
+from srv.quantization.layers.int8 import DynamicInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.registry import detect, method_of, unsupported_form
 from srv.testing.engine import user_input
 

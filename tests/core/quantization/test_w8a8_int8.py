@@ -26,9 +26,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from srv.models.read import read_facts
+from srv.quantization.formats.int8_weights import read_description
 from srv.quantization.formats.online_storage import quantize_int8
-from srv.quantization.formats.w8a8_int8 import read_description
-from srv.quantization.int8_layers import DynamicInt8Linear, Int8Experts
+from srv.quantization.layers.int8 import DynamicInt8Linear, Int8Experts
 from srv.quantization.method import StoredModel
 from srv.quantization.registry import detect
 

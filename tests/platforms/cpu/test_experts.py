@@ -13,10 +13,9 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory
 from srv.platform.interface import OpImpl, Platform
 from srv.platform.ops import Ops
-from srv.quantization.fp8_layers import Fp8Experts
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.int8_layers import Int8Experts
-from srv.quantization.ordered_experts import OrderedExperts
+from srv.quantization.layers.blocks import GGUFExperts, OrderedExperts
+from srv.quantization.layers.fp8 import Fp8Experts
+from srv.quantization.layers.int8 import Int8Experts
 from srv.quantization.schemes import Fp8
 from srv_kernels.cases import random_fp8, random_gguf_rows
 from srv_kernels.cpu.library import load

@@ -15,9 +15,9 @@ from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
 from srv.quantization.formats.gguf import schemes
-from srv.quantization.gguf_layers import GGUFEmbedding, OrderedLinear, empty_matrix
-from srv.quantization.int8_layers import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
-from srv.quantization.layers import SchemeLayers
+from srv.quantization.layers.blocks import GGUFEmbedding, OrderedLinear, empty_matrix
+from srv.quantization.layers.factory import SchemeLayers
+from srv.quantization.layers.int8 import DynamicInt8Linear, ScaledInt8Linear, StaticInt8Linear, WeightOnlyInt8Linear
 from srv.quantization.method import StoredModel
 from srv.quantization.schemes import prepared_bytes
 from srv.testing.conformance.facts import small_model

@@ -18,7 +18,7 @@ from srv.args.groups.platform import PlatformArgs
 from srv.args.groups.schedule import ScheduleArgs
 from srv.args.groups.weights import WeightsArgs
 from srv.platform.facts import Constraint, ResolutionContext
-from srv.quantization.formats.fp8_methods import METHOD as FP8
+from srv.quantization.formats.fp8 import METHOD as FP8
 from srv.quantization.registry import method_of
 from srv.specs import SlidingWindow
 

@@ -31,9 +31,9 @@ def _model_divides(context: ResolutionContext) -> str | None:
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
     online = chosen(model, context["quantization"], context["torchao_config"], dequantize=False)
-    if online is not None and online.online and online.sharding is not None:
+    if online is not None and online.online and online.unsharded is not None:
         argument = "torchao_config" if context["torchao_config"] else "quantization"
-        return f"{online.sharding} ({argument} is {context[argument]})"
+        return f"{online.unsharded} ({argument} is {context[argument]})"
     in_blocks = not context["dequantize_weights"] and context["load_format"] != "dummy"
     sizes = divisions(model, in_blocks=in_blocks)
     if isinstance(sizes, str):
@@ -49,9 +49,9 @@ def _method_divides(context: ResolutionContext) -> str | None:
     Of a method whose weights can be dequantized, only a model says whether they are.
     """
     method = None if context.model is not None or context["tp_size"] == 1 else find(context["quantization"])
-    if method is None or method.sharding is None or method.dequantizable:
+    if method is None or method.unsharded is None or method.dequantizable:
         return None
-    return f"{method.sharding} (quantization is {method.name})"
+    return f"{method.unsharded} (quantization is {method.name})"
 
 
 def _enough_devices(context: ResolutionContext) -> str | None:

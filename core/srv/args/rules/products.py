@@ -5,11 +5,11 @@ from __future__ import annotations
 from srv.models.architectures.expert_layers import mixture
 from srv.platform.facts import Constraint, ResolutionContext
 from srv.platform.op_choice import AUTO
-from srv.quantization.formats.mxfp4 import NAME as MXFP4
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import chosen, method_of
 from srv.specs import ModelFacts
 
+_MXFP4 = "MXFP4"  # blocks of 32 weights
 READS = ("quantization", "torchao_config", "dequantize_weights", "model_impl")  # of `quantizes_inputs`
 
 
@@ -44,8 +44,8 @@ def _no_mxfp4_experts(context: ResolutionContext) -> str | None:
     if context.model is None or context["mxfp4_moe_precision"] == "default":
         return None
     method = method_of(context.model)
-    in_blocks = (method is not None and method.name == MXFP4) or "MXFP4" in context.model.stored_types
-    if in_blocks and mixture(context.model, {"model_impl": context["model_impl"]}) is not None:
+    types = {*context.model.stored_types, *(() if method is None else method.block_types)}
+    if _MXFP4 in types and mixture(context.model, {"model_impl": context["model_impl"]}) is not None:
         return None
     return f"{context.model.name} has no experts in MXFP4 that native layers compute"
 

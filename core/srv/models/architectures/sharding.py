@@ -7,33 +7,56 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
 import msgspec
 
 from srv.dist.group import is_divisible
+from srv.errors import ModelError
 from srv.kept import kept_per_object
 from srv.models import derive
 from srv.models.architectures.registry import native_tree, native_tree_of
+from srv.models.architectures.weight_rules import NOT_IN_ORDER, layer_schemes, sized_rules
+from srv.models.blueprint import Experts, Linear, Output, Part, below, walk
+from srv.models.layers.moe_config import expert_names
 from srv.quantization import registry as quantization
+from srv.quantization.method import QuantMethod
+from srv.quantization.schemes import LayerSchemes, Scheme, Units
 from srv.specs import CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 
 MAX_LISTED_RANKS = 64  # legal sizes are listed up to this one
 
 
-class Divisions(NamedTuple):
-    """The sizes of a model that are divided among ranks.
+class BlockBorders(NamedTuple):
+    """Outputs ("rows") or inputs ("columns") of a quantized layer, which are divided at multiples of `block`.
 
-    `block`: the columns of o_proj and down_proj can only be divided at multiples of it (1 unless they stay quantized in
-    blocks).
+    `size`: how many there are. `unit`: those of one head, of which ranks have copies if they are more than heads.
     """
+
+    layer: str
+    axis: str
+    size: int
+    unit: int
+    block: int
+
+    def obstacle(self, ranks: int) -> str | None:
+        """The clause that says why a rank's part does not end at a border."""
+        part = self.size // ranks if self.size // self.unit >= ranks else self.unit
+        if part % self.block == 0:
+            return None
+        return f"a rank's {part} {self.axis} of {self.layer} are not whole quantization blocks of {self.block}"
+
+
+class Divisions(NamedTuple):
+    """The sizes of a model that are divided among ranks, and the `borders` of layers that are quantized in blocks."""
 
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int
     vocab: int
-    block: int
+    borders: tuple[BlockBorders, ...] = ()
 
     def obstacles(self, ranks: int) -> list[str]:
         """Clauses that say which sizes cannot be divided among `ranks` ranks; [] if all can."""
@@ -50,11 +73,7 @@ class Divisions(NamedTuple):
             found.append(f"its {self.kv_heads} KV heads can neither be divided among {ranks} ranks nor copied evenly")
         if found:
             return found
-        return [
-            f"a rank's {columns // ranks} columns of {layer} are not whole quantization blocks of {self.block}"
-            for layer, columns in (("o_proj", self.heads * self.head_dim), ("down_proj", self.intermediate))
-            if columns // ranks % self.block
-        ]
+        return list(dict.fromkeys(clause for each in self.borders if (clause := each.obstacle(ranks)) is not None))
 
     def legal_ranks(self) -> tuple[int, ...]:
         """All numbers of ranks, up to MAX_LISTED_RANKS, that divide everything."""
@@ -70,11 +89,11 @@ def _legal_ranks(sizes: Divisions) -> tuple[int, ...]:
 def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
     """The divided sizes of a model, or the clause that says why it cannot be sharded at all.
 
-    `in_blocks`: the matrices of a GGUF file stay quantized.
+    `in_blocks`: quantized weights stay so.
     """
     method = quantization.method_of(model)
-    if method is not None and method.sharding is not None:
-        return method.sharding
+    if method is not None and method.unsharded is not None:
+        return method.unsharded
     if method is None and (stored := model.quantization or ("int8" if model.stored_types.get("int8") else None)):
         return f"weights quantized with {stored} cannot be sharded yet"
     if any(isinstance(group, Recurrent) for group in model.cache_groups):
@@ -85,7 +104,59 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
     sizes = derive.divided(tree)
     if sizes is None:
         return f"the layers of {model.architecture} cannot be sharded"
-    return Divisions(*sizes, block=model.column_block if in_blocks else 1)
+    borders = _borders(model, tree, sizes, method if in_blocks or method is None or method.online else None)
+    return borders if isinstance(borders, str) else Divisions(*sizes, borders=borders)
+
+
+def _borders(
+    model: ModelFacts, tree: Part, sizes: derive.DividedSizes, method: QuantMethod | None
+) -> tuple[BlockBorders, ...] | str:
+    """Those of layers that hold blocks; a clause if layers that are quantized so cannot be sharded."""
+    if method is None:
+        return ()
+    if model.format == "gguf":
+        columns = (("o_proj", sizes.heads * sizes.head_dim), ("down_proj", sizes.intermediate))
+        return tuple(BlockBorders(name, "columns", size, 1, model.column_block) for name, size in columns)
+    if not method.online and sized_rules(model, tree) is not None:
+        return NOT_IN_ORDER
+    try:
+        schemes = layer_schemes(model, method)
+        divided = tuple(_of_layers(tree, schemes))
+    except ModelError:
+        return ()  # a launch refuses damaged files with their own reason
+    clause = next((each for each in divided if isinstance(each, str)), None)
+    return clause or tuple(dict.fromkeys(each for each in divided if isinstance(each, BlockBorders)))
+
+
+def _of_layers(tree: Part, schemes: LayerSchemes) -> Iterator[BlockBorders | str]:
+    for name, part in walk(tree):
+        if isinstance(part, Linear) and part.split is not None and not (isinstance(part, Output) and part.tied):
+            names = tuple(below(name, each) for each in part.outputs)
+            units = _units(schemes(names, part.inputs, False))
+            if isinstance(units, str):
+                yield units
+            elif part.split == "in":
+                yield BlockBorders(_last(names[0]), "columns", part.inputs, 1, units.inputs)
+            else:
+                sizes = zip(names, part.outputs.values(), strict=True)
+                yield from (BlockBorders(_last(each), "rows", size, part.unit, units.outputs) for each, size in sizes)
+        elif isinstance(part, Experts):
+            gate_up, down = expert_names(name, part.count)
+            for names, inputs, axis in ((gate_up, part.hidden, "rows"), (down, part.inner, "columns")):
+                units = _units(schemes(names, inputs, False))
+                if isinstance(units, str):
+                    yield units
+                else:
+                    block = units.outputs if axis == "rows" else units.inputs
+                    yield BlockBorders(_last(names[0]), axis, part.inner, 1, block)
+
+
+def _units(scheme: Scheme | None) -> Units | str:
+    return Units() if scheme is None else scheme.units
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:

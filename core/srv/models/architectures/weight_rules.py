@@ -16,12 +16,14 @@ from srv.models.blueprint import Part
 from srv.models.checkpoints.row_orders import SizedRules
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.checkpoints.text_names import needed_tensors
-from srv.quantization.method import UP_PROJECTION, QuantMethod
+from srv.models.config.checkpoint_tensors import checkpoint_tensors
+from srv.quantization.method import UP_PROJECTION, QuantMethod, StoredModel
 from srv.quantization.schemes import LayerSchemes
 from srv.specs import ModelFacts
 
 _ALL_EXPERTS = re.compile(r"(.*\.experts)\.(_?)(gate_up_proj|down_proj)")  # of all experts of a layer in one tensor
 _EXPERT = ".experts."
+NOT_IN_ORDER = "quantized weights that the checkpoint stores in another order than the layers cannot be sharded yet"
 
 
 def sized_rules(facts: ModelFacts, tree: Part) -> SizedRules | None:
@@ -44,11 +46,15 @@ def fused_mapping(facts: ModelFacts, method: QuantMethod | None) -> WeightMappin
     return None if mapping.only_renames else mapping
 
 
-def fused_schemes(schemes: LayerSchemes, mapping: WeightMapping | None) -> LayerSchemes:
-    """`schemes`, which has the names of fused matrices, by the names that the model has for layers.
+def layer_schemes(model: ModelFacts, method: QuantMethod | None) -> LayerSchemes:
+    """The scheme of each layer, by the names that layers have. Raises ModelError for damaged files.
 
-    `mapping`: of `fused_mapping`.
+    `method`: None for unquantized weights. The inputs that the function takes are those of whole layers.
     """
+    if method is None or method.schemes is None:
+        return lambda names, inputs, embedding: None
+    schemes = method.schemes(StoredModel(model, {}) if method.online else checkpoint_tensors(model))
+    mapping = fused_mapping(model, method)
     if mapping is None:
         return schemes
     return lambda names, inputs, embedding: schemes(mapping.fused(names), inputs, embedding)
@@ -76,7 +82,7 @@ def check_rules(facts: ModelFacts, tree: Part, method: QuantMethod, ranks: int =
     clause = _stacked_experts(facts, method, mapping, types)
     clause = clause or _transposed(mapping, method, types) or _permuted(facts, method, rules, types)
     if clause is None and ranks > 1:
-        clause = f"rows that are put in order cannot be divided over {ranks} ranks"
+        clause = NOT_IN_ORDER
     if clause is not None:
         reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
         remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"

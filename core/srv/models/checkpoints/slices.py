@@ -27,6 +27,10 @@ class Slice(NamedTuple):
         begin, end, total = (value * numerator // denominator for value in self[1:])
         return Slice(self.axis, begin, end, total)
 
+    def blocks(self, size: int) -> Slice:
+        """The slice of a tensor with an entry for each block of `size`; the last block may have fewer elements."""
+        return Slice(self.axis, self.begin // size, -(-self.end // size), -(-self.total // size))
+
 
 Slices: TypeAlias = Mapping[str, Slice]  # by the name of the stored tensor
 

@@ -20,8 +20,8 @@ class StorageFormat:
         return (name,)
 
     def is_read_whole(self, name: str) -> bool:
-        """Whether a rank that needs a part of a tensor has to read and convert all of it."""
-        return len(self.parts(name)) > 1
+        """Whether a rank that needs a part of a tensor has to read and convert all of it: whatever is converted."""
+        return type(self).convert is not StorageFormat.convert or len(self.parts(name)) > 1
 
     def unused(self, names: Collection[str]) -> set[str]:
         """Those of the stored names that no layer needs."""

@@ -10,7 +10,7 @@ from srv.models.checkpoints.gguf_header import read_header
 from srv.models.checkpoints.gguf_layout import weights_by_name
 from srv.models.checkpoints.safetensors_header import read_checkpoint
 from srv.models.config.layer_names import layer_names
-from srv.quantization.formats.fp8 import DTYPE as FP8
+from srv.quantization.formats.fp8_weights import DTYPE as FP8
 from srv.quantization.method import StoredModel
 from srv.specs import ModelFacts
 

@@ -15,11 +15,12 @@ from srv.models import derive
 from srv.models.blueprint import Attention, Part
 from srv.models.checkpoints.safetensors_header import Checkpoint
 from srv.models.config.limits import MAX_SIZE
+from srv.models.config.stored_sizes import stored_bytes, stored_types
 from srv.models.families import registry as families
 from srv.models.families.family import UnknownSizes
-from srv.models.families.stored import stored_bytes, stored_types
 from srv.models.latent_parts import Latent
 from srv.quantization import registry as quantization
+from srv.quantization.method import UnknownStorage
 from srv.specs import AttentionSpec, CacheSpec, FullAttention
 from srv.specs import Latent as LatentSpec
 
@@ -157,7 +158,7 @@ def weight_sizes(
     try:
         mapping = families.weight_mapping(model.architecture)
         found = stored_types(model.tree, dtype, stated if method is not None else None, mapping)
-    except UnknownSizes as error:
+    except UnknownStorage as error:
         return WeightSizes(model.parameters, 0, {}, f"{error}; {UNKNOWN_REMEDY}")
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         reason = f"its quantization_config has an invalid value ({type(error).__name__}: {error}): no size is claimed"

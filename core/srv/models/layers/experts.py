@@ -48,6 +48,11 @@ class ExpertSizes(NamedTuple):
         return self.local == self.intermediate
 
     @property
+    def adds_biases(self) -> bool:
+        """Whether this rank adds the biases of down_proj, which are added once to the sums of all ranks."""
+        return self.share is None or self.share.begin == 0
+
+    @property
     def op_sizes(self) -> dict[str, int]:
         """Those by which implementations of the ops are selected."""
         return {"hidden": self.hidden, "intermediate": self.local, "experts": self.experts, "top_k": self.top_k}
@@ -101,12 +106,13 @@ class ExpertWeights(OpLayer, ABC):
                 views[f"{self.prefix}.{expert}.{name}.{suffix}"] = view
         return views
 
-    def row_slices(self, suffix: str) -> dict[str, Slice]:
-        """Those of gate_proj and up_proj: their rows on this rank."""
+    def row_slices(self, suffix: str, block: int = 1) -> dict[str, Slice]:
+        """Those of gate_proj and up_proj: their rows on this rank, of a tensor with an entry for `block` rows."""
         if self.sizes.share is None or self.sizes.is_whole:
             return {}
+        rows = self.sizes.share.blocks(block)
         return {
-            f"{self.prefix}.{expert}.{name}.{suffix}": self.sizes.share
+            f"{self.prefix}.{expert}.{name}.{suffix}": rows
             for expert in range(self.sizes.experts)
             for name in (GATE, UP)
         }
@@ -115,7 +121,8 @@ class ExpertWeights(OpLayer, ABC):
         """Those of down_proj: its columns on this rank, where `elements` columns are stored in `size` items."""
         if self.sizes.share is None or self.sizes.is_whole:
             return {}
-        columns = Slice(1, *self.sizes.share[1:]).scaled(size, elements)
+        columns = Slice(1, *self.sizes.share[1:])
+        columns = columns.blocks(elements) if size == 1 else columns.scaled(size, elements)
         return {f"{self.prefix}.{expert}.{DOWN}.{suffix}": columns for expert in range(self.sizes.experts)}
 
 
@@ -133,8 +140,7 @@ class Experts(ExpertWeights):
         self.down = context.empty(sizes.experts, sizes.hidden, sizes.local)
         self.gate_up_bias = context.empty(sizes.experts, 2 * sizes.local) if bias else None
         self._loaded_down_bias = context.empty(sizes.experts, sizes.hidden) if bias else None
-        first = sizes.share is None or sizes.share.begin == 0
-        self.down_bias = self._loaded_down_bias if first else None
+        self.down_bias = self._loaded_down_bias if sizes.adds_biases else None
 
     def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         activation = self.sizes.activation

@@ -12,7 +12,7 @@ from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import Embedding, TokenEmbedding
 from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
-from srv.models.layers.linear import Linear, Projection, Sharding, Split
+from srv.models.layers.linear import WHOLE, Linear, Projection, Sharding, Split
 
 
 class LocalSizes(NamedTuple):
@@ -20,7 +20,11 @@ class LocalSizes(NamedTuple):
 
     output_sizes: Mapping[str, int]
     inputs: int
-    sharding: Sharding
+    sharding: Sharding = WHOLE
+
+    @property
+    def outputs(self) -> int:
+        return sum(self.output_sizes.values())
 
 
 class LayerFactory:
@@ -47,7 +51,7 @@ class LayerFactory:
     def local_sizes(self, output_sizes: Mapping[str, int], inputs: int, split: Split | None, unit: int) -> LocalSizes:
         group = self.context.group
         if split is None or group.size == 1:
-            return LocalSizes(output_sizes, inputs, Sharding())
+            return LocalSizes(output_sizes, inputs)
         if split == "in":
             begin, end = group.share(inputs)
             return LocalSizes(output_sizes, end - begin, Sharding(columns=Slice(1, begin, end, inputs)))

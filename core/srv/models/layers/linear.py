@@ -33,6 +33,11 @@ class Sharding(NamedTuple):
     rows: Mapping[str, Slice] = MappingProxyType({})
     columns: Slice | None = None
 
+    @property
+    def adds_bias(self) -> bool:
+        """Whether this rank adds what is added once to the sums over all columns."""
+        return self.columns is None or self.columns.begin == 0
+
 
 WHOLE = Sharding()
 
@@ -109,7 +114,7 @@ class Linear(Projection):
         outputs = sum(output_sizes.values())
         self.weight = context.empty(outputs, inputs) if weight is None else weight
         self._loaded_bias = context.empty(outputs) if bias else None
-        self.bias = self._loaded_bias if sharding.columns is None or sharding.columns.begin == 0 else None
+        self.bias = self._loaded_bias if sharding.adds_bias else None
         self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
-from srv.quantization.formats.int8_checks import check_experts, experts_note
+from srv.quantization.formats.int8_weights import check_experts, experts_note
 from srv.quantization.formats.layer_patterns import names_layer, stated_names
 from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
 from srv.quantization.schemes import Blocks, Int8, LayerSchemes, Scheme
@@ -179,7 +179,6 @@ METHOD = QuantMethod(
     storage="srv.quantization.formats.bitsandbytes_storage:BitsAndBytesStorageFormat",
     ops=("linear_gguf", "linear_int8"),
     detect=detect,
-    sharding="weights of bitsandbytes cannot be sharded yet",
     schemes=schemes,
     row_tensors=("weight", "weight_scale"),
     packed=True,

@@ -1,7 +1,9 @@
-"""Checkpoints of compressed-tensors whose layers have different schemes: which layer has which. Torch-free.
+"""Checkpoints of compressed-tensors: what their configurations state, and which layer has which scheme. Torch-free.
 
 Owns the groups of a configuration (`config_groups`), their targets, and what layers that are computed together must
-share. Must not know how a scheme stores its weights: `srv.quantization.formats.packed`, `fp8` and `w8a8_int8` do.
+share. Must not know which tensors a scheme has: those modules do that it imports.
+Checkpoints whose layers are all FP8, or all int8, are those of the methods `fp8` and `w8a8_int8`, which read the
+configuration by `read_float` and `read_int`.
 
     format of a group                   weights                      op of its layers
     pack-quantized                      integers of 4 or 8 bits      linear_gguf
@@ -18,29 +20,51 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.formats import fp8, fp8_configs, int8_configs, packed, w8a8_int8
-from srv.quantization.formats.fp8_configs import COMPRESSED_TENSORS, Fp8Form
-from srv.quantization.formats.int8_configs import Int8Form
+from srv.quantization.formats import fp8_weights, int8_weights, packed_integers
+from srv.quantization.formats.fp8_weights import Fp8Form, with_block
+from srv.quantization.formats.int8_weights import Int8Form
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import matched_target, needs_backtracking, stated_names
-from srv.quantization.formats.packed import LINEAR, REMEDY, PackedForm
-from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.formats.packed_integers import LINEAR, REMEDY, PackedForm, grouped
+from srv.quantization.formats.stored_counts import Layout, ceil, is_named, names_of, target_of
+from srv.quantization.method import (
+    DOWNLOAD_REMEDY,
+    QuantMethod,
+    StoredCounts,
+    StoredMatrix,
+    StoredModel,
+    UnknownStorage,
+)
 from srv.quantization.schemes import SCALE, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
+# The values that fields must have; None means that one is absent.
+_SYMMETRIC: Mapping[str, tuple[Any, ...]] = {
+    "num_bits": (8,),
+    "type": ("int",),
+    "symmetric": (True,),
+    "group_size": (None,),
+    "block_structure": (None,),
+}
+_INT8_WEIGHTS = {**_SYMMETRIC, "strategy": ("channel", "tensor"), "dynamic": (False, None)}
+_DYNAMIC_INPUTS = {**_SYMMETRIC, "strategy": ("token",)}
+_STATIC_INPUTS = {**_SYMMETRIC, "strategy": ("tensor",), "dynamic": (False, None)}
+COMPRESSED_TENSORS = "compressed-tensors"
 MIXED = "mixed-precision"  # the format of a configuration whose groups have formats of their own
 _PACKED, _FLOAT, _INT, _NAIVE = "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
+_FLOAT_FORMATS = (_FLOAT, _NAIVE)  # the latter has integers, too
 _EXPERT = re.compile(r"(.*\.experts)\.\d+\.\w+$")
 _SCALES = ("weight_scale", "weight_scale_inv")
 
 Form: TypeAlias = PackedForm | Fp8Form | Int8Form
+AnyForm = TypeVar("AnyForm")
 _KINDS: Mapping[type[Form], str] = {PackedForm: "packed integers", Fp8Form: "FP8", Int8Form: "int8"}
 
 
@@ -66,7 +90,7 @@ class MixedForm(NamedTuple):
 
     def declared(self, layer: str) -> Group | None:
         """The group of a layer of a checkpoint without weights."""
-        declares = fp8_configs.declares(Fp8Form(excluded=self.excluded, head=True), layer)
+        declares = fp8_weights.declares(Fp8Form(excluded=self.excluded, head=True), layer)
         return self.targeted((layer,)) if declares else None
 
 
@@ -153,14 +177,14 @@ def _stored_kind(types: Mapping[str, str], layer: str) -> type[Form] | None:
     if f"{layer}.weight_packed" in types:
         return PackedForm
     match types.get(f"{layer}.weight"):
-        case fp8.DTYPE:
+        case fp8_weights.DTYPE:
             return Fp8Form
         case "int8":
             return Int8Form
     return None
 
 
-def scheme_of(folder: Path | str, config: Mapping[str, Any]) -> MixedForm:
+def mixed_form(folder: Path | str, config: Mapping[str, Any]) -> MixedForm:
     """The groups of a checkpoint that `detect` recognised. Raises ModelError if its configuration is damaged."""
     found = _read(config)
     if isinstance(found, MixedForm):
@@ -179,7 +203,7 @@ def _read(config: Mapping[str, Any]) -> MixedForm | str:
         return ""
     try:
         found = {name: _group_scheme(name, group, stated.get("format")) for name, group in groups.items()}
-        schemes = fp8_configs.with_same_inputs(found)
+        schemes = with_same_inputs(found)
         if stated.get("format") != MIXED and len(set(schemes.values())) == 1 and not _is_partial(groups, schemes):
             return ""
         if (refused := _refused(stated)) is not None:
@@ -236,11 +260,11 @@ def _group_scheme(name: str, group: Mapping[str, Any], common: Any) -> Form | st
     elif form == MIXED:
         form = _FLOAT if is_float else _INT if group.get("input_activations") else _PACKED
     if form == _PACKED:
-        return packed.compressed_group(name, group)
+        return packed_group(name, group)
     if form == _FLOAT:
-        return fp8_configs.compressed_group(name, group)
+        return float_group(name, group)
     if form == _INT:
-        return int8_configs.compressed_group(name, {**group, "format": form})
+        return int_group(name, {**group, "format": form})
     return f"its {name} has the format {form}, not {_PACKED}, {_FLOAT} or {_INT}"
 
 
@@ -248,7 +272,7 @@ def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
     """As `QuantMethod.detect`: packed integers in all quantized layers, or groups of layers with different schemes."""
     found = _read(config)
     if found == "":
-        return packed.COMPRESSED_METHOD.detect(folder, config)
+        return _PACKED_METHOD.detect(folder, config)
     return True if isinstance(found, MixedForm) else found
 
 
@@ -256,13 +280,14 @@ def schemes(model: StoredModel) -> LayerSchemes:
     """Raises ModelError as `StoredGroups.of`, and as the method of each group."""
     mixed = _read(model.facts.config)
     if not isinstance(mixed, MixedForm):
-        return packed.schemes(model)
+        assert _PACKED_METHOD.schemes is not None
+        return _PACKED_METHOD.schemes(model)
     stored = StoredGroups(model, mixed)
     of_form = {group.scheme: _schemes(model, group.scheme) for group in mixed.groups}
 
     def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:
         if embedding:
-            fp8.check_embedding(model, names[0])
+            fp8_weights.check_embedding(model, names[0])
         group = None if embedding else stored.of(names)
         return None if group is None else of_form[group.scheme](names, inputs, False)
 
@@ -272,10 +297,10 @@ def schemes(model: StoredModel) -> LayerSchemes:
 def _schemes(model: StoredModel, form: Form) -> LayerSchemes:
     match form:
         case PackedForm():
-            return packed.schemes(model, form)
+            return packed_integers.schemes(model, form)
         case Fp8Form():
-            return fp8.schemes(model, form)
-    return w8a8_int8.schemes(model, form)
+            return fp8_weights.schemes(model, form)
+    return int8_weights.schemes(model, form)
 
 
 def _of_form(model: ModelFacts) -> QuantMethod:
@@ -287,20 +312,271 @@ def _of_form(model: ModelFacts) -> QuantMethod:
     return METHOD._replace(
         storage="srv.quantization.formats.compressed_tensors_storage:MixedStorageFormat",
         ops=tuple(dict.fromkeys(group.scheme.held.op for group in mixed.groups)),
-        sharding="weights of mixed schemes cannot be sharded yet",
-        note=fp8.NOTE if Fp8Form in kinds else "",
+        note=fp8_weights.NOTE if Fp8Form in kinds else "",
         fp8_inputs=any(isinstance(group.scheme, Fp8Form) and group.scheme.inputs for group in mixed.groups),
         turns_inputs=kinds == [PackedForm],
-        row_tensors=("weight", SCALE, *w8a8_int8.STATIC_ROWS),
+        row_tensors=("weight", SCALE, *int8_weights.STATIC_ROWS),
         row_block=_row_block,
     )
 
 
 def _row_block(model: ModelFacts) -> int:
     """The largest one of all groups."""
-    mixed = scheme_of(model.path, model.config)
+    mixed = mixed_form(model.path, model.config)
     blocks = [group.scheme.block for group in mixed.groups if isinstance(group.scheme, Fp8Form)]
     return max((block[0] for block in blocks if block is not None), default=1)
 
 
-METHOD = packed.COMPRESSED_METHOD._replace(detect=detect, schemes=schemes, of_form=_of_form)
+def read_packed(stated: Mapping[str, Any]) -> PackedForm | str:
+    """The form of a configuration whose layers all have packed integers; "" for others, and a clause likewise."""
+    groups = stated.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        return "it has no config_groups"
+    if others := [name for name, group in groups.items() if not isinstance(group, Mapping)]:
+        return f"its {others[0]} is {groups[others[0]]!r}, not an object"
+    forms = {str(group.get("format") or stated.get("format")) for group in groups.values()}
+    if forms != {_PACKED}:
+        return ""
+    if (refused := unsupported_kv_scheme(stated)) is not None:
+        return refused
+    if stated.get("transform_config"):
+        return "it has a transform_config"
+    schemes = {packed_group(name, group) for name, group in groups.items()}
+    if len(schemes) > 1:
+        return "its groups of layers are quantized differently"
+    (scheme,) = schemes
+    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
+
+
+def packed_group(name: str, group: Mapping[str, Any]) -> PackedForm | str:
+    """The scheme of one group of layers; a clause if the layers do not support its form."""
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        return f"its {name} has no weights"
+    if group.get("input_activations") or group.get("output_activations"):
+        return f"its {name} quantizes activations as well"
+    bits, symmetric = weights.get("num_bits"), bool(weights.get("symmetric", True))
+    if weights.get("type", "int") != "int" or bits not in (4, 8):
+        return f"its {name} has weights of {bits} bits of type {weights.get('type')}, not integers of 4 or 8 bits"
+    strategy = weights.get("strategy") or ("group" if (weights.get("group_size") or 0) > 0 else "channel")
+    if strategy not in ("group", "channel"):
+        return f"its {name} has scales per {strategy}, not per group or channel"
+    if bits == 8 and not symmetric:
+        return f"its {name} has 8-bit integers with zero points"
+    group_size = int(weights.get("group_size") or 0) if strategy == "group" else 0
+    ordered = weights.get("actorder") in (True, "group", "dynamic")
+    return grouped(PackedForm("rows", bits, max(0, group_size), symmetric, ordered))
+
+
+def read_float(config: Mapping[str, Any]) -> Fp8Form | str | None:
+    """The form of a checkpoint whose layers are all in FP8; a clause if layers do not support it; None for others."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != COMPRESSED_TENSORS:
+        return None
+    if not _is_float(stated):
+        return None
+    try:
+        return _read_float(stated)
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        return f"its quantization_config has an invalid value ({type(error).__name__}: {error})"
+
+
+def _is_float(stated: Mapping[str, Any]) -> bool:
+    """Whether a configuration of compressed-tensors states FP8 weights, whatever else it does."""
+    groups = stated.get("config_groups")
+    groups = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    forms = {str(group.get("format") or stated.get("format")) for group in groups}
+    weights = [group.get("weights") for group in groups]
+    kinds = {str(each.get("type")) if isinstance(each, Mapping) else "" for each in weights}
+    return forms == {_FLOAT_FORMATS[0]} or (forms == {_FLOAT_FORMATS[1]} and kinds == {"float"})
+
+
+def _read_float(stated: Mapping[str, Any]) -> Fp8Form | str:
+    if stated.get("transform_config"):
+        return "it has a transform_config"
+    if (refused := unsupported_kv_scheme(stated)) is not None:
+        return refused
+    sparsity = stated.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping):
+        return f"its sparsity_config is {sparsity!r}, not an object"
+    if sparsity.get("format", "dense") != "dense":
+        return f"its weights are sparse, in the format {sparsity['format']}"
+    groups = {name: float_group(name, group) for name, group in stated["config_groups"].items()}
+    schemes = set(with_same_inputs(groups).values())
+    if len(schemes) > 1:
+        return "its groups of layers are quantized differently"
+    (scheme,) = schemes
+    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
+
+
+def with_same_inputs(groups: Mapping[str, AnyForm]) -> dict[str, AnyForm]:
+    """Groups of layers that state quantized inputs only if all those in FP8 do: products are chosen for all layers."""
+    inputs = all(each.inputs for each in groups.values() if isinstance(each, Fp8Form))
+    return {name: each._replace(inputs=inputs) if isinstance(each, Fp8Form) else each for name, each in groups.items()}
+
+
+def float_group(name: str, group: Mapping[str, Any]) -> Fp8Form | str:
+    """The scheme of one group of layers; a clause if the layers do not support its form."""
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        return f"its {name} has no weights"
+    if group.get("output_activations"):
+        return f"its {name} quantizes the outputs of layers as well (output_activations)"
+    if (weights.get("num_bits"), weights.get("type")) != (8, "float"):
+        return f"its {name} has weights of {weights.get('num_bits')} bits of type {weights.get('type')}, not FP8"
+    if not weights.get("symmetric", True):
+        return f"its {name} has weights with zero points"
+    inputs = group.get("input_activations") or {}
+    if not isinstance(inputs, Mapping):
+        return f"its {name} has the input_activations {inputs!r}, which are not an object"
+    if inputs and inputs.get("type") != "float":
+        return f"its {name} quantizes activations to type {inputs.get('type')}, not float"
+    scheme = Fp8Form(head=True, inputs=inputs.get("num_bits") == 8)
+    match weights.get("strategy") or "tensor":
+        case "tensor" | "channel":
+            return scheme
+        case "block":
+            return with_block(scheme, weights.get("block_structure") or [128, 128])
+        case other:
+            return f"its {name} has scales per {other}, not per tensor, channel or block"
+
+
+def read_int(stated: Mapping[str, Any], other_formats: tuple[str, ...]) -> Int8Form | str:
+    """The scheme of a `quantization_config`, or the first reason why it is not one of int8.
+
+    `other_formats`: those of other methods, which the reason names.
+    """
+    if stated.get("format") not in (_INT, _NAIVE):
+        return f"its format is {stated.get('format')}, not {', '.join(other_formats)} or {_INT}"
+    if (refused := unsupported_kv_scheme(stated)) is not None:
+        return refused
+    if stated.get("transform_config"):
+        return "it has a transform_config"
+    sparsity = stated.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        return f"its weights are sparse, in the format {sparsity['format']}"
+    groups = stated.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        return "it has no config_groups"
+    if (refused := unsupported_names(stated)) is not None:
+        return refused
+    first, *others = dict.fromkeys(int_group(name, group) for name, group in groups.items())
+    if others:
+        reasons = (each for each in (first, *others) if isinstance(each, str))
+        return next(reasons, "its groups of layers are quantized differently")
+    return first if isinstance(first, str) else first._replace(excluded=stated_names(stated, "ignore"))
+
+
+def unsupported_names(stated: Mapping[str, Any]) -> str | None:
+    try:
+        stated_names(stated, "ignore")
+    except ValueError as error:
+        return f"its {error}"
+    return None
+
+
+def int_group(name: str, group: Any) -> Int8Form | str:
+    """The scheme of one group of layers; a clause if the layers do not support its form."""
+    if not isinstance(group, Mapping):
+        return f"its {name} is {group!r}, not an object"
+    if group.get("output_activations"):
+        return f"its {name} quantizes the outputs of layers as well (output_activations)"
+    if group.get("format") not in (None, _INT, _NAIVE):
+        return f"its {name} has the format {group['format']}, not {_INT}"
+    weights, inputs = group.get("weights"), group.get("input_activations") or None
+    if not isinstance(weights, Mapping):
+        return f"its {name} has no weights"
+    if (refused := _refused_field(name, "weights", weights, _INT8_WEIGHTS)) is not None or inputs is None:
+        return refused or Int8Form("none")
+    if not isinstance(inputs, Mapping):
+        return f"its {name} has the input_activations {inputs!r}, which are not an object"
+    dynamic = inputs.get("dynamic") is True
+    refused = _refused_field(name, "input_activations", inputs, _DYNAMIC_INPUTS if dynamic else _STATIC_INPUTS)
+    return refused or Int8Form("dynamic" if dynamic else "static")
+
+
+def _refused_field(
+    name: str, section: str, fields: Mapping[str, Any], required: Mapping[str, tuple[Any, ...]]
+) -> str | None:
+    for key, values in required.items():
+        if fields.get(key) not in values:
+            allowed = " or ".join(str(value) for value in values if value is not None)
+            return f"its {name} has {section} with {key} {fields.get(key)}, not {allowed or None}"
+    return None
+
+
+def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: each group of layers has a layout, and all other layers stay as they are.
+
+    A layer belongs to the group that names it, else to that of a pattern, else to that of all linear layers.
+    """
+    if unsupported_kv_scheme(config) or (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise UnknownStorage("its quantized cache or sparsity is not known: no size is claimed")
+    ignored, layouts = names_of(config, "ignore"), dict[str, Layout]()
+    for group in (config.get("config_groups") or {}).values():
+        layout = _layout(group, group.get("format") or config.get("format"), dtype)
+        layouts |= dict.fromkeys(names_of(group, "targets"), layout)
+
+    def counts(matrix: StoredMatrix) -> Mapping[str, int] | None:
+        target = None if is_named(matrix.name, ignored) else target_of(layouts, matrix.name, LINEAR)
+        return None if target is None else layouts[target](matrix.outputs, matrix.inputs)
+
+    return counts
+
+
+def _layout(group: Mapping[str, Any], form: str | None, dtype: str) -> Layout:
+    """One scheme of compressed-tensors. Its scales have the dtype of the model."""
+    weights, inputs_scheme = group["weights"], group.get("input_activations")
+    static = 1 if inputs_scheme and inputs_scheme.get("dynamic") is False else 0
+    strategy, size, bits = weights.get("strategy"), weights.get("group_size") or 0, weights["num_bits"]
+    symmetric, block = weights.get("symmetric", True), weights.get("block_structure")
+    ordered = weights.get("actorder") not in (None, False, "static", "weight")
+    if strategy not in ("tensor", "channel", "group", "block", "tensor_group"):
+        raise UnknownStorage(f"quantization of strategy {strategy} is not known: no size is claimed")
+
+    def scales(outputs: int, inputs: int) -> tuple[int, int]:
+        match strategy:
+            case "tensor":
+                return 1, 1
+            case "channel":
+                return outputs, 1
+            case "block":
+                return ceil(outputs, block[0]), ceil(inputs, block[1])
+        return outputs, ceil(inputs, size)
+
+    def plain(outputs: int, inputs: int) -> dict[str, int]:
+        """One byte per value, with zeros of the same width."""
+        rows, columns = scales(outputs, inputs)
+        item = "int8" if weights["type"] == "int" else "float8_e4m3fn"
+        zeros = 0 if symmetric else rows * columns
+        return {item: outputs * inputs + zeros, dtype: rows * columns + static}
+
+    def packed(outputs: int, inputs: int) -> dict[str, int]:
+        """Words of 32 bits with several values of a row; zeros are packed along the rows. The shape is stored."""
+        rows, columns = scales(outputs, inputs)
+        per_word = 32 // bits
+        zeros = 0 if symmetric else ceil(rows, per_word) * columns
+        words = outputs * ceil(inputs, per_word) + zeros + (inputs if ordered else 0)
+        return {"int32": words, dtype: rows * columns + static, "int64": 2}
+
+    def nvfp4(outputs: int, inputs: int) -> dict[str, int]:
+        """Two values per byte, an FP8 scale per group, and a scale of the whole weight and of its inputs."""
+        whole = 2 if inputs_scheme else 1
+        return {"uint8": outputs * inputs // 2, "float8_e4m3fn": outputs * ceil(inputs, size), "float32": whole}
+
+    match form:
+        case "int-quantized" | "float-quantized" | "naive-quantized" if bits == 8:
+            return plain
+        case "pack-quantized" if bits in (4, 8):
+            return packed
+        case "nvfp4-pack-quantized":
+            return nvfp4
+    raise UnknownStorage(f"weights of {bits} bits in the format {form} are not known: no size is claimed")
+
+
+_PACKED_METHOD = packed_integers.method(
+    COMPRESSED_TENSORS,
+    read_packed,
+    "srv.quantization.formats.compressed_tensors_storage:PackedGroupsStorageFormat",
+)
+METHOD = _PACKED_METHOD._replace(detect=detect, schemes=schemes, stored=stored, of_form=_of_form)

@@ -10,10 +10,17 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import Tensor
 
 from srv.models.checkpoints.storage import StorageFormat
-from srv.quantization.formats.compressed_tensors import Form, Group, StoredGroups, scheme_of
-from srv.quantization.formats.fp8_configs import Fp8Form
+from srv.quantization.formats.compressed_tensors import (
+    COMPRESSED_TENSORS,
+    Form,
+    Group,
+    StoredGroups,
+    mixed_form,
+    read_packed,
+)
 from srv.quantization.formats.fp8_storage import Fp8StorageFormat
-from srv.quantization.formats.packed import PackedForm
+from srv.quantization.formats.fp8_weights import Fp8Form
+from srv.quantization.formats.packed_integers import PackedForm, form_of
 from srv.quantization.formats.packed_storage import PackedStorageFormat
 from srv.quantization.formats.w8a8_int8_storage import W8A8StorageFormat
 from srv.quantization.method import StoredModel
@@ -23,7 +30,7 @@ class MixedStorageFormat(StorageFormat):
     """The tensors of a quantized layer in the format of its scheme."""
 
     def __init__(self, model: StoredModel) -> None:
-        mixed = scheme_of(model.facts.path, model.facts.config)
+        mixed = mixed_form(model.facts.path, model.facts.config)
         self._groups, self._plain = StoredGroups(model, mixed), StorageFormat()
         self._formats = {group.scheme: _storage(model, group.scheme) for group in mixed.groups}
 
@@ -63,3 +70,10 @@ def _storage(model: StoredModel, scheme: Form) -> StorageFormat:
         case Fp8Form():
             return Fp8StorageFormat(model, scheme)
     return W8A8StorageFormat(model, scheme)
+
+
+class PackedGroupsStorageFormat(PackedStorageFormat):
+    """Packed integers in all quantized layers."""
+
+    def __init__(self, model: StoredModel) -> None:
+        super().__init__(model, form_of(COMPRESSED_TENSORS, read_packed, model))

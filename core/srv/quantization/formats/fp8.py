@@ -1,168 +1,102 @@
-"""Checkpoints with FP8 weights (float8_e4m3fn): which layers are quantized, and how their scales are stored.
+"""Checkpoints in FP8 of vLLM and transformers, of FBGEMM, and of compressed-tensors with nothing else. Torch-free.
 
-Owns what is checked before weights are read: that each FP8 weight has a scale of a shape that fits it. Torch-free. Must
-not know how configurations state it (`srv.quantization.formats.fp8_configs`), nor layers.
+Owns their configurations. Must not know what is stored: `srv.quantization.formats.fp8_weights` does.
 
-    weight                          float8_e4m3fn [N, K]; a layer with a weight of another float dtype is not quantized
-    weight_scale, weight_scale_inv  what weights are multiplied by: one value, [N], [N, 1], or one per block
-    input_scale and the like        of static activations; checked only, since no op takes it
-    experts.gate_up_proj            of all experts of a layer, and its scales: `srv.models.checkpoints.expert_tensors`
-    k_scale, v_scale and the like   of an FP8 KV pool, if there is one (`srv.planning.kv_scales`); not read here
+    method        stated by                                           block
+    fp8           quant_method fp8                                    weight_block_size
+    fp8           compressed-tensors, of the format float-quantized   block_structure
+    fbgemm_fp8    quant_method fbgemm_fp8                             none
 
-The up-projection of latent attention, which is no linear layer here, is dequantized at load.
-
-Layers hold a scale per output, or per block (docs/adr/0071-fp8-weights.md).
+Activations are unquantized, static or dynamic there. A platform may quantize those of the last two, dynamically.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from srv.dtypes import FLOATS
-from srv.errors import ModelError
-from srv.models.checkpoints.expert_tensors import expert_tensor, is_weight_of_all_experts, scale_name
-from srv.quantization.formats.fp8_configs import Fp8Form, declares, scheme_of, scheme_or_reason
-from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
-from srv.quantization.schemes import Fp8, LayerSchemes
+from srv.quantization.formats import compressed_tensors
+from srv.quantization.formats.fp8_weights import DTYPE, Fp8Form, method, with_block
+from srv.quantization.formats.layer_patterns import stated_names
+from srv.quantization.formats.online import FP8WO
+from srv.quantization.formats.stored_counts import names_of, one_layout
+from srv.quantization.method import StoredCounts
+from srv.quantization.schemes import Fp8
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
 
-DTYPE = "float8_e4m3fn"
-INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub", "activation_scale_ub")
-REMEDY = "Use another checkpoint of the model"
-NOTE = (
-    "its FP8 weights are multiplied by activations in the model's dtype, whatever the checkpoint states of these, "
-    "unless fp8_gemm_backend names products that quantize them to FP8, which is less exact; those of experts are never "
-    "quantized"
+FP8, FBGEMM = "fp8", "fbgemm_fp8"
+
+
+def read(folder: Path, config: Mapping[str, Any]) -> Fp8Form | str | None:
+    """The form of a checkpoint of `fp8`; a clause if layers do not support it; None if it is of another method."""
+    found = _read(FP8, _read_fp8, config)
+    return compressed_tensors.read_float(config) if found is None else found
+
+
+def read_fbgemm(folder: Path, config: Mapping[str, Any]) -> Fp8Form | str | None:
+    """As `read`, of `fbgemm_fp8`."""
+    return _read(FBGEMM, _read_fbgemm, config)
+
+
+def _read(
+    name: str, read_form: Callable[[Mapping[str, Any]], Fp8Form | str], config: Mapping[str, Any]
+) -> Fp8Form | str | None:
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != name:
+        return None
+    try:
+        return read_form(stated)
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        return f"its quantization_config has an invalid value ({type(error).__name__}: {error})"
+
+
+def _read_fp8(stated: Mapping[str, Any]) -> Fp8Form | str:
+    if str(stated.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
+        return f"its weights have the format {stated['fmt']}, not e4m3"
+    if str(stated.get("expert_dtype") or "fp8").lower() != "fp8":
+        return f"its experts are stored as {stated['expert_dtype']}, not as fp8"
+    excluded = stated_names(stated, "ignored_layers", "modules_to_not_convert")
+    inputs = str(stated.get("activation_scheme")).lower() in ("dynamic", "static")
+    return with_block(Fp8Form(excluded=excluded, inputs=inputs), stated.get("weight_block_size"))
+
+
+def _read_fbgemm(stated: Mapping[str, Any]) -> Fp8Form | str:
+    return Fp8Form(excluded=stated_names(stated, "modules_to_not_convert"), inputs=True)  # the method has no other
+
+
+def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: a float32 scale per block or weight, and one of inputs if activations are static."""
+    rows, columns = config.get("weight_block_size") or (0, 0)
+    of_inputs = 1 if config.get("activation_scheme") == "static" else 0
+
+    def layout(outputs: int, inputs: int) -> dict[str, int]:
+        scales = math.prod(Fp8((rows, columns)).scale_shape(outputs, inputs)) if rows else 1
+        return {"float8_e4m3fn": outputs * inputs, "float32": scales + of_inputs}
+
+    return one_layout(layout, names_of(config, "modules_to_not_convert", "ignored_layers"))
+
+
+def accepts(model: ModelFacts) -> str | None:
+    """Why the weights of a checkpoint that names no method are neither FP8, nor can be quantized at load."""
+    others = sorted(model.stored_types.keys() - FLOATS - {DTYPE})
+    return f"some of its weights are stored as {others[0]}" if others else None
+
+
+def _at_load(model: ModelFacts) -> str | None:
+    return None if DTYPE in model.stored_types else FP8WO.name
+
+
+METHOD = method(
+    FP8,
+    read,
+    "srv.quantization.formats.fp8_storage:StatedFp8StorageFormat",
+    accepts=accepts,
+    at_load=_at_load,
+    stored=stored,
 )
-_SCALE_DTYPES = (*FLOATS, "float8_e8m0fnu")
-
-
-class ScaledWeight(NamedTuple):
-    """An FP8 weight [outputs, inputs] of a checkpoint. `scale`: the name of its scale, which has `scale_shape`."""
-
-    outputs: int
-    inputs: int
-    scale: str
-    scale_shape: tuple[int, ...]
-
-
-def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[rows, 1, columns, 1], which one tool stores, as [rows, columns]."""
-    return (shape[0], shape[2]) if len(shape) == 4 and (shape[1], shape[3]) == (1, 1) else shape
-
-
-def scale_fits(scheme: Fp8Form, weight: ScaledWeight) -> bool:
-    """Whether a stored scale is one of the scheme for this weight."""
-    shape, held = squeezed(weight.scale_shape), scheme.held.scale_shape(weight.outputs, weight.inputs)
-    if scheme.block is not None:
-        return shape == held or (shape == () and held == (1, 1))
-    return math.prod(shape) == 1 or shape in (held, held[:1])
-
-
-def are_fp8(model: StoredModel, scheme: Fp8Form, names: Sequence[str]) -> bool:
-    """Whether layers that share one input have FP8 weights: those that a linear layer fuses, or projections of experts.
-
-    Their tensors say so; without weights, the configuration does. Raises ModelError: unsupported_quantization for
-    weights that layers cannot hold; missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
-    """
-    stored = {name: _is_stored(model, scheme, name) for name in names} if model.types else {}
-    found = stored or {name: declares(scheme, name) for name in names}
-    if len(set(found.values())) > 1:
-        fp8, plain = (next(name for name, each in found.items() if each is kind) for kind in (True, False))
-        reason = f"of layers that share one input, {fp8} is FP8 and {plain} is not"
-        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
-    return next(iter(found.values()))
-
-
-def _is_stored(model: StoredModel, scheme: Fp8Form, name: str) -> bool:
-    stored = f"{name}.{scheme.weight}"
-    dtype, path = model.types.get(stored), model.facts.path
-    scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
-    if dtype is None and scale is not None:
-        scale = model.stored_names.get(scale, scale)
-        raise ModelError("missing_tensors", path, f"it lacks {stored}, which {scale} scales", DOWNLOAD_REMEDY)
-    if dtype is None or dtype in FLOATS:
-        return False  # if it is missing, the loader says so
-    shown = model.stored_names.get(stored, stored)
-    if dtype != DTYPE:
-        reason = f"{shown} is stored as {dtype}, not as {DTYPE}"
-        raise ModelError("unsupported_quantization", path, reason, REMEDY)
-    if scale is None:
-        lacked = scale_name(shown) if is_weight_of_all_experts(shown) else f"{name}.{scheme.scales[0]}"
-        reason = f"it lacks {lacked}, by which the FP8 values of {shown} are multiplied"
-        raise ModelError("missing_tensors", path, reason, DOWNLOAD_REMEDY)
-    if model.types[scale] not in _SCALE_DTYPES:
-        reason = f"{model.stored_names.get(scale, scale)} is stored as {model.types[scale]}, not as a float"
-        raise ModelError("dtype_mismatch", path, reason, DOWNLOAD_REMEDY)
-    shape = model.shapes[stored]
-    if len(shape) != 2:
-        reason = f"{stored} has the shape {list(shape)}, which is no matrix"
-        raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
-    outputs, inputs = shape
-    weight = ScaledWeight(outputs, inputs, scale, model.shapes[scale])
-    if is_weight_of_all_experts(shown):
-        _check_halves(model, scheme, weight, shown)
-    if not scale_fits(scheme, weight):
-        expected = scheme.held.scale_shape(weight.outputs, weight.inputs)
-        of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
-        part = f" for {name}" if is_weight_of_all_experts(shown) else ""
-        reason = f"{model.stored_names.get(scale, scale)} has the shape {list(weight.scale_shape)}{part}, but its "
-        reason += f"weights {list(shape)} need {list(expected)} ({of})"
-        raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
-    return True
-
-
-def _check_halves(model: StoredModel, scheme: Fp8Form, weight: ScaledWeight, shown: str) -> None:
-    """Refuse a tensor in which rows of gate and up projection share a scale. `shown`: its name.
-
-    transformers stores two rows of scales, one for each of them, where both have fewer rows than a block.
-    """
-    found = expert_tensor(shown)
-    if scheme.block is None or found is None or len(found.projections) == 1:
-        return
-    rows, outputs = scheme.block[0], weight.outputs
-    own_rows = 2 * outputs <= rows and weight.scale_shape[:1] in ((), (1,))
-    if outputs % rows and not own_rows:
-        reason = f"the {outputs} rows of the gate in {shown} end within a block of {rows} rows, which share a scale"
-        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
-
-
-def check_embedding(model: StoredModel, name: str) -> None:
-    """Raises ModelError (unsupported_quantization) for an embedding with FP8 weights."""
-    if model.types.get(f"{name}.weight") == DTYPE:
-        reason = f"{name}.weight is stored as {DTYPE}, and no embedding layer supports that"
-        raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
-
-
-def check_dequantized(model: StoredModel, scheme: Fp8Form) -> None:
-    """Raises ModelError like `are_fp8` for the FP8 weights that are dequantized at load: those of no linear layer."""
-    for name in model.types:
-        layer, _, suffix = name.rpartition(".")
-        packed = f"{layer}.weight_packed" in model.types  # of another group of layers
-        if layer.endswith(UP_PROJECTION) and suffix in (scheme.weight, *scheme.scales) and not packed:
-            _is_stored(model, scheme, layer)
-
-
-def row_block(model: ModelFacts) -> int:
-    """As `QuantMethod.row_block`."""
-    scheme = scheme_or_reason(Path(model.path), model.config)
-    return 1 if isinstance(scheme, str) or scheme.block is None else scheme.block[0]
-
-
-def schemes(model: StoredModel, form: Fp8Form | None = None) -> LayerSchemes:
-    """`form`: None for the one that the configuration of the checkpoint states. Raises ModelError as `are_fp8`."""
-    stored = form or scheme_of(Path(model.facts.path), model.facts.config)
-    held = stored.held
-    check_dequantized(model, stored)
-
-    def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Fp8 | None:
-        if embedding:
-            check_embedding(model, names[0])
-        return None if embedding or not are_fp8(model, stored, names) else held
-
-    return scheme
+FBGEMM_METHOD = method(FBGEMM, read_fbgemm, "srv.quantization.formats.fp8_storage:FBGEMMStorageFormat")

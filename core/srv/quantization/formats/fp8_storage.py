@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.quantization.formats.fp8 import DTYPE, INPUT_SCALES, squeezed
-from srv.quantization.formats.fp8_configs import Fp8Form, scheme_of
+from srv.quantization.formats import fp8
+from srv.quantization.formats.fp8_weights import DTYPE, INPUT_SCALES, Fp8Form, form_of, squeezed
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
 from srv.quantization.schemes import SCALE
 
@@ -24,11 +23,10 @@ _NAN = 0x7F  # its code, without the sign
 class Fp8StorageFormat(StorageFormat):
     """FP8 weights with scales of any name and shape, which become those of layers; other scales are checked only."""
 
-    def __init__(self, model: StoredModel, scheme: Fp8Form | None = None) -> None:
-        """`scheme`: None for the one that the configuration of the checkpoint states."""
+    def __init__(self, model: StoredModel, form: Fp8Form) -> None:
         self._path, self._types = model.facts.path, model.types
-        self._scheme = scheme or scheme_of(Path(self._path), model.facts.config)
-        self._held_as = self._scheme.held
+        self._form = form
+        self._held_as = self._form.held
         self._sizes: dict[str, tuple[int, ...]] = {}  # of each FP8 weight, once `shapes` has seen it
         self._dequantized = TensorGroups()
 
@@ -86,13 +84,13 @@ class Fp8StorageFormat(StorageFormat):
     def _kind(self, name: str) -> tuple[str, str]:
         """The layer of a tensor, and what it is: "weight", "scale", "input", or "" for unquantized ones."""
         layer, _, suffix = name.rpartition(".")
-        if self._types.get(f"{layer}.{self._scheme.weight}") != DTYPE:
+        if self._types.get(f"{layer}.{self._form.weight}") != DTYPE:
             return layer, ""
-        if suffix in self._scheme.scales:
+        if suffix in self._form.scales:
             return layer, "scale"
         if suffix in INPUT_SCALES:
             return layer, "input"
-        return layer, "weight" if suffix == self._scheme.weight else ""
+        return layer, "weight" if suffix == self._form.weight else ""
 
     def _check_weight(self, name: str, weight: Tensor) -> None:
         if bool(((weight.view(torch.uint8) & _NAN) == _NAN).any()):
@@ -120,3 +118,17 @@ class Fp8StorageFormat(StorageFormat):
 
     def _fail(self, code: str, reason: str) -> NoReturn:
         raise ModelError(code, self._path, reason, DOWNLOAD_REMEDY)
+
+
+class StatedFp8StorageFormat(Fp8StorageFormat):
+    """In the form that a configuration of `fp8` states."""
+
+    def __init__(self, model: StoredModel) -> None:
+        super().__init__(model, form_of(model, fp8.read))
+
+
+class FBGEMMStorageFormat(Fp8StorageFormat):
+    """In the form that a configuration of `fbgemm_fp8` states."""
+
+    def __init__(self, model: StoredModel) -> None:
+        super().__init__(model, form_of(model, fp8.read_fbgemm))

@@ -51,7 +51,6 @@ def _unlike_experts(name: str, types: tuple[str, ...]) -> ModelError:
 METHOD = QuantMethod(
     name="gguf",
     ops=("linear_gguf", "rows_gguf"),
-    sharding=None,
     dequantizable=True,
     schemes=schemes,
 )

@@ -6,7 +6,10 @@ compressed-tensors and ModelOpt state it beside the scheme of the weights. Weigh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from srv.quantization.formats.tool_files import modelopt_file
 
 # The fields of `kv_cache_scheme` that are read, with their values for 8-bit floats with one scale per layer.
 _FIELDS = {
@@ -24,6 +27,17 @@ def stated_kv_field(stated: Mapping[str, Any]) -> str:
     if isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"):
         return "kv_cache_scheme"
     return "kv_cache_quant_algo" if stated.get("kv_cache_quant_algo") == "FP8" else ""
+
+
+def kv_field(folder: Path, config: Mapping[str, Any]) -> str:
+    """The field by which a checkpoint says that keys and values are 8-bit floats; "" if none does.
+
+    Raises ModelError (damaged) if a file beside config.json cannot be read.
+    """
+    stated = config.get("quantization_config")
+    stated = stated if isinstance(stated, Mapping) else modelopt_file(folder)
+    nested = stated.get("quantization")
+    return stated_kv_field(stated) or (stated_kv_field(nested) if isinstance(nested, Mapping) else "")
 
 
 def unsupported_kv_scheme(config: Mapping[str, Any]) -> str | None:

@@ -20,8 +20,14 @@ from typing import Any
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.quantization.formats.description import UNQUANTIZED, QuantDescription
-from srv.quantization.formats.int8_checks import Beside, check_int8, check_unquantized, check_up_projections
+from srv.quantization.formats.int8_weights import (
+    UNQUANTIZED,
+    Beside,
+    QuantDescription,
+    check_int8,
+    check_unquantized,
+    check_unquantized_up_projections,
+)
 from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.schemes import Int8, LayerSchemes
 
@@ -140,7 +146,7 @@ def quant_type(model: StoredModel, description: QuantDescription, names: Sequenc
 def schemes(model: StoredModel) -> LayerSchemes:
     """Raises ModelError as `quant_type`, and for experts with static activations."""
     description = description_of(model)
-    check_up_projections(model)
+    check_unquantized_up_projections(model)
 
     def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Int8 | None:
         if embedding:
@@ -157,7 +163,6 @@ METHOD = QuantMethod(
     storage="srv.quantization.formats.modelslim_storage:ModelslimStorageFormat",
     ops=("linear_w8a8", "linear_w8a8_static"),
     detect=detect,
-    sharding="weights quantized to int8 cannot be sharded yet",
     schemes=schemes,
     row_tensors=("weight", "weight_scale", "weight_offset", "deq_scale", "quant_bias"),
 )

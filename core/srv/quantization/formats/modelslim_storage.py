@@ -9,7 +9,7 @@ from torch import Tensor
 
 from srv.models.checkpoints.storage import StorageFormat
 from srv.quantization.formats import modelslim
-from srv.quantization.int8_layers import check_finite, check_scales
+from srv.quantization.layers.int8 import check_finite, check_scales
 from srv.quantization.method import StoredModel
 
 # How the names of tensors end that scale others, or shift them.
@@ -29,6 +29,10 @@ class ModelslimStorageFormat(StorageFormat):
 
     def unused(self, names: Collection[str]) -> set[str]:
         return modelslim.redundant(names, self._description)
+
+    def is_read_whole(self, name: str) -> bool:
+        """Values are converted one by one, so that parts of tensors can be."""
+        return False
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         if name.endswith(".deq_scale") and stored.dtype is torch.int64:

@@ -21,7 +21,8 @@ from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.formats.stored_counts import ceil, is_named, names_of
+from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredCounts, StoredMatrix, StoredModel
 from srv.quantization.schemes import Blocks, LayerSchemes
 
 NAME = "mxfp4"
@@ -162,13 +163,26 @@ def schemes(model: StoredModel) -> LayerSchemes:
     return scheme
 
 
+def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: the experts of gpt-oss."""
+    excluded = names_of(config, "modules_to_not_convert")
+
+    def counts(matrix: StoredMatrix) -> Mapping[str, int] | None:
+        if not matrix.copies or is_named(matrix.name, excluded):
+            return None
+        return {_DTYPE: matrix.outputs * ceil(matrix.inputs, BLOCK) * (BLOCK // 2 + 1)}
+
+    return counts
+
+
 METHOD = QuantMethod(
     name=NAME,
     storage="srv.quantization.formats.mxfp4_storage:MXFP4StorageFormat",
     ops=("linear_gguf",),
     detect=detect,
-    sharding="weights in MXFP4 cannot be sharded yet",
     schemes=schemes,
+    stored=stored,
+    block_types=(BLOCK_TYPE,),
     packed=True,
     fused_experts=True,
     dtype="bfloat16",

@@ -1,4 +1,4 @@
-"""Quantization of unquantized checkpoints to int8 while they are loaded, with or without int8 activations. Torch-free.
+"""Quantization of unquantized checkpoints to int8 or FP8 while they are loaded. Torch-free.
 
 Weights of linear layers have one scale per output channel. The names of the methods are those of torchao.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from srv.quantization.method import QuantMethod, StoredModel
-from srv.quantization.schemes import BIASES, Int8, LayerSchemes, Scheme
+from srv.quantization.schemes import BIASES, Fp8, Int8, LayerSchemes, Scheme
 
 WEIGHT_ONLY = "kernels of int8 experts may quantize their inputs, which int8wo excludes"
 LEAVE_UNQUANTIZED = "Leave the weights unquantized"
@@ -44,7 +44,6 @@ INT8DQ = QuantMethod(
     name="int8dq",
     storage="srv.quantization.formats.online_storage:OnlineInt8StorageFormat",
     ops=("linear_w8a8",),
-    sharding="weights quantized to int8 cannot be sharded yet",
     online=True,
     schemes=partial(schemes, Int8()),
     experts=_dynamic_experts,
@@ -54,4 +53,11 @@ INT8WO = INT8DQ._replace(
     ops=("linear_int8",),
     schemes=partial(schemes, Int8("none")),
     experts=_weight_only_experts,
+)
+FP8WO = QuantMethod(
+    name="fp8wo",
+    storage="srv.quantization.formats.online_storage:OnlineFp8StorageFormat",
+    ops=("linear_fp8",),
+    online=True,
+    schemes=partial(schemes, Fp8()),
 )

@@ -1,9 +1,10 @@
-"""Files beside config.json that state how packed integers are quantized, as older tools wrote them. Torch-free.
+"""Files beside config.json that state how weights are quantized, as some tools write them. Torch-free.
 
     quantize_config.json    AutoGPTQ and GPTQModel, with the fields of their quantization_config
     quant_config.json       AutoAWQ, with the old names of its fields
+    hf_quant_config.json    ModelOpt, with the fields of its quantization_config in an object
 
-Must not know what the fields mean (`srv.quantization.formats.packed`).
+Must not know what the fields mean.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from srv.errors import ModelError
 # The method of each, if it names none.
 _FILES: Mapping[str, str] = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq"})
 _PACKED = ".qweight"
+_MODELOPT_FILE = "hf_quant_config.json"
 
 
 def with_tool_file(folder: Path, config: dict[str, Any], stored: Collection[str] | None) -> dict[str, Any]:
@@ -42,3 +44,16 @@ def with_tool_file(folder: Path, config: dict[str, Any], stored: Collection[str]
         reason = f"it does not describe a quantization ({type(error).__name__}: {error})"
         raise ModelError("damaged", str(path), reason, "Download the file again") from error
     return {**config, "quantization_config": fields}
+
+
+def modelopt_file(folder: Path) -> Mapping[str, Any]:
+    """The contents of ModelOpt's own file as a quantization_config; {} if there is none."""
+    path = folder / _MODELOPT_FILE
+    if not path.is_file():
+        return {}
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))["quantization"]
+        return {**stated, "quant_method": "modelopt", "ignore": stated.get("exclude_modules")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"it does not describe a quantization ({type(error).__name__}: {error})"
+        raise ModelError("damaged", str(path), reason, "Download the file again") from error

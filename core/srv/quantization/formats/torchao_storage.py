@@ -13,8 +13,7 @@ from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.quantization.formats.block_codes import codes_of
 from srv.quantization.formats.fp8_storage import Fp8StorageFormat
 from srv.quantization.formats.packed_words import blocks
-from srv.quantization.formats.torchao import ZERO, form_of
-from srv.quantization.formats.torchao_configs import BLOCK_TYPE, DATA, SCALE
+from srv.quantization.formats.torchao import BLOCK_TYPE, DATA, SCALE, ZERO, form_of
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.schemes import row_bytes
 

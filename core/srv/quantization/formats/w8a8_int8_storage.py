@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.quantization.formats.int8_configs import Int8Form
-from srv.quantization.formats.w8a8_int8 import INPUT_SCALE, INT8, scheme_of
-from srv.quantization.int8_layers import check_scales
+from srv.quantization.formats.int8_weights import INPUT_SCALE, INT8, Int8Form
+from srv.quantization.formats.w8a8_int8 import form_of
+from srv.quantization.layers.int8 import check_scales
 from srv.quantization.method import UP_PROJECTION, StoredModel
 from srv.quantization.schemes import SCALE
 
@@ -27,7 +27,7 @@ class W8A8StorageFormat(StorageFormat):
     def __init__(self, model: StoredModel, scheme: Int8Form | None = None) -> None:
         """`scheme`: None for the one that the configuration of the checkpoint states."""
         self._path, self._model = model.facts.path, model
-        self._scheme = scheme or scheme_of(model.facts.config)
+        self._scheme = scheme or form_of(model.facts.config)
         self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
 from srv.platform.experts import EXPERTS, FAMILY, FP8, GGUF, INT8
 from srv.platform.ops import Ops, implementations
-from srv.quantization.fp8_layers import Fp8Experts
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.int8_layers import Int8Experts
+from srv.quantization.layers.blocks import GGUFExperts
+from srv.quantization.layers.fp8 import Fp8Experts
+from srv.quantization.layers.int8 import Int8Experts
 from srv.quantization.schemes import Fp8
 from srv.testing.conformance.facts import MIXTURE
 from srv.testing.conformance.kit import Kit

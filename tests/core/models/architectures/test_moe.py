@@ -26,8 +26,8 @@ from srv.models.read import read_facts
 from srv.platform.interface import OpImpl
 from srv.platform.ops import Ops
 from srv.quantization.formats.online_storage import OnlineInt8StorageFormat, quantize_int8
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.int8_layers import Int8Experts
+from srv.quantization.layers.blocks import GGUFExperts
+from srv.quantization.layers.int8 import Int8Experts
 from srv.quantization.method import StoredModel
 from srv_kernels.contracts import CONTRACTS
 

@@ -12,10 +12,11 @@ from sizes_published import CONFIGS, model_type_of
 from srv.models import derive
 from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import WeightMapping
+from srv.models.config.stored_sizes import stored_bytes, stored_types
 from srv.models.families.family import UnknownSizes
 from srv.models.families.multimodal import LLAMA4
 from srv.models.families.registry import tree_of
-from srv.models.families.stored import stored_bytes, stored_types
+from srv.quantization.method import UnknownStorage
 from srv.specs import Latent, Recurrent, SlidingWindow
 
 CONTEXT = 1 << 20
@@ -222,7 +223,7 @@ def test_fp8_checkpoints_equal_those_of_transformers() -> None:
     ],
 )
 def test_no_size_is_claimed_for_other_forms(quantization: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UnknownSizes, match="no size is claimed") as caught:
+    with pytest.raises(UnknownStorage, match="no size is claimed") as caught:
         stored_types(tree_of("LlamaForCausalLM", SMALL), "bfloat16", quantization)
     assert reason in str(caught.value)
 

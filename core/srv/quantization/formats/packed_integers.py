@@ -1,9 +1,9 @@
 """Checkpoints with integers of 4 or 8 bits that are packed into words: AWQ, GPTQ and compressed-tensors. Torch-free.
 
-Owns the configurations, which layers are quantized, what headers must show of them, and in which blocks the layers hold
-them. Weights are repacked at load into the quantization blocks of GGUF files, so that every platform computes with the
-products that it has for these (`linear_gguf`, `experts_gguf`), and never through a copy in floats
-(docs/adr/0070-packed-integers.md). Must not know how words are packed: `srv.quantization.formats.packed_words` does.
+Owns which layers are quantized, what headers must show of them, and in which blocks the layers hold them. Weights are
+repacked at load into the quantization blocks of GGUF files, so that every platform computes with the products that it
+has for these (`linear_gguf`, `experts_gguf`), and never through a copy in floats (docs/adr/0070-packed-integers.md).
+Must not know configurations, nor how words are packed: `srv.quantization.formats.packed_words` does.
 
     method               tensors of a linear layer [N, K], with groups of g inputs
     awq                  qweight, qzeros, scales                          zeros as they are, also if all are 8
@@ -19,14 +19,13 @@ The up-projection of latent attention, which is no linear layer here, is dequant
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
-from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
+from srv.quantization.formats.layer_patterns import names_layer, stated_names
 from srv.quantization.method import (
     DOWNLOAD_REMEDY,
     UP_PROJECTION,
@@ -39,12 +38,10 @@ Layout: TypeAlias = Literal["awq", "gptq", "rows"]
 BLOCK = 32  # weights in one of the blocks that layers hold
 SCALES = ("scales", "weight_scale")
 _INDICES = ("g_idx", "weight_g_idx", "weight_shape")  # integers that are not packed
-AWQ, GPTQ, COMPRESSED = "awq", "gptq", "compressed-tensors"
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _LM_HEAD = "lm_head"
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})  # which tools leave as they are
 LINEAR = "Linear"  # the class of all linear layers, as a target of compressed-tensors
-_FORMAT = "pack-quantized"  # of compressed-tensors
 # The suffixes of the tensors of a quantized layer. The first is that of its packed integers.
 SUFFIXES: Mapping[Layout, tuple[str, ...]] = {
     "awq": ("qweight", "qzeros", "scales"),
@@ -91,151 +88,26 @@ class PackedForm(NamedTuple):
         return (*names[:3], *(names[3:4] if not self.symmetric else ()), *(names[4:] if self.ordered else ()))
 
 
-def scheme_of(folder: Path | str, config: Mapping[str, Any]) -> PackedForm:
-    """The scheme of a checkpoint that `detect` recognised. Raises ModelError if its configuration is damaged."""
-    found = _read(_stated(config))
-    if isinstance(found, PackedForm):
-        return found
-    reason = found or "its quantization_config is not that of packed integers"
-    raise ModelError("unsupported_quantization", str(folder), reason, "Use another checkpoint of the model")
-
-
-def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    stated = config.get("quantization_config")
-    return stated if isinstance(stated, Mapping) else {}
-
-
-def _read(stated: Mapping[str, Any]) -> PackedForm | str:
-    """The scheme; a clause if the layers do not support its form; "" if it is of another method."""
-    method = str(stated.get("quant_method", "")).lower()
-    try:
-        match method:
-            case "awq":
-                return _read_awq(stated)
-            case "gptq":
-                return _read_gptq(stated)
-            case "compressed-tensors":
-                return _read_compressed(stated)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        return f"its quantization_config has an invalid value ({error})"
-    return ""
-
-
-def _detect(method: str, folder: Path, config: Mapping[str, Any]) -> bool | str:
-    stated = _stated(config)
-    if str(stated.get("quant_method", "")).lower() != method:
-        return False
-    found = _read(stated)
-    if isinstance(found, PackedForm):
-        return True
-    return found or False
-
-
-def _read_awq(stated: Mapping[str, Any]) -> PackedForm | str:
-    bits, version = _first(stated, "bits", "w_bit"), str(_first(stated, "version", "format") or "gemm").lower()
-    if bits not in (4, 8):
-        return f"its integers have {bits} bits, not 4 or 8"
-    if version != "gemm" or str(stated.get("backend", "autoawq")).lower() != "autoawq":
-        return f"it is packed for the kernels {version}, not as AutoAWQ's gemm"
-    symmetric = not _first(stated, "zero_point", default=True)  # GPTQModel's; its zeros of 8 or 128 are stored
-    if bits == 8 and not symmetric:
-        return "its 8-bit integers have zero points other than 128 (zero_point is true)"
-    interleaved = bits == 4 or not _is_of_gptqmodel(stated)
-    excluded = _excluded(stated)
-    return _grouped(PackedForm("awq", bits, _group(stated), symmetric, excluded=excluded, interleaved=interleaved))
-
-
-def _is_of_gptqmodel(stated: Mapping[str, Any]) -> bool:
-    """Whether GPTQModel wrote a checkpoint: it packs 8-bit integers of AWQ as they come, and 4-bit ones in turn.
-
-    The kernels that other servers have for AWQ read both in turn.
-    """
-    meta = stated.get("meta")
-    made_by = meta.get("quantizer") if isinstance(meta, Mapping) else None
-    names = made_by if isinstance(made_by, list) else [made_by]
-    return any(str(name).lower().startswith("gptqmodel") for name in names)
-
-
-def _read_gptq(stated: Mapping[str, Any]) -> PackedForm | str:
-    bits, form = _first(stated, "bits"), str(_first(stated, "checkpoint_format", "format") or "gptq").lower()
-    symmetric = bool(_first(stated, "sym", default=True))
-    if bits not in (4, 8):
-        return f"its integers have {bits} bits, not 4 or 8"
-    if form not in ("gptq", "gptq_v2"):
-        return f"it is packed for the kernels {form}"
-    if stated.get("pack_dtype") not in (None, "int32"):
-        return f"it is packed in words of {stated['pack_dtype']}, not int32"
-    rules = stated.get("dynamic") or {}
-    if other := [rule for rule in rules if not rule.startswith("-:")]:
-        return f"its layers are quantized differently (dynamic has a rule for {other[0]!r})"
-    if bits == 8 and not symmetric:
-        return "its 8-bit integers have zero points other than 128 (sym is false)"
-    left_out = tuple(f"{REGEX}{rule.removeprefix('-:')}" for rule in rules)
-    for pattern in left_out:
-        check_pattern("dynamic", pattern)
-    excluded = (*left_out, *_excluded(stated))
-    group = _group(stated)
-    ordered, offset = bool(stated.get("desc_act")) and group > 0, int(form == "gptq")
-    return _grouped(PackedForm("gptq", bits, group, symmetric, ordered, offset, excluded))
-
-
-def _read_compressed(stated: Mapping[str, Any]) -> PackedForm | str:
-    groups = stated.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
-        return "it has no config_groups"
-    if others := [name for name, group in groups.items() if not isinstance(group, Mapping)]:
-        return f"its {others[0]} is {groups[others[0]]!r}, not an object"
-    forms = {str(group.get("format") or stated.get("format")) for group in groups.values()}
-    if forms != {_FORMAT}:
-        return ""
-    if (refused := unsupported_kv_scheme(stated)) is not None:
-        return refused
-    if stated.get("transform_config"):
-        return "it has a transform_config"
-    schemes = {compressed_group(name, group) for name, group in groups.items()}
-    if len(schemes) > 1:  # `srv.quantization.formats.compressed_tensors` serves them
-        return "its groups of layers are quantized differently"
-    (scheme,) = schemes
-    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
-
-
-def compressed_group(name: str, group: Mapping[str, Any]) -> PackedForm | str:
-    """The scheme of one group of layers; a clause if the layers do not support its form."""
-    weights = group.get("weights")
-    if not isinstance(weights, Mapping):
-        return f"its {name} has no weights"
-    if group.get("input_activations") or group.get("output_activations"):
-        return f"its {name} quantizes activations as well"
-    bits, symmetric = weights.get("num_bits"), bool(weights.get("symmetric", True))
-    if weights.get("type", "int") != "int" or bits not in (4, 8):
-        return f"its {name} has weights of {bits} bits of type {weights.get('type')}, not integers of 4 or 8 bits"
-    strategy = weights.get("strategy") or ("group" if (weights.get("group_size") or 0) > 0 else "channel")
-    if strategy not in ("group", "channel"):
-        return f"its {name} has scales per {strategy}, not per group or channel"
-    if bits == 8 and not symmetric:
-        return f"its {name} has 8-bit integers with zero points"
-    group_size = int(weights.get("group_size") or 0) if strategy == "group" else 0
-    ordered = weights.get("actorder") in (True, "group", "dynamic")
-    return _grouped(PackedForm("rows", bits, max(0, group_size), symmetric, ordered))
-
-
-def _grouped(scheme: PackedForm) -> PackedForm | str:
+def grouped(scheme: PackedForm) -> PackedForm | str:
+    """The form, or a clause if blocks do not have its groups."""
     if scheme.group % BLOCK:
         return f"its groups have {scheme.group} inputs, not a multiple of {BLOCK}"
     return scheme
 
 
-def _first(stated: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+def first(stated: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    """The first field of these that is stated."""
     value = next((stated[name] for name in names if stated.get(name) is not None), default)
     return int(value) if isinstance(value, str) and value.isdigit() else value
 
 
-def _group(stated: Mapping[str, Any]) -> int:
+def group_of(stated: Mapping[str, Any]) -> int:
     """Inputs per scale; -1, 0 and None all say that there is one scale for all inputs."""
-    return max(0, int(_first(stated, "group_size", "q_group_size", default=0)))
+    return max(0, int(first(stated, "group_size", "q_group_size", default=0)))
 
 
-def _excluded(stated: Mapping[str, Any]) -> tuple[str, ...]:
+def excluded_of(stated: Mapping[str, Any]) -> tuple[str, ...]:
+    """The layers that are not quantized, with the output layer unless the configuration says that it is."""
     excluded = stated_names(stated, "modules_to_not_convert")
     return excluded if stated.get("lm_head") else (*excluded, _LM_HEAD)
 
@@ -353,33 +225,66 @@ def check_dequantized(model: StoredModel, scheme: PackedForm) -> None:
         _check_stored(model, scheme, layer)
 
 
-def schemes(model: StoredModel, form: PackedForm | None = None) -> LayerSchemes:
-    """`form`: None for the one that the configuration of the checkpoint states. Raises ModelError as `are_packed`."""
-    if form is None and _read(_stated(model.facts.config)) == "":  # the value of --quantization is refused
-        return lambda names, inputs, embedding: None
-    stored = form or scheme_of(model.facts.path, model.facts.config)
-    held = stored.held
-    check_dequantized(model, stored)
+def schemes(model: StoredModel, form: PackedForm) -> LayerSchemes:
+    """Raises ModelError as `are_packed`."""
+    held = form.held
+    check_dequantized(model, form)
 
     def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Blocks | None:
-        return None if embedding or not are_packed(model, stored, names, inputs) else held
+        return None if embedding or not are_packed(model, form, names, inputs) else held
 
     return scheme
 
 
-def _method(name: str) -> QuantMethod:
+def method(
+    name: str, read_form: Callable[[Mapping[str, Any]], PackedForm | str], storage: str, **facts: Any
+) -> QuantMethod:
+    """The facts of a method whose weights are packed integers.
+
+    `read_form(quantization_config)`: the form of a checkpoint of the method; a clause if layers do not support it; ""
+    if it is another method's.
+    """
+
+    def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
+        found = read(name, read_form, config)
+        return True if isinstance(found, PackedForm) else found or False
+
+    def of_model(model: StoredModel) -> LayerSchemes:
+        if read(name, read_form, model.facts.config) == "":  # the value of --quantization is refused
+            return lambda names, inputs, embedding: None
+        return schemes(model, form_of(name, read_form, model))
+
     return QuantMethod(
         name=name,
-        storage="srv.quantization.formats.packed_storage:PackedStorageFormat",
+        storage=storage,
         ops=("linear_gguf",),
-        detect=lambda folder, config: _detect(name, folder, config),
-        sharding="weights of packed integers cannot be sharded yet",
-        schemes=schemes,
+        detect=detect,
+        schemes=of_model,
         packed=True,
         turns_inputs=True,
         row_tensors=("weight",),
         up_projections=True,
+        **facts,
     )
 
 
-AWQ_METHOD, GPTQ_METHOD, COMPRESSED_METHOD = map(_method, (AWQ, GPTQ, COMPRESSED))
+def read(
+    name: str, read_form: Callable[[Mapping[str, Any]], PackedForm | str], config: Mapping[str, Any]
+) -> PackedForm | str:
+    """The form; a clause if the layers do not support it; "" if it is of another method."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != name:
+        return ""
+    try:
+        return read_form(stated)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        return f"its quantization_config has an invalid value ({error})"
+
+
+def form_of(name: str, read_form: Callable[[Mapping[str, Any]], PackedForm | str], model: StoredModel) -> PackedForm:
+    """That of a checkpoint that was detected. Raises ModelError if its configuration is damaged."""
+    found = read(name, read_form, model.facts.config)
+    if isinstance(found, PackedForm):
+        return found
+    reason = found or "its quantization_config is not that of packed integers"
+    raise ModelError("unsupported_quantization", model.facts.path, reason, "Use another checkpoint of the model")

@@ -1,8 +1,8 @@
 """Layers with weights in rows of blocks (`srv.quantization.schemes.Blocks`), which are not dequantized at load.
 
 Blocks have the types of GGUF; other formats are converted to them. The arithmetic is that of the ops `linear_gguf`,
-`linear_gguf_float32` and `rows_gguf`, which a platform with the capability "gguf_blocks" provides; the first may
-quantize its input to 8 bits. Must not know files.
+`linear_gguf_float32`, `rows_gguf` and `experts_gguf`, which a platform with the capability "gguf_blocks" provides; the
+first may quantize its input to 8 bits. Must not know files, nor how checkpoints state the order of inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
+from srv.models.layers.experts import DOWN, GATE, UP, ExpertSizes, ExpertWeights
 from srv.models.layers.linear import WHOLE, Projection, Sharding
+from srv.models.layers.op_layer import OpLayer
+
+_INDEX_BYTES = 64 << 20  # of the columns of as many tokens as are gathered at a time
+_ORDER = "columns"  # the suffix of the tensors that a loader fills with orders
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +69,7 @@ class GGUFLinear(Projection):
         super().__init__(context.dtype, output_sizes, matrices[0].inputs, sharding)
         self.matrices, self.tied = matrices, tied
         self._loaded_bias = context.empty(sum(output_sizes.values())) if bias else None
-        self.bias = self._loaded_bias if sharding.columns is None or sharding.columns.begin == 0 else None
+        self.bias = self._loaded_bias if sharding.adds_bias else None
         self._ops: list[Callable[..., Tensor]] = [
             context.bind(self.op, inputs=each.inputs, outputs=each.outputs) for each in matrices
         ]
@@ -170,3 +175,127 @@ class GGUFEmbedding(TokenEmbedding):
 
     def weight_views(self) -> dict[str, Tensor]:
         return {f"{self.name}.weight": self.matrix.rows}
+
+
+class GGUFExperts(ExpertWeights):
+    """gate_up uint8 [E, 2 I, bytes per row], and down uint8 [E, H, bytes per row], each of one quantization type.
+
+    With biases gate_up_bias [E, 2 I] and down_bias [E, H] of `dtype`, or without; of several ranks, only the first adds
+    the biases of down_proj.
+    """
+
+    op = "experts_gguf"
+
+    def __init__(
+        self,
+        context: BuildContext,
+        prefix: str,
+        sizes: ExpertSizes,
+        gate_up_type: str,
+        down_type: str,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(context, prefix, sizes)
+        self.gate_up_type, self.down_type = gate_up_type, down_type
+        self.gate_up = self._empty(context, 2 * sizes.local, sizes.hidden, gate_up_type)
+        self.down = self._empty(context, sizes.hidden, sizes.local, down_type)
+        self.gate_up_bias = context.empty(sizes.experts, 2 * sizes.local) if bias else None
+        self._loaded_down_bias = context.empty(sizes.experts, sizes.hidden) if bias else None
+        self.down_bias = self._loaded_down_bias if sizes.adds_biases else None
+
+    def _empty(self, context: BuildContext, rows: int, columns: int, quant_type: str) -> Tensor:
+        kind = TYPES_BY_NAME[quant_type]
+        shape = self.sizes.experts, rows, columns // kind.elements * kind.size
+        return torch.empty(shape, dtype=torch.uint8, device=context.device)
+
+    def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return self._compute(x, ids, weights, *self.operands()[0].values())
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        matrices = {name: getattr(self, name) for name in ("gate_up", "gate_up_type", "down", "down_type")}
+        biases = {name: getattr(self, name) for name in ("gate_up_bias", "down_bias")}
+        return ({**matrices, "activation": self.sizes.activation, **biases},)
+
+    def weight_views(self) -> dict[str, Tensor]:
+        views = self.matrix_views("weight", self.gate_up, self.down)
+        if self.gate_up_bias is not None and self._loaded_down_bias is not None:
+            views |= self.matrix_views("bias", self.gate_up_bias, self._loaded_down_bias)
+        return views
+
+    def weight_slices(self) -> dict[str, Slice]:
+        """Slices of columns are in stored bytes, as the rows are."""
+        kind = TYPES_BY_NAME[self.down_type]
+        slices = self.row_slices("weight") | self.column_slices("weight", kind.size, kind.elements)
+        return slices if self.gate_up_bias is None else slices | self.row_slices("bias")
+
+
+class OrderedExperts(ExpertWeights):
+    """Experts whose matrices have inputs in the order of their groups (GPTQ's desc_act), not of the hidden size.
+
+        x ── for each of a token's experts: the columns in the order of its gate and up projection ── experts ── sum
+
+    The order of a down projection becomes that of the rows of the gate and the up projection before it, so that no op
+    has to know of it.
+
+    `inner`: the experts on matrices whose columns are in order, which a platform may give another kernel.
+
+    gate_up_columns int64 [E, 2, H]: those of the gate and of the up projection, which must be equal; down_columns int64
+    [E, I].
+    """
+
+    op = ""
+    delegates = True
+
+    def __init__(self, context: BuildContext, inner: GGUFExperts) -> None:
+        OpLayer.__init__(self)  # it has no op of its own to bind
+        self.inner, self.prefix, self.sizes = inner, inner.prefix, inner.sizes
+        self.dtype, self.inputs, self.implementation = inner.dtype, inner.inputs, inner.implementation
+        experts, hidden, inter = self.sizes.experts, self.sizes.hidden, self.sizes.intermediate
+        self.gate_up_columns = context.empty(experts, 2, hidden, dtype=torch.int64)
+        self.down_columns = context.empty(experts, inter, dtype=torch.int64)
+        self._shared = False  # whether all experts have the same order of inputs; known when it is loaded
+        self.kernel = self.compute
+
+    def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        columns = self.gate_up_columns[:, 0]
+        if self._shared:
+            return self.inner.kernel(x.index_select(-1, columns[0]), ids, weights)
+        (tokens, chosen), hidden = ids.shape, self.sizes.hidden
+        rows = x.new_empty(tokens, chosen, hidden)
+        at_once = max(_INDEX_BYTES // (chosen * hidden * columns.itemsize), 1)
+        for begin in range(0, tokens, at_once):
+            part = slice(begin, begin + at_once)
+            order = columns[ids[part].clamp(0, self.sizes.experts - 1)]
+            torch.gather(x[part].unsqueeze(1).expand(order.shape), 2, order, out=rows[part])
+        out = self.inner.kernel(rows.flatten(0, 1), ids.reshape(-1, 1), weights.reshape(-1, 1))
+        return out.view(rows.shape).sum(1)
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+    def weight_matrices(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def weight_views(self) -> dict[str, Tensor]:
+        views = self.inner.weight_views()
+        for expert, (gate_up, down) in enumerate(zip(self.gate_up_columns, self.down_columns, strict=True)):
+            for name, order in ((GATE, gate_up[0]), (UP, gate_up[1]), (DOWN, down)):
+                views[f"{self.prefix}.{expert}.{name}.{_ORDER}"] = order
+        return views
+
+    def weight_slices(self) -> dict[str, Slice]:
+        return self.inner.weight_slices()
+
+    def validate_loaded(self) -> str | None:
+        """As the base class; then puts the rows of gate and up projection in the order of the down projection."""
+        gate, up = self.gate_up_columns.unbind(1)
+        different = (gate != up).any(1).nonzero().flatten().tolist()
+        if different:
+            name = f"{self.prefix}.{different[0]}"
+            return f"the inputs of {name}.{GATE} are in another order than those of {name}.{UP}, which are the same"
+        self._shared = bool((gate == gate[:1]).all())
+        for fused in (self.inner.gate_up, self.inner.gate_up_bias):
+            for order, rows in zip(self.down_columns, () if fused is None else fused, strict=fused is not None):
+                for half in rows.chunk(2):
+                    half.copy_(half[order.to(half.device)])  # layers may be in host memory
+        return self.inner.validate_loaded()

@@ -14,17 +14,22 @@ from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.factory import LayerFactory, LocalSizes
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.fp8_layers import Fp8Experts, Fp8Linear
-from srv.quantization.gguf_experts import GGUFExperts
-from srv.quantization.gguf_layers import GGUFEmbedding, GGUFLinear, OrderedLinear, empty_matrix
-from srv.quantization.int8_layers import (
+from srv.quantization.layers.blocks import (
+    GGUFEmbedding,
+    GGUFExperts,
+    GGUFLinear,
+    OrderedExperts,
+    OrderedLinear,
+    empty_matrix,
+)
+from srv.quantization.layers.fp8 import Fp8Experts, Fp8Linear
+from srv.quantization.layers.int8 import (
     BiasedLinear,
     DynamicInt8Linear,
     Int8Experts,
     StaticInt8Linear,
     WeightOnlyInt8Linear,
 )
-from srv.quantization.ordered_experts import OrderedExperts
 from srv.quantization.schemes import BIASES, Blocks, Fp8, Int8, LayerSchemes, Scheme
 
 _REMEDY = "Use another checkpoint of the model, or set --dequantize-weights for a GGUF file"
@@ -41,25 +46,29 @@ class SchemeLayers(LayerFactory):
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
         local = self.local_sizes(output_sizes, inputs, split, unit)
-        scheme = self._schemes(tuple(output_sizes), local.inputs, False)
+        scheme = self._schemes(tuple(output_sizes), inputs, False)
         if scheme is None:
             return super().linear(output_sizes, inputs, bias, split, unit)
         match scheme:
             case Int8():
-                return self._int8_linear(scheme, output_sizes, inputs, bias)
+                return self._int8_linear(scheme, local, bias)
             case Fp8():
-                return Fp8Linear(self.context, output_sizes, inputs, bias, scheme)
+                return Fp8Linear(self.context, local, bias, scheme)
             case Blocks():
                 return self._block_linear(scheme, local, bias)
+        return self.other_linear(scheme, output_sizes, inputs, bias)
+
+    def other_linear(self, scheme: Scheme, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+        """The linear layer of a scheme that this class does not know; for the factory of a method that has one."""
         raise _without_layers(scheme)
 
-    def _int8_linear(self, scheme: Int8, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+    def _int8_linear(self, scheme: Int8, local: LocalSizes, bias: bool) -> Projection:
         match scheme.inputs:
             case "dynamic":
-                return DynamicInt8Linear(self.context, output_sizes, inputs, bias, offset=scheme.offsets)
+                return DynamicInt8Linear(self.context, local, bias, offset=scheme.offsets)
             case "none":
-                return WeightOnlyInt8Linear(self.context, output_sizes, inputs, bias)
-        static = StaticInt8Linear(self.context, output_sizes, inputs)
+                return WeightOnlyInt8Linear(self.context, local, bias)
+        static = StaticInt8Linear(self.context, local)
         return BiasedLinear(self.context, static) if bias and scheme.has_biases else static
 
     def _block_linear(self, scheme: Blocks, local: LocalSizes, bias: bool) -> Projection:
@@ -72,20 +81,26 @@ class SchemeLayers(LayerFactory):
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
         """Raises ModelError for experts that are quantized in part, and for those that no layers hold."""
         local = self.local_experts(sizes)
-        named = zip(expert_names(prefix, sizes.experts), (local.hidden, local.local), strict=True)
+        named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
         first, down = (self._schemes(names, inputs, False) for names, inputs in named)
+        if first == down and first is not None and not isinstance(first, Int8 | Fp8 | Blocks):
+            return self.other_experts(first, prefix, sizes, bias)
         match first, down:
             case None, None:
                 return super().experts(prefix, sizes, bias)
             case Int8(), Int8() if first == down:
-                return self._int8_experts(first, prefix, sizes, bias)
+                return self._int8_experts(first, prefix, local, bias)
             case Fp8(), Fp8() if first == down:
-                return Fp8Experts(self.context, prefix, sizes, first, bias)
+                return Fp8Experts(self.context, prefix, local, first, bias)
             case Blocks(), Blocks() if first.ordered == down.ordered:
                 experts = GGUFExperts(self.context, prefix, local, first.type, down.type, bias)
                 return OrderedExperts(self.context, experts) if first.ordered else experts
         how = "quantized in part" if first is None or down is None else f"held as {first} and {down}"
         raise _refused(prefix, f"{how}, which no layers support")
+
+    def other_experts(self, scheme: Scheme, prefix: str, sizes: ExpertSizes, bias: bool) -> ExpertWeights:
+        """As `other_linear`, the experts of a layer."""
+        raise _refused(prefix, f"held as {scheme} and {scheme}, which no layers support")
 
     def _int8_experts(self, scheme: Int8, prefix: str, sizes: ExpertSizes, bias: bool) -> ExpertWeights:
         if scheme.inputs == "static":

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from srv.errors import ModelError
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.models.layers.factory import LocalSizes
 from srv.models.layers.linear import Projection
 from srv.quantization.method import DOWNLOAD_REMEDY
 
@@ -53,12 +54,13 @@ class ScaledInt8Linear(Projection):
     weight int8 [out, in], weight_scale float32 [out]; bias [out] of `dtype` (the model's), or None.
     """
 
-    def __init__(self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> None:
-        super().__init__(context.dtype, output_sizes, inputs)
-        outputs = sum(output_sizes.values())
+    def __init__(self, context: BuildContext, local: LocalSizes, bias: bool) -> None:
+        super().__init__(context.dtype, *local)
+        outputs, inputs = local.outputs, local.inputs
         self.weight = context.empty(outputs, inputs, dtype=torch.int8)
         self.weight_scale = context.empty(outputs, dtype=torch.float32)
-        self.bias = context.empty(outputs) if bias else None
+        self._loaded_bias = context.empty(outputs) if bias else None
+        self.bias = self._loaded_bias if self.sharding.adds_bias else None
         self._multiply = context.bind(self.op, inputs=inputs, outputs=outputs)
         self.implementation = context.name_of(self.op, inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
@@ -76,7 +78,7 @@ class ScaledInt8Linear(Projection):
     def weight_views(self) -> dict[str, Tensor]:
         views = self.part_views("weight", self.weight)
         views |= self.part_views("weight_scale", self.weight_scale.unsqueeze(1))
-        return views if self.bias is None else views | self.part_views("bias", self.bias)
+        return views if self._loaded_bias is None else views | self.part_views("bias", self._loaded_bias)
 
     def validate_loaded(self) -> str | None:
         return _without_scales(self, "weight_scale", self.weight_scale)
@@ -91,11 +93,9 @@ class DynamicInt8Linear(ScaledInt8Linear):
 
     op = "linear_w8a8"
 
-    def __init__(
-        self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool, *, offset: bool = False
-    ) -> None:
-        super().__init__(context, output_sizes, inputs, bias)
-        self._offset = torch.empty(sum(output_sizes.values()) if offset else 0, dtype=torch.float32)
+    def __init__(self, context: BuildContext, local: LocalSizes, bias: bool, *, offset: bool = False) -> None:
+        super().__init__(context, local, bias)
+        self._offset = torch.empty(local.outputs if offset else 0, dtype=torch.float32)
 
     def weight_views(self) -> dict[str, Tensor]:
         if not self._offset.numel():
@@ -121,19 +121,22 @@ class StaticInt8Linear(Projection):
 
     weight int8 [out, in]; input_scale, input_offset float32 [1], chosen when the checkpoint was made; quant_bias
     int32 [out], which contains the bias and the correction for the offset; deq_scale float32 [out]. The fused
-    layers have the same input, so they must agree on its scale and offset.
+    layers have the same input, so they must agree on its scale and offset. Of ranks that hold columns, the first one
+    adds the whole `quant_bias`, and the others zeros.
     """
 
     op = "linear_w8a8_static"
 
-    def __init__(self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int) -> None:
-        super().__init__(context.dtype, output_sizes, inputs)
-        outputs = sum(output_sizes.values())
+    def __init__(self, context: BuildContext, local: LocalSizes) -> None:
+        super().__init__(context.dtype, *local)
+        outputs, inputs = local.outputs, local.inputs
         self.weight = context.empty(outputs, inputs, dtype=torch.int8)
-        self.quant_bias = context.empty(outputs, dtype=torch.int32)
+        self._loaded_bias = context.empty(outputs, dtype=torch.int32)
+        added_once = self.sharding.adds_bias
+        self.quant_bias = self._loaded_bias if added_once else nn.Parameter(torch.zeros_like(self._loaded_bias), False)
         self.deq_scale = context.empty(outputs, dtype=torch.float32)
         # One value per fused layer is loaded, and the first one is used.
-        self._scales, self._offsets = (context.empty(len(output_sizes), dtype=torch.float32) for _ in range(2))
+        self._scales, self._offsets = (context.empty(len(local.output_sizes), dtype=torch.float32) for _ in range(2))
         self._multiply = context.bind(self.op, inputs=inputs, outputs=outputs)
         self.implementation = context.name_of(self.op, inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
@@ -161,11 +164,16 @@ class StaticInt8Linear(Projection):
 
     def weight_views(self) -> dict[str, Tensor]:
         views = self.part_views("weight", self.weight)
-        views |= self.part_views("quant_bias", self.quant_bias) | self.part_views("deq_scale", self.deq_scale)
+        views |= self.part_views("quant_bias", self._loaded_bias) | self.part_views("deq_scale", self.deq_scale)
         for index, name in enumerate(self.output_sizes):
             views[f"{name}.input_scale"] = self._scales[index : index + 1]
             views[f"{name}.input_offset"] = self._offsets[index : index + 1]
         return views
+
+    def weight_slices(self) -> dict[str, Slice]:
+        """All ranks have the whole scale and offset of the input."""
+        whole = (".input_scale", ".input_offset")
+        return {name: part for name, part in super().weight_slices().items() if not name.endswith(whole)}
 
     def validate_loaded(self) -> str | None:
         for suffix, loaded in (("input_scale", self._scales), ("input_offset", self._offsets)):
@@ -187,14 +195,20 @@ class BiasedLinear(Projection):
     def __init__(self, context: BuildContext, inner: Projection) -> None:
         super().__init__(context.dtype, inner.output_sizes, inner.inputs, inner.sharding)
         self.inner = inner
-        self.bias = context.empty(sum(inner.output_sizes.values()))
+        self._loaded_bias = context.empty(sum(inner.output_sizes.values()))
+        self.bias = self._loaded_bias if self.sharding.adds_bias else None
         self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:
-        return self.inner.kernel(x) + self.bias
+        product = self.inner.kernel(x)
+        return product if self.bias is None else product + self.bias
 
     def weight_views(self) -> dict[str, Tensor]:
-        return self.inner.weight_views() | self.part_views("bias", self.bias)
+        return self.inner.weight_views() | self.part_views("bias", self._loaded_bias)
+
+    def weight_slices(self) -> dict[str, Slice]:
+        biases = {name: part for name, part in super().weight_slices().items() if name.endswith(".bias")}
+        return self.inner.weight_slices() | biases
 
 
 def _without_scales(layer: ScaledInt8Linear | StaticInt8Linear, suffix: str, scales: Tensor) -> str | None:
@@ -214,7 +228,7 @@ class Int8Experts(ExpertWeights):
 
     def __init__(self, context: BuildContext, prefix: str, sizes: ExpertSizes, *, offset: bool = False) -> None:
         super().__init__(context, prefix, sizes)
-        experts, hidden, inner = sizes.experts, sizes.hidden, sizes.intermediate
+        experts, hidden, inner = sizes.experts, sizes.hidden, sizes.local
         self.gate_up = context.empty(experts, 2 * inner, hidden, dtype=torch.int8)
         self.down = context.empty(experts, hidden, inner, dtype=torch.int8)
         self.gate_up_scale = context.empty(experts, 2 * inner, dtype=torch.float32)
@@ -242,7 +256,9 @@ class Int8Experts(ExpertWeights):
         return views | self.matrix_views("weight_scale", *scales) | self._offsets
 
     def weight_slices(self) -> dict[str, Slice]:
-        return {}
+        suffixes = ("weight", "weight_scale", *(("weight_offset",) if self._offsets else ()))
+        rows = {name: part for suffix in suffixes for name, part in self.row_slices(suffix).items()}
+        return rows | self.column_slices("weight")
 
     def validate_loaded(self) -> str | None:
         nonzero = next((name for name, offset in self._offsets.items() if bool(offset.any())), None)

@@ -14,6 +14,7 @@ from torch import Tensor
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.models.layers.factory import LocalSizes
 from srv.models.layers.linear import Projection
 from srv.quantization.schemes import SCALE, Fp8
 
@@ -35,15 +36,15 @@ class Fp8Linear(Projection):
 
     op = "linear_fp8"
 
-    def __init__(
-        self, context: BuildContext, output_sizes: Mapping[str, int], inputs: int, bias: bool, scheme: Fp8
-    ) -> None:
-        super().__init__(context.dtype, output_sizes, inputs)
+    def __init__(self, context: BuildContext, local: LocalSizes, bias: bool, scheme: Fp8) -> None:
+        super().__init__(context.dtype, *local)
+        outputs, inputs = local.outputs, local.inputs
         self._blocks = scheme.block_of(inputs)
-        self._runs = list(scheme.runs(output_sizes))
+        self._has_column_blocks = scheme.block is not None
+        self._runs = list(scheme.runs(local.output_sizes))
         self.matrices = [self._matrix(context, sum(run.values()), scheme) for run in self._runs]
-        outputs = sum(output_sizes.values())
-        self.bias = context.empty(outputs) if bias else None
+        self._loaded_bias = context.empty(outputs) if bias else None
+        self.bias = self._loaded_bias if self.sharding.adds_bias else None
         self._multiply = context.bind(self.op, inputs=inputs, outputs=outputs)
         self.implementation = context.name_of(self.op, inputs=inputs, outputs=outputs)
         self.kernel = self.multiply
@@ -77,7 +78,19 @@ class Fp8Linear(Projection):
             for suffix, fused, sizes in (("weight", matrix.weight, run.values()), (SCALE, matrix.scale, scales)):
                 parts = zip(run, torch.split(fused, list(sizes)), strict=True)
                 views |= {f"{name}.{suffix}": view for name, view in parts}
-        return views if self.bias is None else views | self.part_views("bias", self.bias)
+        return views if self._loaded_bias is None else views | self.part_views("bias", self._loaded_bias)
+
+    def weight_slices(self) -> dict[str, Slice]:
+        """Those of scales are in blocks: of columns, too, unless all inputs of an output share one."""
+        slices, (rows, columns) = super().weight_slices(), self._blocks
+        cut = self.sharding.columns if self._has_column_blocks else None
+        for name in self.output_sizes:
+            scale = f"{name}.{SCALE}"
+            if scale in slices:
+                slices[scale] = slices[scale].blocks(rows)
+            elif cut is not None:
+                slices[scale] = cut.blocks(columns)
+        return slices
 
 
 class Fp8Experts(ExpertWeights):
@@ -91,15 +104,17 @@ class Fp8Experts(ExpertWeights):
 
     def __init__(self, context: BuildContext, prefix: str, sizes: ExpertSizes, scheme: Fp8, bias: bool = False) -> None:
         super().__init__(context, prefix, sizes)
-        experts, hidden, inner = sizes.experts, sizes.hidden, sizes.intermediate
+        experts, hidden, inner = sizes.experts, sizes.hidden, sizes.local
         self._blocks = scheme.block_of(max(hidden, inner))
+        self._has_column_blocks = scheme.block is not None
         self.gate_up = context.empty(experts, 2 * inner, hidden, dtype=torch.float8_e4m3fn)
         self.down = context.empty(experts, hidden, inner, dtype=torch.float8_e4m3fn)
         rows, columns = scheme.scale_shape(inner, hidden)
         self.gate_up_scale = context.empty(experts, 2 * rows, columns, dtype=torch.float32)
         self.down_scale = context.empty(experts, *scheme.scale_shape(hidden, inner), dtype=torch.float32)
         self.gate_up_bias = context.empty(experts, 2 * inner) if bias else None
-        self.down_bias = context.empty(experts, hidden) if bias else None
+        self._loaded_down_bias = context.empty(experts, hidden) if bias else None
+        self.down_bias = self._loaded_down_bias if sizes.adds_biases else None
 
     def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         return self._compute(x, ids, weights, *self.operands()[0].values())
@@ -116,9 +131,13 @@ class Fp8Experts(ExpertWeights):
     def weight_views(self) -> dict[str, Tensor]:
         views = self.matrix_views("weight", self.gate_up, self.down)
         views |= self.matrix_views(SCALE, self.gate_up_scale, self.down_scale)
-        if self.gate_up_bias is None or self.down_bias is None:
+        if self.gate_up_bias is None or self._loaded_down_bias is None:
             return views
-        return views | self.matrix_views("bias", self.gate_up_bias, self.down_bias)
+        return views | self.matrix_views("bias", self.gate_up_bias, self._loaded_down_bias)
 
     def weight_slices(self) -> dict[str, Slice]:
-        return {}
+        rows, columns = self._blocks
+        slices = self.row_slices("weight") | self.row_slices(SCALE, rows) | self.column_slices("weight")
+        if self._has_column_blocks:
+            slices |= self.column_slices(SCALE, 1, columns)
+        return slices if self.gate_up_bias is None else slices | self.row_slices("bias")

@@ -1,0 +1,1 @@
+"""The layers of each scheme (`srv.quantization.schemes`), and their factory."""

@@ -1,0 +1,150 @@
+"""Quantized weights over several ranks: each holds its part of every tensor, and all compute what one computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from every import every
+from fp8_weights import FORMS, write_fp8
+from models_small import built, expected_logits, our_logits, small_model, tokens_of
+from modelslim_weights import everything, quantize
+from quantized_cells import METHODS, write_quantized
+from stored_orders import made, stored_form, write_stored
+from thread_ranks import on_ranks
+from torch import Tensor
+
+from srv.dist.group import RankGroup
+from srv.errors import ModelError
+from srv.models.architectures.sharding import divisions
+from srv.models.base import CausalLM
+from srv.models.checkpoints.slices import Slice
+from srv.models.read import read_facts
+
+# Eight query heads; two KV heads, so that four ranks hold copies. Whole blocks of 64 columns on each of four ranks.
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+
+
+def by_method(method: str, kind: str) -> Callable[[Path], Any]:
+    fields = {**SIZES, **(BIASES if kind == "llama" else {})}
+    return lambda path: write_quantized(path, small_model(kind, **fields), method)
+
+
+def static_int8(path: Path) -> Any:
+    model = small_model("llama", **SIZES, **BIASES)
+    quantize(path, model, everything("W8A8"))
+    return model
+
+
+def fp8(form: str, **fields: Any) -> Callable[[Path], Any]:
+    return lambda path: write_fp8(path, FORMS[form], **{**SIZES, **fields})
+
+
+def unquantized(path: Path) -> Any:
+    model = small_model("llama", **SIZES)
+    model.save_pretrained(path)
+    return model
+
+
+CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    **{f"{method}, {kind}": (by_method(method, kind), {}) for method in METHODS for kind in ("llama", "qwen3_moe")},
+    "modelslim, static": (static_int8, {}),
+    "fp8, one scale": (fp8("fp8, one scale", **BIASES), {}),
+    "fp8, blocks": (fp8("fp8, blocks", **BIASES), {}),
+    "fp8, blocks of experts": (fp8("fp8, blocks", kind="qwen3_moe"), {}),
+    "int8 at load": (unquantized, {"online_quantization": "int8wo"}),
+    "int8 with inputs at load": (unquantized, {"online_quantization": "int8dq"}),
+    "fp8 at load": (unquantized, {"online_quantization": "fp8wo"}),
+}
+# Kernels that round inputs to 8 bits round those of each rank with a scale of their own.
+ROUNDED = ("modelslim", "w8a8_int8", "int8 with inputs")
+
+
+def part_of(whole: Tensor, part: Slice | None) -> Tensor:
+    return whole if part is None else whole.narrow(part.axis, part.begin, part.end - part.begin)
+
+
+def on_all(path: Path, ranks: int, run: Callable[[CausalLM], Any], options: dict[str, Any]) -> list[Any]:
+    return on_ranks(ranks, lambda group, comm: run(built(path, group=group, communicator=comm, **options)))
+
+
+@every("case", list(CASES))
+def test_ranks_hold_parts_and_compute_the_same(case: str, tmp_path: Path) -> None:
+    make, more = CASES[case]
+    folder = tmp_path / case
+    folder.mkdir()
+    model = make(folder)
+    options = {"dequantize": False, **more}
+    one, tokens = built(folder, **options), tokens_of(model, 12)
+    views, logits = one.weight_views(), our_logits(one, tokens)
+    for ranks in (2, 4):
+        parts = on_all(folder, ranks, lambda part: (part, our_logits(part, tokens)), options)
+        for part, found in parts:
+            slices, own = part.weight_slices(), part.weight_views()
+            assert own.keys() == views.keys()
+            different = [name for name in own if not torch.equal(own[name], part_of(views[name], slices.get(name)))]
+            assert different == []
+            assert torch.equal(found, parts[0][1]), "ranks sample from different logits"
+        if case.startswith(ROUNDED):
+            exact = expected_logits(model, tokens)
+            assert (found - exact).abs().mean() <= 2 * (logits - exact).abs().mean() + 1e-3
+        else:
+            torch.testing.assert_close(found, logits, atol=1e-3, rtol=1e-3)
+        assert parts[0][0].loaded_bytes() < one.loaded_bytes()
+
+
+@every(
+    ("form", "fields", "ranks", "obstacle"),
+    [
+        (
+            "fp8, blocks",
+            {"intermediate_size": 96},
+            2,
+            "a rank's 48 rows of gate_proj are not whole quantization blocks",
+        ),
+        ("fp8, blocks", {"head_dim": 16, "num_key_value_heads": 8}, 8, "a rank's 16 rows of q_proj are not whole"),
+        (
+            "fp8, blocks with the other name",
+            {},
+            4,
+            "a rank's 64 columns of o_proj are not whole quantization blocks of 128",
+        ),
+        ("fp8, one scale", {}, 8, ""),
+    ],
+)
+def test_blocks_are_not_split(form: str, fields: dict[str, Any], ranks: int, obstacle: str, tmp_path: Path) -> None:
+    fp8(form, **fields)(tmp_path)
+    sizes = divisions(read_facts(tmp_path), in_blocks=True)
+    assert not isinstance(sizes, str)
+    found = sizes.obstacles(ranks)
+    assert (ranks in sizes.legal_ranks()) == (found == [])
+    assert any(obstacle in clause for clause in found) if obstacle else found == []
+
+
+@every(
+    ("kind", "form", "obstacle"),
+    [
+        ("phi3", "compressed-tensors, channel", "in another order than the layers cannot be sharded yet"),
+        ("llama", "gptq in another order", "whose inputs have an order of their own (desc_act) cannot be sharded yet"),
+    ],
+)
+def test_orders_stay_on_one_rank(kind: str, form: str, obstacle: str, tmp_path: Path) -> None:
+    folder = tmp_path / kind
+    folder.mkdir()
+    write_stored(folder, small_model(kind, **SIZES) if kind == "llama" else made(kind), stored_form(form))
+    assert obstacle in str(divisions(read_facts(folder), in_blocks=True))
+    with pytest.raises(ModelError, match="cannot be sharded"):
+        built(folder, group=RankGroup(size=2), dequantize=False)
