@@ -46,6 +46,7 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
             "chunked_prefill",
             "overlap",
             "graphs",
+            "communicator",
             "memory_use",
             "profiler_ranges",
             "w8a8",
