@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -78,7 +79,7 @@ class SimulatedProcessGroup:
 
     def _allgather_base(self, output: Tensor, input: Tensor) -> Work:
         """Fill `output`, one contiguous tensor, with the tensors `input` of all ranks, one after the other."""
-        return self._enqueue("all_gather", partial(self._meet, self._gloo._allgather_base), output, input)
+        return self._enqueue("all_gather", self._gather, output, input)
 
     def abort(self) -> None:
         self._gloo.abort()
@@ -89,6 +90,10 @@ class SimulatedProcessGroup:
         with accelerator.stream(self._stream):
             self._launch(name, operation, *arguments)
         return Work(self._stream.record_event(), accelerator.current_stream)
+
+    def _gather(self, output: Tensor, input: Tensor) -> None:
+        """As bytes: gloo has not all types."""
+        self._meet(self._gloo._allgather_base, *(each.view(-1).view(torch.uint8) for each in (output, input)))
 
     def _meet(self, operation: Callable[..., Any], *arguments: Any) -> None:
         """Perform the operation with the host's views of the tensors."""
