@@ -36,12 +36,16 @@ class Recipe(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipes:
-    """A published table of them, in the flags of an engine. `platform`: on which they run."""
+    """A published table of them, in the flags of an engine.
+
+    `platform`: on which they run. `devices`: how many a machine has, by variant.
+    """
 
     name: str
     title: str
     dialect: str
     platform: str
+    devices: Mapping[str, int]
     rows: tuple[Recipe, ...]
 
 
@@ -55,7 +59,7 @@ def read_recipes(folder: Path) -> tuple[Recipes, ...]:
 def _table(folder: Path, entry: Mapping[str, Any]) -> Recipes:
     try:
         rows = _rows(folder / entry["file"])
-        return Recipes(entry["name"], entry["title"], entry["dialect"], entry["platform"], rows)
+        return Recipes(entry["name"], entry["title"], entry["dialect"], entry["platform"], entry["devices"], rows)
     except KeyError as error:
         raise MatrixError(f"{folder / 'index.toml'}: recipes do not have the key {error}") from error
 
@@ -78,7 +82,8 @@ def _recipe(raw: Mapping[str, str]) -> Recipe:
 def refused_by(recipes: Recipes, recipe: Recipe) -> Mapping[str, str]:
     """The flags or arguments for which a launch refuses a line, each with its first reason; {} if it is accepted."""
     translation = translate(recipes.dialect, shlex.split(recipe.flags), lambda device: None)
-    verdict = launch_verdict(translation, f"{recipes.platform}:{recipe.variant}")
+    machine = f"{recipes.platform}:{recipe.variant},count={recipes.devices[recipe.variant]}"
+    verdict = launch_verdict(translation, machine)
     reasons: dict[str, str] = {}
     for each in (*translation.rejections, *bad_values(translation), *verdict.refusals):
         reasons.setdefault(each.what, each.reason)

@@ -15,7 +15,7 @@ PUBLISHED = ROOT / "support_matrix" / "published"
 
 def recipes(*flags: str) -> Recipes:
     rows = tuple(Recipe(f"line-{index}", "Any", "W8A8", "a2", 1, "mixed", each) for index, each in enumerate(flags))
-    return Recipes("small", "Small", "sglang", "npu", rows)
+    return Recipes("small", "Small", "sglang", "npu", {"a2": 8}, rows)
 
 
 def test_the_published_lines_are_all_there() -> None:
@@ -32,6 +32,13 @@ def test_a_line_is_accepted_or_refused_by_what_a_launch_refuses() -> None:
     assert accepted == {}
     assert list(invalid) == ["tp_size"]
     assert list(unknown) == ["--no-such-flag"]
+
+
+def test_a_line_has_the_devices_of_one_machine() -> None:
+    table = recipes("--device npu --tp-size 8", "--device npu --tp-size 16")
+    fitting, larger = (refused_by(table, row) for row in table.rows)
+    assert fitting == {}
+    assert larger == {"tp_size": "each rank needs a device of its own, but there are 8 devices"}
 
 
 def test_the_page_counts_lines_by_what_refuses_them() -> None:
@@ -52,6 +59,7 @@ def test_the_page_counts_lines_by_what_refuses_them() -> None:
 def test_a_table_that_is_none_is_refused_with_its_columns(lines: str, tmp_path: Path) -> None:
     (tmp_path / "index.toml").write_text(
         '[[recipes]]\nname = "a"\nfile = "a.csv"\ndialect = "sglang"\nplatform = "npu"\ntitle = "A"\n'
+        "devices = { a2 = 8 }\n"
     )
     (tmp_path / "a.csv").write_text(lines)
     with pytest.raises(MatrixError, match=r"a\.csv cannot be read.*with the columns id, model"):

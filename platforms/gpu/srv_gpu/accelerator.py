@@ -35,7 +35,7 @@ class Accelerator:
     creates an empty graph. pinned: allocates page-locked host memory. libraries: by name, what imports a vendor's
     library. register_triton: makes `torch.ops.srv_triton` work on its tensors; called when the kernels are imported.
     push_range, pop_range: begin and end a range for the vendor's profiler (NVTX, ROCTX or ITT). process_group: takes
-    the place of the vendor's library between ranks (`srv_gpu.communicator.MakeGroup`).
+    the place of the vendor's library between ranks (`srv.platform.process_group.MakeGroup`).
     """
 
     platform: str

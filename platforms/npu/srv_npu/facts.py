@@ -11,6 +11,7 @@ from srv.args.rules.speculative import draft_tree_constraint
 from srv.models import derive
 from srv.models.architectures.expert_layers import mixture
 from srv.models.architectures.registry import native_tree_of
+from srv.models.architectures.sharding import rank_facts
 from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
@@ -46,6 +47,7 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
             "chunked_prefill",
             "overlap",
             "graphs",
+            "communicator",
             "memory_use",
             "profiler_ranges",
             "w8a8",
@@ -77,7 +79,7 @@ def _ascend(context: ResolutionContext) -> Requires | Unfit:
     """128 tokens is the only page size that prefill, decode and decode in graphs all support."""
     reasons = _dtype_reasons(context)
     if context.model is not None:
-        reasons += [*_head_reasons(context.model), *_row_reasons(context, context.model)]
+        reasons += [*_head_reasons(context), *_row_reasons(context, context.model)]
     return Unfit(tuple(reasons)) if reasons else Requires({"page_size": (limits.PAGE,)})
 
 
@@ -92,7 +94,10 @@ def _dtype_reasons(context: ResolutionContext) -> list[str]:
     return reasons
 
 
-def _head_reasons(model: ModelFacts) -> list[str]:
+def _head_reasons(context: ResolutionContext) -> list[str]:
+    """Why one rank's heads cannot be computed."""
+    assert context.model is not None
+    model = rank_facts(context.model, context["tp_size"] or 1)
     if model.latents:
         return _latent_reasons(model)
     reasons = limits.head_reasons(model.heads, model.kv_heads, model.head_dim)
@@ -111,7 +116,7 @@ def _head_reasons(model: ModelFacts) -> list[str]:
 
 
 def _latent_reasons(model: ModelFacts) -> list[str]:
-    """Of native layers, since no others cache compressed vectors."""
+    """Of native layers, since no others cache compressed vectors. `model`: as one rank sees it."""
     native = native_tree_of(model)
     layers = () if isinstance(native, str) else derive.attention_layers(native)
     sizes = dict.fromkeys(layer.latent for layer in layers if layer.latent is not None)

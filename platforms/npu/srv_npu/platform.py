@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 import torch
 
+from srv.dist.group import RankGroup
 from srv.errors import InternalError, PlatformUnavailable
 from srv.platform.diagnosis import device_checks, verdict
-from srv.platform.interface import Check, KVBuffers, Memory, MemoryUse, OpImpl
+from srv.platform.interface import Check, Communicator, KVBuffers, Memory, MemoryUse, OpImpl
 from srv.platform.manifest import EngineContext
 from srv.platform.page_copies import copy_page_runs
 from srv.platform.pools import plain_pool
@@ -100,6 +101,11 @@ class NpuPlatform:
     @property
     def graphs(self) -> NpuGraphs:
         return self._graphs
+
+    def communicator(self, group: RankGroup) -> Communicator:
+        from srv_npu.communicator import join  # imports torch.distributed, which one rank does not need
+
+        return join(self._sdk(), group, self.device(self._context.device_index))
 
     @contextmanager
     def profiler_range(self, name: str) -> Iterator[None]:

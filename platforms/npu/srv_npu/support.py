@@ -32,7 +32,7 @@ _SUPPORTED = _all(
     chunked_prefill_size max_prefill_tokens schedule_policy enable_priority_scheduling
     schedule_low_priority_values_first priority_scheduling_preemption_threshold schedule_conservativeness page_size
     device stream_interval stream_output random_seed watchdog_timeout soft_watchdog_timeout
-    base_gpu_id sleep_on_idle
+    base_gpu_id gpu_id_step tensor_parallel_size dist_timeout sleep_on_idle
     log_level log_level_http log_requests log_requests_level decode_log_interval
     api_key served_model_name weight_version chat_template completion_template enable_cache_report
     data_parallel_size load_balance_method prefill_round_robin_balance
@@ -189,7 +189,6 @@ _UNSUPPORTED = (
         "sparse attention, in which an indexer chooses the keys, is not implemented for NPUs",
         "nsa_prefill_backend nsa_decode_backend",
     ),
-    *_all("unsupported", "ranks on NPUs cannot communicate yet (HCCL)", "tensor_parallel_size gpu_id_step"),
     *_all(
         "unsupported",
         "stages of a pipeline do not pass activations on NPUs",
@@ -286,7 +285,7 @@ _UNSUPPORTED = (
         "unsupported",
         "nobody has shown the device's part of it to work on NPUs",
         """
-        quantization_param_path dist_timeout mm_process_config crash_on_nan
+        quantization_param_path mm_process_config crash_on_nan
         enable_nan_detection enable_custom_logit_processor disable_shared_experts_fusion
         disable_fast_image_processor keep_mm_feature_on_device forward_hooks debug_tensor_dump_input_file
         debug_tensor_dump_inject enable_deterministic_inference expert_distribution_recorder_mode

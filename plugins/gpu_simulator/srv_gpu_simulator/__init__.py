@@ -19,9 +19,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from srv.testing.simulated_device.collectives import SimulatedProcessGroup
     from srv_gpu_simulator.aiter import Aiter
     from srv_gpu_simulator.cards import Card
-    from srv_gpu_simulator.collectives import RankedGroup
     from srv_gpu_simulator.device import Accelerator
     from srv_gpu_simulator.flashinfer import FlashInfer
 
@@ -100,8 +100,8 @@ def join_ranks(
     size: int,
     timeout: timedelta,
     lost: Callable[[str], Exception],
-) -> RankedGroup:
-    """See `collectives.RankedGroup`."""
-    from srv_gpu_simulator.collectives import RankedGroup
+) -> SimulatedProcessGroup:
+    """A group in place of the libraries', whose operations are counted as launches."""
+    from srv.testing.simulated_device.collectives import SimulatedProcessGroup
 
-    return RankedGroup(accelerator, store, rank, size, timeout, lost)
+    return SimulatedProcessGroup(accelerator, store, rank, size, timeout, lost, accelerator.launch)

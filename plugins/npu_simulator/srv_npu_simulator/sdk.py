@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from srv_npu_simulator.device import Accelerator
 from srv_npu_simulator.device.graph import host_integers
+from srv_npu_simulator.hccl import process_group_class
 from srv_npu_simulator.operators.checks import Rules, check_placement, refuse
 from srv_npu_simulator.operators.schemas import LIBRARY, OPERATORS
 
@@ -71,6 +73,8 @@ class Sdk:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.npu = accelerator
+        groups = SimpleNamespace(ProcessGroupHCCL=process_group_class(accelerator))
+        self._C = SimpleNamespace(_distributed_c10d=groups)
         self.__version__ = f"{torch.__version__.partition('+')[0]}+simulated"
         for operator in OPERATORS:
             name = operator.name

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,36 @@ def test_the_engine_computes_what_the_cpu_computes(soc: str, chosen: str) -> Non
     outcome = run_on(soc, 1700, TESTS / "test_npu_engine.py", "-k", chosen)
     assert outcome.passed, outcome.end
     assert not outcome.skipped, outcome.end
+
+
+@pytest.mark.proof(minutes=1)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("soc", "devices", "asynchronous", "checks"),
+    [
+        ("a3", 2, "0", ("platform.communicator", "graph.communicator", "engine.ranks")),
+        ("a2", 3, "1", ("platform.communicator", "graph.communicator")),
+    ],
+)
+def test_ranks_communicate(soc: str, devices: int, asynchronous: str, checks: tuple[str, ...], tmp_path: Path) -> None:
+    """Every operation, captured ones, a rank that stays away, and an engine of two ranks."""
+    command = ("conformance", "run", "--device", "npu", "--level", "L3", "--report", str(tmp_path / "report.jsonl"))
+    variables = {
+        "SRV_NPU_SIMULATOR": soc,
+        "SRV_NPU_SIMULATOR_COUNT": str(devices),
+        "SRV_NPU_SIMULATOR_ASYNCHRONOUS": asynchronous,
+        "PYTHONPATH": str(SIMULATOR),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "srv", *command, "--only", *checks],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert f"{len(checks)} passed" in done.stdout.splitlines()[-2], done.stdout + done.stderr
+    assert f"{devices} ranks" in done.stdout
 
 
 @pytest.mark.proof(minutes=2)

@@ -10,6 +10,8 @@
     stream        streams and events
     deferral      the asynchronous mode: operators run when the host waits
     graphs        operators recorded once and replayed on the same storages
+    launch        host functions that run as one operation of the device
+    collectives   operations between the processes of several devices
     refusals      error messages
 
 A plugin gives it a name, a capacity and, optionally, custom operators. To simulate a vendor's backend, subclass

@@ -1,4 +1,4 @@
-"""The collective operations of GPU platforms, over gloo on host tensors in place of NCCL: two ranks as threads."""
+"""Collective operations of process groups, over gloo on host tensors in place of NCCL or HCCL: two ranks as threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroupGloo
 
 from srv.dist.group import RankGroup
 from srv.errors import RankLost
-from srv_gpu.communicator import Membership, TorchCommunicator
+from srv.platform.process_group import Membership, ProcessGroupCommunicator
 
 HOST = torch.device("cpu")
 
@@ -25,17 +25,17 @@ def gloo(member: Membership) -> ProcessGroupGloo:
     return ProcessGroupGloo(member.store, member.rank, member.size, options)
 
 
-def on_two_ranks(folder: Path, run: Callable[[TorchCommunicator, int], Any], timeout_s: float = 30) -> list[Any]:
+def on_two_ranks(folder: Path, run: Callable[[ProcessGroupCommunicator, int], Any], timeout_s: float = 30) -> list[Any]:
     def one(rank: int) -> Any:
         group = RankGroup("tensor", rank, 2, str(folder), timeout_s=timeout_s, start_timeout_s=30)
-        return run(TorchCommunicator(group, HOST, gloo), rank)
+        return run(ProcessGroupCommunicator(group, HOST, gloo), rank)
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(one, range(2)))
 
 
 def test_sums_and_gathers(tmp_path: Path) -> None:
-    def run(communicator: TorchCommunicator, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(communicator: ProcessGroupCommunicator, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         tensor = torch.full((3,), float(rank + 1))
         total = communicator.all_reduce(tensor)
         assert total is tensor
@@ -48,7 +48,7 @@ def test_sums_and_gathers(tmp_path: Path) -> None:
 
 
 def test_a_member_that_does_not_join_is_reported(tmp_path: Path) -> None:
-    def run(communicator: TorchCommunicator, rank: int) -> str:
+    def run(communicator: ProcessGroupCommunicator, rank: int) -> str:
         if rank == 1:
             return ""
         with pytest.raises(RankLost) as raised:
@@ -60,7 +60,7 @@ def test_a_member_that_does_not_join_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_sum_needs_a_contiguous_tensor(tmp_path: Path) -> None:
-    def run(communicator: TorchCommunicator, rank: int) -> None:
+    def run(communicator: ProcessGroupCommunicator, rank: int) -> None:
         with pytest.raises(ValueError, match="contiguous"):
             communicator.all_reduce(torch.ones(2, 3).T)
 

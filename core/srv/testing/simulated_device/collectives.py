@@ -1,0 +1,103 @@
+"""Collective operations between processes that simulate one device each, in place of NCCL, HCCL and XCCL.
+
+    caller's stream  ──work──┐                        ┌──later work──
+                             └─wait─> group's stream ─┘ Work.wait()
+
+An operation waits for the caller's stream, runs in the group's own stream, and meets the other processes when it runs;
+`Work.wait` makes the caller's stream wait for it. A program that leaves out that call reads the old values in the
+asynchronous mode, as it may on hardware. A capture records all of it. The processes exchange the host memory behind the
+tensors over gloo. Its ring algorithm reduces each part of a tensor on one rank and copies the result, so that all ranks
+get the same bits, as from the libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from srv.testing.simulated_device.launch import launch
+from srv.testing.simulated_device.stream import Event, Stream
+
+if TYPE_CHECKING:
+    from srv.testing.simulated_device.accelerator import SimulatedAccelerator
+
+_LOOPBACK = "127.0.0.1"
+Launch = Callable[..., None]
+
+
+class Work:
+    """An operation that is enqueued in the group's stream, which ends with `event`."""
+
+    def __init__(self, event: Event, current_stream: Callable[[], Stream]) -> None:
+        self._event = event
+        self._current_stream = current_stream
+
+    def wait(self) -> bool:
+        """Make the current stream wait for the operation; the host does not."""
+        self._current_stream().wait_event(self._event)
+        return True
+
+
+class SimulatedProcessGroup:
+    """The part of torch.distributed's process groups that srv calls. The constructor waits for all members.
+
+    store: of torch.distributed. timeout: of operations without one of their own. lost(reason): makes the error of an
+    operation that a member does not join. The libraries have none: their watchdog ends the process. launch: enqueues
+    an operation, as `srv.testing.simulated_device.launch.launch` does without its first argument.
+    """
+
+    def __init__(
+        self,
+        accelerator: SimulatedAccelerator,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        lost: Callable[[str], Exception],
+        launch_operation: Launch | None = None,
+    ) -> None:
+        self._accelerator, self._timeout, self._lost = accelerator, timeout, lost
+        self._launch = launch_operation or partial(launch, accelerator)
+        self._stream = accelerator.Stream()
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+        options._timeout = timeout
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, options)
+
+    def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> Work:
+        """Replace the tensor by the sum over all ranks."""
+        if options is None:
+            options = dist.AllreduceOptions()
+            options.timeout = self._timeout
+        return self._enqueue("all_reduce", lambda own: self._meet(self._gloo.allreduce, own, options), tensors)
+
+    def _allgather_base(self, output: Tensor, input: Tensor) -> Work:
+        """Fill `output`, one contiguous tensor, with the tensors `input` of all ranks, one after the other."""
+        return self._enqueue("all_gather", self._gather, output, input)
+
+    def abort(self) -> None:
+        self._gloo.abort()
+
+    def _enqueue(self, name: str, operation: Callable[..., object], *arguments: Any) -> Work:
+        accelerator = self._accelerator
+        self._stream.wait_stream(accelerator.current_stream())
+        with accelerator.stream(self._stream):
+            self._launch(name, operation, *arguments)
+        return Work(self._stream.record_event(), accelerator.current_stream)
+
+    def _gather(self, output: Tensor, input: Tensor) -> None:
+        """As bytes: gloo has not all types."""
+        self._meet(self._gloo._allgather_base, *(each.view(-1).view(torch.uint8) for each in (output, input)))
+
+    def _meet(self, operation: Callable[..., Any], *arguments: Any) -> None:
+        """Perform the operation with the host's views of the tensors."""
+        try:
+            operation(*arguments).wait()
+        except RuntimeError as error:
+            raise self._lost(str(error).partition(". This is")[0]) from error
