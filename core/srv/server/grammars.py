@@ -275,7 +275,7 @@ class Grammars:
             self._processes.put(process)
         if reply.text is None:
             raise GrammarError(reply.refused)
-        grammar = Grammar(reply.text, source.begins_after)
+        grammar = Grammar(reply.text, source.begins_after, reply.slow)
         return CheckedGrammar(grammar, self._checker(reply.text, source.begins_after), reply.left_out)
 
     def _checker(self, text: str, begins_after: str) -> Callable[[], AnswerCheck] | None:
