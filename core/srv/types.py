@@ -215,11 +215,12 @@ class Grammar(msgspec.Struct, frozen=True):
     """What the output of a request must follow, checked and translated.
 
     `text`: in the language of the engine's grammar backend. `begins_after`: the grammar begins after the first
-    occurrence of this text in the output ("": at once).
+    occurrence of this text in the output ("": at once). `slow`: whether its masks may take long from the first one on.
     """
 
     text: str
     begins_after: str = ""
+    slow: bool = False
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag=True):

@@ -111,4 +111,12 @@ FAULTS = (
         effect="A prompt that branches off a long one finds no prefix, because its window is gone.",
         tests=(_WINDOWS,),
     ),
+    Fault(
+        name="listed-graphs-are-not-reserved",
+        file="core/srv/args/rules/reserve.py",
+        text="        max_rows = max(sizes) if sizes else max_rows\n        return float(",
+        planted="        return float(",
+        effect="Graphs of listed batch sizes run out of memory while they are captured.",
+        tests=("tests/platforms/test_rules_memory.py",),
+    ),
 )

@@ -80,4 +80,20 @@ FAULTS = (
         effect="Quantized models that could be sharded are refused, and their method counts no linear layers.",
         tests=(_THIRD_PARTY,),
     ),
+    Fault(
+        name="last-block-of-scales-not-counted",
+        file="core/srv/quantization/schemes.py",
+        text="return -(-outputs // rows), -(-inputs // columns)",
+        planted="return outputs // rows, inputs // columns",
+        effect="FP8 models whose sizes are no multiple of a block have too few scales, and do not load.",
+        tests=("tests/core/quantization/test_schemes.py",),
+    ),
+    Fault(
+        name="prepared-blocks-take-no-more",
+        file="core/srv/quantization/schemes.py",
+        text="return resident + sum(prepared_bytes(",
+        planted="return resident + 0 * sum(prepared_bytes(",
+        effect="A plan leaves no memory for quantized weights once they are repacked, and the engine runs out of it.",
+        tests=("tests/core/quantization/test_schemes.py",),
+    ),
 )

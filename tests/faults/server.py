@@ -266,4 +266,12 @@ FAULTS = (
         effect="A history with a call that max_tokens cut is refused by templates that iterate over arguments.",
         tests=("tests/core/server/protocols/test_tools.py",),
     ),
+    Fault(
+        name="keys-within-parameters-are-logged",
+        file="core/srv/server/request_log.py",
+        text="return {name: self._redacted(each) for name, each in value.items()}",
+        planted="return value",
+        effect="The request log shows the server's API key if a client sends it in a parameter.",
+        tests=("tests/core/server/test_request_log.py",),
+    ),
 )

@@ -7,7 +7,7 @@ A request whose grammar is being compiled is not ready: it is not in the schedul
 process has compiled the same grammar within its limits before, so that this is short. The state of an output is a
 function of its tokens, so a retracted request goes on where it was. `srv.grammar.ahead` makes the masks, and finds the
 tokens that they force. An output whose masks are slow waits for a thread that makes them (`prepare`), so that no step
-does. Must not know scheduling or devices.
+does; that of a grammar known to be slow does so before its first row. Must not know scheduling or devices.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ NewMatcher = Callable[[], Any]
 class _State:
     """One output. `progress` is None until the grammar begins."""
 
-    __slots__ = ("begins_after", "consumed", "jumps", "prepared", "progress", "tail")
+    __slots__ = ("begins_after", "consumed", "jumps", "prepared", "progress", "slow", "tail")
 
     def __init__(self, request: RequestSpec, grammar: Grammar) -> None:
         self.begins_after = grammar.begins_after.encode()
-        self.jumps = may_jump(request)
+        self.jumps, self.slow = may_jump(request), grammar.slow
         self.progress: Progress | None = None
         self.consumed = 0  # tokens of the output that it contains
         self.tail = b""  # the end of the text before the grammar
@@ -84,7 +84,7 @@ class Grammars:
 
     @property
     def held(self) -> int:
-        """Requests that wait for their grammars."""
+        """Requests that wait for their grammars, or for the first masks of slow ones."""
         return len(self._held)
 
     def learn(self, vocabulary: Vocabulary) -> None:
@@ -100,7 +100,7 @@ class Grammars:
             return True
         compiled = self._compile(request.grammar.text)
         self._states[request.id] = (_State(request, request.grammar), compiled)
-        if compiled.done() and compiled.exception() is None:
+        if compiled.done() and compiled.exception() is None and not request.grammar.slow:
             return True
         self._held[request.id] = request
         return False
@@ -108,10 +108,16 @@ class Grammars:
     def ready(self) -> list[tuple[RequestSpec, str]]:
         """The held requests that are ready now, each with the reason why it cannot be served ("": it can)."""
         found: list[tuple[RequestSpec, str]] = []
-        for name in [name for name in self._held if self._states[name][1].done()]:
+        for name in [name for name in self._held if self._is_ready(name)]:
             error = self._states[name][1].exception()
             found.append((self._held.pop(name), "" if error is None else str(error)))
         return found
+
+    def _is_ready(self, name: str) -> bool:
+        state, compiled = self._states[name]
+        if not compiled.done() or compiled.exception() is not None or not state.slow:
+            return compiled.done()
+        return self._prepared(state, compiled, ())
 
     def drop(self, names: Sequence[str] | None) -> list[str]:
         """Forget held requests (None: all). Returns their names."""
@@ -164,15 +170,26 @@ class Grammars:
         found = [(row, self._advance(row)) for row in rows]
         begun = [(row, output) for row, output in found if output is not None]
         if not begun:
-            return LateInputs()
+            return LateInputs(slow=self._slow_rows(found))
         assert self._backend is not None
         backend = self._backend.result()
         masks = next_masks(backend, [output for _, output in begun], self._end_tokens)
+        slow = self._slow_rows(found)
         return LateInputs(
             tuple([(row.slot, mask.tobytes()) for (row, _), mask in zip(begun, masks, strict=True)]),
             tuple([(row.slot, tuple(output.ahead)) for row, output in begun if len(output.ahead) > 1]),
             tuple([(row.request.id, _FAILED, _failed(row, output)) for row, output in begun if output.failure]),
-            slow=tuple([row.request.id for row, output in begun if output.time.slow]),
+            slow=slow,
+        )
+
+    def _slow_rows(self, rows: Sequence[tuple[LateRow, Progress | None]]) -> tuple[str, ...]:
+        """The requests whose next masks may be slow, also where the grammar begins with the next token."""
+        return tuple(
+            [
+                row.request.id
+                for row, output in rows
+                if (self._states[row.request.id][0].slow if output is None else output.time.slow)
+            ]
         )
 
     def prepare(self, row: LateRow) -> bool:
@@ -180,8 +197,11 @@ class Grammars:
         if row.request.id not in self._states:
             return True
         state, compiled = self._states[row.request.id]
+        return self._prepared(state, compiled, row.output)
+
+    def _prepared(self, state: _State, compiled: Future[NewMatcher], tokens: Sequence[int]) -> bool:
         if state.prepared is None:
-            state.prepared = self._slow.submit(self._prepare, state, compiled, list(row.output))
+            state.prepared = self._slow.submit(self._prepare, state, compiled, list(tokens))
         return state.prepared.done()
 
     def _prepare(self, state: _State, compiled: Future[NewMatcher], tokens: Sequence[int]) -> None:
@@ -210,7 +230,8 @@ class Grammars:
             if rest is None:
                 return None
             new_matcher = compiled.result()
-            state.progress, new = Progress(new_matcher(), jumps=state.jumps, grammar=new_matcher), rest
+            progress = Progress(new_matcher(), jumps=state.jumps, grammar=new_matcher, slow=state.slow)
+            state.progress, new = progress, rest
         if new:
             state.progress.accept(new)
         return state.progress

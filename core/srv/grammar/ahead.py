@@ -23,15 +23,15 @@ class Progress:
     """How far one output is in its grammar. `ahead`: the forced tokens that `matcher` has got and the output has not.
 
     `jumps`: whether forced tokens are looked for. `grammar`: the same object for outputs of one grammar (None: there
-    are no others). `stuck`: no token is allowed next.
+    are no others). `slow`: whether its first mask may be. `stuck`: no token is allowed next.
     """
 
     __slots__ = ("_mask", "ahead", "grammar", "jumps", "matcher", "stuck", "time")
 
-    def __init__(self, matcher: Matcher, *, jumps: bool, grammar: object = None) -> None:
+    def __init__(self, matcher: Matcher, *, jumps: bool, grammar: object = None, slow: bool = False) -> None:
         self.matcher, self.jumps = matcher, jumps
         self.grammar = self if grammar is None else grammar
-        self.stuck, self.time = False, MaskTime()
+        self.stuck, self.time = False, MaskTime(slow)
         self.ahead: list[int] = []
         self._mask: npt.NDArray[np.int32] | None = None  # after `ahead`, if it is known
 

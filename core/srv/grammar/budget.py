@@ -21,6 +21,7 @@ SLOW_FILL_SECONDS = 0.02  # of a step's masks that are made together; after it, 
 STEP_SECONDS = 0.15  # for all masks that a step needs
 LEAST_SHARE = 0.001  # of them, for each output of a step that has very many
 FAIR_SECONDS = 0.01  # per mask
+SUSPECT_SECONDS = 0.003  # of a mask, after which the next one may be slow: an ambiguous grammar grows by the token
 MASK_SECONDS = 0.1  # that no mask may exceed
 QUICK_MASKS = 8  # in a row, after which the masks of an output are made in the loop again
 EXTRA_SECONDS = 1.0  # beyond the fair time, of all masks of a request
@@ -32,19 +33,23 @@ class MaskTime:
 
     __slots__ = ("_extra", "_quick", "excess", "last", "timed")
 
-    def __init__(self) -> None:
+    def __init__(self, slow: bool = False) -> None:
         self._extra, self.last, self.excess, self.timed = 0.0, 0.0, "", False
-        self._quick = QUICK_MASKS  # masks since the last slow one
+        self._quick = 0 if slow else QUICK_MASKS  # masks since the last slow one
 
     @property
     def slow(self) -> bool:
         """Whether the next mask may keep the engine's loop waiting."""
         return self._quick < QUICK_MASKS
 
+    def suspect(self) -> None:
+        """The mask was one of several that took long together."""
+        self._quick = 0
+
     def add(self, seconds: float, waited: float) -> None:
         """One mask has taken this time of the processor, and the caller has waited so long for it."""
         self.last = seconds
-        self._quick = 0 if seconds > FAIR_SECONDS or waited > SLOW_FILL_SECONDS else self._quick + 1
+        self._quick = 0 if seconds > SUSPECT_SECONDS or waited > SLOW_FILL_SECONDS else self._quick + 1
         self._extra += max(0.0, seconds - FAIR_SECONDS)
         self.timed = seconds > FAIR_SECONDS
         if seconds > MASK_SECONDS:
@@ -86,7 +91,11 @@ def fill_needed(backend: GrammarBackend, outputs: Sequence[Timed], masks: Masks)
     if len(outputs) > 1 and not any(output.time.timed for output in outputs):
         while rows < len(outputs) and wall <= SLOW_FILL_SECONDS:
             end = rows + (TOGETHER if rows else 1)  # the outputs of one request cost the same: one shows it
-            wall += _fill_together(backend, outputs[rows:end], masks[rows:end])
+            took = _fill_together(backend, outputs[rows:end], masks[rows:end])
+            if took > FAIR_SECONDS:
+                for output in outputs[rows:end]:
+                    output.time.suspect()
+            wall += took
             rows = end
         if wall > SLOW_FILL_SECONDS:
             _time_each(outputs)

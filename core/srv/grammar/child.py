@@ -51,11 +51,12 @@ class Setup(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """The translated grammar and what it does not enforce, or why there is none."""
+    """The translated grammar, what it does not enforce and whether its masks may be slow; or why there is none."""
 
     text: str | None = None
     refused: str = ""
     left_out: tuple[str, ...] = ()
+    slow: bool = False
 
 
 def main() -> int:
@@ -84,7 +85,7 @@ def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[i
         compiled = functools.lru_cache(maxsize=1)(lambda each: _compiled(backend, each, spacing))
         source, left_out = relaxed(asked, compiled)
         text, new = compiled(source)
-        try_out(backend, new, end_tokens)
+        slow = try_out(backend, new, end_tokens)
     except GrammarError as error:
         return Reply(refused=str(error))
     except MemoryError:
@@ -94,7 +95,7 @@ def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[i
     except Exception as error:  # noqa: BLE001 - a fault ends one request, not the process that others wait for
         traceback.print_exc()
         return Reply(refused=f"it cannot be checked: {type(error).__name__}: {error_clause(str(error))}")
-    return Reply(text, left_out=tuple(dict.fromkeys((*asked.left_out, *left_out))))
+    return Reply(text, left_out=tuple(dict.fromkeys((*asked.left_out, *left_out))), slow=slow)
 
 
 def _compiled(
@@ -104,19 +105,23 @@ def _compiled(
     return text, backend.compile(text)
 
 
-def try_out(backend: GrammarBackend, new: Callable[[], Matcher], end_tokens: Sequence[int]) -> None:
-    """Follow the grammar for some tokens at random, always the same ones. Raises GrammarError if it cannot go on."""
-    choice = random.Random(0)
+def try_out(backend: GrammarBackend, new: Callable[[], Matcher], end_tokens: Sequence[int]) -> bool:
+    """Follow the grammar for some tokens at random, always the same ones. Raises GrammarError if it cannot go on.
+
+    Returns whether one of their masks was slow."""
+    choice, slow = random.Random(0), False
     output = Progress(new(), jumps=False)
     for count in range(TRIED_TOKENS):
         masks = next_masks(backend, [output], end_tokens)
         if output.failure:
             raise GrammarError(f"it cannot go on after {count} tokens: {error_clause(output.failure)}")
+        slow = slow or output.time.slow
         allowed = np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little"))
         going_on = np.setdiff1d(allowed, end_tokens)
         if not len(going_on):
-            return
+            break
         output.accept([int(choice.choice(going_on))])
+    return slow
 
 
 if __name__ == "__main__":

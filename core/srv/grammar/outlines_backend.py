@@ -2,6 +2,11 @@
 
 Needs the extra `outlines`. It knows regular languages only: JSON schemas become regular expressions, and grammars and
 structural tags are refused. Source: the documentation of outlines-core 0.2 (Apache 2.0), arXiv:2307.09702.
+
+The library prefers earlier alternatives (`a|ab` has no `ab`), and forbids a token whose last byte follows a place where
+the text could end, unless it could end behind it, too (`(ab)*` has no `a`). Neither holds for a pattern that matches
+only at the end of the text (`$`). It compiles no such pattern that may be empty, so that a mark stands before each, as
+a token of its own, which a matcher has behind it from the start.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from srv.json_schema import ANNOTATIONS, TYPES, below
 
 # At most one blank at a place: models repeat white space where they may, until the output has no room for its end.
 DEFAULT_SPACING = "[ ]?"
+_BEGIN = "\U0010fffe"  # a character of none
 _STRINGS = ("minLength", "maxLength")
 _ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -96,6 +102,8 @@ class OutlinesBackend:
         for token, data in enumerate(token_bytes(context.vocabulary, context.vocab_size)):
             if data and token not in special:
                 ids.setdefault(data, []).append(token)
+        self._begin = 32 * self._words  # the id of the mark, which no mask has
+        ids.setdefault(_BEGIN.encode(), []).append(self._begin)
         self._vocabulary = outlines_core.Vocabulary(context.end_tokens[0], ids)
         self._only_end = mask_of(context.end_tokens, self._words)
 
@@ -115,8 +123,11 @@ class OutlinesBackend:
 
     def compile(self, text: str) -> Callable[[], OutlinesMatcher]:
         try:
-            first = outlines_core.Guide(outlines_core.Index(text, self._vocabulary))
-            dead = not (first.is_finished() or first.get_tokens())
+            first = outlines_core.Guide(outlines_core.Index(f"{_BEGIN}(?:{text})$", self._vocabulary))
+            if self._begin not in first.get_tokens():
+                raise EmptyGrammar
+            first.advance(self._begin, False)
+            dead = not (first.is_finished() or set(first.get_tokens()) - {self._begin})
         except ValueError as error:
             raise GrammarError(error_clause(str(error))) from None
         if dead:

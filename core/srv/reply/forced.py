@@ -67,7 +67,7 @@ def _call(row: ToolFormat | ChannelFormat, tool: Tool, index: int, follows_schem
         return _Call({"type": "tag", "begin": begin, "content": _json(tool, follows_schema), "end": end})
     if not follows_schema:
         return _Call({"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end})
-    arguments = arguments_of(body, tool)
+    arguments = arguments_of(body, tool, row.markers)
     if tool.strict and arguments.left_out:
         param = f"{tool.where}.{tool.schema_field}"
         raise RequestError(

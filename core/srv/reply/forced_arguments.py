@@ -3,15 +3,16 @@ bare keys.
 
 Between tags (`TaggedBody`), a string is text, and any other value is JSON, so that a schema is enforced by its parts:
 which arguments a call has, and the values of those that are no strings. Strings have the values of `enum` or any.
-Values in Python (`PythonBody`) are JSON, which the parser reads too; `bare_values` writes those with bare keys. What a
-schema says beyond that is returned. Must not know how a grammar is compiled.
+Values in Python (`PythonBody`) are JSON, which the parser reads too; `bare_values` writes those with bare keys, and
+`nested_values` those that consist of tags. What a schema says beyond that is returned. Must not know how a grammar is
+compiled.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from keyword import iskeyword
 from typing import Any, NamedTuple
 
@@ -19,12 +20,12 @@ from srv.errors import RequestError
 from srv.json_schema import ANNOTATIONS
 from srv.reply.bare_values import KEY, BareValues, Unwritable
 from srv.reply.keyword_arguments import Format, keyword_arguments, optional
-from srv.reply.rows import BareBody, PythonBody, TaggedBody
+from srv.reply.nested_values import STRUCTURED, TAG_NAME, NestedValues, NotInTags, may_be_tag, one_of
+from srv.reply.rows import BareBody, Markers, PythonBody, TaggedBody
 from srv.reply.tools import Tool
 from srv.reply.typed_values import property_types
 
 _ROOT = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
-_TAG_NAME = re.compile(r"[^<>\"\s](?:[^<>\"\n]*[^<>\"\s])?")
 _DEFINITIONS = ("$defs", "definitions")
 
 
@@ -35,15 +36,18 @@ class Arguments(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def arguments_of(body: TaggedBody | PythonBody | BareBody, tool: Tool) -> Arguments:
-    """The arguments of a call, in the order of the schema. Raises RequestError for a name that cannot be written."""
+def arguments_of(body: TaggedBody | PythonBody | BareBody, tool: Tool, markers: Markers) -> Arguments:
+    """The arguments of a call, in the order of the schema. Raises RequestError for a name that cannot be written.
+
+    markers: of the format, which no argument may have as its tag.
+    """
     schema = tool.parameters or {}
     properties, required = schema.get("properties", {}), schema.get("required", [])
     required = required if isinstance(required, list) else []  # of draft 3, it is a boolean
     every = dict.fromkeys([*properties, *required])
     names = {name: name in required for name in every if name in required or properties.get(name) is not False}
     for name in names:
-        _check_name(body, tool, name)
+        _check_name(body, tool, name, markers)
     match body:
         case PythonBody():
             found, missing = _keywords(tool, names)
@@ -54,14 +58,15 @@ def arguments_of(body: TaggedBody | PythonBody | BareBody, tool: Tool) -> Argume
     return Arguments(found, tuple(dict.fromkeys([*(name for name in schema if name not in _ROOT), *missing])))
 
 
-def _check_name(body: TaggedBody | PythonBody | BareBody, tool: Tool, name: str) -> None:
+def _check_name(body: TaggedBody | PythonBody | BareBody, tool: Tool, name: str, markers: Markers) -> None:
     match body:
         case PythonBody():
             fine = name.isidentifier() and not iskeyword(name)
         case BareBody():
             fine = KEY.fullmatch(name) is not None
         case TaggedBody():
-            fine = _TAG_NAME.fullmatch(name) is not None
+            fine = may_be_tag(name) if body.nested else TAG_NAME.fullmatch(name) is not None
+            fine = fine and f"{body.key[0]}{name}{body.key[1]}" not in markers
     if not fine:
         param = f"{tool.where}.{tool.schema_field}"
         raise RequestError(
@@ -74,7 +79,7 @@ def _check_name(body: TaggedBody | PythonBody | BareBody, tool: Tool, name: str)
 
 def _tags(body: TaggedBody, tool: Tool, names: Mapping[str, bool]) -> tuple[list[Format], list[str]]:
     found = [(is_required, *_argument(body, tool, name)) for name, is_required in names.items()]
-    elements = [tag if is_required else optional([tag]) for is_required, tag, _ in found]
+    elements = [one_of(tags) if is_required else optional(tags) for is_required, tags, _ in found]
     return elements, [keyword for _, _, missing in found for keyword in missing]
 
 
@@ -104,23 +109,26 @@ def _bare(body: BareBody, tool: Tool, names: Mapping[str, bool]) -> tuple[list[F
     return keyword_arguments(values, names, ":", ","), missing
 
 
-def _argument(body: TaggedBody, tool: Tool, name: str) -> tuple[Format, list[str]]:
-    """The tag of one argument, and the keywords that it does not have."""
+def _argument(body: TaggedBody, tool: Tool, name: str) -> tuple[list[Format], list[str]]:
+    """The tags of one argument, one for each form of its value, and the keywords that they do not have."""
     part, types = _part(tool, name), property_types(tool.parameters or {}, name)
+    if body.nested and types & STRUCTURED and "string" not in types:
+        with suppress(NotInTags):
+            return NestedValues(body, tool.parameters or {}, lambda each: _json(tool, each)[0]).tags(name, part), []
     keywords = [each for each in part if each not in ANNOTATIONS]
     texts = _texts(part, body) if types == {"string"} else None
     if types == {"string"} and (texts or keywords == ["type"]):
         content: Format = {"type": "any_text"}
         if texts:
             content = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
-        return _tag(body, name, body.raw, content), []
+        return [_tag(body, name, body.raw, content)], []
     if body.raw or (types and "string" not in types):
         node, missing = _json(tool, part)
-        return _tag(body, name, _mark_of_json(body, types), node), missing
+        return [_tag(body, name, _mark_of_json(body, types), node)], missing
     # Any text has one of several types.
     free = all(isinstance(each, Mapping) and set(each) <= {"type", *ANNOTATIONS} for each in part.get("anyOf", []))
     missing = [each for each in keywords if each != "type" and not (free and each == "anyOf")]
-    return _tag(body, name, "", {"type": "any_text"}), missing
+    return [_tag(body, name, "", {"type": "any_text"})], missing
 
 
 def _part(tool: Tool, name: str) -> Mapping[str, Any]:
@@ -134,7 +142,8 @@ def _texts(part: Mapping[str, Any], body: TaggedBody) -> list[str] | None:
     if not set(part) - ANNOTATIONS <= {"type", "enum", "const"}:
         return None
     values = [part["const"]] if "const" in part else part.get("enum", [])
-    fine = all(isinstance(value, str) and value and body.end not in value for value in values)
+    end = body.end.partition("{key}")[0] if body.nested else body.end
+    fine = all(isinstance(value, str) and value and end not in value for value in values)
     return list(values) if values and fine else None
 
 
@@ -159,5 +168,6 @@ def _tag(body: TaggedBody, name: str, mark: str, content: Format) -> Format:
     newline = "\n" if body.newline else ""
     begin = f"{body.gap}{body.key[0]}{name}{mark}{body.key[1]}"
     begin += (f"{body.gap}{body.value}" if body.value else "") + newline
-    end = body.end if content["type"] == "any_text" else newline + body.end
+    end = body.end.replace("{key}", name) if body.nested else body.end
+    end = end if content["type"] == "any_text" else newline + end
     return {"type": "tag", "begin": begin, "content": content, "end": end}

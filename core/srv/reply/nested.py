@@ -13,7 +13,7 @@ from typing import Any
 from srv.reply.json_text import MAX_DEPTH, json_of
 from srv.reply.typed_values import as_json, part_of, types_of
 
-_ITEM = "item"
+ITEM = "item"
 _EMPTY = {"array": "[]", "object": "{}"}
 _Key = tuple[str, str]  # what stands around the name in an opening tag: `TaggedBody.key`
 
@@ -30,7 +30,7 @@ def _json(key: _Key, text: str, schema: Any, root: Mapping[str, Any], depth: int
         empty = [_EMPTY[kind] for kind in _EMPTY if kind in types and "string" not in types and not text.strip()]
         return empty[0] if empty else as_json(text, types)
     parts = [(name, _json(key, inner, part_of(schema, name, root), root, depth + 1)) for name, inner in children]
-    if "array" in types or ("object" not in types and all(name == _ITEM for name, _ in parts)):
+    if "array" in types or ("object" not in types and all(name == ITEM for name, _ in parts)):
         return f"[{', '.join(value for _, value in parts)}]"
     return "{" + ", ".join(f"{json_of(name)}: {value}" for name, value in parts) + "}"
 

@@ -109,7 +109,7 @@ class ToolFormat(NamedTuple):
     `name` and `index`, the position of the call in the conversation.
     `templates`: the format of a model whose chat template contains all strings of one of these.
     `frame`: the text before and after the arguments of a call of the tool {name}, for calls that a grammar forces; the
-    arguments are those of the first `TaggedBody`, `PythonBody` or `BareBody`, or JSON. A nested `TaggedBody` has none.
+    arguments are those of the first `TaggedBody`, `PythonBody` or `BareBody`, or JSON.
     `trigger`: the beginning of that text which nothing but a call has.
     `one_call`: a grammar forces one call, because `frame` ends all calls.
     """

@@ -353,6 +353,12 @@ TOOL_ROWS: tuple[ToolFormat, ...] = (
             ),
         ),
         templates=((_MINIMAX_M3,),),
+        frame=(
+            f'{_MINIMAX_M3}<tool_call>\n{_MINIMAX_M3}<invoke name="{{name}}">',
+            f"{_MINIMAX_M3}</invoke>\n{_MINIMAX_M3}</tool_call>",
+        ),
+        trigger=f"{_MINIMAX_M3}<tool_call>",
+        one_call=True,
     ),
     ToolFormat(
         "kimi_k3",

@@ -15,6 +15,7 @@ from srv.reply.json_text import json_of
 from srv.reply.python_values import NOT_READABLE, expression, literal
 
 _MAX_DEPTH = 20
+_COMBINED = ("anyOf", "oneOf", "allOf")
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
 
@@ -30,7 +31,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     if isinstance(reference := schema.get("$ref"), str):
         return types_of(_resolve(reference, root), root, depth + 1)
     found: set[str] = set()
-    for key in ("anyOf", "oneOf", "allOf"):
+    for key in _COMBINED:
         members = schema.get(key)
         for member in members if isinstance(members, list) else ():
             found |= types_of(member, root, depth + 1)
@@ -64,7 +65,8 @@ def property_types(schema: Mapping[str, Any], name: str) -> set[str]:
 
 
 def part_of(schema: Any, name: str, root: Mapping[str, Any], depth: int = 0) -> Any:
-    """The schema of a member of an object, or of the elements of an array; None if the schema does not say."""
+    """The schema of a member of an object, or of the elements of an array; None if the schema does not say. What
+    several alternatives say of it is an `anyOf`."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     if isinstance(reference := schema.get("$ref"), str):
@@ -72,7 +74,12 @@ def part_of(schema: Any, name: str, root: Mapping[str, Any], depth: int = 0) -> 
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]
-    return schema.get("items") if "array" in types_of(schema, root) else schema.get("additionalProperties")
+    own = schema.get("items") if "array" in types_of(schema, root) else schema.get("additionalProperties")
+    if own is not None:
+        return own
+    members = [each for key in _COMBINED if isinstance(schema.get(key), list) for each in schema[key]]
+    parts = [part for each in members if (part := part_of(each, name, root, depth + 1)) is not None]
+    return {"anyOf": parts} if len(parts) > 1 else parts[0] if parts else None
 
 
 def as_json(text: str, types: set[str]) -> str:

@@ -236,7 +236,8 @@ class Sequence:
             self._check.feed(text)
         if self.finish in (FinishReason.STOP, FinishReason.LENGTH):
             ended = self.finish is FinishReason.STOP and isinstance(self.matched, int)
-            self.structured_output_valid = ended if self._check is None else self._check.valid
+            check = None if self._check is None or self._check.given_up else self._check
+            self.structured_output_valid = ended if check is None else check.valid
             self._metrics.structured_output_ended(self.structured_output_valid)
 
 

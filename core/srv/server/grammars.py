@@ -9,6 +9,7 @@ Owns the limits on grammars and the cache. Nothing here blocks the event loop. M
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ MAX_SOURCE_BYTES = 2**20
 MAX_WAITING = 64  # grammars that wait to be checked, in shares of the keys; more are refused
 MAX_CACHED = 256  # checked grammars, and refusals
 MAX_CACHED_BYTES = 32 * 2**20
+CHECK_SECONDS = 0.05  # of the processor, for the check of one answer
 PROCESSES = 2
 LIMITS = WorkLimits(processor_seconds=3.0, seconds=10.0, memory_bytes=2**30)
 
@@ -73,7 +75,11 @@ class CheckedGrammar(NamedTuple):
 
 
 class AnswerCheck:
-    """Whether the text of one answer follows its grammar. Costs about a microsecond per byte."""
+    """Whether the text of one answer follows its grammar. Costs about a microsecond per byte.
+
+    A byte of an ambiguous grammar may cost milliseconds, for which all other answers wait: `given_up` says that the
+    check has taken `CHECK_SECONDS` of the processor and ended, so that `valid` is not known.
+    """
 
     def __init__(self, make_matcher: Callable[[], Matcher], begins_after: str) -> None:
         self._make_matcher, self._begins_after = make_matcher, begins_after
@@ -82,9 +88,20 @@ class AnswerCheck:
         self._leading = False  # since `begins_after`, there was only white space: `_space`
         self._space = ""
         self._valid = True
+        self._seconds = 0.0
+
+    @property
+    def given_up(self) -> bool:
+        return self._seconds > CHECK_SECONDS
 
     def feed(self, text: str) -> None:
         """The next part of the text."""
+        if not self.given_up:
+            began = time.thread_time()
+            self._feed(text)
+            self._seconds += time.thread_time() - began
+
+    def _feed(self, text: str) -> None:
         if self._begins_after:
             self._tail += text
             before, found, text = self._tail.partition(self._begins_after)
@@ -275,7 +292,7 @@ class Grammars:
             self._processes.put(process)
         if reply.text is None:
             raise GrammarError(reply.refused)
-        grammar = Grammar(reply.text, source.begins_after)
+        grammar = Grammar(reply.text, source.begins_after, reply.slow)
         return CheckedGrammar(grammar, self._checker(reply.text, source.begins_after), reply.left_out)
 
     def _checker(self, text: str, begins_after: str) -> Callable[[], AnswerCheck] | None:

@@ -204,6 +204,40 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_with_an_error(world: World
     assert re.fullmatch("[a-k]{7}", world.decoded(again.tokens))
 
 
+@pytest.mark.parametrize("begins_after", ["", "z"])
+def test_other_streams_go_on_while_the_first_mask_of_a_slow_grammar_is_made(world: World, begins_after: str) -> None:
+    """Of one that was slow when it was checked: no step waits for any of its masks."""
+    loop_thread, fills = threading.current_thread(), list[str]()
+
+    class Watched:
+        def __init__(self, backend: GrammarBackend) -> None:
+            self._backend = backend
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._backend, name)
+
+        def fill(self, matchers: Sequence[Any], masks: Any) -> None:
+            fills.append(threading.current_thread().name)
+            time.sleep(2 * SLOW_FILL_SECONDS)
+            self._backend.fill(matchers, masks)
+
+    grammar = world.grammar(of("regex", "[a-z]{9}"), begins_after=begins_after)
+    bias = tuple((token, 100.0) for token in begins_after.encode())
+    quick = world.request("quick", grammar, max_tokens=20, logit_bias=bias)
+    slow = world.request("slow", msgspec.structs.replace(grammar, slow=True), max_tokens=20, logit_bias=bias)
+    with launch(world) as engine:
+        grammars = engine.loop._grammars
+        assert grammars is not None
+        (expected,) = engine.generate([quick])
+        backend: Future[Any] = Future()
+        backend.set_result(Watched(grammars._backend.result()))  # type: ignore[union-attr]
+        grammars._backend = backend
+        (result,) = engine.generate([slow])
+        assert result.tokens == expected.tokens
+    assert len(fills) >= 9
+    assert loop_thread.name not in fills
+
+
 def test_other_streams_go_on_while_a_slow_mask_is_made(world: World) -> None:
     """A backend whose masks block after the first one. No step of another request waits for them."""
     may_fill, blocked = threading.Event(), threading.Event()

@@ -112,6 +112,28 @@ def test_a_request_whose_masks_take_too_long_cannot_go_on(monkeypatch: pytest.Mo
     assert not honest.time.timed
 
 
+def test_a_mask_that_takes_milliseconds_makes_the_next_ones_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an ambiguous grammar grow by the token. Whichever of several it was, made together."""
+    now, cost = [0.0], [0.0]
+
+    class Growing(Forced):
+        def fill(self, matchers: Sequence[Any], masks: Masks) -> None:
+            super().fill(matchers, masks)
+            now[0] += cost[0] * len(matchers)
+
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: now[0]))
+    backend: Any = Growing()
+    for outputs, seconds, slow in ((1, 0.002, False), (1, 0.004, True), (5, 0.001, False), (5, 0.003, True)):
+        made = [Progress(backend, jumps=False) for _ in range(outputs)]
+        cost[0] = seconds
+        next_masks(backend, made, (0,))
+        assert made[-1].time.slow == slow, (outputs, seconds)
+        cost[0] = 0.0
+        for _ in range(budget.QUICK_MASKS):
+            next_masks(backend, made[-1:], (0,))
+        assert not made[-1].time.slow
+
+
 ORDINARY = 0.0005  # seconds of a mask
 
 

@@ -66,7 +66,8 @@ def tagged(name: str, arguments: dict[str, Any]) -> str:
         kind = "string" if isinstance(value, str) else "array" if isinstance(value, list) else "number"
         mark = body.raw if kind == "string" else body.json or body.raw.replace("string", kind)
         middle = f"{body.gap}{body.value}" if body.value else ""
-        parts.append(f"{body.gap}{body.key[0]}{key}{mark}{body.key[1]}{middle}{newline}{text}{newline}{body.end}")
+        end = body.end.replace("{key}", key)
+        parts.append(f"{body.gap}{body.key[0]}{key}{mark}{body.key[1]}{middle}{newline}{text}{newline}{end}")
     return "".join(parts)
 
 
@@ -292,6 +293,121 @@ def test_schemas_of_arguments_with_bare_keys_may_have_references_that_are_repeat
     compiled(from_structural_tag(found.tag, param=found.param))
 
 
+TREE = {
+    "type": "object",
+    "$defs": {"place": {"type": "object", "properties": {"name": {"type": "string"}, "km": {"type": "integer"}}}},
+    "properties": {
+        "near": {"type": "array", "items": {"$ref": "#/$defs/place"}},
+        "best": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]},
+        "rows": {"type": "array", "items": {"type": "array", "items": {"type": ["number", "null"]}}},
+        "sure": {
+            "type": "object",
+            "properties": {"unit": {"enum": ["c", "f"]}, "on": {"type": "boolean"}, "any": {}},
+            "required": ["on", "unit"],
+        },
+        "note": {"type": ["string", "null"]},
+        "few": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+        "free": {"type": "object"},
+        "loop": {"type": "object", "properties": {"again": {"$ref": "#/properties/loop"}}},
+    },
+    "additionalProperties": False,
+}
+JSON_ARGUMENTS = ("few", "free", "loop")  # whose schemas tags cannot express
+
+
+def in_tags(value: Any) -> str:
+    """A value as the chat template of MiniMax M3 writes it."""
+    match value:
+        case dict():
+            members = list(value.items())
+        case list():
+            members = [("item", each) for each in value]
+        case str():
+            return value
+        case _:
+            return json.dumps(value)
+    return "".join(f"]<]minimax[>[<{key}>{in_tags(each)}]<]minimax[>[</{key}>" for key, each in members)
+
+
+def minimax_call(arguments: dict[str, Any]) -> str:
+    written = {key: json.dumps(value) if key in JSON_ARGUMENTS else value for key, value in arguments.items()}
+    begin, end = FORMATS["minimax-m3"].tools.frame  # type: ignore[union-attr]
+    return f"{begin.replace('{name}', 'weather')}{in_tags(written)}{end}"
+
+
+TREES: list[dict[str, Any]] = [
+    {},
+    {"near": [{"name": "a]<b", "km": 2}, {"km": 3}, {}, {"name": ""}], "note": "5 < 6\n"},
+    {"near": [], "best": None, "rows": [[1.5, None], [], [-2]], "sure": {"unit": "f", "on": True, "any": "é"}},
+    {"best": {"km": 7}, "rows": [], "sure": {"unit": "c", "on": False}, "note": None},
+    {"few": ["a", "b"], "free": {"x": [1, {"y": "z"}]}, "loop": {}},
+]
+
+
+@every("backend", ["llguidance", "xgrammar"])
+@every("special", [False, True])
+def test_arguments_of_nested_tags_follow_their_schema(backend: str, special: bool) -> None:
+    """With the token before each tag in the vocabulary, as the model has it, and spelled byte by byte."""
+    pytest.importorskip(backend, reason=f"{backend} is not installed")
+    use = ToolUse((Tool("weather", None, TREE),), Choice.REQUIRED)
+    found = FORMATS["minimax-m3"].constraint(use, 4)
+    assert found is not None
+    mark = b"]<]minimax[>["
+    tokens = [*TOKENS, mark]
+    vocabulary = Vocabulary(b"".join(tokens), list(map(len, tokens)), [END, END + 1])
+    made = make(backend, GrammarContext(vocabulary, len(tokens), (END,)) if special else CONTEXT)
+    new = made.compile(made.translate(from_structural_tag(found.tag, param=found.param), JsonSpacing()))
+
+    def accepted(text: str) -> bool:
+        state, parts = new(), text.encode().split(mark)
+        ids = list(parts[0])
+        for part in parts[1:]:
+            ids += [*([END + 1] if special else mark), *part]
+        return state.accept(ids) and state.accepting
+
+    for allowed in TREES:
+        assert accepted(minimax_call(allowed)), allowed
+    for refused in (
+        {"near": ["a"]},
+        {"near": [{"m": 1}]},
+        {"near": [{"km": "x"}]},
+        {"best": "x"},
+        {"rows": [1]},
+        {"sure": {"unit": "k", "on": True}},
+        {"sure": {"unit": "c"}},
+        {"few": ["a", "b", "c"]},
+        {"free": [1]},
+        {"more": 1},
+    ):
+        assert not accepted(minimax_call(refused)), refused
+
+
+@every("arguments", TREES)
+def test_nested_tags_say_what_was_called_however_they_are_cut(arguments: dict[str, Any]) -> None:
+    use = ToolUse((Tool("weather", None, TREE),), Choice.REQUIRED)
+    reply = minimax_call(arguments)
+    for at in range(len(reply)):
+        parser, cut = (FORMATS["minimax-m3"].parser(ParserOptions(use), "") for _ in range(2))
+        assert parser is not None
+        assert cut is not None
+        said = merged(events_of(parser, [reply[:at], reply[at:]]))
+        assert [event[0] for event in said] == ["start", "arguments", "end"]
+        assert json.loads(said[1][2]) == arguments
+        assert "text" not in [event[0] for event in merged(events_of(cut, [reply[:at]], cut=True))]
+
+
+def test_an_argument_may_be_named_like_other_tags() -> None:
+    for name in ("invoke", "item", "parameter"):
+        schema = {"type": "object", "properties": {name: {"type": "string"}, "x": {"type": "integer"}}}
+        use = ToolUse((Tool("weather", None, schema),), Choice.REQUIRED)
+        reply = minimax_call({name: "a", "x": 1})
+        assert accepts("minimax-m3", use, reply) == (True, True)
+        parser = FORMATS["minimax-m3"].parser(ParserOptions(use), "")
+        assert parser is not None
+        said = merged(events_of(parser, [reply]))
+        assert json.loads(said[1][2]) == {name: "a", "x": 1}, said
+
+
 @every("name", [*TAGGED, *PYTHONIC])
 def test_schemas_of_any_shape_have_a_grammar(name: str) -> None:
     properties = {"a": True, "b": {"anyOf": [True, {"type": "string"}]}, "c": {"$ref": "#"}, "d": {}}
@@ -307,7 +423,10 @@ def compiled(source: GrammarSource) -> object:
 
 
 def test_an_argument_whose_name_cannot_be_written_is_refused() -> None:
-    for name, argument in (("pythonic", "from"), ("lfm2", "a-b"), ("glm", "a>b"), ("kimi_k3", 'a"'), ("gemma4", "a:b")):
+    for name, argument in (
+        *(("pythonic", "from"), ("lfm2", "a-b"), ("glm", "a>b"), ("kimi_k3", 'a"'), ("gemma4", "a:b")),
+        *(("minimax-m3", "/a"), ("minimax-m3", "tool_call")),
+    ):
         tool = Tool("f", None, {"type": "object", "properties": {argument: {}}})
         with pytest.raises(RequestError, match="has a name that a forced call of this model cannot have"):
             FORMATS[name].constraint(ToolUse((tool,), Choice.REQUIRED), 0)
