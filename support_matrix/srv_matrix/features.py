@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from srv.models import derive
-from srv.models.architectures.registry import BUILT_IN, find, native_tree, pooled_of
+from srv.models.families.registry import BUILT_IN, find, native_tree, pooled_of
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts

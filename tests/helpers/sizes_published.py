@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from srv.models.architectures.registry import find
-from srv.models.families.registry import family
+from srv.models.families.known import family
+from srv.models.families.registry import find
 
 
 def _of(

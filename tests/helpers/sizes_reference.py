@@ -15,9 +15,9 @@ from sizes_published import model_type_of
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from srv.models.architectures.registry import BUILT_IN
 from srv.models.families.family import UnknownSizes
-from srv.models.families.registry import SIZES_ONLY, tree_of
+from srv.models.families.known import SIZES_ONLY, tree_of
+from srv.models.families.registry import BUILT_IN
 
 CAUSAL = [name for name in BUILT_IN if name.endswith(("ForCausalLM", "LMHeadModel"))]  # with native layers
 KNOWN = sorted((*CAUSAL, *SIZES_ONLY))

@@ -19,7 +19,7 @@ from srv.args.prerequisites import PREREQUISITES, with_prerequisite
 from srv.args.spec import Argument
 from srv.cli import main as cli
 from srv.errors import PlatformUnavailable
-from srv.models.architectures.registry import BUILT_IN, find_gguf, gguf_names
+from srv.models.families.registry import BUILT_IN, find_gguf, gguf_names
 from srv.platform.facts import Support
 from srv.platform.manifest import EngineContext
 from srv.platform.placeholder import PlatformPlaceholder

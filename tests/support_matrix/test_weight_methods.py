@@ -9,7 +9,7 @@ import pytest
 from every import every
 from matrix_world import evidence
 
-from srv.models.architectures.registry import BUILT_IN
+from srv.models.families.registry import BUILT_IN
 from srv.platform.manifest import Manifest
 from srv.platform.registry import find_platforms
 from srv.quantization import registry

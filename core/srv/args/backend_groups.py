@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from srv.errors import Rejection
 from srv.kept import kept_per_object
-from srv.models.architectures.registry import find as find_architecture
-from srv.models.architectures.registry import native_tree_of
+from srv.models.families.registry import find as find_architecture
+from srv.models.families.registry import native_tree_of
 from srv.platform.facts import BackendSpec
 from srv.platform.layers import layer_names
 from srv.specs import ModelFacts, Recurrent, spec_name

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.registry import native_names, native_tree
-from srv.models.architectures.weight_rules import check_rules, has_quantized_experts
 from srv.models.blueprint import MoE, Part
 from srv.models.checkpoints.safetensors_header import PACKED_BITS
+from srv.models.facts.weight_rules import check_rules, has_quantized_experts
+from srv.models.families.registry import native_names, native_tree
 from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.remote_code import check_layer_code, may_run
 from srv.quantization import registry as quantization_methods

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from srv.args.statement import amount_text
-from srv.models.architectures.registry import find
-from srv.models.families.registry import NOT_THROUGH_TRANSFORMERS, is_known
+from srv.models.families.known import NOT_THROUGH_TRANSFORMERS, is_known
+from srv.models.families.registry import find
 from srv.planning.kernel import layers_name
 from srv.specs import AttentionSpec, CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 

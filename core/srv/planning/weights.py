@@ -16,11 +16,11 @@ from srv.dtypes import item_size
 from srv.errors import ModelError
 from srv.kept import kept_per_object
 from srv.models import derive
-from srv.models.architectures.registry import native_tree_of
-from srv.models.architectures.weight_rules import fused_mapping, fused_schemes
 from srv.models.blueprint import Experts, MoE, Part, walk
 from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.config.checkpoint_tensors import checkpoint_tensors
+from srv.models.facts.weight_rules import fused_mapping, fused_schemes
+from srv.models.families.registry import native_tree_of
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.registry import chosen

@@ -21,9 +21,9 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from srv.dist.group import RankGroup
 from srv.errors import InternalError
 from srv.models import blueprint, derive
-from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.registry import BUILT_IN, native_tree
 from srv.models.blueprint import Experts, Factors, Linear, Norm, Output, Part, alike, below, walk
+from srv.models.build import load_layers
+from srv.models.families.registry import BUILT_IN, native_tree
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertWeights
 from srv.models.layers.factory import LayerFactory

@@ -13,12 +13,12 @@ import msgspec
 from srv.dtypes import ITEM_SIZES
 from srv.models import derive
 from srv.models.blueprint import Attention, Part
+from srv.models.blueprint.latent import Latent
 from srv.models.checkpoints.safetensors_header import Checkpoint
 from srv.models.config.limits import MAX_SIZE
-from srv.models.families import registry as families
+from srv.models.families import known as families
 from srv.models.families.family import UnknownSizes
 from srv.models.families.stored import stored_bytes, stored_types
-from srv.models.latent_parts import Latent
 from srv.quantization import registry as quantization
 from srv.specs import AttentionSpec, CacheSpec, FullAttention
 from srv.specs import Latent as LatentSpec

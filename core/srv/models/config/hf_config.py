@@ -17,15 +17,6 @@ from typing import Any
 from srv.dtypes import FLOATS, ITEM_SIZES
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.registry import (
-    known_name,
-    name_of_type,
-    native_names,
-    native_or_reason,
-    native_tree,
-    pooled_of,
-    with_defaults,
-)
 from srv.models.blueprint import Part
 from srv.models.checkpoints.output_layer import has_separate_head
 from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
@@ -39,7 +30,16 @@ from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
 from srv.models.config.sentence import read_sentence
 from srv.models.config.text_part import text_config, vision_class
-from srv.models.families.registry import COUNT_FROM_PADDING, MAX_LAYERS
+from srv.models.families.known import COUNT_FROM_PADDING, MAX_LAYERS
+from srv.models.families.registry import (
+    known_name,
+    name_of_type,
+    native_names,
+    native_or_reason,
+    native_tree,
+    pooled_of,
+    with_defaults,
+)
 from srv.models.layers.rope_config import UnsupportedConfig, usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.quantization import registry as quantization

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srv.models.architectures.registry import weight_mapping
 from srv.models.checkpoints.text_names import text_weight_name
+from srv.models.families.registry import weight_mapping
 
 
 def layer_names(architecture: str, part_of: str | None) -> Callable[[str], str | None]:

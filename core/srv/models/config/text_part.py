@@ -1,7 +1,7 @@
 """The language model in a folder of a vision model: its configuration. Torch-free.
 
 The language model is served alone. Images are not served, so that weights of the vision part are skipped.
-`srv.models.architectures.vision_models` lists the models, `srv.models.checkpoints.text_names` has the names of weights.
+`srv.models.families.vision_models` lists the models, `srv.models.checkpoints.text_names` has the names of weights.
 
     LlavaForConditionalGeneration              LlamaForCausalLM
     ├─ vision_tower, multi_modal_projector     (skipped)
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.architectures.registry import name_of_type
-from srv.models.architectures.vision_models import SAME_FOR_TEXT, VISION_CLASSES
-from srv.models.families.registry import class_of_type, filled
+from srv.models.families.known import class_of_type, filled
+from srv.models.families.registry import name_of_type
+from srv.models.families.vision_models import SAME_FOR_TEXT, VISION_CLASSES
 
 _THREE_AXES = ("mrope_section", "mrope_interleaved")
 # What transformers fills in for sizes that a nested configuration leaves out, as those of LLaVA 1.5 do.

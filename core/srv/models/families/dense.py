@@ -5,14 +5,24 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from srv.models.architectures import gpt2, parts
-from srv.models.architectures import layer_norm_config as layer_norm
-from srv.models.architectures.decoder_config import Sizes
-from srv.models.architectures.sandwich_config import sandwich_decoder
 from srv.models.blueprint import Attention, Embedding, Layer, Linear, Norm, Part, Tensors, alike
+from srv.models.blueprint.without_layers import Group, LearnedMLP, UncachedAttention
+from srv.models.families import gpt2
+from srv.models.families.builders import layer_norm, parts
+from srv.models.families.builders.decoder_fields import Sizes
+from srv.models.families.builders.sandwich import sandwich_decoder
+from srv.models.families.builders.without_layers import (
+    EPS,
+    SLIDING,
+    attending,
+    every,
+    latent,
+    normed,
+    sizes,
+    uniform,
+    windows,
+)
 from srv.models.families.family import Family, Fields, common
-from srv.models.families.kinds import Group, LearnedMLP, UncachedAttention
-from srv.models.families.shapes import EPS, SLIDING, attending, every, latent, normed, sizes, uniform, windows
 
 SANDWICH = (
     *(parts.BEFORE_MIXER, parts.BEFORE_MLP),

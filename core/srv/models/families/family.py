@@ -1,6 +1,6 @@
 """What a family without native layers is, as data, and how it reads the fields of a configuration. Torch-free.
 
-Must not know any family: `srv.models.families.registry` does.
+Must not know any family: `srv.models.families.known` does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class UnknownSizes(Exception):
 
 
 class Family(NamedTuple):
-    """The facts of one architecture; as `srv.models.architectures.architecture.Architecture`, without layers.
+    """The facts of one architecture; as `srv.models.families.architecture.Architecture`, without layers.
 
     `model_type`: in config.json. `tree(fields)`: what the model is made of. `defaults`: the values that transformers'
     configuration class has for fields which a configuration leaves out. `names`: other names of fields, which that

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
-from srv.models.architectures import parts
-from srv.models.architectures.decoder_config import Sizes
-from srv.models.architectures.mamba_config import state_space
 from srv.models.blueprint import Linear, Norm, Part, Tensors, alike
+from srv.models.blueprint.without_layers import Group, States, UngatedExperts
+from srv.models.families.builders import parts
+from srv.models.families.builders.decoder_fields import Sizes
+from srv.models.families.builders.mamba import state_space
+from srv.models.families.builders.without_layers import EPS, experts, kinds, latent, mamba1, sizes
 from srv.models.families.family import Family, Fields, UnknownSizes, common
-from srv.models.families.kinds import Group, States, UngatedExperts
-from srv.models.families.shapes import EPS, experts, kinds, latent, mamba1, sizes
 from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
 
 PRE_FF_NORMS = ("input_layernorm", "pre_ff_layernorm")

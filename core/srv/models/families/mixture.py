@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from srv.models.architectures import parts
-from srv.models.architectures.decoder_config import Sizes
 from srv.models.blueprint import MLP, Attention, Layer, Linear, MoE, Part, Tensors, alike
-from srv.models.families.dense import exaone_windows
-from srv.models.families.family import Family, Fields, common
-from srv.models.families.kinds import UnevenAttention
-from srv.models.families.shapes import (
+from srv.models.blueprint.without_layers import UnevenAttention
+from srv.models.families.builders import parts
+from srv.models.families.builders.decoder_fields import Sizes
+from srv.models.families.builders.without_layers import (
     SLIDING,
     attending,
     every,
@@ -24,6 +22,8 @@ from srv.models.families.shapes import (
     uniform,
     windows,
 )
+from srv.models.families.dense import exaone_windows
+from srv.models.families.family import Family, Fields, common
 
 
 def _deepseek_experts(c: Fields, base: Sizes) -> MoE:

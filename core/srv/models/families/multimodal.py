@@ -6,14 +6,15 @@ import dataclasses
 import math
 from typing import Any
 
-from srv.models.architectures import llama4 as native_llama4
-from srv.models.architectures import parts, qwen3_moe
 from srv.models.blueprint import Linear, Output, Part, Table, Tensors, walk
+from srv.models.blueprint.without_layers import Group
 from srv.models.derive import stack
+from srv.models.families import llama4 as native_llama4
+from srv.models.families import qwen3_moe
+from srv.models.families.builders import parts
+from srv.models.families.builders.without_layers import layer_norm
 from srv.models.families.family import Family, Fields
-from srv.models.families.kinds import Group
 from srv.models.families.native import known_tree
-from srv.models.families.shapes import layer_norm
 
 
 def _area(value: int | list[int]) -> int:

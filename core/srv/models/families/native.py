@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from srv.models.architectures.decoder_config import UNSUPPORTED_UNLESS
-from srv.models.architectures.registry import native_tree
 from srv.models.blueprint import Part
+from srv.models.families.builders.decoder_fields import UNSUPPORTED_UNLESS
 from srv.models.families.family import UnknownSizes
+from srv.models.families.registry import native_tree
 from srv.models.layers.moe_config import COUNT_FIELDS
 from srv.models.layers.rope_config import UnsupportedConfig
 

@@ -1,186 +1,263 @@
-"""What a model is made of, by its architecture: of native layers, or of a family whose sizes alone are known.
+"""The architectures with native layers, by their names. Torch-free; the layers are imported when a model is built.
 
-A family is imported when a model needs it. Sizes are known of many models that `srv` cannot run, so that `srv plan` can
-say what they would need. Torch-free.
+    srv.architectures          <Hugging Face class> = package.module:ARCHITECTURE     (a third party's architecture)
+
+The file of an architecture is imported when a model needs it, so that `srv plan` does not wait for the others, and a
+faulty one does not affect them. `srv.models.families.third_party` checks those of other distributions
+(docs/adr/0021-architectures.md).
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from srv.models.architectures.registry import find, name_of_type, with_defaults
-from srv.models.architectures.registry import weight_mapping as of_native_layers
-from srv.models.blueprint import Experts, Part
+from srv.kept import kept_per_object
+from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import WeightMapping
-from srv.models.derive import distinct, parameters
-from srv.models.families.family import Family, Fields, UnknownSizes
-from srv.models.families.native import known_tree
+from srv.models.families.architecture import GROUP, Architecture, Pooled
+from srv.models.layers.rope_config import UnsupportedConfig
+from srv.platform.installed import entries
 
-MAX_LAYERS = 10_000  # so that a damaged file cannot cause huge allocations
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
+if TYPE_CHECKING:
+    from srv.specs import ModelFacts
 
-# Model types whose first token has the position after the id of the padding token.
-COUNT_FROM_PADDING = (
-    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-)
-
-# The module in this package and the name of the family in it, by the Hugging Face class.
-SIZES_ONLY: Mapping[str, str] = MappingProxyType(
+# The module in this package, by the Hugging Face class; after a colon, the name of its architecture in a module with
+# several.
+BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        "ApertusForCausalLM": "dense:APERTUS",
-        "ArceeForCausalLM": "dense:ARCEE",
-        "Dots1ForCausalLM": "mixture:DOTS1",
-        "Ernie4_5_MoeForCausalLM": "mixture:ERNIE4_5",
-        "Exaone4ForCausalLM": "dense:EXAONE4",
-        "ExaoneMoeForCausalLM": "mixture:EXAONE",
-        "GPTBigCodeForCausalLM": "dense:GPT_BIGCODE",
-        "Gemma3nForCausalLM": "dense:GEMMA3N",
-        "GemmaForCausalLM": "dense:GEMMA",
-        "Glm4MoeLiteForCausalLM": "mixture:GLM4_LITE",
-        "GraniteMoeForCausalLM": "mixture:GRANITE",
-        "GraniteMoeSharedForCausalLM": "mixture:GRANITE_SHARED",
-        "HunYuanDenseV1ForCausalLM": "dense:HUNYUAN",
-        "HunYuanMoEV1ForCausalLM": "mixture:HUNYUAN",
-        "Jais2ForCausalLM": "dense:JAIS2",
-        "JambaForCausalLM": "hybrid:JAMBA",
-        "KimiLinearForCausalLM": "hybrid:KIMI_LINEAR",
-        "Llama4ForConditionalGeneration": "multimodal:LLAMA4",
-        "Mamba2ForCausalLM": "hybrid:MAMBA2",
-        "MambaForCausalLM": "hybrid:MAMBA",
-        "MiMoV2FlashForCausalLM": "mixture:MIMO",
-        "MiniCPM3ForCausalLM": "dense:MINICPM3",
-        "MiniMaxM2ForCausalLM": "mixture:MINIMAX_M2",
-        "Ministral3ForCausalLM": "dense:MINISTRAL3",
-        "MinistralForCausalLM": "dense:MINISTRAL",
-        "MllamaForCausalLM": "dense:MLLAMA",
-        "NemotronForCausalLM": "dense:NEMOTRON",
-        "NemotronHForCausalLM": "hybrid:NEMOTRON_H",
-        "Olmo3ForCausalLM": "dense:OLMO3",
-        "OlmoForCausalLM": "dense:OLMO",
-        "PhiMoEForCausalLM": "mixture:PHIMOE",
-        "Qwen3VLMoeForConditionalGeneration": "multimodal:QWEN3_VL",
-        "SeedOssForCausalLM": "dense:SEED_OSS",
+        "LlamaForCausalLM": "llama",
+        "MistralForCausalLM": "mistral",
+        "Qwen2ForCausalLM": "qwen2",
+        "Qwen3ForCausalLM": "qwen3",
+        "GraniteForCausalLM": "granite",
+        "SmolLM3ForCausalLM": "smollm3",
+        "Gemma3ForCausalLM": "gemma3",
+        "StableLmForCausalLM": "stablelm",
+        "GPTJForCausalLM": "gptj",
+        "FalconForCausalLM": "falcon",
+        "BloomForCausalLM": "bloom",
+        "MptForCausalLM": "mpt",
+        "XGLMForCausalLM": "xglm",
+        "Gemma2ForCausalLM": "gemma2",
+        "Olmo2ForCausalLM": "olmo2",
+        "Phi3ForCausalLM": "phi3",
+        "GlmForCausalLM": "glm",
+        "Glm4ForCausalLM": "glm4",
+        "Ernie4_5ForCausalLM": "ernie4_5",
+        "CohereForCausalLM": "cohere",
+        "Cohere2ForCausalLM": "cohere2",
+        "Starcoder2ForCausalLM": "starcoder2",
+        "PhiForCausalLM": "phi",
+        "GPTNeoXForCausalLM": "gpt_neox",
+        "OPTForCausalLM": "opt",
+        "GPT2LMHeadModel": "gpt2",
+        "Glm4MoeForCausalLM": "glm4_moe",
+        "Llama4ForCausalLM": "llama4",
+        "GptOssForCausalLM": "gpt_oss",
+        "GraniteMoeHybridForCausalLM": "granite_hybrid",
+        "MiniMaxForCausalLM": "minimax",
+        "BambaForCausalLM": "bamba",
+        "FalconH1ForCausalLM": "falcon_h1",
+        "Qwen3NextForCausalLM": "qwen3_next",
+        "Qwen3_5ForCausalLM": "qwen3_5:DENSE",
+        "Qwen3_5MoeForCausalLM": "qwen3_5:SPARSE",
+        "Lfm2ForCausalLM": "lfm2:DENSE",
+        "Lfm2MoeForCausalLM": "lfm2:SPARSE",
+        "Lfm3ForCausalLM": "lfm3",
+        "RecurrentGemmaForCausalLM": "recurrent_gemma",
+        "OlmoHybridForCausalLM": "olmo_hybrid",
+        "MixtralForCausalLM": "mixtral",
+        "Qwen2MoeForCausalLM": "qwen2_moe",
+        "Qwen3MoeForCausalLM": "qwen3_moe",
+        "OlmoeForCausalLM": "olmoe",
+        "DeepseekV2ForCausalLM": "deepseek_v2",
+        "DeepseekV3ForCausalLM": "deepseek_v3",
+        "DeepseekV32ForCausalLM": "deepseek_v32:V32",
+        "GlmMoeDsaForCausalLM": "deepseek_v32:GLM",
+        "AXK2ForCausalLM": "axk2",
+        "HYV4ForCausalLM": "hy_v4",
+        "BertModel": "bert",
+        "BertForMaskedLM": "bert:MASKED",
+        "BertForSequenceClassification": "bert:CLASSIFIER",
+        "RobertaModel": "roberta:ROBERTA",
+        "RobertaForMaskedLM": "roberta:ROBERTA_MASKED",
+        "RobertaForSequenceClassification": "roberta:ROBERTA_CLASSIFIER",
+        "XLMRobertaModel": "roberta:XLM_ROBERTA",
+        "XLMRobertaForMaskedLM": "roberta:XLM_ROBERTA_MASKED",
+        "XLMRobertaForSequenceClassification": "roberta:XLM_ROBERTA_CLASSIFIER",
+        "ModernBertModel": "modernbert",
+        "ModernBertForMaskedLM": "modernbert:MASKED",
+        "ModernBertForSequenceClassification": "modernbert:CLASSIFIER",
+        "GteModel": "gte",
+        "GteForMaskedLM": "gte:MASKED",
+        "GteForSequenceClassification": "gte:CLASSIFIER",
+        "NomicBertModel": "nomic_bert",
+        "NomicBertForMaskedLM": "nomic_bert:MASKED",
+        "NomicBertForSequenceClassification": "nomic_bert:CLASSIFIER",
+        "JinaEmbeddingsV3Model": "jina_embeddings_v3",
+        "JinaEmbeddingsV3ForMaskedLM": "jina_embeddings_v3:MASKED",
+        "JinaEmbeddingsV3ForSequenceClassification": "jina_embeddings_v3:CLASSIFIER",
+        "DistilBertModel": "distilbert",
+        "DistilBertForMaskedLM": "distilbert:MASKED",
+        "DistilBertForSequenceClassification": "distilbert:CLASSIFIER",
+        "EuroBertModel": "eurobert",
+        "EuroBertForMaskedLM": "eurobert:MASKED",
+        "EuroBertForSequenceClassification": "eurobert:CLASSIFIER",
+        "LlamaModel": "pooled_decoder:LLAMA",
+        "LlamaForSequenceClassification": "pooled_decoder:LLAMA_CLASSIFIER",
+        "MistralModel": "pooled_decoder:MISTRAL",
+        "MistralForSequenceClassification": "pooled_decoder:MISTRAL_CLASSIFIER",
+        "Qwen2Model": "pooled_decoder:QWEN2",
+        "Qwen2ForSequenceClassification": "pooled_decoder:QWEN2_CLASSIFIER",
+        "Qwen3Model": "pooled_decoder:QWEN3",
+        "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
     }
 )
-# Those whose layers in transformers cannot be served, so that native ones alone run them, if there are any.
-NOT_THROUGH_TRANSFORMERS = frozenset(
-    {
-        "AXK2ForCausalLM",
-        "BambaForCausalLM",
-        "BloomForCausalLM",
-        "DeepseekV2ForCausalLM",
-        "DeepseekV32ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "FalconForCausalLM",
-        "FalconH1ForCausalLM",
-        "GPTJForCausalLM",
-        "GlmMoeDsaForCausalLM",
-        "GptOssForCausalLM",
-        "GraniteMoeHybridForCausalLM",
-        "HYV4ForCausalLM",
-        "JambaForCausalLM",
-        "KimiLinearForCausalLM",
-        "Lfm2ForCausalLM",
-        "Lfm2MoeForCausalLM",
-        "Lfm3ForCausalLM",
-        "Llama4ForCausalLM",
-        "Llama4ForConditionalGeneration",
-        "Mamba2ForCausalLM",
-        "MambaForCausalLM",
-        "MiniMaxForCausalLM",
-        "MptForCausalLM",
-        "NemotronHForCausalLM",
-        "OlmoHybridForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-        "RecurrentGemmaForCausalLM",
-        "StableLmForCausalLM",
-        "XGLMForCausalLM",
-    }
+# Classes that published configurations name, by the name that transformers has for the same one.
+_PUBLISHED_NAMES: Mapping[str, str] = MappingProxyType(
+    {"MPTForCausalLM": "MptForCausalLM", "PhimoeForCausalLM": "PhiMoEForCausalLM"}
 )
+_SUFFIX = "ForCausalLM"
 
 
-@functools.cache
-def family(name: str) -> Family | None:
-    """The family of a Hugging Face class whose sizes alone are known; None for any other class."""
-    if name not in SIZES_ONLY:
-        return None
-    module, _, attribute = SIZES_ONLY[name].partition(":")
-    found: Family = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
-    return found
+def native_names() -> tuple[str, ...]:
+    """The Hugging Face classes of all architectures with native layers."""
+    return tuple(dict.fromkeys((*BUILT_IN, *(entry.name for entry in entries(GROUP)))))
 
 
-def is_known(name: str) -> bool:
-    """Whether the sizes of an architecture are known."""
-    return name in SIZES_ONLY or find(name) is not None
+def encoder_names() -> tuple[str, ...]:
+    """The Hugging Face classes of encoders in `srv` itself, each without a head."""
+    from srv.models.families.builders.encoders import LAYERS  # only the text of a refusal needs it
+
+    return tuple(each.name for each in map(_built_in, BUILT_IN) if each.layers == LAYERS and each.model_type)
+
+
+def find(name: str) -> Architecture | None:
+    """The architecture of a Hugging Face class; None if it has no native layers.
+
+    Raises PluginError if a third party's architecture of that name is faulty, or if two distributions claim the name.
+    """
+    if any(entry.name == name for entry in entries(GROUP)):
+        from srv.models.families import third_party  # most installations do not need it
+
+        return third_party.ARCHITECTURES.find(name, taken=name in BUILT_IN)
+    return _built_in(name) if name in BUILT_IN else None
+
+
+def find_gguf(name: object, *, experts: bool = False) -> Architecture | None:
+    """The architecture of a GGUF file, by its `general.architecture`, and whether the model has experts.
+
+    Raises PluginError as `find` does.
+    """
+    mine = [each for each in map(_built_in, BUILT_IN) if each.gguf and each.gguf.name == name]
+    if mine:
+        alike = (each for each in mine if each.gguf and each.gguf.has_experts == experts)
+        return find(next(alike, mine[0]).name)
+    from srv.models.families import third_party
+
+    return third_party.find_gguf(name)
+
+
+def gguf_names() -> tuple[str, ...]:
+    """Every `general.architecture` of the architectures in `srv` itself."""
+    return tuple(dict.fromkeys(each.gguf.name for each in map(_built_in, BUILT_IN) if each.gguf))
+
+
+def gguf_layout(name: str) -> GGUFLayout:
+    """The layout of the GGUF files of an architecture, which has been found by `find_gguf` before."""
+    architecture = find(name)
+    if architecture is None or architecture.gguf is None:
+        raise UnsupportedConfig(f"GGUF files of {name} are not supported")
+    return architecture.gguf
 
 
 def weight_mapping(name: str) -> WeightMapping:
-    """How checkpoints of an architecture name and fuse weights, where its tree does it otherwise."""
-    found = family(name)
-    return of_native_layers(name) if found is None else WeightMapping(found.weights)
+    """What the safetensors files of an architecture store otherwise than its layers; nothing without native layers."""
+    architecture = find(name)
+    return WeightMapping(() if architecture is None else architecture.weights)
 
 
-def class_of_type(model_type: object) -> str | None:
-    """The Hugging Face class of a `model_type`, with native layers or without; None for an unknown one."""
-    types = {found.model_type: name for name in SIZES_ONLY if (found := family(name)) is not None}
-    native = name_of_type(model_type)
-    return native or (types.get(model_type) if isinstance(model_type, str) else None)
+def known_name(published: str) -> str:
+    """The name of an architecture by which `find` knows it, from the class that a configuration names."""
+    return _PUBLISHED_NAMES.get(published, published)
 
 
-def field_names(name: str | None) -> Iterable[str]:
-    """The names of the fields of an architecture's configuration that have defaults; () for an unknown one."""
-    found, native = (None, None) if name is None else (family(name), find(name))
-    if found is not None:
-        return (*found.text, *found.defaults, *found.names, *found.former)
-    return () if native is None else tuple(native.defaults)
+def name_of_type(model_type: object) -> str | None:
+    """The Hugging Face class of a `model_type`, for configurations that name no class."""
+    own = {name: _built_in(name).model_type for name in BUILT_IN}
+    types = {own.get(name) or name.removesuffix(_SUFFIX).lower(): name for name in native_names()}
+    return types.get(model_type) if isinstance(model_type, str) else None
 
 
-def filled(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the language model of an architecture, with the defaults of its class."""
-    found, nested = family(name), config.get("text_config")
-    inner = {**config, **nested} if isinstance(nested, Mapping) else config
-    return with_defaults(name, inner) if found is None else {**found.text, **found.filled(inner)}
+def with_defaults(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with the defaults of its native architecture filled in; others are returned unchanged."""
+    architecture = find(name)
+    return dict(config) if architecture is None else _filled(architecture, config)
 
 
-def tree_of(name: str, config: Mapping[str, Any]) -> Part:
-    """What a model is made of, from the fields of its config.json.
+def native_tree(name: str, config: Mapping[str, Any]) -> Part:
+    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement."""
+    architecture = find(name)
+    if architecture is None:
+        raise UnsupportedConfig(f"architecture {name} has no native layers")
+    filled = _filled(architecture, config)
+    if name in BUILT_IN:
+        return architecture.tree(filled)
+    from srv.models.families import third_party
 
-    Raises UnknownSizes if the architecture is not known, or the configuration does not determine its sizes.
+    return third_party.tree(architecture, filled)
+
+
+def native_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:
+    """As `native_tree`; a clause that says why no native layers compute the model, also of an invalid configuration.
+
+    A launch refuses the latter when it builds the model.
     """
-    if not is_known(name):
-        raise UnknownSizes(f"{name} is an unknown architecture: no size is claimed")
-    for fields in (config, config.get("text_config"), config.get("vision_config")):
-        _check_layers(fields if isinstance(fields, Mapping) else {})
-    found = family(name)
     try:
-        tree = known_tree(name, config) if found is None else found.tree(Fields(found.filled(config)))
-        _check(tree)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
-        raise UnknownSizes(f"config.json has a value that is no size ({type(error).__name__}: {error})") from error
-    return tree
+        return native_tree(name, config)
+    except UnsupportedConfig as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        return f"its configuration lacks a field or has an invalid value ({error!r})"
 
 
-def _check_layers(config: Mapping[str, Any]) -> None:
-    for count in (config[name] for name in _LAYERS if config.get(name) is not None):
-        if not isinstance(count, int) or not 0 <= count <= MAX_LAYERS:
-            raise UnknownSizes(f"{count!r} is not a number of layers")
+@kept_per_object
+def native_tree_of(model: ModelFacts) -> Part | str:
+    """As `native_or_reason`, of a model: it is asked by many, and all of them share one tree and the walks over it."""
+    return native_or_reason(model.architecture, model.config)
 
 
-def _check(tree: Part) -> None:
-    shapes = (shape for part in distinct(tree) for shape in _shapes(part))
-    if not isinstance(parameters(tree), int) or any(min(shape, default=1) < 0 for shape in shapes):
-        raise UnknownSizes("config.json has a value that is no size")
+def pooled_of(name: str, config: Mapping[str, Any]) -> Pooled | None:
+    """What a model with native layers says of itself that generates no text; None of the others.
+
+    `config`: fields of which `native_tree` makes a tree.
+    """
+    architecture = find(name)
+    if architecture is None or architecture.pooled is None:
+        return None
+    filled = _filled(architecture, config)
+    if name in BUILT_IN:
+        return architecture.pooled(filled)
+    from srv.models.families import third_party
+
+    return third_party.pooled(architecture, filled)
 
 
-def _shapes(part: Part) -> Iterator[tuple[int, ...]]:
-    """Those of the weights of a part; of experts, whose number may be any, the sizes."""
-    if isinstance(part, Experts):
-        yield part.count, part.hidden, part.inner
-    else:
-        yield from (weight.shape for weight in part.weights())
+@functools.cache
+def _built_in(name: str) -> Architecture:
+    module, _, attribute = BUILT_IN[name].partition(":")
+    found = importlib.import_module(f"{__package__}.{module}")
+    architecture: Architecture = getattr(found, attribute or "ARCHITECTURE")
+    return architecture
+
+
+def _filled(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
+    filled = {**architecture.defaults, **config}
+    if filled.get("num_key_value_heads") is None:
+        filled["num_key_value_heads"] = filled.get("num_attention_heads")
+    return filled

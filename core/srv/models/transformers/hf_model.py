@@ -24,13 +24,13 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.utils import logging as hf_logging
 
 from srv.errors import ModelError, SrvError, listed
-from srv.models.architectures.registry import encoder_names, gguf_layout, native_names, native_tree_of
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.checkpoints.dummy import load_dummy
 from srv.models.checkpoints.filling import OTHER_CHECKPOINT, Meter, Progress
 from srv.models.checkpoints.gguf_loader import load_gguf
 from srv.models.checkpoints.safetensors_header import read_checkpoint
 from srv.models.checkpoints.text_names import ROTARY, TEXT_PREFIXES, text_weight_name
+from srv.models.families.registry import encoder_names, gguf_layout, native_names, native_tree_of
 from srv.models.options import UNTIED, merged
 from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
 from srv.models.transformers.hf_attention import (

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Gemma3nForCaus
 
 from srv.cli.main import main
 from srv.errors import ModelError
-from srv.models.architectures.registry import BUILT_IN
 from srv.models.checkpoints.text_names import text_weight_name
 from srv.models.config.text_part import text_config
+from srv.models.families.registry import BUILT_IN
 from srv.models.read import read_facts
 from srv.models.transformers.hf_model import HFModel
 from srv.planning.resolution import resolve_launch

@@ -9,11 +9,11 @@ from typing import Any
 from sizes_published import model_type_of
 from sizes_reference import KNOWN, config_class
 
-from srv.models.architectures.registry import find
 from srv.models.derive import active_parameters, cache_groups, parameters
 from srv.models.families.family import UnknownSizes
+from srv.models.families.known import family, tree_of
 from srv.models.families.multimodal import LLAMA4_VISION, QWEN3_TEXT, QWEN3_VISION
-from srv.models.families.registry import family, tree_of
+from srv.models.families.registry import find
 
 # Values that mean the same as transformers' own, or that its class leaves to a file of the checkpoint.
 OTHERWISE = {"eos_token_id", "time_step_limit", "mlp_only_layers"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from srv.models.architectures.registry import BUILT_IN
-from srv.models.families.registry import NOT_THROUGH_TRANSFORMERS, SIZES_ONLY
+from srv.models.families.known import NOT_THROUGH_TRANSFORMERS, SIZES_ONLY
+from srv.models.families.registry import BUILT_IN
 
 PAGE = Path(__file__).parents[4] / "docs" / "architectures.md"
 

@@ -24,7 +24,7 @@ from sizes_reference import (
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.blueprint import Part, walk
-from srv.models.families.registry import NOT_THROUGH_TRANSFORMERS, SIZES_ONLY, tree_of
+from srv.models.families.known import NOT_THROUGH_TRANSFORMERS, SIZES_ONLY, tree_of
 from srv.models.read import read_facts
 from srv.models.transformers.hf_model import HFModel, build_hf
 from srv.specs import FullAttention, Latent, Recurrent, SlidingWindow

@@ -13,8 +13,8 @@ from srv.models import derive
 from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.families.family import UnknownSizes
+from srv.models.families.known import tree_of
 from srv.models.families.multimodal import LLAMA4
-from srv.models.families.registry import tree_of
 from srv.models.families.stored import stored_bytes, stored_types
 from srv.specs import Latent, Recurrent, SlidingWindow
 

@@ -12,8 +12,8 @@ from architectures_swept import sweep
 from architectures_tiny import model_class, model_types
 from sizes_published import CONFIGS
 
-from srv.models.architectures.registry import BUILT_IN, native_or_reason
 from srv.models.blueprint import Decoder
+from srv.models.families.registry import BUILT_IN, native_or_reason
 from srv_matrix.architectures import RECURRENT, ArchitectureRow, ArchitectureTable, read_table
 
 SHARE = 0.95  # of all classes that declare backends, those excluded by a limit among them
