@@ -14,7 +14,7 @@ import msgspec
 
 from srv.specs import AttentionLayer, ModelFacts
 
-MODULE = "srv.models.transformers.examine"
+MODULE = "srv.models.transformers.inspection_process"
 TIMEOUT_S = 120.0  # building hundreds of layers without weights takes seconds
 
 
@@ -27,7 +27,7 @@ class Refused(msgspec.Struct, frozen=True):
     remedy: str
 
 
-class Examined(msgspec.Struct, frozen=True, kw_only=True):
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """`refused`: why the class of transformers cannot be served. `layers`: its attention layers, () if they only show
     with weights. `unknown`: why nothing is known, "" if it is."""
 
@@ -36,7 +36,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     unknown: str = ""
 
 
-def examine(facts: ModelFacts, timeout_s: float = TIMEOUT_S) -> Examined:
+def inspect_model(facts: ModelFacts, timeout_s: float = TIMEOUT_S) -> Inspection:
     """Build the class that transformers has for a model, without weights, and find its attention layers."""
     try:
         done = subprocess.run(
@@ -48,9 +48,9 @@ def examine(facts: ModelFacts, timeout_s: float = TIMEOUT_S) -> Examined:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Examined(unknown=f"transformers did not build it within {timeout_s:.0f} s")
+        return Inspection(unknown=f"transformers did not build it within {timeout_s:.0f} s")
     try:
-        return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Examined)
+        return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=Inspection)
     except msgspec.DecodeError:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        return Examined(unknown=f"transformers could not be asked ({last or f'exit status {done.returncode}'})")
+        return Inspection(unknown=f"transformers could not be asked ({last or f'exit status {done.returncode}'})")

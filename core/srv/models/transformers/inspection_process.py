@@ -1,4 +1,4 @@
-"""The process that `srv.models.examined` asks: reads ModelFacts from standard input, writes an Examined."""
+"""The process that `srv.models.inspection` asks: reads ModelFacts from standard input, writes an Inspection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from srv.errors import ModelError
-from srv.models.examined import Examined, Refused
+from srv.models.inspection import Inspection, Refused
 from srv.specs import ModelFacts
 
 
@@ -16,14 +16,14 @@ def main() -> int:
     try:
         from srv.models.transformers.hf_model import check_without_weights
     except ImportError as error:
-        answer = Examined(unknown=f"torch and transformers cannot be imported ({error})")
+        answer = Inspection(unknown=f"torch and transformers cannot be imported ({error})")
     else:
         try:
             _, skeleton = check_without_weights(facts)
             layers = () if skeleton is None else skeleton.attention_layers
-            answer = Examined(layers=layers, unknown="" if layers else "its attention only shows with its weights")
+            answer = Inspection(layers=layers, unknown="" if layers else "its attention only shows with its weights")
         except ModelError as error:
-            answer = Examined(refused=Refused(error.code, error.what, error.reason, error.remedy))
+            answer = Inspection(refused=Refused(error.code, error.what, error.reason, error.remedy))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer))
     return 0
 
