@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         name="tied-embeddings-counted-twice",
-        file="core/srv/models/blueprint.py",
+        file="core/srv/models/blueprint/__init__.py",
         text='if not (self.tied and each.name.endswith(".weight"))',
         planted="if True",
         effect="`srv plan` reports too much memory for models with tied embeddings.",

@@ -7,12 +7,12 @@ from pathlib import Path
 from every import every
 from named_strings import names_in
 
-from srv.models.families.registry import BUILT_IN
+from srv.models.families.registry import BUILT_IN, is_native
 
 CORE = Path(__file__).resolve().parents[2] / "core" / "srv"
 FAMILIES = CORE / "models" / "families"
 MODULES = {module.partition(":")[0] for module in BUILT_IN.values()}
-TABLES = ("registry", "known", "vision_models", "dense", "mixture", "hybrid", "multimodal")
+TABLES = ("registry", "vision_models")
 OWN = {FAMILIES / f"{module}.py" for module in (*MODULES, *TABLES)}
 SHARED = [
     path
@@ -22,7 +22,8 @@ SHARED = [
 ]
 
 
-NAMES = {*BUILT_IN, *MODULES}  # the GGUF files of an architecture have the name of its module
+# The GGUF files of a native architecture have the name of its module.
+NAMES = {*BUILT_IN, *(module.partition(":")[0] for name, module in BUILT_IN.items() if is_native(name))}
 
 
 def test_a_switch_is_found() -> None:

@@ -35,7 +35,7 @@ from srv.models.families.third_party import ARCHITECTURES
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.fused_factory import FusedLayerFactory
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 from srv.platform.interface import Communicator
 from srv.platform.ops import Ops
 from srv.quantization.load_method import make_factory, make_storage
@@ -168,7 +168,7 @@ def _load(
 def load_layers(name: str) -> type[NativeModel]:
     """The class of the layers of a native architecture. Raises PluginError if those of a third party are faulty."""
     architecture = find(name)
-    if architecture is None:
+    if architecture is None or architecture.layers is None:
         raise UnsupportedConfig(f"architecture {name} has no native layers")
     base: Any = NativeModel  # abstract
     layers: type[NativeModel] = ARCHITECTURES.import_class(

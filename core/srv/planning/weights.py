@@ -20,7 +20,7 @@ from srv.models.blueprint import Experts, MoE, Part, walk
 from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.config.checkpoint_tensors import checkpoint_tensors
 from srv.models.facts.weight_rules import fused_mapping, fused_schemes
-from srv.models.families.registry import native_tree_of
+from srv.models.families.trees import native_tree_of
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.registry import chosen

@@ -24,7 +24,7 @@ from srv.errors import ModelError, PluginError, Refusal
 from srv.models import derive
 from srv.models.blueprint import Part
 from srv.models.facts.sharding import divisions
-from srv.models.families.registry import native_tree
+from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.planning.offload import host_layers
 from srv.quantization.method import QuantMethod, StoredModel

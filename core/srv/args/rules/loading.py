@@ -11,7 +11,7 @@ from typing import Any
 from srv.args.groups.weights import WeightsArgs
 from srv.models.checkpoints.reading import Reading
 from srv.models.checkpoints.third_party import LOADERS, refusal
-from srv.models.families.registry import native_tree_of
+from srv.models.families.trees import native_tree_of
 from srv.models.locate import on_hub
 from srv.platform.facts import Constraint, ResolutionContext
 

@@ -21,10 +21,11 @@ from srv.models.checkpoints.gguf_layout import EXPERT_COUNT
 from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
-from srv.models.families.known import MAX_LAYERS
-from srv.models.families.registry import find_gguf, gguf_names, native_tree
-from srv.models.layers.rope_config import UnsupportedConfig, usable_context
+from srv.models.families.registry import find_gguf, gguf_names
+from srv.models.families.trees import MAX_LAYERS, native_tree
+from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
+from srv.models.unsupported import UnsupportedConfig
 from srv.specs import CacheSpec, FullAttention, ModelFacts
 
 UNQUANTIZED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.kept import kept_per_object
 from srv.models import derive
-from srv.models.families.registry import native_tree_of
+from srv.models.families.trees import native_tree_of
 from srv.specs import AttentionLayer, ModelFacts, attention_specs
 
 SINKS = ("flint", "granite_swa", "granitemoe_swa")  # model types with attention sinks in all layers

@@ -14,7 +14,7 @@ import msgspec
 from srv.dist.group import is_divisible
 from srv.kept import kept_per_object
 from srv.models import derive
-from srv.models.families.registry import native_tree, native_tree_of
+from srv.models.families.trees import native_tree, native_tree_of
 from srv.quantization import registry as quantization
 from srv.specs import CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 

@@ -10,7 +10,7 @@ from srv.models import derive
 from srv.models.blueprint import MoE
 from srv.models.blueprint.recurrent import WithStates
 from srv.models.blueprint.streams import StreamMixing
-from srv.models.families.registry import native_tree_of
+from srv.models.families.trees import native_tree_of
 from srv.models.layers.recurrent_sizes import RecurrentSizes
 from srv.specs import ModelFacts
 

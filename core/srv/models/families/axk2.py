@@ -19,7 +19,7 @@ from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
 from srv.models.families.builders.deepseek import rotary_dims
 from srv.models.families.deepseek_v32 import DEFAULTS, sparse_parts
-from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
 _COMPONENTS = {"W_down": "mlp.fc1", "W_up": "mlp.fc2", "q_b_proj": "q_gate_proj"}
 
@@ -88,4 +88,5 @@ ARCHITECTURE = Architecture(
     },
     model_type="axk2",
     weights=(Rename(parts=_COMPONENTS), PermuteRotary(rotary_dims, gated_queries=True)),
+    runs_through_transformers=False,
 )

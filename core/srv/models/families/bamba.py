@@ -11,7 +11,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
 from srv.models.families.builders.mamba import MAMBA_DEFAULTS, mamba_sizes, state_space
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 
 def tree(config: Mapping[str, Any]) -> Part:
@@ -47,4 +47,5 @@ ARCHITECTURE = Architecture(
         "mlp_bias": False,
     },
     weights=STORED,
+    runs_through_transformers=False,
 )

@@ -14,7 +14,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
 from srv.models.families.builders.encoders import LAYERS
 from srv.models.families.builders.layer_norm import activation
-from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 30522,

@@ -10,7 +10,7 @@ from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
 from srv.models.families.falcon import ARCHITECTURE as FALCON
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 NAMES = {
     "hidden": ("hidden_size", "n_embed"),
@@ -50,4 +50,5 @@ ARCHITECTURE = Architecture(
         *FALCON.weights,
         Rename(prefix="transformer.", names={"word_embeddings_layernorm": "model.embed_norm"}),
     ),
+    runs_through_transformers=False,
 )

@@ -11,7 +11,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
 from srv.models.families.glm import rotated_dims
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 COHERE_DEFAULTS: dict[str, Any] = {
     "vocab_size": 256000,

@@ -9,7 +9,7 @@ from srv.models.blueprint import Part
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders.deepseek import DEFAULTS, WEIGHTS, deepseek_tree, groups_of
 from srv.models.layers.moe_config import Routing
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 
 def tree(config: Mapping[str, Any]) -> Part:
@@ -51,4 +51,5 @@ ARCHITECTURE = Architecture(
     },
     model_type="deepseek_v2",
     weights=WEIGHTS,
+    runs_through_transformers=False,
 )

@@ -13,7 +13,7 @@ from srv.models.blueprint import Part
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders.deepseek import DEFAULTS, WEIGHTS, deepseek_tree, groups_of
 from srv.models.layers.moe_config import Routing
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 
 def tree(config: Mapping[str, Any]) -> Part:
@@ -58,4 +58,5 @@ ARCHITECTURE = Architecture(
     },
     model_type="deepseek_v3",
     weights=WEIGHTS,
+    runs_through_transformers=False,
 )

@@ -21,7 +21,7 @@ from srv.models.families.builders.deepseek import WEIGHTS, deepseek_sizes, feed_
 from srv.models.families.builders.latent import index_dims, indexer_part, latent_attention
 from srv.models.families.deepseek_v3 import routing
 from srv.models.layers.moe_config import ExpertActivation
-from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
 _V3 = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
 _INDEXED = "indexed_attention"
@@ -127,6 +127,7 @@ V32 = Architecture(
     },
     model_type="deepseek_v32",
     weights=WEIGHTS,
+    runs_through_transformers=False,
 )
 GLM = Architecture(
     name="GlmMoeDsaForCausalLM",
@@ -150,4 +151,5 @@ GLM = Architecture(
     },
     model_type="glm_moe_dsa",
     weights=(PermuteRotary(rotary_dims, indexer=True),),
+    runs_through_transformers=False,
 )

@@ -12,7 +12,7 @@ from srv.models.families.architecture import Architecture, Pooled
 from srv.models.families.builders import encoders
 from srv.models.families.builders.encoders import LAYERS
 from srv.models.families.builders.rotary_encoders import GATED_NAMES, rotary_positions, rotary_sizes
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 128256,

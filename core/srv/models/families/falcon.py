@@ -14,7 +14,7 @@ from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import QKV, Permute, Rename, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 NAMES = {
     "hidden": ("hidden_size", "n_embed"),
@@ -94,4 +94,5 @@ ARCHITECTURE = Architecture(
         Split("self_attn.query_key_value", QKV),
         Permute("self_attn.query_key_value", "kv_heads"),
     ),
+    runs_through_transformers=False,
 )

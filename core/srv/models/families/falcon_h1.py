@@ -12,7 +12,7 @@ from srv.models.families.bamba import STORED
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
 from srv.models.families.builders.mamba import MAMBA_DEFAULTS, mamba_sizes, state_space
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 
 def tree(config: Mapping[str, Any]) -> Part:
@@ -68,4 +68,5 @@ ARCHITECTURE = Architecture(
     },
     model_type="falcon_h1",
     weights=STORED,
+    runs_through_transformers=False,
 )

@@ -15,7 +15,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes, soft_cap, windows_of_pattern
 from srv.models.families.builders.sandwich import attention_scale, sandwich_decoder
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 PATTERN = 2  # every second layer has full attention
 LAYERS_OF_27B = 46  # the one size whose attention scale does not follow from the size of its heads

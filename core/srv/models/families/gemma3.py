@@ -21,7 +21,7 @@ from srv.models.families.builders.sandwich import (
     sandwich_decoder,
     with_rope_of,
 )
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 PATTERN = 6  # every sixth layer has full attention
 LAYERS_OF_27B = 62  # the one size whose attention scale does not follow from the size of its heads

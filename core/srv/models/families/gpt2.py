@@ -10,7 +10,7 @@ from srv.models.checkpoints.rules import QKV, Rename, Skip, Split, Transpose
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
 from srv.models.families.gptj import NAMES
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),

@@ -14,7 +14,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import DEFAULTS, decoder_sizes, windows_of_pattern
 from srv.models.layers.moe_config import Routing
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 PATTERN = 2  # every second layer has full attention
 # What transformers fills in if a configuration has no rotary parameters.
@@ -75,4 +75,5 @@ ARCHITECTURE = Architecture(
     },
     model_type="gpt_oss",
     weights=(StackedExperts("pairs"),),
+    runs_through_transformers=False,
 )

@@ -9,7 +9,8 @@ from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import PermuteRotary, Rename, Skip
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
-from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig, UnsupportedConfig
+from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig
+from srv.models.unsupported import UnsupportedConfig
 
 NAMES = {
     "hidden": ("hidden_size", "n_embd"),
@@ -74,4 +75,5 @@ ARCHITECTURE = Architecture(
         Skip(("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")),  # masks of old checkpoints
         PermuteRotary(lambda config: int(config["rotary_dim"])),
     ),
+    runs_through_transformers=False,
 )

@@ -17,7 +17,7 @@ from srv.models.families.builders.layer_types import ATTENTION, attending, check
 from srv.models.families.builders.mamba import MAMBA_DEFAULTS, mamba_sizes, state_space
 from srv.models.families.granite import CONSTANTS
 from srv.models.layers.moe_config import Routing
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 RECURRENT = "linear_attention"
 KINDS = (ATTENTION, RECURRENT)
@@ -86,4 +86,5 @@ ARCHITECTURE = Architecture(
         "layer_types": None,
     },
     weights=(Rename(_NAMES, parts={"block_sparse_moe": "mlp"}), Split(f"mlp.{_SHARED}.gate_up_proj", GATE_UP)),
+    runs_through_transformers=False,
 )

@@ -21,7 +21,7 @@ from srv.models.families.builders.rotary_encoders import (
     rotary_sizes,
     with_prefixes,
 )
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 250048,

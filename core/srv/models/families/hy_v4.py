@@ -20,7 +20,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.deepseek import DEFAULTS
 from srv.models.families.deepseek_v32 import sparse_parts
-from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
 LIMIT = 10.0  # of the activation "silu_clamped"
 
@@ -104,4 +104,5 @@ ARCHITECTURE = Architecture(
     },
     model_type="hy_v4",
     weights=(Rename(dict(_stored_names()), parts={"linear_gate": "gate_proj", "learnable_sink_param": "sinks"}),),
+    runs_through_transformers=False,
 )

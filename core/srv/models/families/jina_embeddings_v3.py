@@ -16,7 +16,7 @@ from srv.models.families.builders import encoders
 from srv.models.families.builders.encoders import LAYERS
 from srv.models.families.builders.layer_norm import activation
 from srv.models.families.builders.rotary_encoders import NAMES, rotary_positions, rotary_sizes
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 250002,

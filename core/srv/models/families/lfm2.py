@@ -136,6 +136,7 @@ DENSE = Architecture(
         "block_auto_adjust_ff_dim": True,
     },
     weights=_WEIGHTS,
+    runs_through_transformers=False,
 )
 SPARSE = Architecture(
     name="Lfm2MoeForCausalLM",
@@ -155,4 +156,5 @@ SPARSE = Architecture(
     },
     model_type="lfm2_moe",
     weights=_WEIGHTS,
+    runs_through_transformers=False,
 )

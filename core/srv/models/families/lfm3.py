@@ -19,7 +19,7 @@ from srv.models.families.builders.decoder_fields import decoder_sizes
 from srv.models.families.builders.layer_types import ATTENTION, SLIDING, attending
 from srv.models.families.builders.sandwich import local_rope, with_rope_of
 from srv.models.families.lfm2 import convolution
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 KINDS = (ATTENTION, SLIDING, "conv")
 OUTPUT_NORMS = ("post_operator_norm", "post_ffn_norm")
@@ -102,4 +102,5 @@ ARCHITECTURE = Architecture(
             parts={"feed_forward": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
         ),
     ),
+    runs_through_transformers=False,
 )

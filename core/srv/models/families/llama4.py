@@ -15,7 +15,7 @@ from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import DEFAULTS, Sizes, decoder_sizes
 from srv.models.families.glm import rotated_dims
 from srv.models.layers.moe_config import Routing
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 KINDS = ("full_attention", "chunked_attention")
 
@@ -103,4 +103,5 @@ ARCHITECTURE = Architecture(
     },
     model_type="llama4_text",
     weights=(Rename(parts={"feed_forward": "mlp"}), PermuteRotary(rotated_dims), StackedExperts("halves")),
+    runs_through_transformers=False,
 )

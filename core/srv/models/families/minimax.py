@@ -86,4 +86,5 @@ ARCHITECTURE = Architecture(
         Rename(parts={"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}),
         Skip(tuple(f"model.layers.*.self_attn.{name}" for name in _DECAYS)),
     ),
+    runs_through_transformers=False,
 )

@@ -15,7 +15,8 @@ from srv.models.families.builders import encoders
 from srv.models.families.builders.decoder_fields import windows_of_types
 from srv.models.families.builders.encoders import LAYERS
 from srv.models.families.builders.layer_norm import ACTIVATIONS
-from srv.models.layers.rope_config import RopeConfig, refuse_unless, rope_config
+from srv.models.layers.rope_config import RopeConfig, rope_config
+from srv.models.unsupported import refuse_unless
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _BASES = {_LOCAL: ("local_rope_theta", 10_000.0), _GLOBAL: ("global_rope_theta", 160_000.0)}

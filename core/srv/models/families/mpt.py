@@ -13,7 +13,7 @@ from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import QKV, Rename, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
-from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
 NAMES = {
     "hidden": ("hidden_size", "d_model"),
@@ -82,4 +82,6 @@ ARCHITECTURE = Architecture(
         ),
         Split("self_attn.query_key_value", QKV),
     ),
+    runs_through_transformers=False,
+    published_names=("MPTForCausalLM",),
 )

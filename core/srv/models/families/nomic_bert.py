@@ -21,7 +21,7 @@ from srv.models.families.builders.rotary_encoders import (
     rotary_sizes,
     with_prefixes,
 )
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 # Fields that configurations may state by either name have no defaults here.
 _DEFAULTS: dict[str, Any] = {"hidden_act": "silu", "type_vocab_size": 2, "pad_token_id": 0}

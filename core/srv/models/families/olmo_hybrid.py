@@ -18,7 +18,7 @@ from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
 from srv.models.families.builders.layer_types import ATTENTION, attending
 from srv.models.families.qwen3_next import delta_net
 from srv.models.layers.delta_sizes import DeltaSizes
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 LINEAR = "linear_attention"
 DELTA_EPS = 1e-5  # of the norm of the rule's results, whatever rms_norm_eps is
@@ -112,4 +112,5 @@ ARCHITECTURE = Architecture(
             }
         ),
     ),
+    runs_through_transformers=False,
 )

@@ -10,7 +10,7 @@ from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
 from srv.models.families.starcoder2 import NAMES
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 
 def tree(config: Mapping[str, Any]) -> Part:

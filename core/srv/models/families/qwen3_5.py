@@ -38,6 +38,7 @@ DENSE = Architecture(
         "num_key_value_heads": 4,
     },
     model_type="qwen3_5_text",
+    runs_through_transformers=False,
 )
 SPARSE = Architecture(
     name="Qwen3_5MoeForCausalLM",
@@ -54,4 +55,5 @@ SPARSE = Architecture(
         "num_experts": 256,
     },
     model_type="qwen3_5_moe_text",
+    runs_through_transformers=False,
 )

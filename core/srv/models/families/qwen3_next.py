@@ -19,7 +19,7 @@ from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
 from srv.models.families.builders.layer_types import attending, check_experts
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import Routing
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 KINDS = ("linear_attention", "full_attention")
 
@@ -132,4 +132,5 @@ ARCHITECTURE = Architecture(
         "norm_topk_prob": True,
     },
     model_type="qwen3_next",
+    runs_through_transformers=False,
 )

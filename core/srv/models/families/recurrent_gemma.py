@@ -15,7 +15,8 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes, soft_cap
 from srv.models.layers.recurrent_sizes import LinearRecurrenceSizes
-from srv.models.layers.rope_config import UnsupportedConfig, refuse_unless, rope_parameters
+from srv.models.layers.rope_config import rope_parameters
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
 KINDS = ("recurrent", "attention")
 MIXER, NORMS = "temporal_block", ("temporal_pre_norm", "channel_pre_norm")
@@ -110,4 +111,5 @@ ARCHITECTURE = Architecture(
     },
     model_type="recurrent_gemma",
     weights=(Rename({"model.final_norm": "model.norm"}, parts={"mlp_block": "mlp"}),),
+    runs_through_transformers=False,
 )

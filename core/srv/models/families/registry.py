@@ -1,30 +1,25 @@
-"""The architectures with native layers, by their names. Torch-free; the layers are imported when a model is built.
+"""All architectures that `srv` knows, by their names. Torch-free; layers are imported when a model is built.
 
     srv.architectures          <Hugging Face class> = package.module:ARCHITECTURE     (a third party's architecture)
 
 The file of an architecture is imported when a model needs it, so that `srv plan` does not wait for the others, and a
 faulty one does not affect them. `srv.models.families.third_party` checks those of other distributions
-(docs/adr/0021-architectures.md).
+(docs/adr/0021-architectures.md); `srv.models.families.trees` makes their trees.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from srv.kept import kept_per_object
-from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import WeightMapping
-from srv.models.families.architecture import GROUP, Architecture, Pooled
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.architecture import GROUP, Architecture
+from srv.models.unsupported import UnsupportedConfig
 from srv.platform.installed import entries
-
-if TYPE_CHECKING:
-    from srv.specs import ModelFacts
 
 # The module in this package, by the Hugging Face class; after a colon, the name of its architecture in a module with
 # several.
@@ -116,18 +111,58 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen2ForSequenceClassification": "pooled_decoder:QWEN2_CLASSIFIER",
         "Qwen3Model": "pooled_decoder:QWEN3",
         "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
+        "ApertusForCausalLM": "apertus",
+        "ArceeForCausalLM": "arcee",
+        "Dots1ForCausalLM": "dots1",
+        "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
+        "Exaone4ForCausalLM": "exaone:DENSE",
+        "ExaoneMoeForCausalLM": "exaone:MOE",
+        "GPTBigCodeForCausalLM": "gpt_bigcode",
+        "Gemma3nForCausalLM": "gemma3n",
+        "GemmaForCausalLM": "gemma",
+        "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+        "GraniteMoeForCausalLM": "granite_moe:GRANITE",
+        "GraniteMoeSharedForCausalLM": "granite_moe:SHARED",
+        "HunYuanDenseV1ForCausalLM": "hunyuan:DENSE",
+        "HunYuanMoEV1ForCausalLM": "hunyuan:MOE",
+        "Jais2ForCausalLM": "nemotron:JAIS2",
+        "JambaForCausalLM": "jamba",
+        "KimiLinearForCausalLM": "kimi_linear",
+        "Llama4ForConditionalGeneration": "llama4_vision",
+        "Mamba2ForCausalLM": "mamba:MAMBA2",
+        "MambaForCausalLM": "mamba:MAMBA",
+        "MiMoV2FlashForCausalLM": "mimo_v2_flash",
+        "MiniCPM3ForCausalLM": "minicpm3",
+        "MiniMaxM2ForCausalLM": "minimax_m2",
+        "Ministral3ForCausalLM": "ministral:MINISTRAL3",
+        "MinistralForCausalLM": "ministral:MINISTRAL",
+        "MllamaForCausalLM": "mllama",
+        "NemotronForCausalLM": "nemotron:NEMOTRON",
+        "NemotronHForCausalLM": "nemotron_h",
+        "Olmo3ForCausalLM": "olmo3",
+        "OlmoForCausalLM": "olmo",
+        "PhiMoEForCausalLM": "phimoe",
+        "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
+        "SeedOssForCausalLM": "seed_oss",
     }
-)
-# Classes that published configurations name, by the name that transformers has for the same one.
-_PUBLISHED_NAMES: Mapping[str, str] = MappingProxyType(
-    {"MPTForCausalLM": "MptForCausalLM", "PhimoeForCausalLM": "PhiMoEForCausalLM"}
 )
 _SUFFIX = "ForCausalLM"
 
 
 def native_names() -> tuple[str, ...]:
     """The Hugging Face classes of all architectures with native layers."""
-    return tuple(dict.fromkeys((*BUILT_IN, *(entry.name for entry in entries(GROUP)))))
+    return tuple(dict.fromkeys((*built_in_native_names(), *_third_party_names())))
+
+
+@functools.cache
+def built_in_native_names() -> tuple[str, ...]:
+    """Likewise, of those in `srv` itself."""
+    return tuple(name for name in BUILT_IN if _built_in(name).layers is not None)
+
+
+def is_native(name: str) -> bool:
+    """Whether an architecture has native layers. Loads nothing of other distributions."""
+    return name in _third_party_names() or (name in BUILT_IN and _built_in(name).layers is not None)
 
 
 def encoder_names() -> tuple[str, ...]:
@@ -138,15 +173,26 @@ def encoder_names() -> tuple[str, ...]:
 
 
 def find(name: str) -> Architecture | None:
-    """The architecture of a Hugging Face class; None if it has no native layers.
+    """The architecture of a Hugging Face class; None if `srv` does not know it.
 
     Raises PluginError if a third party's architecture of that name is faulty, or if two distributions claim the name.
     """
-    if any(entry.name == name for entry in entries(GROUP)):
+    if name in _third_party_names():
         from srv.models.families import third_party  # most installations do not need it
 
         return third_party.ARCHITECTURES.find(name, taken=name in BUILT_IN)
     return _built_in(name) if name in BUILT_IN else None
+
+
+def is_known(name: str) -> bool:
+    """Whether the sizes of an architecture are known."""
+    return name in BUILT_IN or name in _third_party_names()
+
+
+def runs_through_transformers(name: str) -> bool:
+    """Whether the class of transformers can be served, as far as its architecture says; that of unknown ones may."""
+    architecture = find(name)
+    return architecture is None or architecture.runs_through_transformers
 
 
 def find_gguf(name: object, *, experts: bool = False) -> Architecture | None:
@@ -177,87 +223,79 @@ def gguf_layout(name: str) -> GGUFLayout:
 
 
 def weight_mapping(name: str) -> WeightMapping:
-    """What the safetensors files of an architecture store otherwise than its layers; nothing without native layers."""
+    """What the safetensors files of an architecture store otherwise than its tree; nothing of an unknown one."""
     architecture = find(name)
     return WeightMapping(() if architecture is None else architecture.weights)
 
 
 def known_name(published: str) -> str:
     """The name of an architecture by which `find` knows it, from the class that a configuration names."""
-    return _PUBLISHED_NAMES.get(published, published)
+    return published if published in BUILT_IN else _published_names().get(published, published)
 
 
-def name_of_type(model_type: object) -> str | None:
-    """The Hugging Face class of a `model_type`, for configurations that name no class."""
-    own = {name: _built_in(name).model_type for name in BUILT_IN}
-    types = {own.get(name) or name.removesuffix(_SUFFIX).lower(): name for name in native_names()}
-    return types.get(model_type) if isinstance(model_type, str) else None
+def class_of_type(model_type: object) -> str | None:
+    """The Hugging Face class of a `model_type`, for configurations that name no class; None for an unknown one."""
+    if not isinstance(model_type, str):
+        return None
+    return {**_types(), **{_type_of(name): name for name in _third_party_names()}}.get(model_type)
 
 
 def with_defaults(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the defaults of its native architecture filled in; others are returned unchanged."""
+    """A configuration as native layers read it, with all defaults; others are unchanged: their class has defaults."""
     architecture = find(name)
-    return dict(config) if architecture is None else _filled(architecture, config)
+    if architecture is None or architecture.layers is None:
+        return dict(config)
+    return architecture.with_defaults(config)
 
 
-def native_tree(name: str, config: Mapping[str, Any]) -> Part:
-    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement."""
-    architecture = find(name)
+def text_fields(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the language model of an architecture, with the defaults of its class."""
+    architecture, nested = find(name), config.get("text_config")
+    inner = {**config, **nested} if isinstance(nested, Mapping) else config
+    return dict(inner) if architecture is None else {**architecture.text_defaults, **architecture.with_defaults(inner)}
+
+
+def field_names(name: str | None) -> Iterable[str]:
+    """The names of the fields of an architecture's configuration that have defaults; () for an unknown one."""
+    architecture = None if name is None else find(name)
     if architecture is None:
-        raise UnsupportedConfig(f"architecture {name} has no native layers")
-    filled = _filled(architecture, config)
+        return ()
+    return (*architecture.text_defaults, *architecture.defaults, *architecture.names, *architecture.former_names)
+
+
+def counts_from_padding(name: str, model_type: object) -> bool:
+    """Whether the first token of a model has the position after the id of the padding token."""
     if name in BUILT_IN:
-        return architecture.tree(filled)
-    from srv.models.families import third_party
-
-    return third_party.tree(architecture, filled)
+        return model_type in _built_in(name).types_after_padding
+    return model_type in _types_after_padding()
 
 
-def native_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:
-    """As `native_tree`; a clause that says why no native layers compute the model, also of an invalid configuration.
-
-    A launch refuses the latter when it builds the model.
-    """
-    try:
-        return native_tree(name, config)
-    except UnsupportedConfig as error:
-        return str(error)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        return f"its configuration lacks a field or has an invalid value ({error!r})"
-
-
-@kept_per_object
-def native_tree_of(model: ModelFacts) -> Part | str:
-    """As `native_or_reason`, of a model: it is asked by many, and all of them share one tree and the walks over it."""
-    return native_or_reason(model.architecture, model.config)
-
-
-def pooled_of(name: str, config: Mapping[str, Any]) -> Pooled | None:
-    """What a model with native layers says of itself that generates no text; None of the others.
-
-    `config`: fields of which `native_tree` makes a tree.
-    """
-    architecture = find(name)
-    if architecture is None or architecture.pooled is None:
-        return None
-    filled = _filled(architecture, config)
-    if name in BUILT_IN:
-        return architecture.pooled(filled)
-    from srv.models.families import third_party
-
-    return third_party.pooled(architecture, filled)
+def _third_party_names() -> tuple[str, ...]:
+    return tuple(entry.name for entry in entries(GROUP))
 
 
 @functools.cache
 def _built_in(name: str) -> Architecture:
     module, _, attribute = BUILT_IN[name].partition(":")
-    found = importlib.import_module(f"{__package__}.{module}")
-    architecture: Architecture = getattr(found, attribute or "ARCHITECTURE")
+    loaded = importlib.import_module(f"{__package__}.{module}")
+    architecture: Architecture = getattr(loaded, attribute or "ARCHITECTURE")
     return architecture
 
 
-def _filled(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
-    filled = {**architecture.defaults, **config}
-    if filled.get("num_key_value_heads") is None:
-        filled["num_key_value_heads"] = filled.get("num_attention_heads")
-    return filled
+def _type_of(name: str, model_type: str | None = None) -> str:
+    return model_type or name.removesuffix(_SUFFIX).lower()
+
+
+@functools.cache
+def _types() -> Mapping[str, str]:
+    return {_type_of(name, _built_in(name).model_type): name for name in BUILT_IN}
+
+
+@functools.cache
+def _published_names() -> Mapping[str, str]:
+    return {other: name for name in BUILT_IN for other in _built_in(name).published_names}
+
+
+@functools.cache
+def _types_after_padding() -> frozenset[str]:
+    return frozenset(each for name in BUILT_IN for each in _built_in(name).types_after_padding)

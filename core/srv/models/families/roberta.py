@@ -42,12 +42,17 @@ def _first_position(config: Mapping[str, Any]) -> int:
     return int(config["pad_token_id"]) + 1
 
 
+# Also those of classes that only transformers has.
+_TYPES_AFTER_PADDING = (
+    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
 ROBERTA = Architecture(
     name="RobertaModel",
     tree=tree,
     pooled=encoders.mean_of(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
+    types_after_padding=_TYPES_AFTER_PADDING,
     model_type="roberta",
     weights=(Rename(prefix=_PREFIX, names=NAMES, suffixes=OLD_SUFFIXES), Skip(unused(_PREFIX, *_HEADS))),
 )

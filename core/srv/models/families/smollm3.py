@@ -14,7 +14,7 @@ from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import DEFAULTS, decoder_sizes, windows_of_types
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 
 def tree(config: Mapping[str, Any]) -> Part:

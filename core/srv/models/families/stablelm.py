@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.blueprint import Order, Part
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 NAMES = {
     "hidden": ("hidden_size",),
@@ -53,4 +53,5 @@ ARCHITECTURE = Architecture(
         "use_parallel_residual": False,
         "use_qkv_bias": False,
     },
+    runs_through_transformers=False,
 )

@@ -17,7 +17,7 @@ from srv.dtypes import ITEM_SIZES
 from srv.errors import ModelError
 from srv.models.blueprint import Decoder, Experts, Linear, Output, Part, Tensors, Weight, below, walk
 from srv.models.checkpoints.rules import WeightMapping
-from srv.models.families.family import UnknownSizes
+from srv.models.unsupported import UnknownSizes
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import check_pattern, matched_target, names_layer
 

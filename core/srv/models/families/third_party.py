@@ -21,6 +21,9 @@ def _fault(architecture: Architecture) -> tuple[str, str] | None:
     layout = architecture.gguf
     if architecture.pooled is not None and not callable(architecture.pooled):
         return "pooled", f"is {architecture.pooled!r}, not a function"
+    for member in ("published_names", "types_after_padding"):
+        if getattr(architecture, member):
+            return member, "is for architectures of srv: an entry point has the name of one class"
     if layout is not None and not isinstance(layout.weights, tuple):
         return "gguf.weights", f"is {layout.weights!r}, not a tuple"
     for rule in architecture.weights:
@@ -43,6 +46,10 @@ ARCHITECTURES = Extensions(
         "gguf": (GGUFLayout, type(None)),
         "layers": str,
         "weights": tuple,
+        "runs_through_transformers": bool,
+        "names": Mapping,
+        "former_names": Mapping,
+        "text_defaults": Mapping,
     },
     functions=("tree",),
     targets=("layers",),

@@ -9,7 +9,7 @@ from srv.models.blueprint import Part, Sinusoids
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
-from srv.models.layers.rope_config import refuse_unless
+from srv.models.unsupported import refuse_unless
 
 NAMES = {
     "hidden": ("hidden_size", "d_model"),
@@ -60,4 +60,5 @@ ARCHITECTURE = Architecture(
             },
         ),
     ),
+    runs_through_transformers=False,
 )

@@ -18,11 +18,11 @@ from srv.errors import ModelError, PluginError
 from srv.models import derive
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.blueprint import Attention, Output, walk
-from srv.models.families.registry import native_tree
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.trees import native_tree
 from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
+from srv.models.unsupported import UnsupportedConfig
 from srv.platform.interface import OpArgs, OpImpl
 from srv.platform.ops import Ops
 

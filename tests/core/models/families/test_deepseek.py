@@ -22,11 +22,11 @@ from srv.dist.group import RankGroup
 from srv.models import derive
 from srv.models.build import load_layers
 from srv.models.checkpoints.slices import Slice
-from srv.models.families.registry import native_tree
+from srv.models.families.trees import native_tree
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
-from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.read import read_facts
+from srv.models.unsupported import UnsupportedConfig
 from srv.specs import Latent
 
 

@@ -18,9 +18,9 @@ from thread_ranks import on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from srv.models import derive
-from srv.models.families.registry import native_tree
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
+from srv.models.unsupported import UnsupportedConfig
 
 PAD = {"pad_token_id": 0}
 ROPE = {"rope_type": "default", "rope_theta": 500.0}

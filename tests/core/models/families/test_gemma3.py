@@ -32,14 +32,15 @@ from srv.errors import ModelError
 from srv.models import derive
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.blueprint import Attention, Part
-from srv.models.families.registry import name_of_type, native_tree
+from srv.models.families.registry import class_of_type
+from srv.models.families.trees import native_tree
 from srv.models.layers.context import BuildContext
 from srv.models.layers.norm import UnitOffsetRMSNorm
-from srv.models.layers.rope_config import UnsupportedConfig
 from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 from srv.models.transformers.hf_model import HFModel
+from srv.models.unsupported import UnsupportedConfig
 from srv.platform.interface import OpArgs
 from srv.platform.ops import Ops
 
@@ -238,7 +239,7 @@ def test_fields_that_a_configuration_leaves_out_have_the_values_of_transformers(
 
 def test_types_and_end_tokens(tmp_path: Path) -> None:
     """The model type of text models names the class; that of multimodal ones, "gemma3", does not."""
-    assert (name_of_type("gemma3_text"), name_of_type("gemma3")) == (NAME, None)
+    assert (class_of_type("gemma3_text"), class_of_type("gemma3")) == (NAME, None)
     saved(tmp_path)
     edit_config(tmp_path, architectures=None, eos_token_id=None)
     (tmp_path / "generation_config.json").unlink()

@@ -27,10 +27,11 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 from srv.models import derive
 from srv.models.blueprint import MLP, Attention, MoE, Output
 from srv.models.facts.special_layers import special_layers
-from srv.models.families.registry import name_of_type, native_tree
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.registry import class_of_type
+from srv.models.families.trees import native_tree
 from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
+from srv.models.unsupported import UnsupportedConfig
 from srv.specs import FullAttention, Recurrent, SlidingWindow
 
 NAMES = {
@@ -269,7 +270,7 @@ def test_published_fields_before_transformers_5() -> None:
         "recurrent_gemma": "recurrent_gemma",
         "olmo_hybrid": "olmo_hybrid",
     }
-    assert {kind: name_of_type(each) for kind, each in types.items()} == NAMES
+    assert {kind: class_of_type(each) for kind, each in types.items()} == NAMES
 
 
 @every("kind", ["qwen3_5_moe", "lfm2_moe"])

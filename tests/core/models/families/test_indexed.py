@@ -19,9 +19,9 @@ from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.models.blueprint.indexers import hy_v4_types, indexer_types
-from srv.models.families.registry import native_tree
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
+from srv.models.unsupported import UnsupportedConfig
 from srv.specs import Latent
 
 INDEXED = {"glm": (0, 2), "glm-shared": (0,), "hy": (0, 2), "hy-yarn": (0, 1)}  # all layers of the others

@@ -20,10 +20,10 @@ from srv.errors import ModelError, Refusal
 from srv.models import derive
 from srv.models.facts.attention_layers import attention_layers
 from srv.models.facts.sharding import rank_facts
-from srv.models.families.registry import native_tree
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.trees import native_tree
 from srv.models.modules.decoder import Decoder
 from srv.models.read import read_facts
+from srv.models.unsupported import UnsupportedConfig
 from srv.planning.resolution import resolve_launch
 from srv.testing.engine import user_input
 

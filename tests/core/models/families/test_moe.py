@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from srv.dist.group import RankGroup
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.families.registry import native_tree
+from srv.models.families.trees import native_tree
 from srv.models.modules.decoder import Decoder
 from srv.models.modules.feed_forward import MoE
 from srv.models.read import read_facts

@@ -12,10 +12,10 @@ from sizes_published import CONFIGS, model_type_of
 from srv.models import derive
 from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import WeightMapping
-from srv.models.families.family import UnknownSizes
-from srv.models.families.known import tree_of
-from srv.models.families.multimodal import LLAMA4
+from srv.models.families.llama4_vision import ARCHITECTURE as LLAMA4
 from srv.models.families.stored import stored_bytes, stored_types
+from srv.models.families.trees import tree_of
+from srv.models.unsupported import UnknownSizes
 from srv.specs import Latent, Recurrent, SlidingWindow
 
 CONTEXT = 1 << 20

@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 from srv.models import derive
 from srv.models.facts.special_layers import special_layers
-from srv.models.families.registry import name_of_type, native_tree
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.registry import class_of_type
+from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
+from srv.models.unsupported import UnsupportedConfig
 from srv.specs import FullAttention, Recurrent, SlidingWindow
 
 NAMES = {
@@ -143,7 +144,7 @@ def test_what_is_not_implemented_is_refused_by_name(case: tuple[str, dict[str, A
 
 
 def test_model_types_are_known() -> None:
-    assert {kind: name_of_type(kind) for kind in NAMES} == NAMES
+    assert {kind: class_of_type(kind) for kind in NAMES} == NAMES
 
 
 @every("kind", ["granitemoehybrid", "minimax"])

@@ -17,7 +17,8 @@ from platform_plugins import write_plugin
 from srv.errors import ModelError, PluginError
 from srv.models import derive
 from srv.models.build import load_layers
-from srv.models.families.registry import find, native_names, native_tree, pooled_of
+from srv.models.families.registry import find, native_names
+from srv.models.families.trees import native_tree, pooled_of
 from srv.models.read import read_facts
 
 NAME = "AcmeForCausalLM"
@@ -148,6 +149,18 @@ def test_it_is_found_without_torch(install: Install, tmp_path: Path) -> None:
         (SOURCE.replace("    tree=tree", "    make_config=tree"), NAME, "docs/architectures.md says what"),
         (SOURCE.replace("gguf=GGUFLayout", "layers='decoder', gguf=GGUFLayout"), NAME, "layers: is 'decoder', not"),
         (SOURCE.replace("defaults={", "defaults=7 or {"), NAME, "defaults: is 7"),
+        (
+            SOURCE.replace("families.architecture", "architectures.architecture"),
+            NAME,
+            "docs/architectures.md says what",
+        ),
+        (SOURCE.replace("gguf=", "layers=None, gguf="), NAME, "layers: is None"),
+        (SOURCE.replace("gguf=", "names=7, gguf="), NAME, "names: is 7"),
+        (
+            SOURCE.replace("gguf=", "published_names=('A',), gguf="),
+            NAME,
+            "published_names: is for architectures of srv",
+        ),
         (SOURCE.replace("gguf=", "weights=None, gguf="), NAME, "weights: is None"),
         (SOURCE.replace("gguf=", "pooled='last', gguf="), NAME, "pooled: is 'last', not a function"),
         (SOURCE.replace("gguf=", "weights=('q_proj',), gguf="), NAME, "weights: has 'q_proj'"),

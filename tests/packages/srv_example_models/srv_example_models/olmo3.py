@@ -12,7 +12,7 @@ from srv.models.blueprint import Layer, Norm, Part, alike
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import DEFAULTS, decoder_sizes, windows_of_pattern
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 KINDS = ("full_attention", "sliding_attention")
 NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")

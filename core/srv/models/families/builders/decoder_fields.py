@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from srv.models.layers.moe_config import COUNT_FIELDS
-from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
+from srv.models.layers.rope_config import RopeConfig, rope_config
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
 # The values that transformers uses for fields that a configuration leaves out.
 DEFAULTS: dict[str, Any] = {

@@ -15,7 +15,8 @@ from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
 from srv.models.families.builders.latent import LatentSizes, latent_attention, latent_sizes
 from srv.models.layers.moe_config import COUNT_FIELDS, ExpertActivation, Routing
-from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, refuse_unless, rope_config
+from srv.models.layers.rope_config import RopeConfig, rope_config
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
 INNER_NORM_EPS = 1e-6  # of the norms of compressed vectors, whatever rms_norm_eps is
 

@@ -27,7 +27,8 @@ from srv.models.blueprint.encoders import ClassificationHead, Encoder, EncoderLa
 from srv.models.families.architecture import Pooled
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
-from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig
+from srv.models.layers.rope_config import RopeConfig
+from srv.models.unsupported import UnsupportedConfig
 
 LAYERS = "srv.models.modules.encoder:Encoder"
 DEFAULT_LABELS = 2  # of transformers

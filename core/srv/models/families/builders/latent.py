@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from srv.models.blueprint import Linear, Norm, Tensors
 from srv.models.blueprint.latent import Indexer, Latent
-from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig
+from srv.models.layers.rope_config import RopeConfig
+from srv.models.unsupported import UnsupportedConfig
 from srv.specs import IndexDims, LatentDims
 
 

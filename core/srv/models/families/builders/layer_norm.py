@@ -12,7 +12,8 @@ from typing import Any
 from srv.models.blueprint import MLP, Activation, Attention, Decoder, HeadNorms, Layer, Norm, Order, Part, Table, alike
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
-from srv.models.layers.rope_config import UnsupportedConfig, rope_config
+from srv.models.layers.rope_config import rope_config
+from srv.models.unsupported import UnsupportedConfig
 
 # By the names that configurations have for activations without a gate.
 ACTIVATIONS: dict[str, Activation] = {

@@ -14,7 +14,7 @@ from typing import Any
 from srv.models.blueprint import Linear, Tensors
 from srv.models.blueprint.recurrent import StateSpace
 from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig
 
 _NO_LIMIT = (0.0, math.inf)
 

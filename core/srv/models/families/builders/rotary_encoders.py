@@ -11,7 +11,8 @@ from typing import Any
 
 from srv.models.families.builders.decoder_fields import Sizes
 from srv.models.families.builders.encoders import encoder_sizes, head_sizes
-from srv.models.layers.rope_config import UnsupportedConfig, rope_config, usable_context
+from srv.models.layers.rope_config import rope_config, usable_context
+from srv.models.unsupported import UnsupportedConfig
 
 NAMES: dict[str, str] = {
     "embeddings.word_embeddings": "model.embed_tokens",

@@ -11,7 +11,8 @@ from typing import Any
 from srv.models.blueprint import MLP, Attention, Decoder, Layer, Norm, alike
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
-from srv.models.layers.rope_config import RopeConfig, UnsupportedConfig, rope_config
+from srv.models.layers.rope_config import RopeConfig, rope_config
+from srv.models.unsupported import UnsupportedConfig
 
 KINDS = ("full_attention", "sliding_attention")
 

@@ -16,9 +16,9 @@ from srv.models.blueprint import Attention, Part
 from srv.models.blueprint.latent import Latent
 from srv.models.checkpoints.safetensors_header import Checkpoint
 from srv.models.config.limits import MAX_SIZE
-from srv.models.families import known as families
-from srv.models.families.family import UnknownSizes
+from srv.models.families import registry, trees
 from srv.models.families.stored import stored_bytes, stored_types
+from srv.models.unsupported import UnknownSizes
 from srv.quantization import registry as quantization
 from srv.specs import AttentionSpec, CacheSpec, FullAttention
 from srv.specs import Latent as LatentSpec
@@ -35,7 +35,7 @@ _DEFAULTS_WITHOUT_ATTENTION = {"heads": 1, "context": MAX_SIZE}
 UNKNOWN_REMEDY = "download the weights, whose files say their exact size"
 
 
-class DescribedModel(NamedTuple):
+class KnownSizes(NamedTuple):
     """`tree`: what the model is made of; None if that is not known, for the reason `unknown`.
 
     `fields`: those of its language model, with defaults. `dtype`: of its activations.
@@ -73,7 +73,7 @@ class DescribedModel(NamedTuple):
         Latent attention computes these for every head, and values have the room of keys.
         """
         groups, first = self.cache_groups(context), self._attention()
-        if self.architecture in families.NOT_THROUGH_TRANSFORMERS:
+        if not registry.runs_through_transformers(self.architecture):
             return groups
         return tuple(_plain(group, first) for group in groups)
 
@@ -121,18 +121,18 @@ class WeightSizes(NamedTuple):
     unknown: str | None
 
 
-def described(architecture: str, config: Mapping[str, Any], dtype: str) -> DescribedModel:
+def known_sizes(architecture: str, config: Mapping[str, Any], dtype: str) -> KnownSizes:
     """The model of an architecture whose sizes are known, or the reason why they are not."""
     states = dtype if dtype in ITEM_SIZES else "float32"
     try:
-        tree = families.tree_of(architecture, config)
+        tree = trees.tree_of(architecture, config)
     except UnknownSizes as error:
-        return DescribedModel(architecture, None, {}, states, str(error))
-    return DescribedModel(architecture, tree, families.filled(architecture, config), states, None)
+        return KnownSizes(architecture, None, {}, states, str(error))
+    return KnownSizes(architecture, tree, registry.text_fields(architecture, config), states, None)
 
 
 def weight_sizes(
-    model: DescribedModel,
+    model: KnownSizes,
     config: Mapping[str, Any],
     dtype: str,
     method: str | None,
@@ -155,7 +155,7 @@ def weight_sizes(
     nested = config.get("text_config")
     stated = config.get("quantization_config") or (nested or {}).get("quantization_config")
     try:
-        mapping = families.weight_mapping(model.architecture)
+        mapping = registry.weight_mapping(model.architecture)
         found = stored_types(model.tree, dtype, stated if method is not None else None, mapping)
     except UnknownSizes as error:
         return WeightSizes(model.parameters, 0, {}, f"{error}; {UNKNOWN_REMEDY}")
