@@ -17,7 +17,6 @@ from models_small import built, expected_logits, our_logits, tokens_of
 
 from srv.models.read import read_facts
 
-
 NAMES = [name for name in (*DENSE, *LAYER_NORM, *MIXTURES) if "kv_lora_rank" not in MODELS[name].fields]
 
 
