@@ -1,8 +1,8 @@
 """Decoders with keys and values per head have the logits of transformers, in float32; the models are `bfloat16_models`.
 
-Those with latent attention or states need caches of their own: `test_deepseek.py`, `test_hybrids.py`. A new family needs
-no test of its own for this. Fields that it computes in another way are cases beside others of their kind, such as in
-`test_dense.py`.
+Those with latent attention or states need caches of their own: `test_deepseek.py`, `test_hybrids.py`. A new family
+needs no test of its own for this. Fields that it computes in another way are cases beside others of their kind, such as
+in `test_dense.py`.
 """
 
 from __future__ import annotations
