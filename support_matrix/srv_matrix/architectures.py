@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from srv.models.families.registry import BUILT_IN, built_in_native_names, is_native, runs_through_transformers
 from srv_matrix.marks import GENERATED, escape, text_of
 from srv_matrix.repository import MatrixError, Repository
 
@@ -164,8 +165,23 @@ def architecture_page(table: ArchitectureTable) -> str:
         "them.",
         "",
         *_reasons(table.rows),
+        *_known_sizes(),
     ]
     return text_of(lines)
+
+
+def _known_sizes() -> Iterator[str]:
+    """The architectures that have a file in srv, by what computes them."""
+    others = [name for name in BUILT_IN if not is_native(name)]
+    kinds = {
+        "With native layers": built_in_native_names(),
+        "Through transformers, as long as their layers use attention only": filter(runs_through_transformers, others),
+        "Sizes only": (name for name in others if not runs_through_transformers(name)),
+    }
+    yield from ("## Known sizes", "")
+    yield "`srv plan` shows the exact sizes of these classes from config.json alone, also of those that srv cannot run."
+    for kind, names in kinds.items():
+        yield from ("", f"{kind}: {', '.join(f'`{name}`' for name in sorted(names))}.")
 
 
 def _counted(table: ArchitectureTable, declared: bool) -> str:

@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from srv.models import derive
-from srv.models.architectures.registry import BUILT_IN, find, native_tree, pooled_of
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.registry import built_in_native_names, find
+from srv.models.families.trees import native_tree, pooled_of
+from srv.models.unsupported import UnsupportedConfig
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
 from srv_matrix.inventory import Inventory
@@ -137,7 +138,7 @@ def _described_models(models: Sequence[ModelFacts]) -> Iterator[DescribedModel]:
     """The native architectures, each in each of its formats."""
     safetensors = _in_safetensors(models)
     gguf = next((model for model in models if model.format == "gguf"), None)
-    for architecture in BUILT_IN:
+    for architecture in built_in_native_names():
         yield _describe(architecture, safetensors)
         facts = find(architecture)
         if gguf is not None and facts is not None and facts.gguf is not None:

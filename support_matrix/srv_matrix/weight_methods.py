@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from srv.models import derive
-from srv.models.architectures.registry import native_tree, pooled_of, weight_mapping
 from srv.models.blueprint import Part
+from srv.models.families.registry import weight_mapping
+from srv.models.families.trees import native_tree, pooled_of
 from srv.models.layers.moe_config import expert_names
 from srv.specs import ModelFacts
 from srv_matrix.checkpoint_forms import METHODS, forms, in_form

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from srv.dtypes import ITEM_SIZES
 from srv.errors import InternalError
-from srv.models.architectures.sharding import divisions, rank_facts
+from srv.models.facts.sharding import divisions, rank_facts
 from srv.specs import (
     PLAIN_ORDERS,
     CacheSpec,

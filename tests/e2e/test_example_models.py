@@ -4,7 +4,7 @@
     this tree ──────────► the wheel of srv ───────────┴──► a folder that comes first on the import path of a child
 
 `docs/architectures.md` and `docs/quantization.md` describe what the package does. The quick tests of the checks on such
-packages are tests/core/models/architectures/test_third_party.py and tests/core/quantization/test_third_party.py.
+packages are tests/core/models/families/test_third_party.py and tests/core/quantization/test_third_party.py.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ from fault import Fault
 
 _LOADERS = "tests/core/models/checkpoints/test_loaders.py"
 _SHARDING = "tests/core/models/test_sharding.py"
-_DECODER = "tests/core/models/architectures/test_decoder.py"
-_GEMMA3 = "tests/core/models/architectures/test_gemma3.py"
+_DECODER = "tests/core/models/families/test_decoder.py"
+_GEMMA3 = "tests/core/models/families/test_gemma3.py"
 _GGUF = "tests/core/models/config/test_gguf_config.py"
 _HF = "tests/core/models/config/test_hf_config.py"
-_LAYER_NORM = "tests/core/models/architectures/test_layer_norm.py"
+_LAYER_NORM = "tests/core/models/families/test_layer_norm.py"
 
-_MOE = "tests/core/models/architectures/test_moe.py"
+_MOE = "tests/core/models/families/test_moe.py"
 
 FAULTS = (
     Fault(
@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         name="experts-in-every-layer",
-        file="core/srv/models/architectures/qwen2_moe.py",
+        file="core/srv/models/families/qwen2_moe.py",
         text="(index + 1) % step == 0",
         planted="(index + step) % step == 0",
         effect="Models with experts in some layers only cannot be loaded.",
@@ -96,7 +96,7 @@ FAULTS = (
     ),
     Fault(
         name="gate-and-up-exchanged",
-        file="core/srv/models/architectures/parts.py",
+        file="core/srv/models/families/builders/parts.py",
         text='first = ("gate_proj", "up_proj") if',
         planted='first = ("up_proj", "gate_proj") if',
         effect="Every model generates nonsense.",
@@ -112,7 +112,7 @@ FAULTS = (
     ),
     Fault(
         name="sliding-window-begins-a-layer-late",
-        file="core/srv/models/architectures/qwen2.py",
+        file="core/srv/models/families/qwen2.py",
         text="if i >= first else",
         planted="if i > first else",
         effect="One layer of a Qwen2 model with sliding windows attends to too many tokens.",
@@ -120,7 +120,7 @@ FAULTS = (
     ),
     Fault(
         name="unsupported-field-ignored",
-        file="core/srv/models/architectures/decoder_config.py",
+        file="core/srv/models/families/builders/decoder_fields.py",
         text='    "attn_logit_softcapping": (),\n',
         planted="",
         effect="A model that caps its attention scores is served without the cap.",
@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         name="tied-embeddings-counted-twice",
-        file="core/srv/models/blueprint.py",
+        file="core/srv/models/blueprint/__init__.py",
         text='if not (self.tied and each.name.endswith(".weight"))',
         planted="if True",
         effect="`srv plan` reports too much memory for models with tied embeddings.",
@@ -152,7 +152,7 @@ FAULTS = (
     ),
     Fault(
         name="every-layer-rotated",
-        file="core/srv/models/architectures/parts.py",
+        file="core/srv/models/families/builders/parts.py",
         text="(rope or sizes.rope) if rotated else None",
         planted="rope or sizes.rope",
         effect="SmolLM3 applies rotary embeddings in layers that were trained without them.",
@@ -184,7 +184,7 @@ FAULTS = (
     ),
     Fault(
         name="windows-rotate-like-full-attention",
-        file="core/srv/models/architectures/gemma3.py",
+        file="core/srv/models/families/gemma3.py",
         text="rope = None if window is None else local",
         planted="rope = None",
         effect="Five of six layers of Gemma 3 see wrong positions.",
@@ -196,6 +196,6 @@ FAULTS = (
         text='(["srv"] if taken and found else [])',
         planted="[]",
         effect="A package silently changes how Llama models are computed.",
-        tests=("tests/core/models/architectures/test_third_party.py",),
+        tests=("tests/core/models/families/test_third_party.py",),
     ),
 )

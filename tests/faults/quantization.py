@@ -74,7 +74,7 @@ FAULTS = (
     ),
     Fault(
         name="quantized-checkpoints-have-no-architecture",
-        file="core/srv/models/architectures/decoder_config.py",
+        file="core/srv/models/families/builders/decoder_fields.py",
         text='"is_causal": (True,),',
         planted='"is_causal": (True,), "quantization_config": (),',
         effect="Quantized models that could be sharded are refused, and their method counts no linear layers.",

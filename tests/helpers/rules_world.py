@@ -9,7 +9,7 @@ from typing import Any
 from args_world import described
 
 from srv.args.config import ARGUMENTS
-from srv.models.architectures.attention_layers import attention_layers
+from srv.models.facts.attention_layers import attention_layers
 from srv.platform.facts import Constraint, Contribution, Default, DeviceFacts, PlatformFacts, Requires, Unfit
 from srv.platform.layers import layer_kinds, missing_traits, unsupported_layers
 from srv.platform.registry import find_platforms

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from srv.models.architectures.registry import find
-from srv.models.families.registry import family
+from srv.models.families.registry import find
 
 
 def _of(
@@ -271,6 +270,5 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def model_type_of(architecture: str) -> str:
     """The model type of a class whose sizes are known."""
-    own, native = family(architecture), find(architecture)
-    stated = own.model_type if own is not None else None if native is None else native.model_type
-    return stated or architecture.removesuffix("ForCausalLM").lower()
+    facts = find(architecture)
+    return (facts and facts.model_type) or architecture.removesuffix("ForCausalLM").lower()

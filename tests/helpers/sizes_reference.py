@@ -15,12 +15,14 @@ from sizes_published import model_type_of
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from srv.models.architectures.registry import BUILT_IN
-from srv.models.families.family import UnknownSizes
-from srv.models.families.registry import SIZES_ONLY, tree_of
+from srv.models.families.registry import BUILT_IN, built_in_native_names, is_native
+from srv.models.families.trees import tree_of
+from srv.models.unsupported import UnknownSizes
 
-CAUSAL = [name for name in BUILT_IN if name.endswith(("ForCausalLM", "LMHeadModel"))]  # with native layers
-KNOWN = sorted((*CAUSAL, *SIZES_ONLY))
+CAUSAL = [
+    name for name in built_in_native_names() if name.endswith(("ForCausalLM", "LMHeadModel"))
+]  # with native layers
+KNOWN = sorted(name for name in BUILT_IN if name in CAUSAL or not is_native(name))
 # Values of fields, of which a variation draws one each; "leave" leaves the field out.
 LEAVE = object()
 CHOICES: dict[str, tuple[Any, ...]] = {

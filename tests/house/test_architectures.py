@@ -7,15 +7,13 @@ from pathlib import Path
 from every import every
 from named_strings import names_in
 
-from srv.models.architectures.registry import BUILT_IN
+from srv.models.families.registry import BUILT_IN, is_native
 
 CORE = Path(__file__).resolve().parents[2] / "core" / "srv"
-ARCHITECTURES = CORE / "models" / "architectures"
-TABLES = {ARCHITECTURES / name for name in ("registry.py", "vision_models.py")}
+FAMILIES = CORE / "models" / "families"
 MODULES = {module.partition(":")[0] for module in BUILT_IN.values()}
-OWN = {ARCHITECTURES / f"{module}.py" for module in MODULES} | TABLES
-FAMILIES = ("registry", "dense", "mixture", "hybrid", "multimodal")  # whose sizes alone are known
-OWN |= {CORE / "models" / "families" / f"{module}.py" for module in FAMILIES}
+TABLES = ("registry", "vision_models")
+OWN = {FAMILIES / f"{module}.py" for module in (*MODULES, *TABLES)}
 SHARED = [
     path
     for folder in ("models", "quantization", "planning", "worker", "engine", "executor", "sample", "memory")
@@ -24,7 +22,8 @@ SHARED = [
 ]
 
 
-NAMES = {*BUILT_IN, *MODULES}  # the GGUF files of an architecture have the name of its module
+# The GGUF files of a native architecture have the name of its module.
+NAMES = {*BUILT_IN, *(module.partition(":")[0] for name, module in BUILT_IN.items() if is_native(name))}
 
 
 def test_a_switch_is_found() -> None:

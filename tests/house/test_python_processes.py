@@ -13,7 +13,7 @@ import pytest
 from args_world import model
 from every import every
 
-from srv.models import examined
+from srv.models import inspection
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("core", "platforms", "kernels", "plugins", "support_matrix", "ci")
@@ -82,6 +82,6 @@ def test_a_plan_imports_nothing_from_the_folder_it_is_made_in(tmp_path: Path, mo
     (tmp_path / "srv").mkdir()
     (tmp_path / "srv/__init__.py").write_text("open('imported', 'w')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(examined, "MODULE", "srv.specs")
-    examined.examine(model())
+    monkeypatch.setattr(inspection, "MODULE", "srv.specs")
+    inspection.inspect_model(model())
     assert not (tmp_path / "imported").exists()

@@ -19,7 +19,7 @@ from srv.args.prerequisites import PREREQUISITES, with_prerequisite
 from srv.args.spec import Argument
 from srv.cli import main as cli
 from srv.errors import PlatformUnavailable
-from srv.models.architectures.registry import BUILT_IN, find_gguf, gguf_names
+from srv.models.families.registry import built_in_native_names, find_gguf, gguf_names
 from srv.platform.facts import Support
 from srv.platform.manifest import EngineContext
 from srv.platform.placeholder import PlatformPlaceholder
@@ -228,7 +228,7 @@ def test_without_device_code_no_model_and_no_endpoint_is_declared() -> None:
 def test_models_are_the_native_ones_and_those_of_transformers() -> None:
     shown = matrix(Support("model_impl", "unsupported", "it has none", variants=("mk2",), values=("transformers",)))
     names = {feature.removeprefix("model:") for feature in shown.of_kind("model")}
-    assert {name.partition("/")[0] for name in names} == {*BUILT_IN, OTHERS}
+    assert {name.partition("/")[0] for name in names} == {*built_in_native_names(), OTHERS}
     assert {name.partition("/")[0] for name in names if name.endswith("/gguf")} == {
         found.name
         for name, experts in itertools.product(gguf_names(), (False, True))

@@ -9,7 +9,7 @@ import pytest
 from every import every
 from matrix_world import evidence
 
-from srv.models.architectures.registry import BUILT_IN
+from srv.models.families.registry import built_in_native_names
 from srv.platform.manifest import Manifest
 from srv.platform.registry import find_platforms
 from srv.quantization import registry
@@ -49,9 +49,9 @@ def records(platform: str, names: Sequence[str]) -> dict[tuple[str, str], Record
 
 
 def test_every_native_decoder_is_judged_in_every_method() -> None:
-    found = quantized_models(described(tuple(BUILT_IN)))
+    found = quantized_models(described(built_in_native_names()))
     names = [model.architecture for model in found]
-    assert {name for name in BUILT_IN if name.endswith(("ForCausalLM", "LMHeadModel"))} == set(names)
+    assert {name for name in built_in_native_names() if name.endswith(("ForCausalLM", "LMHeadModel"))} == set(names)
     assert {method for model in found for method in model.forms} == registry.CHECKPOINT_METHODS.keys() - {"gguf"}
     for model in found:
         for method, forms in model.forms.items():

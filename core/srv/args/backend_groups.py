@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from srv.errors import Rejection
 from srv.kept import kept_per_object
-from srv.models.architectures.registry import find as find_architecture
-from srv.models.architectures.registry import native_tree_of
+from srv.models.families.registry import is_native
+from srv.models.families.trees import native_tree_of
 from srv.platform.facts import BackendSpec
 from srv.platform.layers import layer_names
 from srv.specs import ModelFacts, Recurrent, spec_name
@@ -76,7 +76,7 @@ def unserved_states(model: ModelFacts | None, model_impl: str | None) -> Rejecti
 @kept_per_object
 def without_states(model: ModelFacts) -> ModelFacts:
     """The facts without the recurrent cache groups that native layers compute: no attention backend reads those."""
-    if find_architecture(model.architecture) is None:
+    if not is_native(model.architecture):
         return model
     paged = tuple(group for group in model.cache_groups if not isinstance(group, Recurrent))
     return replace(model, cache_groups=paged) if paged else model

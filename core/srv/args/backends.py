@@ -24,10 +24,10 @@ from srv.args.statement import BackendChoice, Layer, Statement
 from srv.dist.group import is_divisible
 from srv.errors import PluginError, Rejection
 from srv.kept import kept_per_object
-from srv.models.architectures.attention_layers import attention_layers
-from srv.models.architectures.expert_layers import mixture
-from srv.models.architectures.sharding import rank_facts
-from srv.models.architectures.weight_rules import has_quantized_experts
+from srv.models.facts.attention_layers import attention_layers
+from srv.models.facts.sharding import rank_facts
+from srv.models.facts.special_layers import mixture
+from srv.models.facts.weight_rules import has_quantized_experts
 from srv.platform.experts import EXPERTS, missing_ops, needed_ops
 from srv.platform.experts import FAMILY as MOE
 from srv.platform.experts import SLOT as MOE_SLOT

@@ -13,9 +13,9 @@ from srv.cli.main import COMMAND_GROUP, COMMANDS
 from srv.errors import PluginError
 from srv.grammar import facts as grammar_facts
 from srv.grammar import registry as grammars
-from srv.models.architectures import architecture
-from srv.models.architectures import registry as architectures
 from srv.models.checkpoints import third_party as weight_loaders
+from srv.models.families import architecture
+from srv.models.families import registry as architectures
 from srv.platform import forward_hooks, hook_plugins, registry
 from srv.platform.installed import Entry, entries, entries_of_srv
 from srv.quantization import method

@@ -9,15 +9,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from srv.dist.group import RankGroup
 from srv.errors import InternalError, ModelError
-from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.registry import gguf_layout
-from srv.models.architectures.weight_rules import fused_mapping, sized_rules
 from srv.models.base import CausalLM, NativeModel, inference_ready
 from srv.models.checkpoints.dummy import load_dummy
 from srv.models.checkpoints.filling import Progress
@@ -30,11 +27,15 @@ from srv.models.checkpoints.source_loader import load_from_sources
 from srv.models.checkpoints.stacked_experts import StackedExpertStorage
 from srv.models.checkpoints.storage import StorageFormat
 from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers
-from srv.models.config.checkpoint_tensors import checkpoint_tensors
-from srv.models.config.layer_names import layer_names
+from srv.models.facts.checkpoint_tensors import checkpoint_tensors
+from srv.models.facts.layer_names import layer_names
+from srv.models.facts.weight_rules import fused_mapping, sized_rules
+from srv.models.families.registry import BUILT_IN, find, gguf_layout
+from srv.models.families.third_party import ARCHITECTURES
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.fused_factory import FusedLayerFactory
+from srv.models.unsupported import UnsupportedConfig
 from srv.platform.interface import Communicator
 from srv.platform.ops import Ops
 from srv.quantization.load_method import make_factory, make_storage
@@ -162,3 +163,15 @@ def _load(
     else:
         rename = layer_names(facts.architecture, facts.text_part_of)
         load_safetensors(Path(facts.path), weight_views, progress, storage, slices, rename, reading)
+
+
+def load_layers(name: str) -> type[NativeModel]:
+    """The class of the layers of a native architecture. Raises PluginError if those of a third party are faulty."""
+    architecture = find(name)
+    if architecture is None or architecture.layers is None:
+        raise UnsupportedConfig(f"architecture {name} has no native layers")
+    base: Any = NativeModel  # abstract
+    layers: type[NativeModel] = ARCHITECTURES.import_class(
+        name, "layers", architecture.layers, base, built_in=name in BUILT_IN
+    )
+    return layers

@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.registry import native_names, native_tree
-from srv.models.architectures.sharding import divisions
-from srv.models.architectures.weight_rules import check_rules, has_quantized_experts
 from srv.models.blueprint import MoE, Part
 from srv.models.checkpoints.safetensors_header import PACKED_BITS
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.facts.sharding import divisions
+from srv.models.facts.weight_rules import check_rules, has_quantized_experts
+from srv.models.families.registry import is_native, native_names
+from srv.models.families.trees import native_tree
 from srv.models.remote_code import check_layer_code, may_run
+from srv.models.unsupported import UnsupportedConfig
 from srv.quantization import registry as quantization_methods
 from srv.quantization.method import QuantMethod
 from srv.specs import ModelFacts
@@ -84,7 +85,7 @@ def choose_layers(
         reason = f"its weights {done} with {method.name}{when}, which only native layers support: {fallback}"
         argument = "--torchao-config" if online_quantization else "--quantization"
         remedy = f"Leave out {argument}" if method.online else "Use the checkpoint in full precision"
-        if model_impl == "transformers" and facts.architecture in native_names():
+        if model_impl == "transformers" and is_native(facts.architecture):
             remedy = "Leave --model-impl at auto"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     if tree is not None and method is not None:

@@ -24,7 +24,7 @@ from srv.models.blueprint import (
     below,
     walk,
 )
-from srv.models.latent_parts import Latent
+from srv.models.blueprint.latent import Latent
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow
 
 Kind = TypeVar("Kind", bound=Part)

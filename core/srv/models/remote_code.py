@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models.architectures.registry import native_tree_of
+from srv.models.families.trees import native_tree_of
 from srv.specs import ModelFacts
 
 OPTION = "--trust-remote-code"

@@ -17,7 +17,7 @@ from srv.args.statement import amount_text
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
 from srv.memory.groups import PageGroup, max_tokens
-from srv.models.architectures.sharding import divisions, rank_share
+from srv.models.facts.sharding import divisions, rank_share
 from srv.planning.offload import host_layers
 from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.planning.states import divide_states

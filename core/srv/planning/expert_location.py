@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.expert_layers import mixture
-from srv.models.architectures.registry import native_tree_of
+from srv.models.facts.special_layers import mixture
+from srv.models.families.trees import native_tree_of
 from srv.specs import ModelFacts
 
 CODE = "expert_location"

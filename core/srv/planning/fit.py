@@ -19,7 +19,7 @@ from typing import NamedTuple, Self, TypeAlias
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import ModelError, Refusal, Rejection
 from srv.memory.groups import PageGroup, window_pages
-from srv.models.architectures.sharding import MAX_LISTED_RANKS
+from srv.models.facts.sharding import MAX_LISTED_RANKS
 from srv.planning.budget import SMALLEST_REQUEST
 from srv.planning.plan import LaunchPlan, make_plan
 from srv.planning.pools import most_unconfirmed_tokens

@@ -1,6 +1,6 @@
 """The part of a kernel plan about ops: norms, rotary embeddings, activations, weights, logits. Torch-free.
 
-A native model's configuration says which ops its layers call (`srv.models.architectures.op_uses`), the quantization
+The blueprint of a model says which ops its layers call (`srv.models.derive`), the quantization
 method which of them multiply its weights, and the platform's facts what implements them.
 """
 

@@ -15,9 +15,9 @@ from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
 from srv.errors import Rejection
 from srv.models import derive
-from srv.models.architectures.weight_rules import layer_schemes
 from srv.models.blueprint import Part
 from srv.models.choice import LayerChoice
+from srv.models.facts.weight_rules import layer_schemes
 from srv.planning.kernel import (
     ATTENTION_SLOTS,
     DEQUANTIZED,

@@ -23,7 +23,7 @@ from srv.dtypes import FLOAT8, KVScales
 from srv.errors import ModelError
 from srv.models.checkpoints.kv_scale_tensors import StoredScale, read_scales
 from srv.models.checkpoints.safetensors_header import KVScaleTensor, read_checkpoint
-from srv.models.config.layer_names import layer_names
+from srv.models.facts.layer_names import layer_names
 from srv.planning.pools import kv_dtype
 from srv.quantization.formats.kv_scheme import kv_field, unsupported_kv_scheme
 from srv.specs import ModelFacts, attention_specs

@@ -19,7 +19,7 @@ from srv.args.statement import Layer, Resolved
 from srv.errors import ModelError, Refusal, Rejection, as_sentence
 from srv.models.choice import LayerChoice, choose_layers
 from srv.models.config.tensor_notes import is_uncompared, tensor_notes
-from srv.models.examined import Examined, examine
+from srv.models.inspection import Inspection, inspect_model
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.kernels import KernelPlan, plan_kernels
 from srv.planning.kv_scales import configured_scales, has_scales, missing_scales, unused_scheme
@@ -53,12 +53,12 @@ def check_launch(
     target: Target,
     model: ModelFacts | None,
     resolved: Resolved,
-    examined: Callable[[ModelFacts], Examined] | None = examine,
+    inspect: Callable[[ModelFacts], Inspection] | None = inspect_model,
     files: Path | None = None,
 ) -> LaunchCheck:
     """Whether a resolved launch gets as far as the weights, and by what kernels it would compute.
 
-    `examined`: asks transformers for a model without native layers; None leaves that to the engine, which asks at once.
+    `inspect`: asks transformers for a model without native layers; None leaves that to the engine, which asks at once.
     `files`: where the headers of the files of a model lie that is not on this machine; its weights are not there.
     """
     here = None if model is None or files is not None else Path(model.path)
@@ -103,8 +103,8 @@ def check_launch(
         refusals += (_of_scales(resolved, error),)
     if resolved.provenance["kv_cache_dtype"].layer is not Layer.USER:
         notes += unused_scheme(resolved.config, model, supported="fp8_kv" in resolved.capabilities)
-    if choice.tree is None and examined is not None:
-        answer = examined(model)
+    if choice.tree is None and inspect is not None:
+        answer = inspect(model)
         refusals += _of_transformers(target, model, resolved, answer)
         if answer.unknown:
             unchecked.append(f"whether the class of {model.architecture} in transformers fits: {answer.unknown}")
@@ -170,7 +170,9 @@ def _chosen_layers(model: ModelFacts, resolved: Resolved) -> LayerChoice:
     )
 
 
-def _of_transformers(target: Target, model: ModelFacts, resolved: Resolved, answer: Examined) -> tuple[Rejection, ...]:
+def _of_transformers(
+    target: Target, model: ModelFacts, resolved: Resolved, answer: Inspection
+) -> tuple[Rejection, ...]:
     if (refused := answer.refused) is not None:
         return (_of_model(resolved, ModelError(refused.code, refused.what, refused.reason, refused.remedy)),)
     slots = dict.fromkeys(resolved.backends[slot].spec.name for slot in ATTENTION_SLOTS if slot in resolved.backends)

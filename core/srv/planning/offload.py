@@ -17,7 +17,7 @@ from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.errors import Refusal, Rejection
 from srv.kept import kept_per_object
-from srv.models.architectures.registry import native_tree_of
+from srv.models.families.trees import native_tree_of
 from srv.planning.weights import layer_tensors, quantization_method, types_are_known
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import find

@@ -16,7 +16,7 @@ from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.dtypes import FLOAT8
 from srv.memory.groups import PageGroup, most_unconfirmed, window_pages
-from srv.models.architectures.sharding import rank_facts
+from srv.models.facts.sharding import rank_facts
 from srv.planning.steps import draft_count, step_depth
 from srv.specs import (
     FullAttention,

@@ -21,7 +21,7 @@ from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejection, as_s
 from srv.models import hub
 from srv.models.checkpoints.safetensors_header import forget_headers
 from srv.models.checkpoints.third_party import described
-from srv.models.examined import Examined, examine
+from srv.models.inspection import Inspection, inspect_model
 from srv.models.layers.rope_config import long_rope_length
 from srv.models.locate import locate, located, on_hub
 from srv.models.options import ReadOptions
@@ -229,15 +229,15 @@ class FoundModel:
     facts: ModelFacts
     files: Path
     remote: bool = False
-    _examined: Examined | None = None
+    _inspection: Inspection | None = None
 
-    def examine(self, facts: ModelFacts) -> Examined:
+    def examine(self, facts: ModelFacts) -> Inspection:
         """What transformers says of it; asked once."""
-        if self._examined is None and self.remote and runs_code(facts):
-            self._examined = Examined(unknown="its Python code is not on this machine yet")
-        if self._examined is None:
-            self._examined = examine(replace(facts, path=str(self.files)))
-        return self._examined
+        if self._inspection is None and self.remote and runs_code(facts):
+            self._inspection = Inspection(unknown="its Python code is not on this machine yet")
+        if self._inspection is None:
+            self._inspection = inspect_model(replace(facts, path=str(self.files)))
+        return self._inspection
 
 
 def _tokenizer_code(user: UserInput, found: FoundModel | None) -> tuple[str, ...]:

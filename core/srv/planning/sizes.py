@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from srv.args.statement import amount_text
-from srv.models.architectures.registry import find
-from srv.models.families.registry import NOT_THROUGH_TRANSFORMERS, is_known
+from srv.models.families.registry import is_known, is_native, runs_through_transformers
 from srv.planning.kernel import layers_name
 from srv.specs import AttentionSpec, CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 
@@ -21,12 +20,12 @@ _REFUSED = "none with these settings: see the refusals"
 def layers_of(model: ModelFacts, planned: str | None) -> str | None:
     """Whose layers compute a model, as the kernel plan says (`planned`); None if its settings are refused.
 
-    Of a class of transformers that was not examined, the table of families knows whether it fits.
+    Of a class of transformers that was not examined, its architecture says whether it fits.
     """
-    native = planned == layers_name(native=True) if planned is not None else find(model.architecture) is not None
+    native = planned == layers_name(native=True) if planned is not None else is_native(model.architecture)
     kinds = (AttentionSpec, Latent, Recurrent) if native else (AttentionSpec,)
     fits = all(isinstance(group, kinds) for group in model.cache_groups)
-    known = native or model.architecture not in NOT_THROUGH_TRANSFORMERS
+    known = native or runs_through_transformers(model.architecture)
     return planned if fits and known else _SIZES_ONLY
 
 

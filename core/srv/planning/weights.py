@@ -16,10 +16,10 @@ from srv.dtypes import item_size
 from srv.errors import ModelError
 from srv.kept import kept_per_object
 from srv.models import derive
-from srv.models.architectures.registry import native_tree_of
-from srv.models.architectures.weight_rules import fused_mapping, layer_schemes
 from srv.models.blueprint import Experts, MoE, Part, walk
 from srv.models.checkpoints.gguf_types import OP_TYPES
+from srv.models.facts.weight_rules import fused_mapping, layer_schemes
+from srv.models.families.trees import native_tree_of
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import chosen

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from srv.dist.group import RankGroup
 from srv.errors import RankLost
@@ -54,7 +55,7 @@ class ProcessGroupCommunicator:
     def __init__(self, group: RankGroup, device: torch.device, make_group: MakeGroup) -> None:
         self._group, self._device = group, device
         start = timedelta(seconds=group.start_timeout_s)
-        store = dist.FileStore(str(Path(group.directory, f"{group.name}.store")), group.size)
+        store = FileStore(str(Path(group.directory, f"{group.name}.store")), group.size)
         store.set_timeout(start)
         timeout = timedelta(seconds=group.timeout_s)
         member = Membership(group.name, store, group.rank, group.size, timeout, device, self._lost)

@@ -34,7 +34,7 @@ MODULES = (
 CONSTANTS_OF = ("srv.platform.facts", "srv.platform.manifest", "srv.platform.capabilities")
 GROUPS = (
     ("srv.platform.registry", "PLATFORM_GROUP"),
-    ("srv.models.architectures.architecture", "GROUP"),
+    ("srv.models.families.architecture", "GROUP"),
     ("srv.quantization.method", "GROUP"),
     ("srv.speculative.algorithm", "GROUP"),
     ("srv.cli.main", "COMMAND_GROUP"),

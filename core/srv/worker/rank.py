@@ -24,10 +24,10 @@ from srv.executor.protocol import Allocation, Launched, RankMemory
 from srv.executor.spec import EngineSpec
 from srv.io.memory_lines import ACTIVATIONS
 from srv.io.phases import read_seconds
-from srv.models.architectures.sharding import rank_share
 from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build as build_model
 from srv.models.checkpoints.safetensors_header import weight_files
+from srv.models.facts.sharding import rank_share
 from srv.planning.budget import Budget
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.kernel_steps import PIECES

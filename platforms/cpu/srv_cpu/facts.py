@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from srv.dtypes import FLOAT8
 from srv.models import derive
-from srv.models.architectures.registry import native_tree_of
+from srv.models.families.trees import native_tree_of
 from srv.platform.experts import TORCH_EXPERTS, UNROUNDED
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from srv.models.architectures.expert_layers import mixture
+from srv.models.facts.special_layers import mixture
 from srv.platform.experts import EXPERT_OPS, EXPERTS, ROUTE, UNROUNDED
 from srv.platform.facts import BackendSpec, DeviceFacts, OpCall, OpSpec, Requires, ResolutionContext, Unfit
 from srv_gpu.facts import HALVES, MISSING_TRITON, TRITON, float_reason, has_package

@@ -9,9 +9,9 @@ from srv.args.rules.graphs import default_max_graph_rows
 from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.models import derive
-from srv.models.architectures.expert_layers import mixture
-from srv.models.architectures.registry import native_tree_of
-from srv.models.architectures.sharding import rank_facts
+from srv.models.facts.sharding import rank_facts
+from srv.models.facts.special_layers import mixture
+from srv.models.families.trees import native_tree_of
 from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs

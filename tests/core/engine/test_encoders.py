@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 
 from srv.errors import ModelError, Refusal
 from srv.models import derive
-from srv.models.architectures.registry import native_tree
+from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.testing.pooled import pooled_reference
 from srv.types import PooledOutput, Pooling

@@ -21,9 +21,10 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from srv.dist.group import RankGroup
 from srv.errors import InternalError
 from srv.models import blueprint, derive
-from srv.models.architectures.load_layers import load_layers
-from srv.models.architectures.registry import BUILT_IN, native_tree
 from srv.models.blueprint import Experts, Factors, Linear, Norm, Output, Part, alike, below, walk
+from srv.models.build import load_layers
+from srv.models.families.registry import built_in_native_names
+from srv.models.families.trees import native_tree
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertWeights
 from srv.models.layers.factory import LayerFactory
@@ -92,7 +93,7 @@ def test_layers_hold_the_weights_that_blueprints_name() -> None:
 
 def test_every_class_with_native_layers_has_a_small_model_here() -> None:
     alike_classes = {"MaskedLM", "SequenceClassification"}  # of encoders, whose other classes are among them
-    missing = set(BUILT_IN) - set(configurations())
+    missing = set(built_in_native_names()) - set(configurations())
     assert {name for name in missing if not name.endswith(tuple(f"For{each}" for each in alike_classes))} <= {
         "XLMRobertaModel"
     }

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.errors import ModelError
-from srv.models.architectures.sharding import divisions, rank_facts, rank_share
 from srv.models.base import CausalLM
 from srv.models.checkpoints.slices import Slice
+from srv.models.facts.sharding import divisions, rank_facts, rank_share
 from srv.models.read import read_facts
 
 # Eight query heads; two KV heads, so that four ranks hold copies.

@@ -11,7 +11,7 @@ from every import every
 from srv.args.config import make_config
 from srv.errors import Refusal
 from srv.models import derive
-from srv.models.architectures.registry import native_tree
+from srv.models.families.trees import native_tree
 from srv.planning.budget import compute, estimate, weight_bytes
 from srv.planning.pools import bytes_per_page
 from srv.planning.states import bytes_per_slot, missing_native_layers

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from srv.errors import Refusal
 from srv.io.messages import Stats
 from srv.models import derive
-from srv.models.architectures.registry import native_tree
-from srv.models.config.checkpoint_tensors import checkpoint_tensors
+from srv.models.facts.checkpoint_tensors import checkpoint_tensors
+from srv.models.families.trees import native_tree
 from srv.planning.kernel import Kernel
 from srv.planning.kernel_ops import OpTable, op_kernels
 from srv.planning.launchable import check_launch

@@ -12,7 +12,7 @@ from every import every
 from published_models import write_models
 
 from srv.errors import Refusal
-from srv.models.examined import Examined, Refused, examine
+from srv.models.inspection import Inspection, Refused, inspect_model
 from srv.planning.launchable import LaunchCheck, check_launch
 from srv.planning.plan import make_plan
 from srv.planning.target import Target
@@ -25,7 +25,7 @@ FOREIGN = model(architecture="ImaginedForCausalLM")
 CAPPED = AttentionLayer(index=0, heads=8, kv_heads=4, head_dim=64, scale=0.125, soft_cap=50.0)
 
 
-def never(facts: ModelFacts) -> Examined:
+def never(facts: ModelFacts) -> Inspection:
     raise AssertionError("models with native layers need no other process")
 
 
@@ -61,26 +61,26 @@ def test_models_that_cannot_be_built(facts: ModelFacts, values: dict[str, Any], 
 
 def test_answers_of_transformers() -> None:
     refused = Refused("unsupported_architecture", "Imagined", "it has no such class", "Serve another model")
-    (rejection,) = check(FOREIGN, lambda facts: Examined(refused=refused)).refusals
+    (rejection,) = check(FOREIGN, lambda facts: Inspection(refused=refused)).refusals
     assert (rejection.code, rejection.reason) == ("unsupported_architecture", "Imagined: it has no such class")
-    (rejection,) = check(FOREIGN, lambda facts: Examined(layers=(CAPPED,))).refusals
+    (rejection,) = check(FOREIGN, lambda facts: Inspection(layers=(CAPPED,))).refusals
     assert (rejection.code, rejection.what, rejection.value) == ("layers_unsupported", "attention_backend", "plain")
     assert "a soft cap of 50.0" in rejection.reason
-    unknown = check(FOREIGN, lambda facts: Examined(unknown="there is no torch"))
+    unknown = check(FOREIGN, lambda facts: Inspection(unknown="there is no torch"))
     assert unknown.refusals == ()
     assert unknown.unchecked[-1] == ("whether the class of ImaginedForCausalLM in transformers fits: there is no torch")
 
 
 @pytest.mark.slow
 def test_the_other_process_refuses_a_class_that_transformers_does_not_have() -> None:
-    answer = examine(model(architecture="ImaginedForCausalLM", config={"model_type": "imagined"}))
+    answer = inspect_model(model(architecture="ImaginedForCausalLM", config={"model_type": "imagined"}))
     assert answer.refused is not None
     assert answer.refused.code == "unsupported_architecture"
     assert "does not know that type" in answer.refused.reason
 
 
 def test_a_process_that_does_not_answer_in_time_leaves_it_unchecked() -> None:
-    assert examine(FOREIGN, timeout_s=0.01).unknown == "transformers did not build it within 0 s"
+    assert inspect_model(FOREIGN, timeout_s=0.01).unknown == "transformers did not build it within 0 s"
 
 
 def test_a_platform_that_is_only_described_launches_nothing() -> None:

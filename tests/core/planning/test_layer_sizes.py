@@ -9,7 +9,7 @@ from every import every
 from models_small import CONFIGS, OWN_SIZES, SIZES, built
 
 from srv.models import derive
-from srv.models.architectures.registry import native_tree
+from srv.models.families.trees import native_tree
 from srv.models.layers.linear import Projection
 from srv.models.read import read_facts
 

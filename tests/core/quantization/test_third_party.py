@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from srv.args.config import make_config
 from srv.errors import ModelError, PluginError, Refusal
 from srv.models import derive
-from srv.models.architectures.registry import native_tree
-from srv.models.architectures.sharding import divisions
 from srv.models.blueprint import Part
+from srv.models.facts.sharding import divisions
+from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.planning.offload import host_layers
 from srv.quantization.method import QuantMethod, StoredMatrix, StoredModel

@@ -5,7 +5,7 @@ The platform's capability and the backends' declarations are checked where they 
 
 from __future__ import annotations
 
-from srv.models.architectures.registry import native_tree_of
+from srv.models.families.trees import native_tree_of
 from srv.platform.facts import Constraint, ResolutionContext
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srv.models.architectures.expert_layers import mixture
+from srv.models.facts.special_layers import mixture
 from srv.platform.facts import Constraint, Default, ResolutionContext
 
 _DEEPEP = "deepep"

@@ -9,9 +9,9 @@ import json
 from typing import Any
 
 from srv.args.groups.weights import WeightsArgs
-from srv.models.architectures.registry import native_tree_of
 from srv.models.checkpoints.reading import Reading
 from srv.models.checkpoints.third_party import LOADERS, refusal
+from srv.models.families.trees import native_tree_of
 from srv.models.locate import on_hub
 from srv.platform.facts import Constraint, ResolutionContext
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.dist.placing import device_index
-from srv.models.architectures.sharding import divisions
+from srv.models.facts.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
 from srv.quantization.registry import chosen, find
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srv.models.architectures.expert_layers import mixture
+from srv.models.facts.special_layers import mixture
 from srv.platform.facts import Constraint, ResolutionContext
 from srv.platform.op_choice import AUTO
 from srv.quantization.method import QuantMethod

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from srv.args.rules.graphs import captured_rows, default_max_graph_rows, rows_compiled
 from srv.dtypes import item_size
-from srv.models.architectures.expert_layers import special_layers
+from srv.models.facts.special_layers import special_layers
 from srv.platform.facts import Contribution, Default, ResolutionContext
 from srv.specs import ModelFacts
 

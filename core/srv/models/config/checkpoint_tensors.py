@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from srv.models.architectures.registry import gguf_layout, weight_mapping
 from srv.models.checkpoints.expert_tensors import divisions
 from srv.models.checkpoints.gguf_header import read_header
 from srv.models.checkpoints.gguf_layout import weights_by_name
 from srv.models.checkpoints.safetensors_header import read_checkpoint
-from srv.models.config.layer_names import layer_names
+from srv.models.facts.layer_names import layer_names
+from srv.models.families.registry import gguf_layout, weight_mapping
 from srv.quantization.formats.fp8_weights import DTYPE as FP8
 from srv.quantization.method import StoredModel
 from srv.specs import ModelFacts

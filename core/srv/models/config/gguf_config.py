@@ -16,15 +16,16 @@ from typing import Any
 
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.registry import find_gguf, gguf_names, native_tree
 from srv.models.checkpoints.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
 from srv.models.checkpoints.gguf_layout import EXPERT_COUNT
 from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
-from srv.models.families.registry import MAX_LAYERS
-from srv.models.layers.rope_config import UnsupportedConfig, usable_context
+from srv.models.families.registry import find_gguf, gguf_names
+from srv.models.families.trees import MAX_LAYERS, native_tree
+from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
+from srv.models.unsupported import UnsupportedConfig
 from srv.specs import CacheSpec, FullAttention, ModelFacts
 
 UNQUANTIZED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

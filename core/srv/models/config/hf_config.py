@@ -17,31 +17,24 @@ from typing import Any
 from srv.dtypes import FLOATS, ITEM_SIZES
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.architectures.registry import (
-    known_name,
-    name_of_type,
-    native_names,
-    native_or_reason,
-    native_tree,
-    pooled_of,
-    with_defaults,
-)
 from srv.models.blueprint import Part
 from srv.models.checkpoints.output_layer import has_separate_head
 from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.checkpoints.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.config import layer_fields, unserved
-from srv.models.config.described import DescribedModel, described, weight_sizes
 from srv.models.config.field_types import check_fields
+from srv.models.config.known_sizes import KnownSizes, known_sizes, weight_sizes
 from srv.models.config.layer_fields import Heads
-from srv.models.config.layer_names import layer_names
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
 from srv.models.config.sentence import read_sentence
 from srv.models.config.text_part import text_config, vision_class
-from srv.models.families.registry import COUNT_FROM_PADDING, MAX_LAYERS
-from srv.models.layers.rope_config import UnsupportedConfig, usable_context
+from srv.models.facts.layer_names import layer_names
+from srv.models.families.registry import class_of_type, counts_from_padding, is_native, known_name, with_defaults
+from srv.models.families.trees import MAX_LAYERS, native_or_reason, native_tree, pooled_of
+from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
+from srv.models.unsupported import UnsupportedConfig
 from srv.quantization import registry as quantization
 from srv.quantization.formats.tool_files import with_tool_file
 from srv.specs import CacheSpec, ModelFacts
@@ -91,7 +84,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
         checkpoint = _needed(checkpoint, layer_names(architecture, whole), text)
     stored_types = _stored_types(checkpoint)
     dtype, method = _dtype(config, stored_types), quantization.detect(path, _text_config(config))
-    model = described(architecture, config, dtype)
+    model = known_sizes(architecture, config, dtype)
     sizes = _sizes(path, architecture, config, model)
     native = _native(architecture, config)
     if native is not None and (layers := derive.attention_layers(native)):
@@ -100,7 +93,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
     pooled = None if native is None else pooled_of(architecture, config)
-    given = usable_context(_text_config(config), sizes["context"] - _unused_positions(config))
+    given = usable_context(_text_config(config), sizes["context"] - _unused_positions(architecture, config))
     context = pooled.positions if pooled and pooled.positions else given
     sentence = read_sentence(path, config, sizes["hidden_size"], 0 if pooled is None else pooled.labels)
     context = min(context, sentence.max_tokens or context)
@@ -179,7 +172,7 @@ def _architecture(path: Path, config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return known_name(named[0])
-    if (name := name_of_type(config.get("model_type"))) is not None:
+    if (name := class_of_type(config.get("model_type"))) is not None and is_native(name):
         return name
     reason = f"config.json names no architecture (model_type is {config.get('model_type')!r})"
     raise ModelError("unknown_architecture", str(path), reason, "Add `architectures` to config.json")
@@ -191,9 +184,9 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, **nested} if isinstance(nested, Mapping) else config
 
 
-def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: DescribedModel) -> dict[str, int]:
+def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: KnownSizes) -> dict[str, int]:
     text = with_defaults(architecture, _text_config(config))
-    if architecture not in native_names() and (lacking := unserved.reason_of(config)) is not None:
+    if not is_native(architecture) and (lacking := unserved.reason_of(config)) is not None:
         raise ModelError("unsupported_config", str(path), f"{architecture} {lacking}", REMEDY)
     if any(text.get(name) for name in ENCODER_DECODER_FIELDS):
         reason = f"{architecture} belongs to an encoder-decoder, whose decoder attends to what an encoder computes"
@@ -203,9 +196,9 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Desc
     foreign = [name for name in foreign if name != "kv_lora_rank" or not layer_fields.latent_head(text)]
     if kinds and set(kinds) <= ATTENTION_LAYERS:  # Granite 4 has models without the layers that the sizes are of
         foreign = [name for name in foreign if name != "mamba_d_state"]
-    if foreign and (not model.known or (architecture in native_names() and not model.keeps_other_states)):
+    if foreign and (not model.known or (is_native(architecture) and not model.keeps_other_states)):
         reason = f"{architecture} has state other than keys and values ({', '.join(foreign)})"
-        if architecture in native_names() and isinstance(native := native_or_reason(architecture, text), str):
+        if is_native(architecture) and isinstance(native := native_or_reason(architecture, text), str):
             reason = f"{architecture} cannot be computed: {native}"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
     sizes: dict[str, int] = {}
@@ -225,10 +218,12 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Desc
     return sizes | model.head_sizes()
 
 
-def _unused_positions(config: Mapping[str, Any]) -> int:
+def _unused_positions(architecture: str, config: Mapping[str, Any]) -> int:
     """The positions before a sequence's first token, which RoBERTa and its kin leave to padding."""
+    if not counts_from_padding(architecture, config.get("model_type")):
+        return 0
     padding = config.get("pad_token_id")
-    return (1 if padding is None else int(padding)) + 1 if config.get("model_type") in COUNT_FROM_PADDING else 0
+    return (1 if padding is None else int(padding)) + 1
 
 
 def _dtype(config: Mapping[str, Any], stored_types: Mapping[str, int]) -> str:
@@ -257,7 +252,7 @@ def _native(architecture: str, config: Mapping[str, Any]) -> Part | None:
 
 
 def _cache_groups(
-    model: DescribedModel,
+    model: KnownSizes,
     native: Part | None,
     config: Mapping[str, Any],
     sizes: Mapping[str, int],

@@ -12,7 +12,7 @@ from srv.errors import listed
 from srv.models.checkpoints.output_layer import has_head
 from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.checkpoints.text_names import OUTPUT_LAYER, ROTARY, is_tied, is_unread, text_weight_name
-from srv.models.config.layer_names import layer_names
+from srv.models.facts.layer_names import layer_names
 from srv.models.options import TIED
 from srv.specs import ModelFacts
 

@@ -1,7 +1,7 @@
 """The language model in a folder of a vision model: its configuration. Torch-free.
 
 The language model is served alone. Images are not served, so that weights of the vision part are skipped.
-`srv.models.architectures.vision_models` lists the models, `srv.models.checkpoints.text_names` has the names of weights.
+`srv.models.families.vision_models` lists the models, `srv.models.checkpoints.text_names` has the names of weights.
 
     LlavaForConditionalGeneration              LlamaForCausalLM
     ├─ vision_tower, multi_modal_projector     (skipped)
@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.architectures.registry import name_of_type
-from srv.models.architectures.vision_models import SAME_FOR_TEXT, VISION_CLASSES
-from srv.models.families.registry import class_of_type, filled
+from srv.models.families.registry import class_of_type, is_native, text_fields
+from srv.models.families.vision_models import SAME_FOR_TEXT, VISION_CLASSES
 
 _THREE_AXES = ("mrope_section", "mrope_interleaved")
 # What transformers fills in for sizes that a nested configuration leaves out, as those of LLaVA 1.5 do.
@@ -52,18 +51,18 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             own[name] = _one_axis(own[name])
     own["architectures"] = _classes(kind, own.get("architectures"))
     architecture = class_of_type(kind)
-    defaults = {} if architecture is None else filled(architecture, {})
+    defaults = {} if architecture is None else text_fields(architecture, {})
     return {**{name: defaults[name] for name in _SIZES if name in defaults}, **own, "model_type": kind}
 
 
 def _classes(kind: Any, stated: Any) -> list[Any]:
     """The class of a language model: that of native layers, else the stated one, else one whose sizes are known."""
-    native = name_of_type(kind)
-    if native is not None:
-        return [native]
+    name = class_of_type(kind)
+    if name is not None and is_native(name):
+        return [name]
     if isinstance(stated, list) and stated:
         return stated
-    return [class_of_type(kind) or kind]
+    return [name or kind]
 
 
 def _one_axis(parameters: Mapping[str, Any]) -> dict[str, Any]:

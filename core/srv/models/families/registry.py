@@ -1,186 +1,301 @@
-"""What a model is made of, by its architecture: of native layers, or of a family whose sizes alone are known.
+"""All architectures that `srv` knows, by their names. Torch-free; layers are imported when a model is built.
 
-A family is imported when a model needs it. Sizes are known of many models that `srv` cannot run, so that `srv plan` can
-say what they would need. Torch-free.
+    srv.architectures          <Hugging Face class> = package.module:ARCHITECTURE     (a third party's architecture)
+
+The file of an architecture is imported when a model needs it, so that `srv plan` does not wait for the others, and a
+faulty one does not affect them. `srv.models.families.third_party` checks those of other distributions
+(docs/adr/0021-architectures.md); `srv.models.families.trees` makes their trees.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from srv.models.architectures.registry import find, name_of_type, with_defaults
-from srv.models.architectures.registry import weight_mapping as of_native_layers
-from srv.models.blueprint import Experts, Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import WeightMapping
-from srv.models.derive import distinct, parameters
-from srv.models.families.family import Family, Fields, UnknownSizes
-from srv.models.families.native import known_tree
+from srv.models.families.architecture import GROUP, Architecture
+from srv.models.unsupported import UnsupportedConfig
+from srv.platform.installed import entries
 
-MAX_LAYERS = 10_000  # so that a damaged file cannot cause huge allocations
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
-
-# Model types whose first token has the position after the id of the padding token.
-COUNT_FROM_PADDING = (
-    *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-)
-
-# The module in this package and the name of the family in it, by the Hugging Face class.
-SIZES_ONLY: Mapping[str, str] = MappingProxyType(
+# The module in this package, by the Hugging Face class; after a colon, the name of its architecture in a module with
+# several.
+BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        "ApertusForCausalLM": "dense:APERTUS",
-        "ArceeForCausalLM": "dense:ARCEE",
-        "Dots1ForCausalLM": "mixture:DOTS1",
-        "Ernie4_5_MoeForCausalLM": "mixture:ERNIE4_5",
-        "Exaone4ForCausalLM": "dense:EXAONE4",
-        "ExaoneMoeForCausalLM": "mixture:EXAONE",
-        "GPTBigCodeForCausalLM": "dense:GPT_BIGCODE",
-        "Gemma3nForCausalLM": "dense:GEMMA3N",
-        "GemmaForCausalLM": "dense:GEMMA",
-        "Glm4MoeLiteForCausalLM": "mixture:GLM4_LITE",
-        "GraniteMoeForCausalLM": "mixture:GRANITE",
-        "GraniteMoeSharedForCausalLM": "mixture:GRANITE_SHARED",
-        "HunYuanDenseV1ForCausalLM": "dense:HUNYUAN",
-        "HunYuanMoEV1ForCausalLM": "mixture:HUNYUAN",
-        "Jais2ForCausalLM": "dense:JAIS2",
-        "JambaForCausalLM": "hybrid:JAMBA",
-        "KimiLinearForCausalLM": "hybrid:KIMI_LINEAR",
-        "Llama4ForConditionalGeneration": "multimodal:LLAMA4",
-        "Mamba2ForCausalLM": "hybrid:MAMBA2",
-        "MambaForCausalLM": "hybrid:MAMBA",
-        "MiMoV2FlashForCausalLM": "mixture:MIMO",
-        "MiniCPM3ForCausalLM": "dense:MINICPM3",
-        "MiniMaxM2ForCausalLM": "mixture:MINIMAX_M2",
-        "Ministral3ForCausalLM": "dense:MINISTRAL3",
-        "MinistralForCausalLM": "dense:MINISTRAL",
-        "MllamaForCausalLM": "dense:MLLAMA",
-        "NemotronForCausalLM": "dense:NEMOTRON",
-        "NemotronHForCausalLM": "hybrid:NEMOTRON_H",
-        "Olmo3ForCausalLM": "dense:OLMO3",
-        "OlmoForCausalLM": "dense:OLMO",
-        "PhiMoEForCausalLM": "mixture:PHIMOE",
-        "Qwen3VLMoeForConditionalGeneration": "multimodal:QWEN3_VL",
-        "SeedOssForCausalLM": "dense:SEED_OSS",
+        "LlamaForCausalLM": "llama",
+        "MistralForCausalLM": "mistral",
+        "Qwen2ForCausalLM": "qwen2",
+        "Qwen3ForCausalLM": "qwen3",
+        "GraniteForCausalLM": "granite",
+        "SmolLM3ForCausalLM": "smollm3",
+        "Gemma3ForCausalLM": "gemma3",
+        "StableLmForCausalLM": "stablelm",
+        "GPTJForCausalLM": "gptj",
+        "FalconForCausalLM": "falcon",
+        "BloomForCausalLM": "bloom",
+        "MptForCausalLM": "mpt",
+        "XGLMForCausalLM": "xglm",
+        "Gemma2ForCausalLM": "gemma2",
+        "Olmo2ForCausalLM": "olmo2",
+        "Phi3ForCausalLM": "phi3",
+        "GlmForCausalLM": "glm",
+        "Glm4ForCausalLM": "glm4",
+        "Ernie4_5ForCausalLM": "ernie4_5",
+        "CohereForCausalLM": "cohere",
+        "Cohere2ForCausalLM": "cohere2",
+        "Starcoder2ForCausalLM": "starcoder2",
+        "PhiForCausalLM": "phi",
+        "GPTNeoXForCausalLM": "gpt_neox",
+        "OPTForCausalLM": "opt",
+        "GPT2LMHeadModel": "gpt2",
+        "Glm4MoeForCausalLM": "glm4_moe",
+        "Llama4ForCausalLM": "llama4",
+        "GptOssForCausalLM": "gpt_oss",
+        "GraniteMoeHybridForCausalLM": "granite_hybrid",
+        "MiniMaxForCausalLM": "minimax",
+        "BambaForCausalLM": "bamba",
+        "FalconH1ForCausalLM": "falcon_h1",
+        "Qwen3NextForCausalLM": "qwen3_next",
+        "Qwen3_5ForCausalLM": "qwen3_5:DENSE",
+        "Qwen3_5MoeForCausalLM": "qwen3_5:SPARSE",
+        "Lfm2ForCausalLM": "lfm2:DENSE",
+        "Lfm2MoeForCausalLM": "lfm2:SPARSE",
+        "Lfm3ForCausalLM": "lfm3",
+        "RecurrentGemmaForCausalLM": "recurrent_gemma",
+        "OlmoHybridForCausalLM": "olmo_hybrid",
+        "MixtralForCausalLM": "mixtral",
+        "Qwen2MoeForCausalLM": "qwen2_moe",
+        "Qwen3MoeForCausalLM": "qwen3_moe",
+        "OlmoeForCausalLM": "olmoe",
+        "DeepseekV2ForCausalLM": "deepseek_v2",
+        "DeepseekV3ForCausalLM": "deepseek_v3",
+        "DeepseekV32ForCausalLM": "deepseek_v32:V32",
+        "GlmMoeDsaForCausalLM": "deepseek_v32:GLM",
+        "AXK2ForCausalLM": "axk2",
+        "HYV4ForCausalLM": "hy_v4",
+        "BertModel": "bert",
+        "BertForMaskedLM": "bert:MASKED",
+        "BertForSequenceClassification": "bert:CLASSIFIER",
+        "RobertaModel": "roberta:ROBERTA",
+        "RobertaForMaskedLM": "roberta:ROBERTA_MASKED",
+        "RobertaForSequenceClassification": "roberta:ROBERTA_CLASSIFIER",
+        "XLMRobertaModel": "roberta:XLM_ROBERTA",
+        "XLMRobertaForMaskedLM": "roberta:XLM_ROBERTA_MASKED",
+        "XLMRobertaForSequenceClassification": "roberta:XLM_ROBERTA_CLASSIFIER",
+        "ModernBertModel": "modernbert",
+        "ModernBertForMaskedLM": "modernbert:MASKED",
+        "ModernBertForSequenceClassification": "modernbert:CLASSIFIER",
+        "GteModel": "gte",
+        "GteForMaskedLM": "gte:MASKED",
+        "GteForSequenceClassification": "gte:CLASSIFIER",
+        "NomicBertModel": "nomic_bert",
+        "NomicBertForMaskedLM": "nomic_bert:MASKED",
+        "NomicBertForSequenceClassification": "nomic_bert:CLASSIFIER",
+        "JinaEmbeddingsV3Model": "jina_embeddings_v3",
+        "JinaEmbeddingsV3ForMaskedLM": "jina_embeddings_v3:MASKED",
+        "JinaEmbeddingsV3ForSequenceClassification": "jina_embeddings_v3:CLASSIFIER",
+        "DistilBertModel": "distilbert",
+        "DistilBertForMaskedLM": "distilbert:MASKED",
+        "DistilBertForSequenceClassification": "distilbert:CLASSIFIER",
+        "EuroBertModel": "eurobert",
+        "EuroBertForMaskedLM": "eurobert:MASKED",
+        "EuroBertForSequenceClassification": "eurobert:CLASSIFIER",
+        "LlamaModel": "pooled_decoder:LLAMA",
+        "LlamaForSequenceClassification": "pooled_decoder:LLAMA_CLASSIFIER",
+        "MistralModel": "pooled_decoder:MISTRAL",
+        "MistralForSequenceClassification": "pooled_decoder:MISTRAL_CLASSIFIER",
+        "Qwen2Model": "pooled_decoder:QWEN2",
+        "Qwen2ForSequenceClassification": "pooled_decoder:QWEN2_CLASSIFIER",
+        "Qwen3Model": "pooled_decoder:QWEN3",
+        "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
+        "ApertusForCausalLM": "apertus",
+        "ArceeForCausalLM": "arcee",
+        "Dots1ForCausalLM": "dots1",
+        "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
+        "Exaone4ForCausalLM": "exaone:DENSE",
+        "ExaoneMoeForCausalLM": "exaone:MOE",
+        "GPTBigCodeForCausalLM": "gpt_bigcode",
+        "Gemma3nForCausalLM": "gemma3n",
+        "GemmaForCausalLM": "gemma",
+        "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+        "GraniteMoeForCausalLM": "granite_moe:GRANITE",
+        "GraniteMoeSharedForCausalLM": "granite_moe:SHARED",
+        "HunYuanDenseV1ForCausalLM": "hunyuan:DENSE",
+        "HunYuanMoEV1ForCausalLM": "hunyuan:MOE",
+        "Jais2ForCausalLM": "nemotron:JAIS2",
+        "JambaForCausalLM": "jamba",
+        "KimiLinearForCausalLM": "kimi_linear",
+        "Llama4ForConditionalGeneration": "llama4_vision",
+        "Mamba2ForCausalLM": "mamba:MAMBA2",
+        "MambaForCausalLM": "mamba:MAMBA",
+        "MiMoV2FlashForCausalLM": "mimo_v2_flash",
+        "MiniCPM3ForCausalLM": "minicpm3",
+        "MiniMaxM2ForCausalLM": "minimax_m2",
+        "Ministral3ForCausalLM": "ministral:MINISTRAL3",
+        "MinistralForCausalLM": "ministral:MINISTRAL",
+        "MllamaForCausalLM": "mllama",
+        "NemotronForCausalLM": "nemotron:NEMOTRON",
+        "NemotronHForCausalLM": "nemotron_h",
+        "Olmo3ForCausalLM": "olmo3",
+        "OlmoForCausalLM": "olmo",
+        "PhiMoEForCausalLM": "phimoe",
+        "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
+        "SeedOssForCausalLM": "seed_oss",
     }
 )
-# Those whose layers in transformers cannot be served, so that native ones alone run them, if there are any.
-NOT_THROUGH_TRANSFORMERS = frozenset(
-    {
-        "AXK2ForCausalLM",
-        "BambaForCausalLM",
-        "BloomForCausalLM",
-        "DeepseekV2ForCausalLM",
-        "DeepseekV32ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "FalconForCausalLM",
-        "FalconH1ForCausalLM",
-        "GPTJForCausalLM",
-        "GlmMoeDsaForCausalLM",
-        "GptOssForCausalLM",
-        "GraniteMoeHybridForCausalLM",
-        "HYV4ForCausalLM",
-        "JambaForCausalLM",
-        "KimiLinearForCausalLM",
-        "Lfm2ForCausalLM",
-        "Lfm2MoeForCausalLM",
-        "Lfm3ForCausalLM",
-        "Llama4ForCausalLM",
-        "Llama4ForConditionalGeneration",
-        "Mamba2ForCausalLM",
-        "MambaForCausalLM",
-        "MiniMaxForCausalLM",
-        "MptForCausalLM",
-        "NemotronHForCausalLM",
-        "OlmoHybridForCausalLM",
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-        "RecurrentGemmaForCausalLM",
-        "StableLmForCausalLM",
-        "XGLMForCausalLM",
-    }
-)
+_SUFFIX = "ForCausalLM"
+
+
+def native_names() -> tuple[str, ...]:
+    """The Hugging Face classes of all architectures with native layers."""
+    return tuple(dict.fromkeys((*built_in_native_names(), *_third_party_names())))
 
 
 @functools.cache
-def family(name: str) -> Family | None:
-    """The family of a Hugging Face class whose sizes alone are known; None for any other class."""
-    if name not in SIZES_ONLY:
-        return None
-    module, _, attribute = SIZES_ONLY[name].partition(":")
-    found: Family = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
-    return found
+def built_in_native_names() -> tuple[str, ...]:
+    """Likewise, of those in `srv` itself."""
+    return tuple(name for name in BUILT_IN if _built_in(name).layers is not None)
+
+
+def is_native(name: str) -> bool:
+    """Whether an architecture has native layers. Loads nothing of other distributions."""
+    return name in _third_party_names() or (name in BUILT_IN and _built_in(name).layers is not None)
+
+
+def encoder_names() -> tuple[str, ...]:
+    """The Hugging Face classes of encoders in `srv` itself, each without a head."""
+    from srv.models.families.builders.encoders import LAYERS  # only the text of a refusal needs it
+
+    return tuple(each.name for each in map(_built_in, BUILT_IN) if each.layers == LAYERS and each.model_type)
+
+
+def find(name: str) -> Architecture | None:
+    """The architecture of a Hugging Face class; None if `srv` does not know it.
+
+    Raises PluginError if a third party's architecture of that name is faulty, or if two distributions claim the name.
+    """
+    if name in _third_party_names():
+        from srv.models.families import third_party  # most installations do not need it
+
+        return third_party.ARCHITECTURES.find(name, taken=name in BUILT_IN)
+    return _built_in(name) if name in BUILT_IN else None
 
 
 def is_known(name: str) -> bool:
     """Whether the sizes of an architecture are known."""
-    return name in SIZES_ONLY or find(name) is not None
+    return name in BUILT_IN or name in _third_party_names()
+
+
+def runs_through_transformers(name: str) -> bool:
+    """Whether the class of transformers can be served, as far as its architecture says; that of unknown ones may."""
+    architecture = find(name)
+    return architecture is None or architecture.runs_through_transformers
+
+
+def find_gguf(name: object, *, experts: bool = False) -> Architecture | None:
+    """The architecture of a GGUF file, by its `general.architecture`, and whether the model has experts.
+
+    Raises PluginError as `find` does.
+    """
+    mine = [each for each in map(_built_in, BUILT_IN) if each.gguf and each.gguf.name == name]
+    if mine:
+        alike = (each for each in mine if each.gguf and each.gguf.has_experts == experts)
+        return find(next(alike, mine[0]).name)
+    from srv.models.families import third_party
+
+    return third_party.find_gguf(name)
+
+
+def gguf_names() -> tuple[str, ...]:
+    """Every `general.architecture` of the architectures in `srv` itself."""
+    return tuple(dict.fromkeys(each.gguf.name for each in map(_built_in, BUILT_IN) if each.gguf))
+
+
+def gguf_layout(name: str) -> GGUFLayout:
+    """The layout of the GGUF files of an architecture, which has been found by `find_gguf` before."""
+    architecture = find(name)
+    if architecture is None or architecture.gguf is None:
+        raise UnsupportedConfig(f"GGUF files of {name} are not supported")
+    return architecture.gguf
 
 
 def weight_mapping(name: str) -> WeightMapping:
-    """How checkpoints of an architecture name and fuse weights, where its tree does it otherwise."""
-    found = family(name)
-    return of_native_layers(name) if found is None else WeightMapping(found.weights)
+    """What the safetensors files of an architecture store otherwise than its tree; nothing of an unknown one."""
+    architecture = find(name)
+    return WeightMapping(() if architecture is None else architecture.weights)
+
+
+def known_name(published: str) -> str:
+    """The name of an architecture by which `find` knows it, from the class that a configuration names."""
+    return published if published in BUILT_IN else _published_names().get(published, published)
 
 
 def class_of_type(model_type: object) -> str | None:
-    """The Hugging Face class of a `model_type`, with native layers or without; None for an unknown one."""
-    types = {found.model_type: name for name in SIZES_ONLY if (found := family(name)) is not None}
-    native = name_of_type(model_type)
-    return native or (types.get(model_type) if isinstance(model_type, str) else None)
+    """The Hugging Face class of a `model_type`, for configurations that name no class; None for an unknown one."""
+    if not isinstance(model_type, str):
+        return None
+    return {**_types(), **{_type_of(name): name for name in _third_party_names()}}.get(model_type)
+
+
+def with_defaults(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as native layers read it, with all defaults; others are unchanged: their class has defaults."""
+    architecture = find(name)
+    if architecture is None or architecture.layers is None:
+        return dict(config)
+    return architecture.with_defaults(config)
+
+
+def text_fields(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the language model of an architecture, with the defaults of its class."""
+    architecture, nested = find(name), config.get("text_config")
+    inner = {**config, **nested} if isinstance(nested, Mapping) else config
+    return dict(inner) if architecture is None else {**architecture.text_defaults, **architecture.with_defaults(inner)}
 
 
 def field_names(name: str | None) -> Iterable[str]:
     """The names of the fields of an architecture's configuration that have defaults; () for an unknown one."""
-    found, native = (None, None) if name is None else (family(name), find(name))
-    if found is not None:
-        return (*found.text, *found.defaults, *found.names, *found.former)
-    return () if native is None else tuple(native.defaults)
+    architecture = None if name is None else find(name)
+    if architecture is None:
+        return ()
+    return (*architecture.text_defaults, *architecture.defaults, *architecture.names, *architecture.former_names)
 
 
-def filled(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of the language model of an architecture, with the defaults of its class."""
-    found, nested = family(name), config.get("text_config")
-    inner = {**config, **nested} if isinstance(nested, Mapping) else config
-    return with_defaults(name, inner) if found is None else {**found.text, **found.filled(inner)}
+def counts_from_padding(name: str, model_type: object) -> bool:
+    """Whether the first token of a model has the position after the id of the padding token."""
+    if name in BUILT_IN:
+        return model_type in _built_in(name).types_after_padding
+    return model_type in _types_after_padding()
 
 
-def tree_of(name: str, config: Mapping[str, Any]) -> Part:
-    """What a model is made of, from the fields of its config.json.
-
-    Raises UnknownSizes if the architecture is not known, or the configuration does not determine its sizes.
-    """
-    if not is_known(name):
-        raise UnknownSizes(f"{name} is an unknown architecture: no size is claimed")
-    for fields in (config, config.get("text_config"), config.get("vision_config")):
-        _check_layers(fields if isinstance(fields, Mapping) else {})
-    found = family(name)
-    try:
-        tree = known_tree(name, config) if found is None else found.tree(Fields(found.filled(config)))
-        _check(tree)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
-        raise UnknownSizes(f"config.json has a value that is no size ({type(error).__name__}: {error})") from error
-    return tree
+def _third_party_names() -> tuple[str, ...]:
+    return tuple(entry.name for entry in entries(GROUP))
 
 
-def _check_layers(config: Mapping[str, Any]) -> None:
-    for count in (config[name] for name in _LAYERS if config.get(name) is not None):
-        if not isinstance(count, int) or not 0 <= count <= MAX_LAYERS:
-            raise UnknownSizes(f"{count!r} is not a number of layers")
+@functools.cache
+def _built_in(name: str) -> Architecture:
+    module, _, attribute = BUILT_IN[name].partition(":")
+    loaded = importlib.import_module(f"{__package__}.{module}")
+    architecture: Architecture = getattr(loaded, attribute or "ARCHITECTURE")
+    return architecture
 
 
-def _check(tree: Part) -> None:
-    shapes = (shape for part in distinct(tree) for shape in _shapes(part))
-    if not isinstance(parameters(tree), int) or any(min(shape, default=1) < 0 for shape in shapes):
-        raise UnknownSizes("config.json has a value that is no size")
+def _type_of(name: str, model_type: str | None = None) -> str:
+    return model_type or name.removesuffix(_SUFFIX).lower()
 
 
-def _shapes(part: Part) -> Iterator[tuple[int, ...]]:
-    """Those of the weights of a part; of experts, whose number may be any, the sizes."""
-    if isinstance(part, Experts):
-        yield part.count, part.hidden, part.inner
-    else:
-        yield from (weight.shape for weight in part.weights())
+@functools.cache
+def _types() -> Mapping[str, str]:
+    return {_type_of(name, _built_in(name).model_type): name for name in BUILT_IN}
+
+
+@functools.cache
+def _published_names() -> Mapping[str, str]:
+    return {other: name for name in BUILT_IN for other in _built_in(name).published_names}
+
+
+@functools.cache
+def _types_after_padding() -> frozenset[str]:
+    return frozenset(each for name in BUILT_IN for each in _built_in(name).types_after_padding)

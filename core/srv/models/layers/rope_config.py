@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from srv.models.unsupported import UnsupportedConfig
+
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "freq_factors", "proportional")
 REQUIRED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
@@ -28,20 +30,6 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 LEGACY_NAMES = {"su": "longrope"}
 DEFAULT_THETA = 10000.0
-
-
-class UnsupportedConfig(ValueError):
-    """A configuration needs something that the native layers do not implement; the text is a clause."""
-
-
-def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Raise UnsupportedConfig for a field with another value than those listed; None is as if it were left out.
-
-    `where`: the beginning of the names of nested fields in the text.
-    """
-    for name, values in supported.items():
-        if config.get(name) is not None and config[name] not in values:
-            raise UnsupportedConfig(f"{where}{name} = {config[name]!r} is not implemented natively")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs, NativeModel, torch_dtype
+from srv.models.blueprint.streams import StreamMixing, StreamStart
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.embedding import VocabularyParallelLookup
 from srv.models.layers.factory import LayerFactory
@@ -30,7 +31,6 @@ from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place, PositionTables
 from srv.models.modules.streams import StreamMixer
 from srv.models.modules.weights import prepare_loaded, weight_slices, weight_views
-from srv.models.stream_parts import StreamMixing, StreamStart
 from srv.specs import AttentionLayer
 
 _SINUSOIDAL_BASE = 10000.0

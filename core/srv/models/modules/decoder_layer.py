@@ -22,9 +22,11 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from srv.errors import InternalError
-from srv.models import blueprint, recurrent_parts
+from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs
-from srv.models.latent_parts import Latent
+from srv.models.blueprint import recurrent as recurrent_parts
+from srv.models.blueprint.latent import Latent
+from srv.models.blueprint.streams import StreamMixing
 from srv.models.layers.norm import Norm, joined
 from srv.models.modules.attention import Attention
 from srv.models.modules.delta import GatedDeltaNet
@@ -38,7 +40,6 @@ from srv.models.modules.rglru import RecurrentBlock
 from srv.models.modules.short_conv import ShortConvolution
 from srv.models.modules.state_space import StateSpace
 from srv.models.modules.streams import StreamMixer
-from srv.models.stream_parts import StreamMixing
 
 
 class DecoderLayer(nn.Module, ABC):

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from srv.models import latent_parts
-from srv.models.latent_parts import Latent
+from srv.models.blueprint import latent as latent_parts
+from srv.models.blueprint.latent import Latent
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs

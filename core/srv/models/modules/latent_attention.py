@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint.latent import Latent
 from srv.models.checkpoints.slices import Slice
-from srv.models.latent_parts import Latent
 from srv.models.layers.linear import Projection
 from srv.models.modules.indexer import Indexer
 from srv.models.modules.mixer import Mixer

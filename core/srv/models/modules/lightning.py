@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint.recurrent import Lightning
 from srv.models.modules.mixer import Mixer
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place
-from srv.models.recurrent_parts import Lightning
 from srv.platform.interface import OpArgs
 
 STATE = "state"  # the name of the state

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.models import blueprint
-from srv.models.latent_parts import GatedNorm
+from srv.models.blueprint.latent import GatedNorm
 from srv.models.layers.norm import LayerNorm, Norm, RMSNorm, UnitOffsetRMSNorm
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.weight_module import WeightModule

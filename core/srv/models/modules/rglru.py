@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint.recurrent import LinearRecurrence
 from srv.models.layers.context import BuildContext
 from srv.models.modules.mixer import Mixer
 from srv.models.modules.place import Place
-from srv.models.recurrent_parts import LinearRecurrence
 from srv.platform.interface import OpArgs
 
 CONV, STATE = "conv", "state"  # the names of the states

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from srv.models import recurrent_parts
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint import recurrent as recurrent_parts
 from srv.models.modules.mixer import Mixer
 from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs

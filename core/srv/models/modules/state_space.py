@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from srv.models import recurrent_parts
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint import recurrent as recurrent_parts
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.recurrent_sizes import GATED_NORM, StateSpaceSizes
 from srv.models.modules.mixer import Mixer

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from srv.models.blueprint.streams import StreamMixing
 from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.place import Place
-from srv.models.stream_parts import StreamMixing
 
 
 class StreamMixer(WeightModule):

@@ -24,13 +24,14 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.utils import logging as hf_logging
 
 from srv.errors import ModelError, SrvError, listed
-from srv.models.architectures.registry import encoder_names, gguf_layout, native_names, native_tree_of
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.checkpoints.dummy import load_dummy
 from srv.models.checkpoints.filling import OTHER_CHECKPOINT, Meter, Progress
 from srv.models.checkpoints.gguf_loader import load_gguf
 from srv.models.checkpoints.safetensors_header import read_checkpoint
 from srv.models.checkpoints.text_names import ROTARY, TEXT_PREFIXES, text_weight_name
+from srv.models.families.registry import encoder_names, gguf_layout, is_native
+from srv.models.families.trees import native_tree_of
 from srv.models.options import UNTIED, merged
 from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
 from srv.models.transformers.hf_attention import (
@@ -279,7 +280,7 @@ def _check_known(facts: ModelFacts) -> None:
     ):
         return
     known, release = model_type in CONFIG_MAPPING, f"transformers {transformers.__version__}"
-    native = native_tree_of(facts) if facts.architecture in native_names() else None
+    native = native_tree_of(facts) if is_native(facts.architecture) else None
     if known and isinstance(native, str):
         reason, remedy = f"its native layers do not compute it: {native}", "Use another checkpoint of the model"
         reason += f"; {release} has no causal model of that type (model_type {model_type!r}) that could be used instead"

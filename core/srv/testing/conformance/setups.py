@@ -19,8 +19,8 @@ from msgspec import structs
 from srv.args.resolve import resolve
 from srv.args.statement import Resolved, UserStatement
 from srv.errors import Refusal
-from srv.models.architectures.attention_layers import attention_layers
 from srv.models.base import torch_dtype
+from srv.models.facts.attention_layers import attention_layers
 from srv.planning.pools import kv_dtype
 from srv.platform.facts import BackendSpec
 from srv.platform.interface import AttentionBackend, BackendContext, KVBuffers

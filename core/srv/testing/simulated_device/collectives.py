@@ -65,10 +65,11 @@ class SimulatedProcessGroup:
         self._accelerator, self._timeout, self._lost = accelerator, timeout, lost
         self._launch = launch_operation or partial(launch, accelerator)
         self._stream = accelerator.Stream()
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=_LOOPBACK)]
         options._timeout = timeout
-        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, options)
+        self._gloo = gloo(store, rank, size, options)
 
     def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> Work:
         """Replace the tensor by the sum over all ranks."""

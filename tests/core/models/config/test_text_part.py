@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Gemma3nForCaus
 
 from srv.cli.main import main
 from srv.errors import ModelError
-from srv.models.architectures.registry import BUILT_IN
 from srv.models.checkpoints.text_names import text_weight_name
 from srv.models.config.text_part import text_config
+from srv.models.families.registry import is_native
 from srv.models.read import read_facts
 from srv.models.transformers.hf_model import HFModel
 from srv.planning.resolution import resolve_launch
@@ -101,7 +101,7 @@ def test_logits_are_those_of_the_whole_model(kind: str, tmp_path: Path) -> None:
     text = [tensor for name, tensor in model.model.named_parameters() if "language_model" in name or "lm_head" in name]
     assert facts.parameters == sum(tensor.numel() for tensor in text)
     ours = built(tmp_path)
-    assert isinstance(ours, HFModel) == (facts.architecture not in BUILT_IN)
+    assert isinstance(ours, HFModel) == (not is_native(facts.architecture))
     torch.testing.assert_close(our_logits(ours, tokens), expected, atol=3e-4, rtol=1e-3)
     if kind in ("llava", "qwen3_vl"):  # which name the weights differently
         through = built(tmp_path, impl="transformers")

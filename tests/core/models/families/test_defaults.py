@@ -9,11 +9,12 @@ from typing import Any
 from sizes_published import model_type_of
 from sizes_reference import KNOWN, config_class
 
-from srv.models.architectures.registry import find
 from srv.models.derive import active_parameters, cache_groups, parameters
-from srv.models.families.family import UnknownSizes
-from srv.models.families.multimodal import LLAMA4_VISION, QWEN3_TEXT, QWEN3_VISION
-from srv.models.families.registry import family, tree_of
+from srv.models.families.llama4_vision import LLAMA4_VISION
+from srv.models.families.qwen3_vl_moe import QWEN3_TEXT, QWEN3_VISION
+from srv.models.families.registry import find
+from srv.models.families.trees import tree_of
+from srv.models.unsupported import UnknownSizes
 
 # Values that mean the same as transformers' own, or that its class leaves to a file of the checkpoint.
 OTHERWISE = {"eos_token_id", "time_step_limit", "mlp_only_layers"}
@@ -45,8 +46,8 @@ def differing(given: Mapping[str, Any], config: Any, theirs: Mapping[str, Any]) 
 def test_defaults_are_those_of_transformers() -> None:
     wrong = {}
     for name in KNOWN:
-        own, native, kind = family(name), find(name), model_type_of(name)
-        given = own.defaults if own is not None else {} if native is None else native.defaults
+        facts, kind = find(name), model_type_of(name)
+        given = {} if facts is None else facts.defaults
         assert given
         wrong[name] = differing(given, config_class(kind), of_class(kind))
     nested = {

@@ -24,7 +24,8 @@ from sizes_reference import (
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.blueprint import Part, walk
-from srv.models.families.registry import NOT_THROUGH_TRANSFORMERS, SIZES_ONLY, tree_of
+from srv.models.families.registry import BUILT_IN, is_native, runs_through_transformers
+from srv.models.families.trees import tree_of
 from srv.models.read import read_facts
 from srv.models.transformers.hf_model import HFModel, build_hf
 from srv.specs import FullAttention, Latent, Recurrent, SlidingWindow
@@ -91,9 +92,9 @@ def only_attention(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", SIZES_ONLY)
+@pytest.mark.parametrize("architecture", [name for name in BUILT_IN if not is_native(name)])
 def test_the_registry_says_whether_the_layers_of_transformers_are_served(architecture: str, tmp_path: Path) -> None:
-    served, model_type = architecture not in NOT_THROUGH_TRANSFORMERS, model_type_of(architecture)
+    served, model_type = runs_through_transformers(architecture), model_type_of(architecture)
     (run,) = small_runs(architecture, 1)
     layers = run.config.get_text_config().num_hidden_layers  # NemotronH counts the letters of a pattern
     fields = {"num_hidden_layers": layers, **run.fields}

@@ -13,9 +13,9 @@ from srv.models import derive
 from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.config.stored_sizes import stored_bytes, stored_types
-from srv.models.families.family import UnknownSizes
-from srv.models.families.multimodal import LLAMA4
-from srv.models.families.registry import tree_of
+from srv.models.families.llama4_vision import ARCHITECTURE as LLAMA4
+from srv.models.families.trees import tree_of
+from srv.models.unsupported import UnknownSizes
 from srv.quantization.method import UnknownStorage
 from srv.specs import Latent, Recurrent, SlidingWindow
 

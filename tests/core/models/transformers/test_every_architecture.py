@@ -12,8 +12,9 @@ from architectures_swept import sweep
 from architectures_tiny import model_class, model_types
 from sizes_published import CONFIGS
 
-from srv.models.architectures.registry import BUILT_IN, native_or_reason
 from srv.models.blueprint import Decoder
+from srv.models.families.registry import built_in_native_names
+from srv.models.families.trees import native_or_reason
 from srv_matrix.architectures import RECURRENT, ArchitectureRow, ArchitectureTable, read_table
 
 SHARE = 0.95  # of all classes that declare backends, those excluded by a limit among them
@@ -33,13 +34,15 @@ def test_the_record_has_every_model_type_of_this_release(record: ArchitectureTab
     for row in record.rows:
         made = model_class(row.model_type)
         assert (row.architecture, row.declares) == (made.__name__, bool(made._supports_attention_backend))
-    assert [row.model_type for row in record.rows if row.architecture in BUILT_IN and row.path == "generic"] == []
+    assert [
+        row.model_type for row in record.rows if row.architecture in built_in_native_names() and row.path == "generic"
+    ] == []
 
 
 def test_classes_that_declare_backends_are_served(record: ArchitectureTable) -> None:
     """At least 95 % of them, and each that has native layers."""
     missing = {row.architecture for row in record.rows if row.outcome != "equal"}
-    assert missing.isdisjoint(BUILT_IN)
+    assert missing.isdisjoint(built_in_native_names())
     equal, every = record.served(declared=True)
     assert every > 90
     assert equal >= SHARE * every, [row.model_type for row in record.rows if row.declares and row.outcome != "equal"]
@@ -61,7 +64,7 @@ def test_planned_parameters_are_those_of_the_models(record: ArchitectureTable) -
 
 
 def test_recurrent_layers_are_named_beside_attention(record: ArchitectureTable) -> None:
-    native = {row.architecture: dict[str, Any]() for row in record.rows if row.architecture in BUILT_IN}
+    native = {row.architecture: dict[str, Any]() for row in record.rows if row.architecture in built_in_native_names()}
     configs = native | {name: fields for name, fields in CONFIGS.values() if name in native}
     made = {name: native_or_reason(name, fields) for name, fields in configs.items()}
     hybrids = {name for name, tree in made.items() if isinstance(tree, Decoder) and not tree.divisible}

@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, MllamaFor
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 from srv.errors import ModelError
-from srv.models.architectures.attention_layers import attention_layers
-from srv.models.architectures.registry import encoder_names
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.config.layer_fields import ATTENTIONS_PER_LAYER
+from srv.models.facts.attention_layers import attention_layers
+from srv.models.families.registry import encoder_names
 from srv.models.read import read_facts
 from srv.models.transformers.hf_attention import FoundLayers, HFForwardPass, PoolHeads, Trial, attention
 from srv.models.transformers.hf_check import DenseCache, largest_difference

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.architectures import parts
-from srv.models.architectures.architecture import Architecture
-from srv.models.architectures.decoder_config import DEFAULTS, decoder_sizes, windows_of_pattern
 from srv.models.blueprint import Layer, Norm, Part, alike
-from srv.models.layers.rope_config import UnsupportedConfig
+from srv.models.families.architecture import Architecture
+from srv.models.families.builders import parts
+from srv.models.families.builders.decoder_fields import DEFAULTS, decoder_sizes, windows_of_pattern
+from srv.models.unsupported import UnsupportedConfig
 
 KINDS = ("full_attention", "sliding_attention")
 NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")

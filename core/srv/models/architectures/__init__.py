@@ -1,1 +1,0 @@
-"""Model architectures with native layers: their configurations and their computation."""

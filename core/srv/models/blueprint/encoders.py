@@ -1,0 +1,54 @@
+"""Parts of encoders: their layers, whose norms precede or follow attention and MLP, and a classification head.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from srv.models.blueprint import MLP, Activation, Attention, Norm, Output, Part, Stack, Table
+
+
+@dataclass(frozen=True)
+class EncoderLayer(Part):
+    """`pre_norm`: norms precede attention and MLP; otherwise they follow the additions to the residual.
+
+    `attention_norm`: None if that of the embeddings takes its place.
+    """
+
+    attention_norm: Norm | None
+    attention: Attention
+    mlp_norm: Norm
+    mlp: MLP
+    pre_norm: bool
+
+
+@dataclass(frozen=True)
+class EncoderStack(Stack):
+    """An encoder without a head. `first_position`: the row of the first token in `positions`."""
+
+    layers: tuple[EncoderLayer, ...]
+    positions: Table | None
+    types: Table | None
+    embedding_norm: Norm | None
+    final_norm: Norm | None
+    first_position: int
+
+
+@dataclass(frozen=True)
+class ClassificationHead(Part):
+    """score(norm(activation(dense(x)))). The norm is optional."""
+
+    dense: Output
+    norm: Norm | None
+    score: Output
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Encoder(Part):
+    """An encoder, with a classification head if it has one."""
+
+    stack: EncoderStack
+    head: ClassificationHead | None

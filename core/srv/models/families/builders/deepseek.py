@@ -1,0 +1,107 @@
+"""DeepSeek-V2 and V3: the facts of decoders with latent attention and, from some layer on, a mixture of experts.
+
+Torch-free. Owns what both have in common; the file of each one says how it chooses experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from srv.models.blueprint import MLP, MoE, Part
+from srv.models.checkpoints.rules import PermuteRotary
+from srv.models.families.builders import parts
+from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
+from srv.models.families.builders.latent import LatentSizes, latent_attention, latent_sizes
+from srv.models.layers.moe_config import COUNT_FIELDS, ExpertActivation, Routing
+from srv.models.layers.rope_config import RopeConfig, rope_config
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
+
+INNER_NORM_EPS = 1e-6  # of the norms of compressed vectors, whatever rms_norm_eps is
+
+
+def rotary_dims(config: Mapping[str, Any]) -> int:
+    """The dimensions per head whose rotary pairs are adjacent in checkpoints."""
+    return int(config["qk_rope_head_dim"])
+
+
+WEIGHTS = (PermuteRotary(rotary_dims),)
+DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+)
+# Only these values of fields that change the computation are implemented; None is as if the field were left out.
+SUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {"mlp_layer_types": (), "moe_layer_freq": (1,), "mlp_bias": (False,), "rope_interleave": (True,)}
+)
+
+
+def deepseek_tree(config: Mapping[str, Any], routing: Callable[[Mapping[str, Any]], Routing]) -> Part:
+    """A model with experts from `first_k_dense_replace` on. `routing(config)`: how they are chosen."""
+    sizes, latent, rope = deepseek_sizes(config)
+    feeding = feed_forward(config, sizes, routing, sparse_from(config, sizes.layers))
+    attention = latent_attention(latent, rope, bias=bool(config["attention_bias"]))
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, feeding))
+
+
+def deepseek_sizes(config: Mapping[str, Any]) -> tuple[Sizes, LatentSizes, RopeConfig]:
+    """Those of everything besides attention, whose heads are those of the rotary part, and those of attention.
+
+    Raises UnsupportedConfig with the field that is not implemented.
+    """
+    refuse_unless(config, SUPPORTED)
+    rope_dim, heads = int(config["qk_rope_head_dim"]), int(config["num_attention_heads"])
+    fields = {**config, "head_dim": rope_dim, "num_key_value_heads": heads}
+    sizes = decoder_sizes(fields, COUNT_FIELDS)
+    rope = rope_config(fields, sizes.head_dim)
+    return sizes, latent_sizes(config, rope, INNER_NORM_EPS), rope
+
+
+def feed_forward(
+    config: Mapping[str, Any],
+    sizes: Sizes,
+    routing: Callable[[Mapping[str, Any]], Routing],
+    is_sparse: Sequence[bool],
+    activation: ExpertActivation = "silu",
+) -> list[MLP | MoE]:
+    """The feed-forward part of each layer. `routing(config)` is called if a layer has experts."""
+    dense = parts.mlp(sizes)
+    if not any(is_sparse):
+        return [dense for _ in is_sparse]
+    sparse = _experts(config, sizes, routing(config), activation)
+    return [sparse if each else dense for each in is_sparse]
+
+
+def sparse_from(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts: from `first_k_dense_replace` on."""
+    dense = int(config.get("first_k_dense_replace") or 0)
+    return tuple(index >= dense for index in range(layers))
+
+
+def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing, activation: ExpertActivation) -> MoE:
+    count, size = int(config["n_routed_experts"]), int(config["moe_intermediate_size"])
+    groups, used = routing.groups, routing.top_groups
+    if groups < 1 or count % groups or not 1 <= used <= groups:
+        raise UnsupportedConfig(f"{count} experts cannot be in n_group = {groups} groups, of which topk_group = {used}")
+    if not 1 <= routing.top_k <= count // groups * used:
+        most = count // groups * used
+        raise UnsupportedConfig(f"num_experts_per_tok = {routing.top_k} is not between 1 and {most} experts")
+    shared = int(config.get("n_shared_experts") or 0) * size
+    return parts.mixture(
+        sizes, count, size, routing, shared=shared, shared_name="shared_experts", activation=activation
+    )
+
+
+def groups_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of groups of experts, and of those that a token uses."""
+    return int(config["n_group"] or 1), int(config["topk_group"] or 1)

@@ -1,0 +1,136 @@
+"""Qwen3-Next: the facts of a decoder most of whose layers keep a recurrent state instead of keys and values.
+
+Every fourth layer has attention, with a sigmoid gate on its result; the others have the gated delta rule. The
+feed-forward layers are mixtures of experts, or dense ones. Torch-free. Owns what Qwen3.5
+(`qwen3_5`) has in common with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from srv.models.blueprint import MLP, Linear, MoE, Norm, Part, Tensors
+from srv.models.blueprint.recurrent import DeltaNet
+from srv.models.families.architecture import Architecture
+from srv.models.families.builders import parts
+from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
+from srv.models.families.builders.layer_types import attending, check_experts
+from srv.models.layers.delta_sizes import DeltaSizes
+from srv.models.layers.moe_config import Routing
+from srv.models.unsupported import UnsupportedConfig
+
+KINDS = ("linear_attention", "full_attention")
+
+
+def delta_net(sizes: DeltaSizes, hidden: int, eps: float) -> DeltaNet:
+    """A layer with the gated delta rule."""
+    inputs, rates = sizes.inputs
+    convolutions = {f"{name}.weight": (channels, 1, sizes.width) for name, channels in sizes.convolutions.items()}
+    return DeltaNet(
+        Linear(inputs, hidden),
+        Linear(rates, hidden),
+        Tensors({**convolutions, "dt_bias": (sizes.value_heads,), "A_log": (sizes.value_heads,)}),
+        Norm(sizes.value_dim, eps, name="o_norm" if sizes.apart else "norm"),
+        Linear({sizes.output: hidden}, sizes.values),
+        sizes,
+        name="linear_attn",
+    )
+
+
+def tree(config: Mapping[str, Any]) -> Part:
+    layers = range(int(config["num_hidden_layers"]))
+    dense, step = set(config["mlp_only_layers"] or ()), int(config["decoder_sparse_step"])
+    routing = Routing(int(config["num_experts_per_tok"]), renormalize=bool(config["norm_topk_prob"]))
+    is_sparse = tuple(i not in dense and int(config["num_experts"]) > 0 and (i + 1) % step == 0 for i in layers)
+    return gated_tree(config, routing, is_sparse, by_heads=True)
+
+
+def gated_tree(
+    config: Mapping[str, Any], routing: Routing | None, is_sparse: tuple[bool, ...], *, by_heads: bool
+) -> Part:
+    """`routing`: of experts, in the layers for which `is_sparse` is true. `by_heads`: as in `DeltaSizes`.
+
+    Norms are computed in float32.
+    """
+    own = ("partial_rotary_factor",) if routing is None else ("partial_rotary_factor", "num_experts")
+    sizes = decoder_sizes(config, reads=own)
+    bias = bool(config["attention_bias"])
+    delta = DeltaSizes(
+        int(config["linear_num_key_heads"]),
+        int(config["linear_num_value_heads"]),
+        int(config["linear_key_head_dim"]),
+        int(config["linear_value_head_dim"]),
+        int(config["linear_conv_kernel_dim"]),
+        by_heads,
+    )
+    if delta.value_heads % delta.key_heads:
+        reason = f"{delta.value_heads} value heads are not a multiple of {delta.key_heads} key heads"
+        raise UnsupportedConfig(f"{reason} (linear_num_value_heads, linear_num_key_heads)")
+    types = config.get("layer_types")
+    if types is None:
+        interval = int(config["full_attention_interval"])
+        types = [KINDS[(layer + 1) % interval == 0] for layer in range(sizes.layers)]
+    attends = attending(types, KINDS, sizes.layers)
+    dense: MLP | MoE = parts.mlp(sizes)
+    sparse = _experts(config, sizes, routing) if routing is not None and any(is_sparse) else dense
+    norms = parts.head_norms(sizes, wide=True)
+    attention = parts.attention(sizes, bias=bias, norms=norms, gated_queries=True)
+    recurrent = delta_net(delta, sizes.hidden_size, sizes.norm_eps)
+    mixers = [attention if each else recurrent for each in attends]
+    feeding = [sparse if each else dense for each in is_sparse]
+    made = parts.pre_norm_layers(sizes, mixers, feeding, wide=True)
+    return parts.decoder(sizes, made, parts.last_norm(sizes, wide=True), divisible=False)
+
+
+def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing) -> MoE:
+    """With a gated MLP beside them."""
+    count, inner = int(config["num_experts"]), int(config["moe_intermediate_size"])
+    shared = int(config["shared_expert_intermediate_size"])
+    check_experts(routing.top_k, count)
+    if shared <= 0:
+        raise UnsupportedConfig(f"shared_expert_intermediate_size = {shared} is not a size")
+    return parts.mixture(sizes, count, inner, routing, shared=shared, shared_gate=True)
+
+
+# The values that transformers uses for fields that a configuration of either family leaves out.
+SHARED_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_attention_heads": 16,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    }
+)
+ARCHITECTURE = Architecture(
+    name="Qwen3NextForCausalLM",
+    tree=tree,
+    defaults={
+        **SHARED_DEFAULTS,
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": None,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts_per_tok": 10,
+        "num_experts": 512,
+        "norm_topk_prob": True,
+    },
+    model_type="qwen3_next",
+    runs_through_transformers=False,
+)
