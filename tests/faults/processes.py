@@ -6,6 +6,7 @@ _SLOTS = "tests/core/worker/test_slots.py"
 _LOOP = "tests/core/engine/test_loop.py"
 _EXECUTOR = "tests/core/executor/test_multi_process.py"
 _SHARDING = "tests/core/models/test_sharding.py"
+_SHARDED_WEIGHTS = "tests/core/quantization/test_sharded_weights.py"
 
 FAULTS = (
     Fault(
@@ -36,10 +37,42 @@ FAULTS = (
     Fault(
         name="every-rank-adds-the-bias",
         file="core/srv/models/layers/linear.py",
-        text="if sharding.columns is None or sharding.columns.begin == 0 else None",
-        planted="if bias else None",
+        text="return self.columns is None or self.columns.begin == 0",
+        planted="return True",
         effect="With several ranks, models with a bias in o_proj or down_proj add it once per rank.",
         tests=(_SHARDING,),
+    ),
+    Fault(
+        name="every-rank-adds-the-integers-of-static-inputs",
+        file="core/srv/quantization/layers/int8.py",
+        text="added_once = self.sharding.adds_bias",
+        planted="added_once = True",
+        effect="With several ranks, int8 layers with static inputs add their offsets and biases once per rank.",
+        tests=(_SHARDED_WEIGHTS,),
+    ),
+    Fault(
+        name="a-rank-holds-half-a-block",
+        file="core/srv/models/facts/sharding.py",
+        text="if part % self.block == 0:",
+        planted="if part:",
+        effect="A number of ranks that cuts quantization blocks is accepted, and the ranks read wrong scales.",
+        tests=(_SHARDED_WEIGHTS,),
+    ),
+    Fault(
+        name="scales-of-experts-are-not-cut",
+        file="core/srv/quantization/layers/fp8.py",
+        text="if self._has_column_blocks:",
+        planted="if not self._has_column_blocks:",
+        effect="With several ranks, experts in FP8 blocks cannot be loaded.",
+        tests=(_SHARDED_WEIGHTS,),
+    ),
+    Fault(
+        name="simulated-collectives-need-no-wait",
+        file="core/srv/testing/simulated_device/collectives.py",
+        text="self._stream.wait_stream(accelerator.current_stream())",
+        planted="self._stream = accelerator.current_stream()",
+        effect="A program that does not wait for a collective operation passes on simulated devices.",
+        tests=("plugins/npu_simulator/tests/test_npu_sim_hccl.py",),
     ),
     Fault(
         name="a-dead-rank-blocks-the-next-plan",
