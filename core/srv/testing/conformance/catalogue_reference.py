@@ -176,7 +176,7 @@ L2 = (
         "attention.mixed",
         "attention is correct for prompts and output tokens in one step, of few and many rows",
         "Rows follow each other along the token axis, with query_lens[i] tokens each.",
-        _PAGED,
+        (*_PAGED, "attention.long_rows", "attention.gqa"),
     ),
     _reference_check(
         "attention.extend",
@@ -411,7 +411,7 @@ GRAPHS = (
         "gqa",
         "a captured step is correct if query heads share KV heads",
         "Query heads h * n to h * n + n - 1 read KV head h, in captured steps as in others.",
-        (*_CAPTURED, "attention.gqa", *_OF_ONE_GROUP),
+        (*_CAPTURED, "attention.gqa", "attention.mixed", *_OF_ONE_GROUP),
     ),
     _graph_check(
         "groups",
