@@ -64,6 +64,8 @@ def _is_large(x: Tensor) -> bool:
 
 
 _NORM_DIMS = (64, 97, 576)
+_WIDEST_PRODUCT = 14336  # the inner size of Llama 3.1 8B
+_WIDEST_GATE = 29568  # the inner size of Qwen2-72B
 _LAST_POSITION = 131071
 
 
@@ -72,6 +74,12 @@ def _wide_rows(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     for dim in (5120, 8192):
         yield f"2x{dim}", random_tensor(generator, 2, dim, dtype=dtype)
+
+
+def _heads(dtype: torch.dtype, seed: int) -> tuple[str, Tensor]:
+    """The queries of a fused projection, whose heads are normalized one by one: [tokens, heads, dim]."""
+    fused = random_tensor(torch.Generator().manual_seed(seed), 5, 8 * 128, dtype=dtype)
+    return "6 heads of 128 of a fused projection", fused[:, : 6 * 128].view(5, 6, 128)
 
 
 def _late_positions(dtype: torch.dtype, seed: int) -> Case:
@@ -87,7 +95,7 @@ def _late_positions(dtype: torch.dtype, seed: int) -> Case:
 
 def rms_norm_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 1)
-    for label, x in (*_matrices(dtype, seed, _NORM_DIMS), *_wide_rows(dtype, seed)):
+    for label, x in (*_matrices(dtype, seed, _NORM_DIMS), *_wide_rows(dtype, seed), _heads(dtype, seed)):
         weight = (1 + 0.5 * torch.randn(x.shape[-1], generator=generator)).to(dtype)
         yield Case(label, (x, weight, 1e-5), large=_is_large(x))
 
@@ -104,6 +112,8 @@ def silu_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     for label, x in _matrices(dtype, seed, (2, 62, 3072)):
         # 100² is finite in float16. Large negative gates are the hard inputs of SiLU, which must return 0 there.
         yield Case(label, (x.clamp(-100, 100) if x.is_contiguous() else x,), large=_is_large(x))
+    wide = 2 * _WIDEST_GATE
+    yield Case(f"2x{wide}", (random_tensor(torch.Generator().manual_seed(seed), 2, wide, dtype=dtype),))
     gates = torch.tensor([[-1e3, -90.0, -20.0, -1e-4, 0.0, 1e-4, 20.0, 90.0]], dtype=dtype)
     yield Case("gates from -1000 to 90", (torch.cat((gates, torch.full_like(gates, 2.0)), -1),))
 
@@ -116,6 +126,7 @@ def gelu_tanh_and_mul_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
 def rotary_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 3)
     shapes = ((0, 4, 2, 64, 64), (1, 9, 3, 64, 64), (3, 4, 4, 128, 128), (17, 8, 1, 32, 32), (5, 4, 2, 80, 20))
+    shapes = (*shapes, (2, 96, 8, 128, 128), (2, 2, 1, 256, 64))
     for tokens, heads, kv_heads, dim, rotary_dim in (*shapes, (LARGE_ROWS, 2, 1, 32, 32)):
         for scale in _MAGNITUDES if tokens < LARGE_ROWS else (1.0,):
             fused = random_tensor(generator, tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=scale)
@@ -141,9 +152,9 @@ def _int8(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor, int, torch.Generator]]:
-    """(label, x [T, K], N, generator) with few and many rows, K too large for exact float32 sums, and outliers."""
+    """(label, x [T, K], N, generator) with few and many rows, odd and large K, outliers; one row in several cases."""
     generator = torch.Generator().manual_seed(seed + 4)
-    sizes = ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (130, 64, 32), (LARGE_ROWS, 64, 32))
+    sizes = ((1, 64, 96), (3, 96, 64), (17, 576, 192), (2, 1536, 64), (129, 64, 32), (LARGE_ROWS, 64, 32))
     for rows, inputs, outputs in sizes:
         yield f"{rows}x{inputs} to {outputs}", random_tensor(generator, rows, inputs, dtype=dtype), outputs, generator
     yield "rows of a wider matrix", row_slices(generator, 5, 64, dtype), 32, generator
@@ -153,6 +164,11 @@ def _linear_inputs(dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor,
     mixed[0] = 0
     mixed[1, 7] = 1e3
     yield "a row of zeros, and one with an outlier", mixed, 32, generator
+    yield "odd sizes, 1x333 to 131", random_tensor(generator, 1, 333, dtype=dtype), 131, generator
+    yield "odd sizes, 5x333 to 131", random_tensor(generator, 5, 333, dtype=dtype), 131, generator
+    wide = random_tensor(generator, 2, _WIDEST_PRODUCT, dtype=dtype)
+    wide[:, torch.arange(_WIDEST_PRODUCT) % 16 != 15] = 0  # the order of the sum matters no more than in smaller ones
+    yield f"2x{_WIDEST_PRODUCT} to 32", wide, 32, generator
 
 
 def linear_float32_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:

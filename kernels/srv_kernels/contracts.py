@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from srv_kernels import expert_oracles, oracles, recurrent_oracles
+from srv_kernels import expert_oracles, oracles, recurrent_oracles, sizes
 from srv_kernels.cases import (
     Case,
     add_rms_norm_cases,
@@ -61,21 +61,27 @@ class OpContract:
     """The contract of an op.
 
     signature: shapes and dtypes, for documentation. sizes: names of the sizes that an implementation is selected by.
-    oracle: float64 results. cases: dtype and seed -> calls. reference: "module:function" of the plain-torch
-    implementation. result: the dtype of the results, or of each of them, by default the model's; if it is a wider one,
-    results must not have been rounded to the model's. Integers must be equal. Implementations do not modify their
-    arguments, and accept rows that are views into wider matrices.
+    measure: the sizes of a call, in this order, from its arguments (`srv_kernels.sizes`). oracle: float64 results.
+    cases: dtype and seed -> calls. reference: "module:function" of the plain-torch implementation. result: the dtype of
+    the results, or of each of them, by default the model's; if it is a wider one, results must not have been rounded to
+    the model's. Integers must be equal. Implementations do not modify their arguments, and accept rows that are views
+    into wider matrices.
     """
 
     name: str
     signature: str
     sizes: tuple[str, ...]
+    measure: Callable[..., tuple[int, ...]]
     oracle: Callable[..., Tensor | tuple[Tensor, ...]]
     cases: Callable[[torch.dtype, int], Iterator[Case]]
     tolerances: Mapping[torch.dtype, Tolerance]
     dtypes: tuple[torch.dtype, ...] = DTYPES
     reference: str = field(default="")
     result: torch.dtype | tuple[torch.dtype, ...] | None = None
+
+    def sizes_of(self, case: Case) -> dict[str, int]:
+        """The sizes of a call, by name."""
+        return dict(zip(self.sizes, self.measure(*case.args), strict=True))
 
 
 _EXPERT_SIZES = ("hidden", "intermediate", "experts", "top_k")
@@ -86,6 +92,7 @@ def _contract(
     cases: Callable[[torch.dtype, int], Iterator[Case]],
     signature: str,
     sizes: tuple[str, ...],
+    measure: Callable[..., tuple[int, ...]],
     tolerances: Mapping[torch.dtype, Tolerance],
     result: torch.dtype | tuple[torch.dtype, ...] | None = None,
     module: str = "reference",
@@ -93,7 +100,7 @@ def _contract(
     """The contract of an op, which has the same name as its oracle and its reference implementation (in `module`)."""
     name = oracle.__name__
     reference = f"srv_kernels.{module}:{name}"
-    return OpContract(name, signature, sizes, oracle, cases, tolerances, reference=reference, result=result)
+    return OpContract(name, signature, sizes, measure, oracle, cases, tolerances, reference=reference, result=result)
 
 
 CONTRACTS: Mapping[str, OpContract] = {
@@ -104,6 +111,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             rms_norm_cases,
             signature="(x [..., D], weight [D], eps: float) -> [..., D]; all of the model's dtype",
             sizes=("dim",),
+            measure=sizes.last_axis,
             tolerances=TWO_ROUNDINGS,
         ),
         _contract(
@@ -111,6 +119,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             add_rms_norm_cases,
             signature="(x [..., D], residual [..., D], weight [D], eps: float) -> (norm of residual + x, residual + x)",
             sizes=("dim",),
+            measure=sizes.last_axis,
             tolerances=TWO_ROUNDINGS,
         ),
         _contract(
@@ -119,6 +128,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(q [T, H, D], k [T, KV, D], cos_sin float32 [P, R], positions int64 [T]) -> (q', k'); "
             "cos_sin has R/2 cosines, then R/2 sines; pairs are (i, i + R/2); elements from R on are unchanged",
             sizes=("head_dim", "rotary_dim"),
+            measure=sizes.rotary,
             tolerances=TWO_ROUNDINGS,
         ),
         _contract(
@@ -126,6 +136,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             silu_and_mul_cases,
             signature="(x [..., 2 I]) -> [..., I]: silu of the first half times the second",
             sizes=("dim",),
+            measure=sizes.half_of_last_axis,
             tolerances=TWO_ROUNDINGS,
         ),
         _contract(
@@ -133,6 +144,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             gelu_tanh_and_mul_cases,
             signature="(x [..., 2 I]) -> [..., I]: gelu (its tanh approximation) of the first half times the second",
             sizes=("dim",),
+            measure=sizes.half_of_last_axis,
             tolerances=TWO_ROUNDINGS,
         ),
         _contract(
@@ -141,6 +153,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
             "each row of x is quantized to int8, its largest magnitude to 127",
             sizes=("inputs", "outputs"),
+            measure=sizes.linear,
             tolerances=QUANTIZED_ROWS,
         ),
         _contract(
@@ -149,6 +162,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], weight int8 [N, K], input_scale float32 [1], input_offset float32 [1], "
             "quant_bias int32 [N], deq_scale float32 [N]) -> [T, N]; x / input_scale + input_offset is rounded to int8",
             sizes=("inputs", "outputs"),
+            measure=sizes.linear,
             tolerances=QUANTIZED_ROWS,
         ),
         _contract(
@@ -157,6 +171,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(x [T, K], weight int8 [N, K], weight_scale float32 [N], bias [N] as x | None) -> [T, N]; "
             "x is not quantized",
             sizes=("inputs", "outputs"),
+            measure=sizes.linear,
             tolerances=TWO_ROUNDINGS,
         ),
         _contract(
@@ -167,6 +182,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "quantized, unless it has more than 256 rows and the checkpoint or the user asks for an implementation that"
             " rounds it to float8_e4m3fn; weights are finite; block_inputs is a multiple of 32, or at least K",
             sizes=("inputs", "outputs"),
+            measure=sizes.linear,
             tolerances=TWO_ROUNDINGS,
         ),
         _contract(
@@ -176,6 +192,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "file quantized as `quant_type`; x may be quantized to 8 bits; NF4 and FP4 are types of bitsandbytes, in "
             "blocks of 64 (`oracles.TABLES`)",
             sizes=("inputs", "outputs"),
+            measure=sizes.linear,
             tolerances=QUANTIZED_INPUTS,
         ),
         _contract(
@@ -183,6 +200,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             linear_float32_cases,
             signature="(x [T, K], weight [N, K] as x) -> float32 [T, N]: the sums, for logits",
             sizes=("inputs", "outputs"),
+            measure=sizes.linear,
             tolerances=FLOAT32_SUMS,
             result=torch.float32,
         ),
@@ -191,6 +209,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             linear_gguf_cases,
             signature="as linear_gguf -> float32 [T, N]: the sums, for logits",
             sizes=("inputs", "outputs"),
+            measure=sizes.linear,
             tolerances=QUANTIZED_INPUTS,
             result=torch.float32,
         ),
@@ -202,6 +221,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             " lens[i] >= 1 tokens of x, and states[slots[i]] the W inputs before them, the oldest first; the states are"
             " not changed; `activation` is silu or none",
             sizes=("channels", "width"),
+            measure=sizes.causal_conv1d,
             tolerances=TWO_ROUNDINGS,
             module="recurrent_reference",
         ),
@@ -215,6 +235,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             " by sqrt(their squared norm + 1e-6), and q by sqrt(K); head h of q and k is that of the HV / H heads of v"
             " from h HV / H on",
             sizes=("key_heads", "value_heads", "key_dim", "value_dim"),
+            measure=sizes.gated_delta_rule,
             tolerances=RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",
@@ -229,6 +250,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             " times b is added; the result is the product of the state and c; group g of b and c is that of the H / G"
             " heads from g H / G on",
             sizes=("heads", "groups", "head_dim", "state_size"),
+            measure=sizes.state_space_scan,
             tolerances=RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",
@@ -241,6 +263,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             " is not changed; at each token, the state is exp(decay) times itself, plus x, and the result is the state;"
             " decay is at most 0",
             sizes=("channels",),
+            measure=sizes.last_axis,
             tolerances=RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",
@@ -251,6 +274,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             signature="(rows uint8 [N, bytes per row], quant_type: str, indices int64 [T], dtype) -> [T, K] of dtype; "
             "the embedding lookup in the rows of a GGUF file quantized as `quant_type`",
             sizes=("inputs",),
+            measure=sizes.rows_gguf,
             tolerances=FLOAT16_SCALES,
         ),
         _contract(
@@ -261,6 +285,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "softmax, sigmoid or softmax_of_top_k; the bias is added for the choice only; the order is that of "
             "descending choice scores, the lower id first of equal ones",
             sizes=("experts", "top_k"),
+            measure=sizes.route_experts,
             tolerances=FLOAT32_SUMS,
             result=(torch.int64, torch.float32),
             module="expert_reference",
@@ -273,6 +298,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "gelu_tanh, swiglu_clamped or silu_clamped; ids outside [0, E) contribute nothing; the results of a "
             "token's experts are added in float32, in the order of its ids",
             sizes=_EXPERT_SIZES,
+            measure=sizes.experts,
             tolerances=TWO_PRODUCTS,
             module="expert_reference",
         ),
@@ -283,6 +309,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "float32 [E, 2 I], down int8 [E, H, I], down_scale float32 [E, H], activation: str) -> [T, H]; as experts; "
             "the inputs of both products may be quantized to int8, with a scale per row",
             sizes=_EXPERT_SIZES,
+            measure=sizes.experts,
             tolerances=TWO_QUANTIZED_PRODUCTS,
             module="expert_reference",
         ),
@@ -295,6 +322,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "block_inputs: int, activation: str, gate_up_bias [E, 2 I] as x | None = None, down_bias [E, H] as x | "
             "None = None) -> [T, H]; as experts, with blocks and scales as linear_fp8",
             sizes=_EXPERT_SIZES,
+            measure=sizes.experts,
             tolerances=TWO_PRODUCTS,
             module="expert_reference",
         ),
@@ -306,6 +334,7 @@ CONTRACTS: Mapping[str, OpContract] = {
             "[E, 2 I] as x | None = None, down_bias [E, H] as x | None = None) -> [T, H]; as experts; rows are those "
             "of a GGUF file; the inputs of both products may be quantized to 8 bits",
             sizes=_EXPERT_SIZES,
+            measure=sizes.experts,
             tolerances=TWO_QUANTIZED_PRODUCTS,
             module="expert_reference",
         ),
@@ -321,14 +350,18 @@ def violations(
     seed: int = 0,
     capabilities: Collection[str] = (),
     large: bool = False,
+    supports: Callable[[Mapping[str, int]], bool] = lambda sizes: True,
 ) -> list[str]:
     """All violations of the contract by an implementation on its cases; empty if there are none.
 
     `capabilities`: of the platform; cases that need another one are left out. `large`: also the large cases.
+    `supports(sizes)`: whether the implementation takes calls of these sizes; the others are left out.
     """
     found: list[str] = []
     for case in contract.cases(dtype, seed):
         if (case.needs and case.needs not in capabilities) or (case.large and not large):
+            continue
+        if not supports(contract.sizes_of(case)):
             continue
         args = tuple(_to_device(arg, device) for arg in case.args)
         expected, actual = _results(contract.oracle(*case.args)), _results(implementation(*args))
@@ -383,7 +416,7 @@ def _difference(want: Tensor, got: Tensor, dtype: torch.dtype, tolerance: Tolera
     if not dtype.is_floating_point:
         differs = (got.to("cpu") != want).flatten()
         worst = int(differs.int().argmax())
-        values = f"element {worst} is {got.flatten()[worst].item()}, not {want.flatten()[worst].item()}"
+        values = f"{_place(worst, want)} is {got.flatten()[worst].item()}, not {want.flatten()[worst].item()}"
         return values if bool(differs.any()) else None
     error = (got.to("cpu").double() - want).abs()
     limits = torch.finfo(dtype)
@@ -392,4 +425,12 @@ def _difference(want: Tensor, got: Tensor, dtype: torch.dtype, tolerance: Tolera
     if bool((error <= allowed).all()):
         return None
     worst = int((error - allowed).nan_to_num(torch.inf).argmax())
-    return f"element {worst} is {got.flatten()[worst].item():g}, not {want.flatten()[worst].item():g}"
+    many = int((~(error <= allowed)).sum())
+    others = f"; {many} of {want.numel()} elements are wrong" if many > 1 else ""
+    return f"{_place(worst, want)} is {got.flatten()[worst].item():g}, not {want.flatten()[worst].item():g}{others}"
+
+
+def _place(index: int, tensor: Tensor) -> str:
+    """The element with this index of the flattened tensor, by its indices: "element [16, 81] of [17, 192]"."""
+    at = [int(each) for each in torch.unravel_index(torch.tensor(index), tensor.shape)]
+    return f"element {at} of {list(tensor.shape)}"

@@ -31,6 +31,8 @@ _ROUTINGS = {
     "Qwen3-MoE": (17, 128, False, Routing(8, "softmax", renormalize=True)),
     "DeepSeek-V2": (5, 160, False, Routing(6, "softmax", groups=8, top_groups=3, scale=16.0)),
     "DeepSeek-V3": (5, 256, True, Routing(8, "sigmoid", renormalize=True, groups=8, top_groups=4, scale=2.5)),
+    "Kimi K2": (5, 384, True, Routing(8, "sigmoid", renormalize=True, scale=2.827)),
+    "Qwen3-Next": (5, 512, False, Routing(10, "softmax", renormalize=True)),
     "Llama 4": (5, 16, False, Routing(1, "sigmoid")),
     "gpt-oss": (5, 32, False, Routing(4, "softmax_of_top_k")),
     "every expert": (3, 4, False, Routing(4, "softmax", renormalize=True)),
@@ -86,6 +88,9 @@ _SIZES = {
     "one expert": _Sizes(3, 1, 1, 64, 32),
     "odd numbers of tokens and experts": _Sizes(7, 3, 5, 96, 160),
     "many tokens": _Sizes(130, 2, 5, 64, 32),
+    "one token, many experts": _Sizes(1, 8, 128, 64, 32),
+    "wide hidden states": _Sizes(2, 2, 3, 4096, 48),
+    "wide experts": _Sizes(2, 2, 3, 64, 2048),
     "no token": _Sizes(0, 2, 4, 64, 32),
 }
 
@@ -106,7 +111,7 @@ def _routed(dtype: torch.dtype, generator: torch.Generator) -> Iterator[_Routed]
     """Tokens and their experts, with the adversarial ones that do not depend on the storage of the matrices."""
     for label, sizes in _SIZES.items():
         yield _Routed(label, *_chosen(generator, dtype, sizes), sizes)
-    sizes = _Sizes(17, 1, 4, 64, 32)
+    sizes = _Sizes(300, 1, 4, 64, 32)
     x, ids, weights = _chosen(generator, dtype, sizes)
     yield _Routed("all tokens to one expert", x, torch.full_like(ids, 2), weights, sizes)
     sizes = _Sizes(6, 3, 4, 64, 32)
@@ -127,12 +132,12 @@ def _routed(dtype: torch.dtype, generator: torch.Generator) -> Iterator[_Routed]
 
 
 def _chosen(generator: torch.Generator, dtype: torch.dtype, sizes: _Sizes) -> tuple[Tensor, Tensor, Tensor]:
-    """x [T, H], distinct ids int64 [T, K], weights float32 [T, K]."""
+    """x [T, H], distinct ids int64 [T, K], weights float32 [T, K] that add up to 1 if a token has several experts."""
     x = torch.randn(sizes.tokens, sizes.hidden, generator=generator).to(dtype)
     scores = torch.rand(sizes.tokens, sizes.experts, generator=generator)
     ids = scores.argsort(-1)[:, : sizes.top_k].contiguous()
     weights = torch.rand(sizes.tokens, sizes.top_k, generator=generator) + 0.1
-    return x, ids, weights / weights.sum(-1, keepdim=True)
+    return x, ids, weights / weights.sum(-1, keepdim=True) if sizes.top_k > 1 else weights
 
 
 def experts_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:

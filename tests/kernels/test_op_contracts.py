@@ -29,6 +29,40 @@ def test_implementation_keeps_its_contract(op: str, target: str, dtype: torch.dt
         )
 
 
+@every("op", list(CONTRACTS))
+def test_calls_are_measured_by_the_sizes_that_implementations_are_selected_by(op: str) -> None:
+    contract = CONTRACTS[op]
+    measured = [contract.sizes_of(case) for case in contract.cases(torch.float32, 0)]
+    assert measured
+    for sizes in measured:
+        assert tuple(sizes) == contract.sizes
+        assert all(type(size) is int and size > 0 for size in sizes.values()), sizes
+
+
+def test_calls_of_unsupported_sizes_are_left_out() -> None:
+    calls: list[int] = []
+
+    def even_only(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        calls.append(x.shape[-1])
+        return CONTRACTS["rms_norm"].oracle(x, weight, eps).to(x.dtype)  # type: ignore[union-attr]
+
+    assert (
+        violations(CONTRACTS["rms_norm"], even_only, torch.float32, supports=lambda sizes: sizes["dim"] % 2 == 0) == []
+    )
+    assert calls
+    assert not any(size % 2 for size in calls)
+
+
+def test_a_violation_names_the_element_by_its_indices() -> None:
+    def last_is_zero(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = CONTRACTS["rms_norm"].oracle(x, weight, eps).to(x.dtype)  # type: ignore[union-attr]
+        out[..., -1:] = 0
+        return out
+
+    found = violations(CONTRACTS["rms_norm"], last_is_zero, torch.float32)
+    assert any("element [0, 63] of [1, 64] is 0, not" in each for each in found), found[:3]
+
+
 @every("shape", [(2, 3, 64), (64,)])
 def test_norms_take_any_leading_axes(shape: tuple[int, ...]) -> None:
     x, weight = torch.randn(shape), torch.randn(64)

@@ -6,6 +6,7 @@ Each check adds one feature to those that it depends on: one page, several pages
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,14 +33,25 @@ from srv.testing.conformance.setups import (
 )
 
 WINDOWED = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5}
+SOFT_CAP = 3.0  # low, so that it changes the result visibly
+CAPPED = {
+    "attn_logit_softcapping": SOFT_CAP,
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "sliding_window_pattern": 1,  # every layer has full attention
+}
+BIASED = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "alibi": True, "multi_query": False}
 LAYERS = 12  # so many that layers which share buffers by their number modulo 11 or less are found
+MANY_LAYERS = 66  # the same for numbers modulo 65 or less
 LONG_ROW = 300  # tokens; kernels divide the keys of such a row into parts. `Largest.tokens` may be more
 # (query heads, KV heads) of which 2 to 8, 12 and 16 query heads share one KV head, as in real models.
 SHARED_HEADS = ((4, 2), (9, 3), (8, 2), (10, 2), (12, 2), (14, 2), (4, 1), (8, 1), (12, 1), (16, 1))
+MANY_SHARED_HEADS = ((8, 2),)  # of steps with many rows
 _AHEAD = 5  # tokens by which a row may be shorter than the host knows
 CHUNK = 37  # tokens of a chunk
 LONG_WINDOW = 130  # tokens, beyond the keys that kernels read at once
-SOFT_CAP = 3.0  # low, so that it changes the result visibly
+SCALES = (0.4, 1.7)  # of layers, in units of the usual one
+_LARGE_SCORE = 110.0  # exp(89) is more than float32 holds, and exp(-104) less
 
 
 def placement(kit: Kit) -> str:
@@ -137,6 +149,29 @@ def page_boundaries(kit: Kit) -> str:
     return "; ".join(filter(None, seen))
 
 
+def scale(kit: Kit) -> str:
+    """Scales other than the usual 1 / sqrt(head_dim), smaller and larger."""
+
+    def check(setup: Setup) -> None:
+        for factor in SCALES:
+            scale = factor * setup.shape.head_dim**-0.5
+            check_typical(kit, setup, f"a scale of {scale:.3g}, not 1 / sqrt(head_dim)", scale=scale)
+
+    return run_each(select_setups(kit, max_page_sizes=1), check)
+
+
+def large_scores(kit: Kit) -> str:
+    """Scores that are all large, or all far below 0: their exponentials are infinite or 0 in float32."""
+
+    def check(setup: Setup) -> None:
+        common = 2 ** math.ceil(math.log2(_LARGE_SCORE * setup.shape.head_dim**0.5))
+        for sign in (1, -1):
+            what = f"scores of about {sign * common * setup.shape.head_dim**-0.5:.0f}"
+            check_typical(kit, setup, what, common=sign * common)
+
+    return run_each(select_setups(kit, max_page_sizes=1), check)
+
+
 def gqa(kit: Kit) -> str:
     """KV heads that several query heads share, in numbers that are powers of two and not, or all of them."""
     return run_shared_heads(
@@ -178,7 +213,12 @@ def mixed(kit: Kit) -> str:
 
     seen, count = run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check), largest(kit).rows
     run_each(select_setups(kit, max_page_sizes=1), lambda setup: _check_many_rows(kit, setup, count))
-    return f"{seen}; {count} rows"
+    shared = run_shared_heads(
+        MANY_SHARED_HEADS,
+        lambda heads, kv_heads: select_setups(kit, heads, kv_heads, max_page_sizes=1),
+        lambda setup: _check_long_among_many(kit, setup),
+    )
+    return f"{seen}; {count} rows; one long row among them: {shared}"
 
 
 def _check_many_rows(kit: Kit, setup: Setup, count: int) -> None:
@@ -189,6 +229,17 @@ def _check_many_rows(kit: Kit, setup: Setup, count: int) -> None:
     bench.step([(row, 1) for row in rows], f"{what}, all output")
     pairs = [(row, 1) if number % 2 else (bench.sequence(), 1 + number % 7) for number, row in enumerate(rows)]
     bench.step(pairs, f"{what}, prompts and output")
+
+
+def _check_long_among_many(kit: Kit, setup: Setup) -> None:
+    """A long row among many short ones: a prompt beside prompts, then output of all."""
+    tokens, count = largest(kit).tokens // 2, largest(kit).rows
+    size = setup.layout.page_size
+    bench = Bench(kit, setup, pages=-(-tokens // size) + 2 * count * -(-10 // size))
+    rows, what = [bench.sequence() for _ in range(count)], f"a step of {count} rows, one of {tokens} tokens"
+    lengths = [tokens if number == count // 2 else 1 + number % 7 for number in range(count)]
+    bench.step(list(zip(rows, lengths, strict=True)), what)
+    bench.step([(row, 1) for row in rows], what)
 
 
 def extend(kit: Kit) -> str:
@@ -261,10 +312,11 @@ def layers(kit: Kit) -> str:
     """Each layer has its own keys and values."""
 
     def check(setup: Setup) -> None:
-        bench = Bench(kit, setup.with_layers(LAYERS))
+        count = MANY_LAYERS if is_native(kit) else LAYERS
+        bench = Bench(kit, setup.with_layers(count))
         row = bench.sequence()
-        for count in (setup.span + 1, 1, 1):
-            bench.step([(row, count)], f"{LAYERS} layers", layers=range(LAYERS))
+        for tokens in (setup.span + 1, 1, 1):
+            bench.step([(row, tokens)], f"{count} layers", layers=range(count))
 
     return run_each(select_setups(kit, max_page_sizes=1), check)
 
@@ -366,30 +418,26 @@ def window_pages(kit: Kit) -> str:
 
 def soft_cap(kit: Kit) -> str:
     """Layers with capped scores."""
-    fields = {
-        "attn_logit_softcapping": SOFT_CAP,
-        "architectures": ["Gemma2ForCausalLM"],
-        "model_type": "gemma2",
-        "sliding_window_pattern": 1,  # every layer has full attention
-    }
 
     def check(setup: Setup) -> None:
         check_typical(kit, setup, "capped scores", soft_cap=SOFT_CAP)
         if "window" in setup.spec.traits:
             check_typical(kit, setup, "capped scores in a window of 5 tokens", window=5, soft_cap=SOFT_CAP)
 
-    return run_each(select_setups(kit, fields=fields), check)
+    return run_each(select_setups(kit, fields=CAPPED), check)
 
 
 def alibi(kit: Kit) -> str:
     """Layers with linear position biases, which differ between heads."""
-    fields = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "alibi": True, "multi_query": False}
 
     def check(setup: Setup) -> None:
-        slopes = tuple(2.0 ** -(head + 1) for head in range(setup.shape.heads))
-        check_typical(kit, setup, "linear position biases", alibi=slopes)
+        check_typical(kit, setup, "linear position biases", alibi=slopes(setup))
 
-    return run_each(select_setups(kit, fields=fields), check)
+    return run_each(select_setups(kit, fields=BIASED), check)
+
+
+def slopes(setup: Setup) -> tuple[float, ...]:
+    return tuple(2.0 ** -(head + 1) for head in range(setup.shape.heads))
 
 
 def dtypes(kit: Kit) -> str:

@@ -10,8 +10,8 @@ from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.setups import Setup, select_setups
 
 # Classes without native layers: the fields alone tell which attention they have.
-_SINKS = {"architectures": ["FlintForCausalLM"], "model_type": "flint"}
-_CHUNKS = {"architectures": ["InChunksForCausalLM"], "model_type": "in_chunks", "attention_chunk_size": 5}
+SINKS = {"architectures": ["FlintForCausalLM"], "model_type": "flint"}
+CHUNKS = {"architectures": ["InChunksForCausalLM"], "model_type": "in_chunks", "attention_chunk_size": 5}
 _ENCODER = {"architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu", "type_vocab_size": 2}
 _LOCAL = 5
 
@@ -20,18 +20,23 @@ def sinks(kit: Kit) -> str:
     """Layers with a score per head that has no value, in short rows and in one whose keys kernels divide."""
 
     def check(setup: Setup) -> None:
-        scores = tuple(2.0 * head - 3.0 for head in range(setup.shape.heads))
-        traits: dict[str, Any] = {"sinks": True, "sink_scores": scores}
+        traits = with_sinks(setup)
         check_typical(kit, setup, "attention sinks", **traits)
         further: dict[str, Any] = {"window": 5, "soft_cap": SOFT_CAP}
         for trait in further.keys() & set(setup.spec.traits):
             check_typical(kit, setup, f"attention sinks with {trait}", **traits, **{trait: further[trait]})
         bench = Bench(kit, setup, **traits)
-        rows = [bench.sequence(), bench.sequence()]
-        bench.step([(rows[0], min(LONG_ROW, PAGES // 2 * setup.layout.page_size)), (rows[1], 5)], "attention sinks")
-        bench.step([(row, 1) for row in rows], "attention sinks of a long row and a short one")
+        lengths = (min(LONG_ROW, PAGES // 2 * setup.layout.page_size), 5, 1, 8, 2)
+        rows = [bench.sequence() for _ in lengths]
+        bench.step(list(zip(rows, lengths, strict=True)), "attention sinks")
+        bench.step([(row, 1) for row in rows], "attention sinks of a long row and short ones")
 
-    return run_each(select_setups(kit, fields=_SINKS), check)
+    return run_each(select_setups(kit, fields=SINKS), check)
+
+
+def with_sinks(setup: Setup) -> dict[str, Any]:
+    """The fields of a layer whose heads have different sinks."""
+    return {"sinks": True, "sink_scores": tuple(2.0 * head - 3.0 for head in range(setup.shape.heads))}
 
 
 def chunks(kit: Kit) -> str:
@@ -41,7 +46,7 @@ def chunks(kit: Kit) -> str:
         for tokens in (1, 5, setup.span + 2):
             check_typical(kit, setup, f"attention within chunks of {tokens} tokens", chunk=tokens)
 
-    return run_each(select_setups(kit, fields=_CHUNKS), check)
+    return run_each(select_setups(kit, fields=CHUNKS), check)
 
 
 def both_ways(kit: Kit) -> str:

@@ -28,6 +28,7 @@ from srv.testing.conformance.setups import Setup, allocate_pool, build_attention
 
 PAGES = 96
 SPARE_PAGES = 16  # beside a long row, for others and for output
+_COMMON_QUERY = 32.0
 OUTLIER = 9.0  # in pools with scales: beyond what they hold
 # |got - want| <= first + second * |want|; allows a softmax in the dtype itself, and TF32 products for float32.
 TOLERANCES = {"float32": (2e-3, 2e-3), "bfloat16": (3e-2, 2e-2), "float16": (8e-3, 4e-3)}
@@ -48,6 +49,7 @@ class Bench:
 
     `traits`: fields of `AttentionLayer`, of all layers. `extra_columns`: those of the page table past the longest row.
     `pages`: of the pool. `fused`: q, k and v are views of one wide tensor, as a fused projection returns them.
+    `common`: added to all products q.k, before they are scaled.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Bench:
         pages: int = PAGES,
         fused: bool = False,
         seed: int = 0,
+        common: int = 0,
         **traits: Any,
     ) -> None:
         if traits.get("bidirectional"):
@@ -73,9 +76,10 @@ class Bench:
         self._generator = torch.Generator().manual_seed(seed)
         # Page 1 is allocated first, so that a write just past page 0 damages a row.
         self._free = [*(torch.randperm(pages - 1, generator=self._generator) + 2).tolist(), 1]
-        self._extra_columns, self._fused = extra_columns, fused
+        self._extra_columns, self._fused, self._common = extra_columns, fused, common
         shape, count = setup.shape, len(setup.layout.group.layers) or 1
-        first = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5, **traits)
+        traits = {"scale": shape.head_dim**-0.5, **traits}
+        first = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, **traits)
         self.layers = tuple(dataclasses.replace(first, index=index) for index in range(count))
 
     def sequence(self, shared: Row | None = None, tokens: int = 0) -> Row:
@@ -150,6 +154,8 @@ class Bench:
             return (torch.randn(tokens, heads, shape.head_dim, generator=self._generator) * scale).to(dtype)
 
         q, k, v = random(shape.heads, 2.0), random(shape.kv_heads, 1.0), random(shape.kv_heads, 1.0)
+        if self._common:  # powers of two, whose product no dtype rounds
+            q[..., 0], k[..., 0] = _COMMON_QUERY, self._common / _COMMON_QUERY
         if self.setup.layout.dtype == "int8":
             return q, avoid_ties(k), avoid_ties(v)
         return (q, with_outlier(k), with_outlier(v)) if self.setup.layout.scales else (q, k, v)

@@ -148,6 +148,18 @@ L2 = (
         _PAGED,
     ),
     _reference_check(
+        "attention.scale",
+        "attention is correct for layers whose scale is not 1 / sqrt(head_dim)",
+        "Multiply q.k by AttentionLayer.scale, which models set as they like.",
+        _PAGED,
+    ),
+    _reference_check(
+        "attention.large_scores",
+        "attention is correct for scores whose exponentials are infinite or 0 in float32, as those of large key biases",
+        "Subtract the largest score of a row from all of them before exp; begin with -inf as the largest, not with 0.",
+        _PAGED,
+    ),
+    _reference_check(
         "attention.gqa",
         "attention is correct if query heads share KV heads",
         "Query heads h * n to h * n + n - 1 read KV head h, with n = heads / kv_heads.",
@@ -164,7 +176,7 @@ L2 = (
         "attention.mixed",
         "attention is correct for prompts and output tokens in one step, of few and many rows",
         "Rows follow each other along the token axis, with query_lens[i] tokens each.",
-        _PAGED,
+        (*_PAGED, "attention.long_rows", "attention.gqa"),
     ),
     _reference_check(
         "attention.extend",
@@ -399,7 +411,7 @@ GRAPHS = (
         "gqa",
         "a captured step is correct if query heads share KV heads",
         "Query heads h * n to h * n + n - 1 read KV head h, in captured steps as in others.",
-        (*_CAPTURED, "attention.gqa", *_OF_ONE_GROUP),
+        (*_CAPTURED, "attention.gqa", "attention.mixed", *_OF_ONE_GROUP),
     ),
     _graph_check(
         "groups",
@@ -407,6 +419,35 @@ GRAPHS = (
         "A window hides keys in captured steps, too. Each cache group has a backend, and static buffers of its own; "
         "Graphs.replay gets the metadata of each group.",
         (*_CAPTURED, "attention.window", "attention.groups", *_OF_ONE_GROUP),
+    ),
+    _graph_check(
+        "traits",
+        "a captured step is correct with other scales, and the declared ones of sinks, soft_cap, alibi and chunks",
+        "The captured kernel needs what the layer has, as the eager one does. Where steps with such layers cannot be "
+        "captured, say graphs=False, or remove the trait.",
+        (
+            *(
+                *_CAPTURED,
+                "attention.scale",
+                "attention.sinks",
+                "attention.soft_cap",
+                "attention.alibi",
+                "attention.chunks",
+            ),
+            *(*_OF_ONE_GROUP, "graph.gqa", "graph.groups"),
+        ),
+    ),
+    Check(
+        "graph.latent",
+        Level.L2,
+        "a captured step of multi-head latent attention is correct, with other lengths, rows and padding",
+        "latent:captured",
+        "What `plan` returns for AttentionBatch.graph keeps its addresses, and so does what `prepare` derives from the "
+        "up-projection.",
+        needs="graphs",
+        after=(*_FIRST, "graph.declared", "attention.latent"),
+        blocks=False,
+        seconds=300.0,
     ),
     _graph_check(
         "kv_dtypes",

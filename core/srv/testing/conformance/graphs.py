@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,20 @@ from torch import Tensor
 
 from srv.dtypes import FLOAT8
 from srv.platform.interface import AttentionBatch, Graphs
-from srv.testing.conformance.attention import LONG_WINDOW, SHARED_HEADS, WINDOWED, run_each, run_shared_heads
+from srv.testing.conformance.attention import (
+    BIASED,
+    CAPPED,
+    LONG_WINDOW,
+    MANY_SHARED_HEADS,
+    SCALES,
+    SHARED_HEADS,
+    SOFT_CAP,
+    WINDOWED,
+    run_each,
+    run_shared_heads,
+    slopes,
+)
+from srv.testing.conformance.attention_reach import CHUNKS, SINKS, with_sinks
 from srv.testing.conformance.bench import PAGES, SPARE_PAGES, Bench, Row, known_on_device, on_device, step_groups
 from srv.testing.conformance.fp8_kv import with_scales
 from srv.testing.conformance.kit import Kit
@@ -24,6 +38,7 @@ from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.setups import (
     MAX_HEAD_SIZES,
     Setup,
+    backend_specs,
     dtype_of,
     is_native,
     largest,
@@ -88,7 +103,11 @@ def gqa(kit: Kit) -> str:
         return _decoding(select_setups(kit, heads, kv_heads, max_page_sizes=1, captured=True))
 
     heads_of = SHARED_HEADS if is_native(kit) else SHARED_HEADS[1::4]  # 3, 7 and 16 share one
-    return run_shared_heads(heads_of, choose, lambda setup: _check_shared_heads(kit, setup, "with shared KV heads"))
+    seen = run_shared_heads(heads_of, choose, lambda setup: _check_shared_heads(kit, setup, "with shared KV heads"))
+    many = run_shared_heads(
+        MANY_SHARED_HEADS, choose, lambda setup: _check_many_rows(kit, setup, largest(kit).tokens // 2)
+    )
+    return f"{seen}; {largest(kit).rows} rows, one of them long: {many}"
 
 
 def groups(kit: Kit) -> str:
@@ -118,6 +137,36 @@ def kv_dtypes(kit: Kit) -> str:
     return "; ".join((*seen, *refusals))
 
 
+def traits(kit: Kit) -> str:
+    """Other scales, and the traits that are declared of sinks, capped scores, position biases and chunks."""
+    declared = {trait for spec in backend_specs(kit, "attention") for trait in spec.traits}
+    seen: list[str] = []
+    refusals: list[str] = []
+    for trait, (fields, layer) in _TRAITS.items():
+        if trait not in declared and trait != _SCALE:
+            continue
+        try:
+            chosen = _decoding(select_setups(kit, 4, 2, max_page_sizes=1, fields=fields, captured=True))
+        except NotApplicable as reason:
+            refusals.append(f"{trait}: {reason}")
+            continue
+        seen.append(f"{trait}: {run_each(chosen, functools.partial(_check_trait, kit, trait, layer))}")
+    if not seen:
+        raise NotApplicable("; ".join(refusals))
+    return "; ".join((*seen, *refusals))
+
+
+_SCALE = "scale"
+# By trait: the fields of a model, and those of a layer.
+_TRAITS: Mapping[str, tuple[Mapping[str, Any], Callable[[Setup], dict[str, Any]]]] = MappingProxyType(
+    {
+        _SCALE: ({}, lambda setup: {"scale": SCALES[0] * setup.shape.head_dim**-0.5}),
+        "sinks": (SINKS, with_sinks),
+        "soft_cap": (CAPPED, lambda setup: {"soft_cap": SOFT_CAP}),
+        "alibi": (BIASED, lambda setup: {"alibi": slopes(setup)}),
+        "chunks": (CHUNKS, lambda setup: {"chunk": 5}),
+    }
+)
 _KV_DTYPES = {"int8_kv": ("int8",), "fp8_kv": FLOAT8}  # by capability
 Sequences = Sequence[tuple[Row, ...]]  # rows of a step: of each sequence, one per cache group
 
@@ -182,7 +231,7 @@ class _Captured:
     """Decode steps of one backend, captured for each of `counts`, the largest first.
 
     windows: of each cache group, which has a pool and a page table of its own; all have the same lengths. tokens: for
-    which a page table has columns; if 0, those of `COLUMNS`.
+    which a page table has columns; if 0, those of `COLUMNS`. traits: see `Bench`.
     """
 
     def __init__(
@@ -192,6 +241,7 @@ class _Captured:
         windows: Sequence[int | None] = (None,),
         counts: Sequence[int] = COUNTS,
         tokens: int = 0,
+        **traits: Any,
     ) -> None:
         graphs = kit.platform.graphs
         if graphs is None:
@@ -199,8 +249,10 @@ class _Captured:
         self.kit, self.graphs = kit, graphs
         size = setup.layout.page_size
         self.columns = max(COLUMNS * setup.span // size, -(-tokens // size))
-        pages = max(self.columns + SPARE_PAGES, 3 * counts[0], PAGES)
-        benches = [Bench(kit, setup, seed=seed, window=window, pages=pages) for seed, window in enumerate(windows)]
+        pages = max(self.columns + SPARE_PAGES + 3 * counts[0], PAGES)
+        benches = [
+            Bench(kit, setup, seed=seed, window=window, pages=pages, **traits) for seed, window in enumerate(windows)
+        ]
         self._groups = [_Group(kit, bench, counts[0], self.columns) for bench in benches]
         shape = (len(benches), len(LAYERS), counts[0], setup.shape.heads, setup.shape.head_dim)
         self._out = torch.zeros(shape, dtype=dtype_of(setup.dtype), device=kit.device)
@@ -306,11 +358,13 @@ def _check_row_counts(kit: Kit, setup: Setup) -> None:
         captured.step(rows[:2], "replay of two rows", 2)
 
 
-def _check_many_rows(kit: Kit, setup: Setup) -> None:
+def _check_many_rows(kit: Kit, setup: Setup, longest: int = 0) -> None:
+    """longest: the tokens of one of the rows, if it is longer than the others, and not more than a native device's."""
     count = largest(kit).rows
-    captured = _Captured(kit, setup, counts=(count,))
-    rows = captured.prompts([1 + number % 7 for number in range(count)])
-    for used in (count, count // 2 + 1, count):
+    captured = _Captured(kit, setup, counts=(count,), tokens=longest + 3 if is_native(kit) else 0)
+    longest = min(longest, captured.columns * setup.layout.page_size - 3)
+    rows = captured.prompts([max(1 + number % 7, longest * (number == count // 2)) for number in range(count)])
+    for used in (count, count // 2 + 1) if longest else (count, count // 2 + 1, count):
         captured.step(rows[:used], f"replay of {count} rows with {used} requests")
 
 
@@ -323,6 +377,14 @@ def _check_shared_heads(kit: Kit, setup: Setup, what: str) -> None:
 
 def _check_kv_dtype(kit: Kit, setup: Setup) -> None:
     _check_shared_heads(kit, with_scales(setup), f"over {setup.layout.dtype}")
+
+
+def _check_trait(kit: Kit, trait: str, fields: Callable[[Setup], dict[str, Any]], setup: Setup) -> None:
+    windows = (None, 5) if "window" in setup.spec.traits and trait in ("sinks", "soft_cap") else (None,)
+    captured, size = _Captured(kit, setup, windows, **fields(setup)), setup.span
+    rows = captured.prompts([1, size - 1, 3 * size + 3])
+    for order in ((0, 1, 2), (0, 1, 2), (2, 0)):
+        captured.step([rows[number] for number in order], f"replay of layers with {trait}")
 
 
 def _check_groups(kit: Kit, setup: Setup, window: int) -> None:

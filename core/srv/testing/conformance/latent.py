@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import pkgutil
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -21,13 +22,20 @@ from srv.models.base import torch_dtype
 from srv.planning.pools import kv_dtype
 from srv.platform.contract import check_latent, why_unsupported
 from srv.platform.facts import BackendSpec
-from srv.platform.interface import AttentionBatch, BackendContext, KVBuffers
+from srv.platform.interface import AttentionBackend, AttentionBatch, BackendContext, Graphs, KVBuffers
 from srv.platform.latent import LatentAttentionBackend
 from srv.specs import AttentionLayer, IndexDims, KVLayout, Latent, LatentDims, ModelFacts
 from srv.testing.conformance.facts import small_model
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
-from srv.testing.conformance.setups import PAGE_SIZES, allocate_pool, backend_specs, declared_dtypes, resolve_for
+from srv.testing.conformance.setups import (
+    PAGE_SIZES,
+    allocate_pool,
+    backend_specs,
+    declared_dtypes,
+    is_native,
+    resolve_for,
+)
 from srv.testing.conformance.values import user_statement
 
 SIZES = (LatentDims(64, 32, 16, 32), LatentDims(512, 128, 64, 128))
@@ -35,8 +43,10 @@ HEADS = (4, 20)  # the second number is not a power of two
 INDEXER = IndexDims(6, 32, 7)  # rows have more keys than it chooses
 TOLERANCES = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 1e-2}  # of the largest expected result
 LONG = 171  # queries for which the keys and values of each head take fewer products than absorbing, for both sizes
-TOKENS = 512  # that the pool has room for, at least
+_LONG_ROW = 560  # tokens, of captured steps
+TOKENS = 1024  # that the pool has room for, at least
 _LAYERS = 2
+_ROWS = 4  # of captured steps
 _NO_INDEXER = IndexDims(0, 0, 0, own=False)
 
 
@@ -54,6 +64,27 @@ def latent(kit: Kit) -> str:
                 _Run(kit, spec, layer, layout, dtype).check()
             if found:
                 seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(each.page_size) for _, each in found)}")
+    if not seen:
+        raise NotApplicable(f"no attention backend fits such a model here: {'; '.join(dict.fromkeys(refused))}")
+    return "; ".join(seen)
+
+
+def captured(kit: Kit) -> str:
+    """The same for captured steps, of backends that declare them, in the first dtype that fits."""
+    graphs = kit.platform.graphs
+    specs = [spec for spec in backend_specs(kit, "attention") if spec.latent and spec.graphs]
+    if graphs is None or not specs:
+        raise NotApplicable("no attention backend computes latent attention in captured steps")
+    seen: list[str] = []
+    refused: list[str] = []
+    for spec in specs:
+        for dtype in declared_dtypes(kit):
+            found = [each for each in _fitting(kit, spec, dtype, refused) if each[0].indexer is None]
+            for layer, layout in found:
+                _Run(kit, spec, layer, layout, dtype).check_captured(graphs)
+            if found:
+                seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(each.page_size) for _, each in found)}")
+                break
     if not seen:
         raise NotApplicable(f"no attention backend fits such a model here: {'; '.join(dict.fromkeys(refused))}")
     return "; ".join(seen)
@@ -106,6 +137,16 @@ def _model(dtype: str, heads: int, dims: LatentDims) -> ModelFacts:
     )
 
 
+class _Step(NamedTuple):
+    """One step on the host. operands: q, k and v; expected: float64, the results of all rows."""
+
+    queries: list[int]
+    ends: list[int]
+    table: Tensor
+    operands: tuple[Tensor, Tensor, Tensor]
+    expected: Tensor
+
+
 class _Run:
     """Sequences over the pool of one backend. The vectors of each are kept, to compare with."""
 
@@ -130,7 +171,10 @@ class _Run:
         self._dims = dims
         self._index = layer.indexer or _NO_INDEXER
         self._up = self._draw(layer.heads, dims.key_dim + dims.value_dim, dims.latent_dim, gain=dims.latent_dim**-0.5)
-        self._backend.prepare(layer, self._up.to(kit.device))
+        up = torch.ones_like(self._up, device=kit.device)
+        self._backend.prepare(layer, up)
+        up.copy_(self._up)  # weights are updated in place, and prepared again
+        self._backend.prepare(layer, up)
 
     def check(self) -> None:
         size = min(self._size, 16)
@@ -144,8 +188,29 @@ class _Run:
     def _draw(self, *shape: int, gain: float = 1.0) -> Tensor:
         return (torch.randn(shape, generator=self._random) * gain).to(self._dtype)
 
+    def check_captured(self, graphs: Graphs) -> None:
+        """Prompts, then output by replays of a step of `_ROWS` rows, of which those without a sequence are padding."""
+        size, dims, layer = min(self._size, 16), self._dims, self._layer
+        shapes = (layer.heads, dims.key_dim + dims.rope_dim), (1, dims.latent_dim), (1, dims.rope_dim)
+        zeros = [torch.zeros(_ROWS, *shape, dtype=self._dtype, device=self._kit.device) for shape in shapes]
+        longest = _LONG_ROW if is_native(self._kit) else 2 * size + 3
+        step = _Captured(self._kit, graphs, self._backend, layer, zeros, columns=2 + longest // self._size)
+        self._step("prompts", ("a", longest), ("b", 1), ("c", size))
+        for names in (("a", "b", "c"), ("c", "a", "b"), ("b",), ("d", "b", "c", "a")):
+            rows = self._next(*((name, 1) for name in names))
+            self._compare(f"replay of {_ROWS} rows with {len(names)} sequences", rows, step.replay(rows))
+
     def _step(self, what: str, *rows: tuple[str, int]) -> None:
-        dims, place, total = self._dims, self._kit.device, sum(count for _, count in rows)
+        step, place = self._next(*rows), self._kit.device
+        with torch.inference_mode():
+            plan = self._backend.plan(AttentionBatch(step.queries, step.ends, step.table.to(place)))
+            q, k, v = (each.to(place) for each in step.operands)
+            got = self._backend.forward(self._layer, q, k, v, plan).cpu()
+        self._compare(what, step, got)
+
+    def _next(self, *rows: tuple[str, int]) -> _Step:
+        """New tokens of each row, pages for them, and the result that is expected."""
+        dims, total = self._dims, sum(count for _, count in rows)
         q = self._draw(total, self._layer.heads, dims.key_dim + dims.rope_dim)
         latents, ropes = self._draw(total, 1, dims.latent_dim), self._draw(total, 1, dims.rope_dim)
         joined = self._draw(total, 1, sum(self._index.operands))
@@ -170,11 +235,11 @@ class _Run:
         table = torch.zeros(len(rows), width, dtype=torch.int32)
         for number, (name, _) in enumerate(rows):
             table[number, : len(self._pages[name])] = torch.tensor(self._pages[name], dtype=torch.int32)
-        with torch.inference_mode():
-            plan = self._backend.plan(AttentionBatch([count for _, count in rows], ends, table.to(place)))
-            given = (q.to(place), torch.cat((latents, joined), -1).to(place), ropes.to(place))
-            got = self._backend.forward(self._layer, *given, plan).cpu()
-        wanted = torch.cat(expected)
+        operands = q, torch.cat((latents, joined), -1), ropes
+        return _Step([count for _, count in rows], ends, table, operands, torch.cat(expected))
+
+    def _compare(self, what: str, step: _Step, got: Tensor) -> None:
+        wanted = step.expected
         if got.dtype != self._dtype or got.shape != wanted.shape:
             raise Fault(
                 f"{self._what}: forward returned {got.dtype} {tuple(got.shape)}, "
@@ -183,6 +248,39 @@ class _Run:
         error = float((got.double() - wanted).abs().max() / wanted.abs().max())
         if not error <= TOLERANCES[self._name]:
             raise Fault(f"{self._what}: {what}: the largest relative error is {error:.2g}")
+
+
+class _Captured:
+    """A captured step of `_ROWS` rows with one token each, and its static buffers. operands: q, k and v."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        graphs: Graphs,
+        backend: AttentionBackend,
+        layer: AttentionLayer,
+        operands: Sequence[Tensor],
+        columns: int,
+    ) -> None:
+        self._kit, self._graphs, self._backend, self._operands = kit, graphs, backend, operands
+        self._table = torch.zeros(_ROWS, columns, dtype=torch.int32, device=kit.device)
+        with torch.inference_mode():
+            metadata, (q, k, v) = self._plan([1] * _ROWS), operands
+            self._result = graphs.capture(_ROWS, lambda: backend.forward(layer, q, k, v, metadata))
+
+    def _plan(self, ends: list[int]) -> Any:
+        return self._backend.plan(AttentionBatch([1] * _ROWS, ends, self._table, graph=_ROWS))
+
+    def replay(self, step: _Step) -> Tensor:
+        """The results of its rows, on the host; further rows are padding."""
+        count = len(step.ends)
+        with torch.inference_mode():
+            for static, part in zip((self._table, *self._operands), (step.table, *step.operands), strict=True):
+                static.zero_()
+                static[:count, : part.shape[1]].copy_(part.to(self._kit.device))
+            self._graphs.replay(_ROWS, [self._plan([*step.ends, *([1] * (_ROWS - count))])])
+            self._kit.synchronize()
+            return self._result[:count].cpu()
 
 
 def _fill(pool: KVBuffers) -> None:

@@ -58,7 +58,7 @@ class _Tasks:
         except Fault as fault:
             return {"fault": fault.message}
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
-            return {"fault": f"it raised {describe_exception(error)}"}
+            return {"fault": f"it raised {describe_exception(error)}", "lost": isinstance(error, RankLost)}
 
     def operations(self, kit: Kit, group: RankGroup) -> dict[str, Any]:
         """Join the group, and call every operation."""

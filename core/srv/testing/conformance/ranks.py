@@ -96,11 +96,11 @@ class _RankProcesses:
                 answers.append(process.answer(deadline - time.monotonic()))
             except ChildFailed as failure:
                 raise Fault(f"rank {rank} of {len(self._processes)} {failure}") from failure
-        faults = [
-            f"rank {rank} of {len(answers)}: {each['fault']}" for rank, each in enumerate(answers) if each["fault"]
-        ]
-        if faults:
-            raise Fault("; ".join(faults))
+        faults = [(rank, each) for rank, each in enumerate(answers) if each["fault"]]
+        # A rank that loses another one, which stopped at a fault of its own, says nothing about the cause.
+        causes = [(rank, each) for rank, each in faults if not each.get("lost")] or faults
+        if causes:
+            raise Fault("; ".join(f"rank {rank} of {len(answers)}: {each['fault']}" for rank, each in causes))
         return answers
 
 

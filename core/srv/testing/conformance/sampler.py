@@ -23,7 +23,7 @@ from srv.sample.noise import uniform
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.platform import same_device
-from srv.testing.conformance.setups import sampling_backends
+from srv.testing.conformance.setups import is_native, sampling_backends
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,6 +32,8 @@ NOISE_VALUES = 2048  # of the exact check
 FEW_NOISE_VALUES = 24  # of the same check of large rows
 DRAWS = 8192  # of the statistical check
 SMALL, MEDIUM, LARGE = 50, 1000, 70001  # vocabulary sizes; the large one is odd, and has ids of more than 16 bits
+HUGE = 262147  # as Gemma 3, and a few more; Qwen 3 and Llama 3 have fewer
+_FIRST_OF_HUGE, _CANDIDATES = 200_000, 4096  # the first token that is not masked; the candidates of no sampler
 _LIKELY = (5, 32768, 40000, 65536, LARGE - 1)  # tokens of large rows
 MIN_EXPECTED = 8.0  # tokens with fewer expected draws are counted together
 _TIED = ((3, 40), (0, LARGE - 1), (17, 18), (1000, 9001, 20002), (5, 12345, LARGE - 2))  # tokens with equal logits
@@ -225,9 +227,31 @@ def exact(kit: Kit) -> str:
         Row(logits(SMALL, 12), temperature=0.3),
         Row(logits(SMALL, 13), temperature=2.5),
         Row(logits(SMALL, 14) + 30, temperature=0.2),  # exp(150) is too large for float32
+        Row(logits(SMALL, 17, spread=0.15), temperature=0.05),  # not greedy
         Row(logits(MEDIUM, 15)),
     ]
-    return _check_exact(kit, rows, Row(_large_logits(16)))
+    seen = _check_exact(kit, rows, Row(_large_logits(16)))
+    return f"{seen}; {_check_candidates(kit)}" if is_native(kit) else seen
+
+
+def _check_candidates(kit: Kit) -> str:
+    """The vocabularies of recent models, of which a sampler may sort a part: the first ids, or the most likely ones."""
+    values = logits(HUGE, 18, spread=0.5)
+    values[:_FIRST_OF_HUGE] = -np.inf
+    row, noise = Row(values), _spread_noise(FEW_NOISE_VALUES // 2)
+    expected = row.probabilities()
+    candidates = np.argsort(-values)[:_CANDIDATES]
+    for name, backend in sampling_backends(kit):
+        tokens = _draw_all(kit, backend, row, noise)
+        if not expected[tokens].all():
+            token = tokens[expected[tokens] == 0][0]
+            raise Fault(f"{name}, {HUGE} tokens, masked below {_FIRST_OF_HUGE}: it drew token {token}, which is masked")
+        if np.isin(tokens, candidates).all():
+            raise Fault(
+                f"{name}, {HUGE} tokens without top-k: all of {len(tokens)} draws are among the {_CANDIDATES} most "
+                f"likely tokens, which have {expected[candidates].sum():.3f} of the probability"
+            )
+    return f"one of {HUGE}, without top-k"
 
 
 def top_k(kit: Kit) -> str:

@@ -38,7 +38,7 @@ from srv.worker.attention import SplitAttention
 PAGE_SIZES = (4, 16, 32, 64, 128)  # tried in turn, besides the plugin's own
 ALL_PAGE_SIZES = len(PAGE_SIZES) + 1
 HEAD_DIMS = (64, 128, 32, 80)  # in the order in which checks prefer them
-FURTHER_HEAD_DIMS = (96, 256)
+FURTHER_HEAD_DIMS = (96, 192, 256)
 CONTEXT_LENGTH = 2048  # of the models, so that the longest rows fit
 # Head sizes per backend in the checks of paging, mixed batches, int8 KV and captured steps: a kernel may choose its
 # code path by head size.

@@ -1,6 +1,6 @@
 """All rows of a step share one activation scale, so requests affect each other's precision.
 
-Caught by op.linear_w8a8 at L2, naming "130x64".
+Caught by op.linear_w8a8 at L2, naming "129x64".
 """
 
 from __future__ import annotations
