@@ -64,7 +64,7 @@ KEPT = (
 )
 # Neither of them declares it.
 INVARIANT = ("op.batch_invariant", "attention.batch_invariant")
-# Neither of them has a communicator.
+# The toy device has no communicator, and there is one NPU, on which a second rank has no device.
 RANKS = ("platform.communicator", "graph.communicator", "engine.ranks")
 COMPILED = "engine.compiled"  # only the CPU compiles steps
 TOY = frozenset(
