@@ -7,6 +7,7 @@ launch on that device, but for those about the files of a model.
 from __future__ import annotations
 
 import csv
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from srv.planning.translated import bad_values, launch_verdict
 from srv_matrix.marks import GENERATED, escape, text_of
 from srv_matrix.repository import MatrixError, read_toml
 
+_LATER = re.compile(r"speculative_|disaggregation_")
 _COLUMNS = ("id", "model", "weights", "variant", "cards", "role", "flags")
 
 
@@ -96,6 +98,8 @@ def recipes_page(recipes: Recipes) -> str:
     accepted = sum(not reasons for reasons in refused.values())
     lines = [GENERATED, f"# {recipes.title}: command lines", ""]
     lines += [f"{len(refused)} lines, one per role of a server: {accepted} are accepted as they are printed."]
+    later = sum(bool(reasons) and all(map(_LATER.match, reasons)) for reasons in refused.values())
+    lines += [f"{later} of the others are refused only for drafts of a model, or for separate prefill and decode."]
     lines += ["Not asked here: whether a model of that size fits, and how its files are quantized.", ""]
     lines += ["## By argument", "", *_by_argument(refused), ""]
     lines += ["## By line", "", *_by_line(recipes.rows, refused)]

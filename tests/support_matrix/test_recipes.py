@@ -34,6 +34,12 @@ def test_a_line_is_accepted_or_refused_by_what_a_launch_refuses() -> None:
     assert list(unknown) == ["--no-such-flag"]
 
 
+def test_the_page_counts_lines_that_lack_only_drafts() -> None:
+    drafts, both = "--speculative-algorithm EAGLE3", "--speculative-algorithm EAGLE3 --enable-dp-attention"
+    page = recipes_page(recipes(f"--device npu {drafts}", f"--device npu --tp-size 2 {both}", "--device npu"))
+    assert "1 are accepted as they are printed.\n1 of the others are refused only for drafts" in page
+
+
 def test_a_line_has_the_devices_of_one_machine() -> None:
     table = recipes("--device npu --tp-size 8", "--device npu --tp-size 16")
     fitting, larger = (refused_by(table, row) for row in table.rows)
@@ -46,6 +52,7 @@ def test_the_page_counts_lines_by_what_refuses_them() -> None:
         recipes("--device npu", "--device npu --tp-size 0", "--device npu --tp-size 0 --no-such-flag 1")
     )
     assert "3 lines, one per role of a server: 1 are accepted" in page
+    assert "0 of the others are refused only for drafts" in page
     assert "| `tp_size` | 2 |" in page
     assert "| line-0 | Any | W8A8 | a2 | 1 | mixed | accepted |" in page
     assert "| line-2 | Any | W8A8 | a2 | 1 | mixed | `--no-such-flag`, `tp_size` |" in page
