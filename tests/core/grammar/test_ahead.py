@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from bytes_model import write_model
 from grammar_world import World, of
 
+from srv.grammar import budget
 from srv.grammar.ahead import MOST_FORCED, Progress, next_masks, only_tokens
 from srv.grammar.backend import mask_of
 
@@ -21,6 +23,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def test_the_only_token_of_a_mask() -> None:
     masks = np.stack([mask_of(tokens, 4) for tokens in ((0,), (31,), (32,), (127,), (), (5, 6), (5, 70))])
     assert only_tokens(masks) == [0, 31, 32, 127, None, None, None]
+
+
+@pytest.fixture(autouse=True)
+def _standing_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No budget of time ends what is followed, however busy the machine is."""
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0))
 
 
 @pytest.mark.parametrize("seed", range(4))
