@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from srv.platform.manifest import AUTOLOAD
@@ -25,6 +26,8 @@ CHILD = "srv.testing.conformance.child"
 _TEMPLATE = "srv.testing.conformance.template"
 _EXIT_GRACE_S = 1.0
 _OUTPUT_KEPT_BYTES = 4096
+STEP_S = 0.5  # between two looks at the time that a process has used
+_COMPUTES = 0.02  # of a processor: a process that gets less waits for something else
 
 
 class ChildFailed(Exception):
@@ -42,6 +45,9 @@ class Process(Protocol):
 
     def wait(self, seconds: float) -> int | None:
         """Its exit status, negative for a signal; None if it runs on after so many seconds."""
+
+    def processor_seconds(self) -> float:
+        """The processor time that it has used, without that of other processes; 0.0 if it is not known."""
 
 
 class Start(Protocol):
@@ -64,6 +70,36 @@ class _Spawned:
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
+
+    def processor_seconds(self) -> float:
+        return _processor_seconds(self._process.pid)
+
+
+def _processor_seconds(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):  # another operating system, or the process has ended
+        return 0.0
+
+
+class Allowance:
+    """The time that a process has left of `seconds`: of the processor while it computes, of the clock while it waits.
+
+    So a process that a busy machine lets wait for a processor is not taken for one that hangs.
+    """
+
+    def __init__(self, seconds: float, processor_seconds: Callable[[], float]) -> None:
+        self._left, self._processor_seconds = seconds, processor_seconds
+        self._clock, self._used = time.monotonic(), processor_seconds()
+
+    def left(self) -> float:
+        """Seconds; to be asked every `STEP_S` or so."""
+        clock, used = time.monotonic(), self._processor_seconds()
+        passed, computed = clock - self._clock, used - self._used
+        self._left -= computed if computed > passed * _COMPUTES else passed
+        self._clock, self._used = clock, used
+        return self._left
 
 
 def spawn(module: str, environment: Mapping[str, str], stdin: int, output: int, answers: int) -> Process:
@@ -120,6 +156,10 @@ class _Forked:
     def wait(self, seconds: float) -> int | None:
         lines = self._lines(3, seconds)
         return int(lines[1]) if len(lines) > 1 else None
+
+    def processor_seconds(self) -> float:
+        lines = self._lines(1, 0.0)
+        return _processor_seconds(int(lines[0])) if lines else 0.0
 
 
 class Template:
@@ -204,15 +244,15 @@ class Child:
         self.send(json.dumps(setting))
 
     def ask(self, request: str, seconds: float) -> dict[str, Any]:
-        """The answer to one request. Raises ChildFailed if there is none within `seconds`."""
+        """The answer to one request. Raises ChildFailed if there is none within `seconds` (see `Allowance`)."""
         self.send(request)
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> dict[str, Any]:
         """The answer to the oldest request that was sent. Raises ChildFailed if there is none within `seconds`."""
-        deadline = time.monotonic() + seconds
+        allowance = Allowance(seconds, self._process.processor_seconds)
         while b"\n" not in self._received:
-            if not self._receive(deadline):
+            if not self._receive(allowance):
                 self.close()
                 raise ChildFailed(f"did not end within {seconds:g} s, so its process was terminated")
         line, _, rest = bytes(self._received).partition(b"\n")
@@ -220,12 +260,13 @@ class Child:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _receive(self, deadline: float) -> bool:
-        """Read available output; False at the deadline. Raises ChildFailed if the child has ended."""
+    def _receive(self, allowance: Allowance) -> bool:
+        """Read available output; False if no time is left. Raises ChildFailed if the child has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._read_end, selectors.EVENT_READ)
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                return False
+            while not selector.select(min(STEP_S, max(0.0, allowance.left()))):
+                if allowance.left() <= 0:
+                    return False
         chunk = os.read(self._read_end, 1 << 16)
         if not chunk:
             description = self._describe_exit()
