@@ -77,6 +77,7 @@ def write(
 
 
 def dense(kind: str = "llama", **fields: Any) -> Any:
+    torch.manual_seed(0)
     return small_model(kind, **{**SIZES, "num_hidden_layers": 1, **fields})
 
 
@@ -95,6 +96,13 @@ def check_logits(folder: Path, model: Any) -> Any:
     return ours
 
 
+def check_served(folder: Path, model: Any) -> None:
+    small = prompted(model, folder)
+    with engine(small) as served:
+        results = served.generate(messages(small.prompts))
+    assert [result.tokens for result in results] == small.tokens
+
+
 def test_a_dense_model_is_served(tmp_path: Path) -> None:
     """With the tokens of the dequantized weights. Fused layers have the scale of each matrix."""
     model = dense(num_hidden_layers=3)
@@ -106,10 +114,7 @@ def test_a_dense_model_is_served(tmp_path: Path) -> None:
     fused = layers["layers.2.attention.qkv_proj"].matrix
     assert torch.equal(fused.dequantized(slice(None), torch.float32), torch.cat([weights[name] for name in names]))
     assert len(fused.matrix_scale.unique()) == 3
-    small = prompted(model, tmp_path)
-    with engine(small) as served:
-        results = served.generate(messages(small.prompts))
-    assert [result.tokens for result in results] == small.tokens
+    check_served(tmp_path, model)
     assert any("its NVFP4 weights are dequantized for every product" in note for note in planned(tmp_path).notes)
 
 
@@ -140,6 +145,7 @@ def test_experts_have_tensors_of_their_own(at_once: int, tmp_path: Path) -> None
         ids[0, 0], ids[3, 1] = -1, 7  # of no expert: they contribute nothing
         alone = torch.cat([experts.kernel(*(each[row : row + 1] for each in (x, ids, weights))) for row in range(9)])
         torch.testing.assert_close(experts.kernel(x, ids, weights), alone)
+        check_served(folder, model)
 
 
 @every(("kind", "quantized"), [("phi3", DENSE), ("cohere", DENSE), ("v3", DENSE.replace("_proj", "(?<!kv_b)_proj"))])
