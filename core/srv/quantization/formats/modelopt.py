@@ -9,7 +9,8 @@ is in `srv.quantization.formats.fp8_weights`; blocks are 128 x 128 for FP8_PB_WO
              input_scale     float32, of activations in NVFP4; not read, since activations keep the model's dtype
 
 Layers hold NVFP4 as it is stored, in 4.5 bits per weight. No block type holds it exactly: those with groups of 16 have
-integers as scales, and float8_e4m3fn values with a float32 per group (`Fp8`) take 10 bits.
+integers as scales. `Fp8` with blocks of 1 x 16 would hold it in 10 bits, but the contract of `linear_fp8` has blocks of
+a multiple of 32 inputs.
 
 (Format: the source code of ModelOpt)
 """

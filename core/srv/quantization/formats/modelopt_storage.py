@@ -30,7 +30,7 @@ from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.schemes import SCALE, Scheme
 
 _SUFFIXES = ("weight", SCALE, MATRIX_SCALE)
-_AT_ONCE = 1 << 24  # weights that are dequantized at a time: 64 MiB in float32
+_AT_ONCE = 1 << 20  # weights that are dequantized at a time: 4 MiB in float32, which the caches of processors hold
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1; the highest bit of a code is the sign
 _LARGEST_SCALE = 0x7E  # the code of 448; above it are NaN and negative numbers
 
