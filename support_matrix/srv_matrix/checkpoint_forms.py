@@ -62,7 +62,10 @@ FORMS: Mapping[str, tuple[Form, ...]] = MappingProxyType(
             Form("scales per channel", _compressed("float-quantized", *_FLOAT8)),
         ),
         "fbgemm_fp8": (Form("", {"quant_method": "fbgemm_fp8"}),),
-        "modelopt": (Form("", {"quant_method": "modelopt", "quant_algo": "FP8"}),),
+        "modelopt": (
+            Form("FP8", {"quant_method": "modelopt", "quant_algo": "FP8"}),
+            Form("NVFP4", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": _LEFT_OUT}),
+        ),
         "mxfp4": (
             Form("", {"quant_method": "mxfp4", "modules_to_not_convert": _NOT_EXPERTS}, only="GptOssForCausalLM"),
             Form("", _compressed("mxfp4-pack-quantized", _MXFP4)),

@@ -5,9 +5,26 @@ from fault import Fault
 _INT8 = "tests/core/quantization/test_w8a8_int8.py"
 _MODELSLIM = "tests/core/quantization/test_modelslim.py"
 _GGUF = "tests/core/quantization/test_gguf_layers.py"
+_NVFP4 = "tests/core/quantization/test_nvfp4.py"
 _THIRD_PARTY = "tests/core/quantization/test_third_party.py"
 
 FAULTS = (
+    Fault(
+        name="nibbles-in-the-other-order",
+        file="core/srv/quantization/formats/modelopt_storage.py",
+        text="pairs = torch.stack((values[(codes & 15).int()], values[(codes >> 4).int()]), -1)",
+        planted="pairs = torch.stack((values[(codes >> 4).int()], values[(codes & 15).int()]), -1)",
+        effect="Neighbouring weights in NVFP4 change places, and replies are nonsense.",
+        tests=(_NVFP4,),
+    ),
+    Fault(
+        name="experts-of-another-part",
+        file="core/srv/quantization/formats/modelopt_storage.py",
+        text="out += self._compute(x, places - begin, weights, gate_up, down, None, None, sizes.activation)",
+        planted="out += self._compute(x, places, weights, gate_up, down, None, None, sizes.activation)",
+        effect="Of experts in NVFP4 that are dequantized in parts, tokens get those of the first part for all.",
+        tests=(_NVFP4,),
+    ),
     Fault(
         name="one-scale-for-all-rows",
         file="core/srv/quantization/formats/online_storage.py",

@@ -44,7 +44,10 @@ ONLINE_METHODS: Mapping[str, str] = MappingProxyType(
 BUILT_IN: Mapping[str, str] = MappingProxyType({**CHECKPOINT_METHODS, **ONLINE_METHODS})
 # Names that other servers have for kernels, and the methods whose weights these read.
 SYNONYMS: Mapping[str, str] = MappingProxyType(
-    {"awq_marlin": "awq", "gptq_marlin": "gptq", "w8a8_fp8": "fp8", "modelopt_fp8": "modelopt"}
+    {
+        **{"awq_marlin": "awq", "gptq_marlin": "gptq", "w8a8_fp8": "fp8"},
+        **{"modelopt_fp8": "modelopt", "modelopt_fp4": "modelopt"},
+    }
 )
 _OF_SEVERAL: Mapping[str, tuple[str, ...]] = MappingProxyType({"marlin": ("awq", "gptq"), "moe_wna16": ("awq", "gptq")})
 

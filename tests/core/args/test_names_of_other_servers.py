@@ -39,7 +39,7 @@ NAMES = {
     "gptq": {"gptq", "gptq_marlin", "marlin", "moe_wna16"},
     "compressed-tensors": {"compressed-tensors"},
     "fp8": {"fp8", "w8a8_fp8"},
-    "modelopt": {"modelopt", "modelopt_fp8"},
+    "modelopt": {"modelopt", "modelopt_fp8", "modelopt_fp4"},
     "int8": {"w8a8_int8", "compressed-tensors"},
 }
 CALLED = {"int8": "w8a8_int8"}

@@ -27,7 +27,7 @@ SCALE = {"model.layers.0.self_attn.k_scale": (1,)}
 MIB = 1 << 20
 # Of methods that describe the weights in a file of their own, with its name: forms that layers support or not.
 QUANTIZED = {
-    "llama-nvfp4": ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}),
+    "llama-awq": ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A8_AWQ", "exclude_modules": ["lm_head"]}}),
     "llama-gptq": ("quantize_config.json", {"bits": 2, "group_size": 128}),
     "llama-w4a8": ("quant_model_description.json", {"model.layers.0.weight": "W4A8"}),
     "llama-w8a8": ("quant_model_description.json", {"model.layers.0.weight": "W8A8"}),
@@ -142,9 +142,9 @@ def test_a_launch_refuses_before_it_downloads(hub: LocalHub, environment: dict[s
     ("name", "reason"),
     [
         (
-            "llama-nvfp4",
-            "org/llama-nvfp4: its weights are quantized with modelopt, which srv does not load yet in this "
-            "form: its quant_algo is NVFP4",
+            "llama-awq",
+            "org/llama-awq: its weights are quantized with modelopt, which srv does not load yet in this "
+            "form: its quant_algo is W4A8_AWQ",
         ),
         ("llama-gptq", "quantized with gptq, which srv does not load yet in this form: its integers have 2 bits"),
         ("llama-w4a8", "quant_model_description.json: it contains weights of type W4A8"),

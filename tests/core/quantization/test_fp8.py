@@ -258,7 +258,7 @@ def in_group(**fields: Any) -> dict[str, Any]:
         (fp8((128, 48)), "128 x 48, and their inputs are not a multiple of 32"),
         (fp8(expert_dtype="fp4"), "fp4"),
         (fp8() | {"weight_block_size": [128]}, "its blocks are [128]"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ"),
         (compressed("group", group_size=128), "scales per group"),
         (compressed("tensor", num_bits=4), "4 bits of type float"),
         (compressed("channel", symmetric=False), "zero points"),

@@ -8,7 +8,7 @@ from srv.args.spec import Arg
 from srv.quantization.registry import CHECKPOINT_METHODS, ONLINE_METHODS, SYNONYMS, further_names, undocumented_names
 
 _QUANTIZATION = "this quantization method is not implemented yet"
-_OTHER_METHODS = ("modelopt_fp4", "petit_nvfp4", "qoq", "w4afp8")  # that other servers support
+_OTHER_METHODS = ("petit_nvfp4", "qoq", "w4afp8")  # that other servers support
 _ONLINE_QUANTIZATION = "this method of online quantization is not implemented yet"
 _OTHER_ONLINE_METHODS = (
     *(f"int4wo-{group}" for group in (32, 64, 128, 256)),
@@ -51,8 +51,8 @@ class WeightsArgs(NamedTuple):
             "Quantization method of the checkpoint's weights; read from the checkpoint if not set. fp8 and w8a8_int8 "
             "quantize the linear weights of an unquantized checkpoint while they are loaded, with one scale per output "
             "channel; w8a8_int8 also quantizes activations, per token, as --torchao-config int8dq does. The names that "
-            "other servers have for kernels (awq_marlin, gptq_marlin, marlin, moe_wna16, w8a8_fp8, modelopt_fp8) mean "
-            "the method whose weights they read.",
+            "other servers have for kernels (awq_marlin, gptq_marlin, marlin, moe_wna16, w8a8_fp8, modelopt_fp8, "
+            "modelopt_fp4) mean the method whose weights they read.",
             choices=tuple(CHECKPOINT_METHODS),
             further_choices=undocumented_names,
             synonyms=tuple(SYNONYMS.items()),

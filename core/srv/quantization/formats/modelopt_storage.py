@@ -1,15 +1,210 @@
-"""The conversion of the tensors of ModelOpt's checkpoints."""
+"""The conversion of the tensors of ModelOpt's checkpoints, and the layers of those in NVFP4.
+
+No platform has an op for NVFP4: layers dequantize a part of their weights at a time, and multiply by it as by
+unquantized ones. Must not know configurations.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from srv.errors import ModelError
+from srv.models.checkpoints.slices import Slice
+from srv.models.checkpoints.storage import StorageFormat
+from srv.models.layers.context import BuildContext
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.models.layers.linear import Projection
+from srv.models.layers.op_layer import OpLayer
+from srv.platform.experts import EXPERTS
 from srv.quantization.formats import modelopt
 from srv.quantization.formats.fp8_storage import Fp8StorageFormat
 from srv.quantization.formats.fp8_weights import form_of
-from srv.quantization.method import StoredModel
+from srv.quantization.formats.modelopt import GROUP, INPUT_SCALE, MATRIX_SCALE, PACKED_DTYPE
+from srv.quantization.layers.factory import SchemeLayers
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
+from srv.quantization.schemes import SCALE, Scheme
+
+_SUFFIXES = ("weight", SCALE, MATRIX_SCALE)
+_AT_ONCE = 1 << 20  # weights that are dequantized at a time: 4 MiB in float32, which the caches of processors hold
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1; the highest bit of a code is the sign
+_LARGEST_SCALE = 0x7E  # the code of 448; above it are NaN and negative numbers
 
 
 class ModelOptStorageFormat(Fp8StorageFormat):
     """FP8 weights in the form that the configuration states."""
 
     def __init__(self, model: StoredModel) -> None:
-        super().__init__(model, form_of(model, modelopt.read))
+        super().__init__(model, form_of(model, modelopt.read_fp8))
+
+
+class NvFp4StorageFormat(StorageFormat):
+    """Weights and scales stay as they are stored; the scale of a matrix becomes one for each output."""
+
+    def __init__(self, model: StoredModel) -> None:
+        self._model = model
+
+    def unused(self, names: Collection[str]) -> set[str]:
+        return {name for name in names if self._suffix(name) == INPUT_SCALE}
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        return {
+            name: self._outputs(name) if self._suffix(name) == MATRIX_SCALE else shape for name, shape in stored.items()
+        }
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        match self._suffix(name):
+            case "weight_scale":
+                stored = stored.view(torch.uint8)
+                if bool((stored > _LARGEST_SCALE).any()):
+                    self._fail(f"a scale in {name} is negative or NaN")
+            case "weight_scale_2":
+                if not bool((stored >= 0).all() & stored.isfinite().all()):
+                    self._fail(f"{name} is {stored.item():g}, which is not a finite number from 0 on")
+                stored = stored.reshape(1).expand(self._outputs(name))
+        return {name: stored}
+
+    def _suffix(self, name: str) -> str:
+        """That of a tensor of a quantized layer; "" for all others."""
+        layer, _, suffix = name.rpartition(".")
+        return suffix if self._model.types.get(f"{layer}.weight") == PACKED_DTYPE else ""
+
+    def _outputs(self, name: str) -> tuple[int, ...]:
+        return self._model.shapes[f"{name.rpartition('.')[0]}.weight"][:1]
+
+    def _fail(self, reason: str) -> NoReturn:
+        raise ModelError("damaged", self._model.facts.path, reason, DOWNLOAD_REMEDY)
+
+
+class NvFp4Tables(NamedTuple):
+    """float32 on the device: the two values of each byte [256, 2], and that of each code of a scale [256, 1]."""
+
+    pairs: Tensor
+    scales: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device) -> NvFp4Tables:
+        values = torch.tensor((*_MAGNITUDES, *(-each for each in _MAGNITUDES)))
+        codes = torch.arange(256, dtype=torch.uint8)
+        pairs = torch.stack((values[(codes & 15).int()], values[(codes >> 4).int()]), -1)
+        scales = codes.view(torch.float8_e4m3fn).float().unsqueeze(1)
+        return cls(pairs.to(device), scales.to(device))
+
+
+class NvFp4Matrix(nn.Module):
+    """weight uint8 [..., N, K / 2], scale uint8 [..., N, K / 16], of float8_e4m3fn, and matrix_scale float32 [..., N].
+
+    Scales are bytes, which a table translates, since not every device converts float8_e4m3fn.
+    """
+
+    def __init__(self, context: BuildContext, tables: NvFp4Tables, *outputs: int, inputs: int) -> None:
+        super().__init__()
+        self._tables = tables
+        self.weight = context.empty(*outputs, inputs // 2, dtype=torch.uint8)
+        self.scale = context.empty(*outputs, inputs // GROUP, dtype=torch.uint8)
+        self.matrix_scale = context.empty(*outputs, dtype=torch.float32)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.weight, self.scale, self.matrix_scale
+
+    def dequantized(self, chosen: slice | Tensor, dtype: torch.dtype) -> Tensor:
+        """[n, ..., K]: the weights of a part of the first axis."""
+        weight, scale, matrix_scale = (each[chosen] for each in self.tensors)
+        groups = F.embedding(weight.int(), self._tables.pairs).view(*scale.shape, GROUP)
+        scaled = (groups * F.embedding(scale.int(), self._tables.scales)).flatten(-2)  # exact
+        weights: Tensor = scaled * matrix_scale.unsqueeze(-1)
+        return weights.to(dtype)
+
+
+class NvFp4Linear(Projection):
+    """y = x Wᵀ + b; bias [out] of `dtype` (the model's), or None."""
+
+    def __init__(
+        self, context: BuildContext, tables: NvFp4Tables, output_sizes: Mapping[str, int], inputs: int, bias: bool
+    ) -> None:
+        super().__init__(context.dtype, output_sizes, inputs)
+        outputs = sum(output_sizes.values())
+        self.matrix = NvFp4Matrix(context, tables, outputs, inputs=inputs)
+        self.bias = context.empty(outputs) if bias else None
+        self.kernel = self.multiply
+
+    def multiply(self, x: Tensor) -> Tensor:
+        outputs, rows = len(self.matrix.weight), max(1, _AT_ONCE // self.inputs)
+        parts = (self.matrix.dequantized(slice(begin, begin + rows), x.dtype) for begin in range(0, outputs, rows))
+        products = [F.linear(x, part) for part in parts]
+        product = products[0] if len(products) == 1 else torch.cat(products, -1)
+        return product if self.bias is None else product + self.bias
+
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        return self.matrix.tensors
+
+    def weight_views(self) -> dict[str, Tensor]:
+        named = zip(_SUFFIXES, self.matrix.tensors, strict=True)
+        views = {name: view for suffix, fused in named for name, view in self.part_views(suffix, fused).items()}
+        return views if self.bias is None else views | self.part_views("bias", self.bias)
+
+
+class NvFp4Experts(ExpertWeights):
+    """Experts of which some are dequantized at a time, for the op `experts`; of a few tokens only those they chose."""
+
+    op = ""
+
+    def __init__(self, context: BuildContext, tables: NvFp4Tables, prefix: str, sizes: ExpertSizes) -> None:
+        OpLayer.__init__(self)  # no platform may replace the kernel, so that there is no op to be named by
+        self.dtype, self.inputs, self.prefix, self.sizes = context.dtype, sizes.hidden, prefix, sizes
+        self._compute = context.bind(EXPERTS, **sizes.op_sizes)
+        self.gate_up = NvFp4Matrix(context, tables, sizes.experts, 2 * sizes.intermediate, inputs=sizes.hidden)
+        self.down = NvFp4Matrix(context, tables, sizes.experts, sizes.hidden, inputs=sizes.intermediate)
+        self.kernel = self.compute
+
+    def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        sizes, count = self.sizes, self.sizes.experts
+        if ids.numel() < count:  # a copy for each choice, which may be that of an expert outside this layer
+            chosen = ids.flatten().clamp(0, count - 1)
+            places = torch.arange(ids.numel(), device=ids.device).view_as(ids)
+            places = places.where((ids >= 0) & (ids < count), -1)
+        else:
+            chosen, places = torch.arange(count, device=ids.device), ids
+        at_once = max(1, _AT_ONCE // (2 * sizes.intermediate * sizes.hidden))
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for begin in range(0, len(chosen), at_once):
+            part = chosen[begin : begin + at_once]
+            gate_up, down = (each.dequantized(part, x.dtype) for each in (self.gate_up, self.down))
+            # Places outside the part contribute nothing.
+            out += self._compute(x, places - begin, weights, gate_up, down, None, None, sizes.activation)
+        return out.to(x.dtype)
+
+    def operands(self) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+    def weight_matrices(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def weight_tensors(self) -> tuple[Tensor, ...]:
+        return *self.gate_up.tensors, *self.down.tensors
+
+    def weight_views(self) -> dict[str, Tensor]:
+        pairs = zip(_SUFFIXES, self.gate_up.tensors, self.down.tensors, strict=True)
+        return {name: view for each in pairs for name, view in self.matrix_views(*each).items()}
+
+    def weight_slices(self) -> dict[str, Slice]:
+        return {}
+
+
+class NvFp4Layers(SchemeLayers):
+    """Layers in NVFP4 where the checkpoint has them; unquantized ones elsewhere."""
+
+    def __init__(self, context: BuildContext, model: StoredModel) -> None:
+        super().__init__(context, modelopt.nvfp4_schemes(model))
+        self._tables = NvFp4Tables.on(context.device)
+
+    def other_linear(self, scheme: Scheme, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+        return NvFp4Linear(self.context, self._tables, output_sizes, inputs, bias)
+
+    def other_experts(self, scheme: Scheme, prefix: str, sizes: ExpertSizes, bias: bool) -> ExpertWeights:
+        return NvFp4Experts(self.context, self._tables, prefix, sizes)
