@@ -36,6 +36,7 @@ UNSTATED: Mapping[str, Mapping[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["attention" if layer == 5 else "mamba" for layer in range(LAYERS)]},
     "BambaForCausalLM": {"attn_layer_indices": [3]},
+    "NemotronHForCausalLM": {"hybrid_override_pattern": "M-M*-M"},
 }
 CHECKED = "served only if logits do not depend on how the prompt is split, which is tested when the model is loaded"
 

@@ -127,6 +127,7 @@ RECURRENT = {
     ),
     "BambaForCausalLM": Model("bamba", {**HEADS, "mamba_n_heads": 32}),
     "FalconH1ForCausalLM": Model("falcon_h1", {"head_dim": 64, "mamba_n_heads": 16, "mamba_d_ssm": 128}),
+    "NemotronHForCausalLM": Model("nemotron_h", {**HEADS, "hybrid_override_pattern": "M*-M", "mamba_num_heads": 32}),
     "MiniMaxForCausalLM": Model("minimax", {"head_dim": 64}, of=statistics.fmean),
 }
 MODELS = {**DENSE, **LAYER_NORM, **MIXTURES, **RECURRENT}

@@ -41,6 +41,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**GRANITE, "position_embedding_type": "rope"},
     "bamba": {},
     "falcon_h1": {},
+    "nemotron_h": {},
     "minimax": {},
     "lfm3": {},
     "recurrent_gemma": {},

@@ -28,6 +28,7 @@ from transformers import (
     MiniMaxConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     OlmoHybridConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -64,6 +65,7 @@ CONFIGS: dict[str, Any] = {
     "granitemoehybrid": GraniteMoeHybridConfig,
     "bamba": BambaConfig,
     "falcon_h1": FalconH1Config,
+    "nemotron_h": NemotronHConfig,
     "minimax": MiniMaxConfig,
     "lfm3": Lfm3Config,
     "recurrent_gemma": RecurrentGemmaConfig,
@@ -128,6 +130,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     },
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 96},
+    "nemotron_h": {
+        "hybrid_override_pattern": "M*-M-",
+        "head_dim": 8,
+        "mamba_num_heads": 12,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "chunk_size": 16,
+        "time_step_min": 1e-30,  # to which transformers raises steps, those of prompts alone
+    },
     "minimax": {"num_local_experts": 5, "block_size": 16},
     "lfm3": {
         "layer_types": ["conv", "full_attention", "sliding_attention"],

@@ -11,7 +11,7 @@ from models_small import SHARED_EXPERTS
 from srv.io.messages import Abort
 from srv.testing.engine import CheckedEngine
 
-STATE_SPACE = ("granitemoehybrid", "bamba", "falcon_h1", "minimax")
+STATE_SPACE = ("granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "minimax")
 LONG = [(place * 37 + 11) % 90 + 3 for place in range(75)]  # longer than a chunk of the delta rule
 
 

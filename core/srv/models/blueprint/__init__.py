@@ -531,6 +531,14 @@ class Layer(Part):
 
 
 @dataclass(frozen=True)
+class SinglePartLayer(Part):
+    """A layer of a decoder that mixes tokens or is a feed-forward part, not both: residual + part(norm(residual))."""
+
+    norm: Norm
+    part: Part
+
+
+@dataclass(frozen=True)
 class Stack(Part):
     """The layers of a model, and what is before and behind them."""
 

@@ -1,4 +1,7 @@
-"""Nemotron-H: each layer is Mamba-2, attention, an MLP or experts. Its sizes alone are known. Torch-free."""
+"""Nemotron-H: each layer is one of Mamba-2, attention without positions, an MLP and experts. Torch-free.
+
+Experts have no gate; native layers have none of that kind, so that the sizes alone of these models are known.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,77 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Linear, Part, Tensors
+from srv.models.blueprint.recurrent import StateSpace
 from srv.models.blueprint.without_layers import Group, UngatedExperts
+from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
-from srv.models.families.builders.decoder_fields import Sizes
-from srv.models.families.builders.mamba import state_space
-from srv.models.families.builders.without_layers import EPS, alone, sizes
+from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
+from srv.models.families.builders.mamba import check_step_limit, state_space
 from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
-from srv.models.unsupported import UnsupportedConfig
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
-NEMOTRON_KINDS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
-NEMOTRON_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
+MIXER = "mixer"  # the name of the part of a layer, whatever it is
+ATTENTION, RECURRENT, DENSE, SPARSE = "full_attention", "linear_attention", "mlp", "moe"
+_LETTERS = {"M": RECURRENT, "*": ATTENTION, "-": DENSE, "E": SPARSE}
+_FORMER_KINDS = {"mamba": RECURRENT, "attention": ATTENTION}
+_ACTIVATIONS = {"mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu", "swish")}
 
 
-def nemotron_h(c: Mapping[str, Any]) -> Part:
-    """Each layer is one of Mamba-2, attention, MLP and experts."""
-    pattern, stated = c.get("hybrid_override_pattern"), c.get("layers_block_type") or c.get("layer_types")
-    if not (stated or isinstance(pattern, str)):
-        raise UnsupportedConfig("config.json lacks hybrid_override_pattern")
-    if stated:
-        types = [NEMOTRON_NAMES.get(each, each) for each in stated]
-    else:
-        types = [NEMOTRON_KINDS[each] for each in pattern or ""]
-    hidden, bias = c["hidden_size"], bool(c["mlp_bias"])
-    scan = ScanSizes(c["mamba_num_heads"], c["n_groups"], c["mamba_head_dim"], c["ssm_state_size"])
-    in_out = bool(c["use_bias"])
-    one = sizes({**c, "num_hidden_layers": len(types), "tie_word_embeddings": False})
-    mixers: dict[str, Part] = {
-        "linear_attention": state_space(
-            StateSpaceSizes(scan, c["conv_kernel"], bool(c["use_conv_bias"]), in_out, in_out), hidden, EPS
-        ),
-        "full_attention": parts.attention(one, name="mixer"),
-        "mlp": parts.mlp(one, bias, "relu2", name="mixer"),
-        "moe": _nemotron_experts(c, one, bias),
+def tree(config: Mapping[str, Any]) -> Part:
+    """As in the published implementation, no time step is clamped.
+
+    transformers raises those of prompts to `time_step_min`, but not those of tokens that follow.
+    """
+    refuse_unless(config, _ACTIVATIONS)
+    kinds = _kinds(config)
+    sizes = decoder_sizes(
+        {
+            **config,
+            "num_hidden_layers": len(kinds),
+            "rms_norm_eps": config["layer_norm_epsilon"],
+            "tie_word_embeddings": False,
+        },
+        reads=("num_local_experts",),
+    )
+    bias = bool(config["mlp_bias"])
+    each: dict[str, Part] = {
+        RECURRENT: _mamba(config, sizes),
+        ATTENTION: parts.attention(sizes, rotated=False, name=MIXER),
+        DENSE: parts.mlp(sizes, bias, "relu2", name=MIXER),
+        SPARSE: _experts(config, sizes, bias),
     }
-    return alone(c, tuple(mixers[each] for each in types), tie_word_embeddings=False)
+    return parts.decoder(sizes, parts.single_part_layers(sizes, [each[kind] for kind in kinds]), divisible=False)
 
 
-def _nemotron_experts(c: Mapping[str, Any], base: Sizes, bias: bool) -> Part:
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    """Of each layer: by name, or by the letters of a pattern."""
+    stated, pattern = config.get("layers_block_type"), config.get("hybrid_override_pattern")
+    if stated:
+        field, kinds = "layers_block_type", [_FORMER_KINDS.get(kind, kind) for kind in stated]
+    elif isinstance(pattern, str):
+        field, kinds = "hybrid_override_pattern", [_LETTERS.get(letter, letter) for letter in pattern]
+    else:
+        raise UnsupportedConfig("config.json lacks hybrid_override_pattern")
+    if unknown := sorted(set(kinds) - set(_LETTERS.values())):
+        raise UnsupportedConfig(f"{field} contains the unknown {', '.join(map(repr, unknown))}")
+    if ATTENTION not in kinds:
+        raise UnsupportedConfig(f"{field} has no layer of {ATTENTION}")
+    return kinds
+
+
+def _mamba(config: Mapping[str, Any], sizes: Sizes) -> StateSpace:
+    check_step_limit(config["time_step_limit"])
+    heads, groups = int(config["mamba_num_heads"]), int(config["n_groups"])
+    if groups < 1 or heads % groups:
+        raise UnsupportedConfig(f"{heads} heads are not a multiple of {groups} groups (mamba_num_heads, n_groups)")
+    scan = ScanSizes(heads, groups, int(config["mamba_head_dim"]), int(config["ssm_state_size"]))
+    bias = bool(config["use_bias"])
+    mamba = StateSpaceSizes(scan, int(config["conv_kernel"]), bool(config["use_conv_bias"]), bias, bias)
+    return state_space(mamba, sizes.hidden_size, sizes.norm_eps, name=MIXER)
+
+
+def _experts(c: Mapping[str, Any], base: Sizes, bias: bool) -> Part:
     hidden, small, count = c["hidden_size"], c["moe_latent_size"], c["n_routed_experts"]
     shapes = {"gate.weight": (count, hidden), "gate.e_score_correction_bias": (count,)}
     inner: list[Part] = [
@@ -53,12 +89,14 @@ def _nemotron_experts(c: Mapping[str, Any], base: Sizes, bias: bool) -> Part:
     ]
     if small:
         inner += [Linear({"fc1_latent_proj": small}, hidden, bias), Linear({"fc2_latent_proj": hidden}, small, bias)]
-    return Group(tuple(inner), name="mixer")
+    return Group(tuple(inner), name=MIXER)
 
 
+# Of published files and of those that transformers saves.
+_PREFIX = {"backbone": "model"}
 ARCHITECTURE = Architecture(
     name="NemotronHForCausalLM",
-    tree=nemotron_h,
+    tree=tree,
     defaults={
         "vocab_size": 131072,
         "hidden_size": 4096,
@@ -81,10 +119,19 @@ ARCHITECTURE = Architecture(
         "moe_shared_expert_intermediate_size": 7688,
         "moe_latent_size": None,
         "tie_word_embeddings": False,
+        "layer_norm_epsilon": 1e-5,
+        "mlp_hidden_act": "relu2",
+        "mamba_hidden_act": "silu",
+        "time_step_limit": None,
     },
-    layers=None,
     model_type="nemotron_h",
+    weights=(Rename({"model.embeddings": "model.embed_tokens", "model.norm_f": "model.norm"}, parts=_PREFIX),),
     names={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},
-    former_names={"mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias"},
+    former_names={
+        "mamba_n_groups": "n_groups",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_dt_limit": "time_step_limit",
+    },
     runs_through_transformers=False,
 )

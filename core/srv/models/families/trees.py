@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from srv.kept import kept_per_object
 from srv.models.blueprint import Experts, Part
+from srv.models.blueprint.without_layers import UngatedExperts
 from srv.models.derive import distinct, parameters
+from srv.models.derive import find as find_part
 from srv.models.families.architecture import Architecture, Pooled
 from srv.models.families.builders.decoder_fields import UNSUPPORTED_UNLESS
 from srv.models.families.registry import BUILT_IN, find
@@ -34,11 +36,17 @@ _WHOLE_HEADS: Mapping[str, Any] = MappingProxyType({"partial_rotary_factor": 1.0
 
 
 def native_tree(name: str, config: Mapping[str, Any]) -> Part:
-    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement."""
+    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement.
+
+    Also of a configuration whose sizes are known, but which has a kind of part without a module.
+    """
     architecture = find(name)
     if architecture is None or architecture.layers is None:
         raise UnsupportedConfig(f"architecture {name} has no native layers")
-    return _tree(architecture, config)
+    tree = _tree(architecture, config)
+    if find_part(tree, UngatedExperts) is not None:
+        raise UnsupportedConfig("experts without a gate are not implemented natively")
+    return tree
 
 
 def native_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:

@@ -25,7 +25,7 @@ from srv.models.layers.linear import Projection
 from srv.models.layers.norm import joined
 from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.attention import Attention
-from srv.models.modules.decoder_layer import DecoderLayer, make_layer, unless_one
+from srv.models.modules.decoder_layer import DecoderLayer, SinglePartLayer, StackLayer, make_layer, unless_one
 from srv.models.modules.latent_attention import LatentAttention
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place, PositionTables
@@ -68,9 +68,14 @@ class Decoder(NativeModel):
         if context.communicator is not None:
             self.lookup = VocabularyParallelLookup(self.embedding, context.communicator)
 
-    def _made(self, part: blueprint.Part, place: Place, index: int) -> DecoderLayer:
-        assert isinstance(part, blueprint.Layer)
-        layer = self.make_layer(part, place.of_layer(index))
+    def _made(self, part: blueprint.Part, place: Place, index: int) -> StackLayer:
+        layer: StackLayer
+        place = place.of_layer(index)
+        if isinstance(part, blueprint.SinglePartLayer):
+            layer = SinglePartLayer(part, place)
+        else:
+            assert isinstance(part, blueprint.Layer)
+            layer = self.make_layer(part, place)
         place.context.layer_made(index, layer)
         return layer
 
@@ -118,7 +123,7 @@ class Decoder(NativeModel):
         return super().classify(pooled) if self.score is None else self.score.kernel(pooled).float()
 
     def marked_modules(self) -> dict[str, nn.Module]:
-        """The embedding, both parts of each layer, and the output layer, by the names of the checkpoint.
+        """The embedding, the parts of each layer, and the output layer, by the names of the checkpoint.
 
         Norms are not among them: most are computed together with an addition to the residual.
         """

@@ -8,6 +8,8 @@
     normed_residual   ─ norm ─┬─ mixer ─(+)─ norm ─┬─ MLP ─(+)─ …
                               └─────────┘          └───────┘
     streams           each part reads a sum of several residual streams, and its result joins each of them
+    single part       ─┬─ norm ─ mixer or MLP ─(+)─ …
+                       └─────── residual ──────┘
 
 A layer receives what is still to be added to the residual, so that the norm which follows can add it in the same op.
 Sharded over ranks, results of the two parts are partial sums, which an all-reduce adds up; parallel layers need one,
@@ -17,7 +19,7 @@ the others two. Norms and the residual are the same on every rank.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -30,7 +32,7 @@ from srv.models.blueprint.streams import StreamMixing
 from srv.models.layers.norm import Norm, joined
 from srv.models.modules.attention import Attention
 from srv.models.modules.delta import GatedDeltaNet
-from srv.models.modules.feed_forward import feed_forward
+from srv.models.modules.feed_forward import MLP, MoE, feed_forward
 from srv.models.modules.latent_attention import LatentAttention
 from srv.models.modules.lightning import LightningAttention
 from srv.models.modules.mixer import Mixer
@@ -42,8 +44,20 @@ from srv.models.modules.state_space import StateSpace
 from srv.models.modules.streams import StreamMixer
 
 
-class DecoderLayer(nn.Module, ABC):
-    """One layer. `attention`: what mixes tokens, which may be states in place of attention.
+class StackLayer(nn.Module, ABC):
+    """What a decoder computes one after the other. `marked`: its parts, by the names of the checkpoint."""
+
+    marked: Mapping[str, nn.Module]
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        """(what is still to be added to the residual, the residual), each [T, hidden]; None for nothing."""
+
+
+class DecoderLayer(StackLayer):
+    """A layer with two parts. `attention`: what mixes tokens, which may be states in place of attention.
 
     `attention_norm`, `mlp_norm`: of what the two parts read; `attention_output_norm`, `mlp_output_norm`: of their
     results. Each is None in models without it.
@@ -55,8 +69,8 @@ class DecoderLayer(nn.Module, ABC):
         self.attention = made[0] if len(made) == 1 else SideBySide(made, part.scales)
         self.mlp = feed_forward(part.feed_forward, place.within(part.feed_forward))
         named = zip(part.mixers, made, strict=True)
-        self.marked: dict[str, nn.Module] = {place.within(each).prefix: module for each, module in named}
-        self.marked[place.name("mlp")] = self.mlp
+        mixing = {place.within(each).prefix: module for each, module in named}
+        self.marked = {**mixing, place.name("mlp"): self.mlp}
         before, between, after = (
             [make_norm(each, place) for each in parts if isinstance(each, blueprint.Norm)]
             for parts in (part.before, part.between, part.after)
@@ -65,18 +79,11 @@ class DecoderLayer(nn.Module, ABC):
         self.attention_norm, self.mlp_norm, self.mlp_output_norm = (
             norms[0] if norms else None for norms in (before, between, after)
         )
-        communicator = place.context.communicator
-        self.reduce: Callable[[Tensor], Tensor] | None = None if communicator is None else communicator.all_reduce
+        self.reduce = _all_reduce(place)
         self.mixer_factor, self.mlp_factor = map(unless_one, (part.mixer_factors.added, part.factors.added))
         steps = (self.reduce, self.attention_output_norm, self.mlp_output_norm, self.mixer_factor, self.mlp_factor)
         self.plain = all(each is None for each in steps)  # results join the residual as they are
         self.kept_by_mixer, self.kept_by_mlp = map(unless_one, (part.mixer_factors.kept, part.factors.kept))
-
-    @abstractmethod
-    def forward(
-        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
-    ) -> tuple[Tensor | None, Tensor]:
-        """(what is still to be added to the residual, the residual), each [T, hidden]; None for nothing."""
 
     def mix(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         """What the mixer adds to the residual, from what it reads."""
@@ -153,6 +160,29 @@ class StreamedLayer(DecoderLayer):
         return None, self.mlp_streams.join(residual, self.feed(self.mlp_norm.forward(read)), weights)
 
 
+class SinglePartLayer(StackLayer):
+    def __init__(self, part: blueprint.SinglePartLayer, place: Place) -> None:
+        super().__init__()
+        self.norm = make_norm(part.norm, place)
+        inner, within = part.part, place.within(part.part)
+        self.part: Mixer | MLP | MoE
+        if isinstance(inner, blueprint.Mixer):
+            self.part = _mixer(inner, within)
+        elif isinstance(inner, blueprint.MLP | blueprint.MoE):
+            self.part = feed_forward(inner, within)
+        else:
+            raise InternalError(f"{type(inner).__name__} has no module")
+        self.marked = {within.prefix: self.part}
+        self.reduce = _all_reduce(place)
+
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        read, residual = joined(self.norm, x, residual)
+        out = self.part.forward(read, inputs, context) if isinstance(self.part, Mixer) else self.part.forward(read)
+        return out if self.reduce is None else self.reduce(out), residual
+
+
 class SideBySide(Mixer):
     """Several mixers, whose results are added. `scales`: by which inputs and results of each are multiplied."""
 
@@ -188,6 +218,12 @@ def make_layer(part: blueprint.Layer, place: Place) -> DecoderLayer:
             return NormedResidualLayer(part, place)
         case "streams":
             return StreamedLayer(part, place)
+
+
+def _all_reduce(place: Place) -> Callable[[Tensor], Tensor] | None:
+    """Adds up the partial sums of several ranks; None on a single one."""
+    communicator = place.context.communicator
+    return None if communicator is None else communicator.all_reduce
 
 
 def unless_one(factor: float) -> float | None:

@@ -150,6 +150,11 @@ def _of_gate(activate: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return product
 
 
+def _squared_relu(x: Tensor) -> Tensor:
+    """So et al. 2021, arXiv:2109.08668."""
+    return F.relu(x).square_()
+
+
 _gelu_tanh = partial(F.gelu, approximate="tanh")
 # For which layers call torch's own operators.
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -158,6 +163,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
         "gelu": F.gelu,
         "gelu_tanh": _gelu_tanh,
         "relu": F.relu,
+        "relu2": _squared_relu,
         "gelu_gated": _of_gate(F.gelu),
         "gelu_tanh_gated": _of_gate(_gelu_tanh),
     }

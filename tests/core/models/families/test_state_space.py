@@ -15,9 +15,10 @@ from recurrent_small import recurrent_logits
 from safetensors.torch import load_file
 
 from srv.models import derive
+from srv.models.blueprint.without_layers import UngatedExperts
 from srv.models.facts.special_layers import special_layers
 from srv.models.families.registry import class_of_type
-from srv.models.families.trees import native_tree
+from srv.models.families.trees import native_or_reason, native_tree, tree_of
 from srv.models.read import read_facts
 from srv.models.unsupported import UnsupportedConfig
 from srv.specs import FullAttention, Recurrent, SlidingWindow
@@ -26,6 +27,7 @@ NAMES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "bamba": "BambaForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "minimax": "MiniMaxForCausalLM",
 }
 TOKENS = 90  # more than a chunk of the scan
@@ -69,6 +71,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon_h1",
         {**NORMED, **BIASES, "mamba_norm_before_gate": False, "mamba_d_ssm": None},
     ),
+    "nemotron_h": ("nemotron_h", {}),
+    "nemotron_h: biases, kinds by name, one group": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["mlp", "linear_attention", "full_attention", "linear_attention"],
+            "mlp_bias": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "n_groups": 1,
+            "layer_norm_epsilon": 1e-2,
+        },
+    ),
     "minimax": ("minimax", {}),
     "minimax: residuals, wide heads": ("minimax", {**RESIDUALS, "head_dim": 12}),
     "minimax: layer types, tied": (
@@ -100,7 +115,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     assert derive.parameters(tree) == counted == facts.parameters
     check_sizes(tmp_path, ours)
     matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
-    others = ("embed_tokens", "lm_head", "conv1d", ".gate.", ".router.")
+    others = ("embed_tokens", ".embeddings", "lm_head", "conv1d", ".gate.", ".router.")
     assert derive.projection_parameters(tree) == sum(
         count for name, count in matrices.items() if not any(each in name for each in others)
     )
@@ -113,7 +128,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
 
 
 def _has_states(layer: Any) -> bool:
-    return getattr(layer, "mamba", None) is not None or hasattr(layer.self_attn, "slope_rate")
+    return any(hasattr(each, "A_log") or hasattr(each, "slope_rate") for each in layer.modules())
 
 
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -128,6 +143,17 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bamba", {"mamba_d_head": 7}, "12 heads of 7 (mamba_n_heads, mamba_d_head) are not 96 in all"),
     ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers has 2 values and not 5"),
     ("falcon_h1", {"lm_head_multiplier": 0.0}, "lm_head_multiplier = 0.0 is not a positive number"),
+    ("nemotron_h", {"layers_block_type": ["mlp", "conv"]}, "layers_block_type contains the unknown 'conv'"),
+    ("nemotron_h", {"layers_block_type": ["mlp", "mamba"]}, "layers_block_type has no layer of full_attention"),
+    (
+        "nemotron_h",
+        {"layers_block_type": None, "hybrid_override_pattern": "M*X"},
+        "hybrid_override_pattern contains the unknown 'X'",
+    ),
+    ("nemotron_h", {"layers_block_type": ["attention", "moe"]}, "experts without a gate are not implemented"),
+    ("nemotron_h", {"n_groups": 5}, "12 heads are not a multiple of 5 groups"),
+    ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act = 'silu' is not implemented"),
+    ("nemotron_h", {"time_step_limit": [0.1, 0.5]}, "time_step_limit = [0.1, 0.5] is not implemented"),
     ("minimax", {"layer_types": ["linear_attention"] * 3}, "no layer of full_attention"),
     ("minimax", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 5 experts is not possible"),
 )
@@ -164,3 +190,23 @@ def test_kinds_of_layers_as_published(tmp_path: Path) -> None:
     edit_config(tmp_path, layer_types=["mamba", "attention", "mamba"], position_embedding_type="nope")
     ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
     assert relative(recurrent_logits(ours, facts, tokens), expected_logits(model, tokens)) < 1e-4
+
+
+@every(("original", "prefix"), [(True, "backbone."), (False, "model.")])
+def test_nemotron_h_as_published_and_as_transformers_names_it(original: bool, prefix: str, tmp_path: Path) -> None:
+    """`time_step_min` is of the training: transformers clamps steps by it, the published implementation does not."""
+    model = small_model("nemotron_h")
+    model.save_pretrained(tmp_path, save_original_format=original)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {f"{prefix}embeddings.weight", f"{prefix}norm_f.weight"} < set(stored)
+    edit_config(tmp_path, layers_block_type=None, hybrid_override_pattern="M*-M-", time_step_min=0.5)
+    ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
+    assert relative(recurrent_logits(ours, facts, tokens), expected_logits(model, tokens)) < 1e-4
+
+
+def test_sizes_of_experts_without_a_gate_are_known() -> None:
+    """Of Nemotron-H with experts, which native layers refuse."""
+    fields = small_model("nemotron_h").config.to_dict() | {"layers_block_type": ["full_attention", "moe"]}
+    tree = tree_of("NemotronHForCausalLM", fields)
+    assert derive.find(tree, UngatedExperts) is not None
+    assert native_or_reason("NemotronHForCausalLM", fields) == "experts without a gate are not implemented natively"

@@ -1,6 +1,6 @@
 """Models with Mamba-2 layers: attention in the others, or beside them in every layer.
 
-Torch-free. Owns what Granite 4, Bamba and Falcon-H1 have in common; the file of each says what
+Torch-free. Owns what Granite 4, Bamba, Falcon-H1 and Nemotron-H have in common; the file of each says what
 it does otherwise. Raises UnsupportedConfig with the name of a field.
 """
 
@@ -19,7 +19,9 @@ from srv.models.unsupported import UnsupportedConfig
 _NO_LIMIT = (0.0, math.inf)
 
 
-def state_space(sizes: StateSpaceSizes, hidden: int, eps: float, input_factors: tuple[float, ...] = ()) -> StateSpace:
+def state_space(
+    sizes: StateSpaceSizes, hidden: int, eps: float, input_factors: tuple[float, ...] = (), name: str = "mamba"
+) -> StateSpace:
     """A Mamba-2 layer."""
     scan, channels = sizes.scan, sizes.channels
     shapes: dict[str, tuple[int, ...]] = {"conv1d.weight": (channels, 1, sizes.width)}
@@ -35,7 +37,7 @@ def state_space(sizes: StateSpaceSizes, hidden: int, eps: float, input_factors: 
         sizes,
         eps,
         input_factors,
-        name="mamba",
+        name=name,
     )
 
 
@@ -47,13 +49,13 @@ def mamba_sizes(config: Mapping[str, Any], inner: int) -> StateSpaceSizes:
         raise UnsupportedConfig(f"{heads} heads of {dim} (mamba_n_heads, mamba_d_head) are not {inner} in all")
     if groups < 1 or heads % groups:
         raise UnsupportedConfig(f"{heads} heads are not a multiple of {groups} groups (mamba_n_heads, mamba_n_groups)")
-    _check_limit(config["time_step_limit"])
+    check_step_limit(config["time_step_limit"])
     bias = bool(config["mamba_proj_bias"])
     scan = ScanSizes(heads, groups, dim, int(config["mamba_d_state"]))
     return StateSpaceSizes(scan, int(config["mamba_d_conv"]), bool(config["mamba_conv_bias"]), bias, bias)
 
 
-def _check_limit(limit: Any) -> None:
+def check_step_limit(limit: Any) -> None:
     """transformers clamps the steps of prompts only. Refuse limits that change any."""
     values = () if limit is None else tuple(limit)
     stated = tuple(float(each["__float__"] if isinstance(each, Mapping) else each) for each in values)

@@ -26,6 +26,7 @@ from srv.models.blueprint import (
     Norm,
     Output,
     Part,
+    SinglePartLayer,
     Temperature,
     Tensors,
     alike,
@@ -176,6 +177,12 @@ def pre_norm_layers(
     """The layers of a model, as `pre_norm` makes them, from parts that all of them have or from those of each."""
     kinds = zip(of_layers(sizes, mixers), of_layers(sizes, feeding), strict=True)
     return alike(kinds, lambda kind: pre_norm(sizes, *kind, wide=wide, factor=factor))
+
+
+def single_part_layers(sizes: Sizes, each: Sequence[Part]) -> tuple[SinglePartLayer, ...]:
+    """The layers of a model, each of which is one part after a norm."""
+    norm = Norm(sizes.hidden_size, sizes.norm_eps, adds=True, name="norm")
+    return alike(each, lambda part: SinglePartLayer(norm, part))
 
 
 def of_layers(sizes: Sizes, part: Each | Sequence[Each]) -> Sequence[Each]:
