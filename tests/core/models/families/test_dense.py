@@ -275,7 +275,3 @@ def test_experts_that_are_not_in_mxfp4_as_stated_are_loaded_as_stored(tmp_path: 
     torch.testing.assert_close(
         our_logits(built(tmp_path), tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4
     )
-
-
-def test_norms_over_all_heads_cannot_be_divided_among_ranks() -> None:
-    assert derive.divided(native_tree("Olmo2ForCausalLM", {**SIZES, "head_dim": 8})) is None
