@@ -257,6 +257,10 @@ def test_gguf_logits_equal_transformers(
             {"rope_parameters": {"rope_type": "longrope"}},
             "lacks short_factor, long_factor",
         ),
+        ("MiniMaxM2ForCausalLM", {"use_qk_norm": False}, "use_qk_norm = False"),
+        ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0]}, "attn_type_list with layers of linear attention"),
+        ("MiniMaxM2ForCausalLM", {"head_dim": 10, "rotary_dim": 3}, "3 rotated dimensions of 10"),
         ("Glm4ForCausalLM", {"partial_rotary_factor": 0.3, "head_dim": 10}, "3 rotated dimensions of 10"),
     ],
 )
