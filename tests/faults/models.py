@@ -47,6 +47,14 @@ FAULTS = (
         tests=(_LAYER_NORM,),
     ),
     Fault(
+        name="ranks-norm-their-own-heads",
+        file="core/srv/models/modules/norms.py",
+        text="means = self.communicator.all_reduce(means).div_(self.ranks)",
+        planted="means = self.communicator.all_reduce(means.clone()).mul_(0).add_(means)",
+        effect="With several ranks, norms over all heads (OLMo 2, MiniMax-M2) are those of a rank's heads.",
+        tests=(_SHARDING,),
+    ),
+    Fault(
         name="rotary-pairs-are-exchanged",
         file="core/srv/models/checkpoints/row_orders.py",
         text="*first, *second, *range(end",

@@ -52,6 +52,7 @@ LLAMA4 = {
     "floor_scale": 4,
     "attn_scale": 0.6,
 }
+MINIMAX_M2 = {**PAD, "head_dim": 64, "rotary_dim": 32, "num_local_experts": COUNT, "num_experts_per_tok": 2}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -107,6 +108,7 @@ MIXTURES = {
     "Qwen3MoeForCausalLM": Model("qwen3_moe", {**MIXED, "norm_topk_prob": True}, COUNT),
     "Glm4MoeForCausalLM": Model("glm4_moe", {**EXPERTS, **PAD, "moe_intermediate_size": 32, "head_dim": 64}, COUNT),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),
+    "MiniMaxM2ForCausalLM": Model("minimax_m2", MINIMAX_M2, COUNT),
     "GptOssForCausalLM": Model("gpt_oss", {**PAD, "head_dim": 64, "num_local_experts": 5, "sliding_window": 5}),
     "Llama4ForCausalLM": Model("llama4_text", LLAMA4),
     "DeepseekV2ForCausalLM": Model("deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy"}, COUNT),

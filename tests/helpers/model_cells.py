@@ -47,6 +47,16 @@ def random_model(kind: str, **fields: Any) -> Any:
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 
 
+def minimax_m2(**fields: Any) -> Any:
+    """MiniMax-M2 with four experts and a part of each head rotated. Corrections change which experts are chosen."""
+    own = {"num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0, "rotary_dim": 8}
+    model = random_model("minimax_m2", **{**own, **fields})
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.linspace(-0.4, 0.4, len(buffer)))
+    return model
+
+
 def rounded(model: Any) -> Any:
     """The model with the values of a bfloat16 checkpoint, in float32."""
     return model.to(torch.bfloat16).float()

@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 from e2e_support import gone, wait_until
-from engine_small import Small, engine, make_small, message, messages
+from engine_small import Small, engine, make_small, message, messages, prompted
 from every import every
+from fp8_weights import FORMS, write_fp8
+from model_cells import minimax_m2
 from models_small import small_model
 from stored_orders import stored_form, write_stored
 
@@ -165,6 +167,19 @@ def test_greedy_tokens_of_random_models(kind: str, ranks: int, tmp_path: Path) -
     small = make_small(kind, tmp_path, **SIZES)
     with engine(small, page=16, tp_size=ranks) as made:
         assert [each.tokens for each in made.generate(messages(small.prompts))] == small.tokens
+
+
+@pytest.mark.slow
+def test_minimax_m2_in_fp8_blocks(tmp_path: Path) -> None:
+    """Ranks add up the squares of norms over all heads, in steps that are replayed as well, and run what is planned."""
+    fields = {**SIZES, "intermediate_size": 64, "head_dim": 32}
+    small = prompted(write_fp8(tmp_path, FORMS["fp8, blocks"], made=minimax_m2(**fields)), tmp_path)
+    for ranks in (1, 2):
+        with engine(small, page=16, tp_size=ranks) as made:
+            assert [each.tokens for each in made.generate(messages(small.prompts))] == small.tokens
+            assert made.stats().replayed_steps > 0
+            assert made.context.kernels.differences(made.ready.kernels) == {}
+            assert any("joint_rms_norm" in key for key in made.ready.kernels) is (ranks == 2)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 import torch
 from every import every
 from gguf import GGMLQuantizationType as Kind
+from model_cells import random_model
 from models_small import GRANITE, built, our_logits, small_model, tokens_of, write_gguf
 from thread_ranks import on_ranks
 from torch import Tensor
@@ -38,6 +39,11 @@ def folder(tmp_path: Path, kind: str, **fields: Any) -> Path:
     return tmp_path
 
 
+def saved_random(tmp_path: Path, kind: str, **fields: Any) -> Path:
+    random_model(kind, **{**SIZES, **fields}).save_pretrained(tmp_path)
+    return tmp_path
+
+
 def gguf_file(tmp_path: Path, kind: Kind, **fields: Any) -> Path:
     path = tmp_path / "model.gguf"
     write_gguf(path, small_model("llama", **{**SIZES, **fields}), "llama", kind)
@@ -58,6 +64,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "multipliers": (lambda path: folder(path, "granite", **GRANITE), {}),
     "layers without RoPE": (lambda path: folder(path, "smollm3", no_rope_layer_interval=2), {}),
     "norms after each part": (lambda path: folder(path, "gemma3", sliding_window_pattern=2, attention_bias=True), {}),
+    "norms over all heads": (lambda path: saved_random(path, "olmo2", pad_token_id=0), {}),
     "random weights": (lambda path: folder(path, "llama"), {"load_format": "dummy", "seed": 3}),
 }
 

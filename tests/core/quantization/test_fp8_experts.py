@@ -12,6 +12,7 @@ import pytest
 import torch
 from every import every
 from fp8_weights import FORMS, LARGEST, fp8, write_fp8
+from model_cells import minimax_m2
 from models_small import built, edit_config, expected_logits, our_logits, small_model, tokens_of
 from safetensors.torch import load_file, save_file
 from stored_orders import made, stored_form, write_stored
@@ -175,6 +176,17 @@ def test_experts_with_biases_become_fp8_at_load(tmp_path: Path) -> None:
     assert refusals(tmp_path, "--quantization", "fp8") == []
 
 
+# Fields that say what the layers do; transformers reads none of them.
+PUBLISHED_MINIMAX_M2: dict[str, Any] = {
+    "attn_type_list": [1, 1],
+    "qk_norm_type": "per_layer",
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+    "use_mtp": True,
+    "num_mtp_modules": 3,
+}
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
 BLOCKS, STATIC = IN_ONE["qwen3_moe, blocks"], IN_ONE["qwen3_moe, static"]
 
@@ -238,4 +250,16 @@ def test_blocks_of_transposed_experts_are_refused_by_name(tmp_path: Path) -> Non
 
 def test_experts_of_single_projections_are_still_read(tmp_path: Path) -> None:
     model = write_fp8(tmp_path, FORMS["fp8, blocks"], kind="qwen3_moe", moe_intermediate_size=48, num_hidden_layers=2)
+    served(tmp_path, model)
+
+
+def test_a_checkpoint_of_minimax_m2_is_read_as_published(tmp_path: Path) -> None:
+    """Names of tensors, `rotary_dim` in place of a share, and modules that the configuration leaves unquantized."""
+    unquantized = ["gate", "e_score_correction_bias", "lm_head"]
+    config = fp8((32, 32), fmt="float8_e4m3fn", modules_to_not_convert=unquantized)
+    model = write_fp8(tmp_path, FORMS["fp8, blocks"]._replace(config=config), made=minimax_m2(num_hidden_layers=2))
+    edit_config(tmp_path, rope_parameters=None, rope_theta=5e6, **PUBLISHED_MINIMAX_M2)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored["model.layers.0.block_sparse_moe.experts.3.w2.weight_scale_inv"].shape == (2, 3)
+    assert bool(stored["model.layers.1.block_sparse_moe.e_score_correction_bias"].any())
     served(tmp_path, model)

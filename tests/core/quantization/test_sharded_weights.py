@@ -10,6 +10,7 @@ import pytest
 import torch
 from every import every
 from fp8_weights import FORMS, write_fp8
+from model_cells import minimax_m2
 from models_small import built, expected_logits, our_logits, small_model, tokens_of
 from modelslim_weights import everything, quantize
 from quantized_cells import METHODS, write_quantized
@@ -53,6 +54,11 @@ def fp8(form: str, **fields: Any) -> Callable[[Path], Any]:
     return lambda path: write_fp8(path, FORMS[form], **{**SIZES, **fields})
 
 
+def fp8_of_minimax_m2(path: Path) -> Any:
+    """A fourth of the norm of queries, and half of that of keys, are on each of four ranks."""
+    return write_fp8(path, FORMS["fp8, blocks"], made=minimax_m2(**SIZES))
+
+
 def unquantized(path: Path) -> Any:
     model = small_model("llama", **SIZES)
     model.save_pretrained(path)
@@ -65,6 +71,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "fp8, one scale": (fp8("fp8, one scale", **BIASES), {}),
     "fp8, blocks": (fp8("fp8, blocks", **BIASES), {}),
     "fp8, blocks of experts": (fp8("fp8, blocks", kind="qwen3_moe"), {}),
+    "fp8, blocks of experts, norms over all heads": (fp8_of_minimax_m2, {}),
     "int8 at load": (unquantized, {"online_quantization": "int8wo"}),
     "int8 with inputs at load": (unquantized, {"online_quantization": "int8dq"}),
     "fp8 at load": (unquantized, {"online_quantization": "fp8wo"}),

@@ -16,7 +16,8 @@ part of one rank. Must not know any family, nor how weights are stored.
 Names are those that layers have for the weights; what checkpoints call them is a family's table of names. Parts do not
 know their layer's number, so that layers which are alike are one object.
 
-What several ranks divide says so: `Linear.split`, `Tensors.divided`, the heads of attention, experts' sizes.
+What several ranks divide says so: `Linear.split`, `Tensors.divided`, the heads of attention and of `JointNorm`,
+experts' sizes.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ Kind = TypeVar("Kind")
 Made = TypeVar("Made")
 
 NORM, ADD_NORM, LAYER_NORM, ROTARY = "rms_norm", "add_rms_norm", "layer_norm", "rotary"
+JOINT_NORM = "joint_rms_norm"
 SILU, GELU, ROUTE = "silu_and_mul", "gelu_tanh_and_mul", "route_experts"
 TORCH = "torch's operator"
 WIDE = "float32"
@@ -262,6 +264,24 @@ class Norm(Part):
 
 
 @dataclass(frozen=True)
+class JointNorm(Norm):
+    """An RMS norm of the queries, or of the keys, of all heads of a token together.
+
+    Each of several `ranks` has the weights of its heads; they add up the squares of all heads.
+    """
+
+    heads: int = 1
+    ranks: int = 1
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        return super().ops(dtype) if self.ranks == 1 else iter((torch_op(JOINT_NORM, self.size),))
+
+    def of_rank(self, ranks: int) -> Self:
+        heads = max(1, self.heads // ranks)
+        return dataclasses.replace(self, size=self.size // self.heads * heads, heads=heads, ranks=ranks)
+
+
+@dataclass(frozen=True)
 class HeadNorms(Part):
     """A layer norm without bias for each of several heads. `joint`: their weights are one tensor in checkpoints."""
 
@@ -371,9 +391,13 @@ class Attention(Mixer):
 
     @property
     def is_divisible(self) -> bool:
-        """False if a norm needs all heads, heads have norms of their own, or each rank has all projections."""
-        of_heads = self.q_norm is None or (isinstance(self.q_norm, Norm) and self.q_norm.size == self.head_dim)
-        return of_heads and self.qkv.split is not None
+        """False if heads have norms of their own, or each rank has all projections.
+
+        A norm of several heads is divided if it is a `JointNorm`.
+        """
+        norm = self.q_norm
+        of_one_head = isinstance(norm, Norm) and norm.size == self.head_dim
+        return (norm is None or of_one_head or isinstance(norm, JointNorm)) and self.qkv.split is not None
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.rope is not None:

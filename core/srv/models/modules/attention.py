@@ -13,7 +13,7 @@ from srv.models.checkpoints.slices import Slice
 from srv.models.layers.linear import Projection
 from srv.models.layers.norm import Norm
 from srv.models.modules.mixer import Mixer
-from srv.models.modules.norms import HeadNorms, make_norm
+from srv.models.modules.norms import DividedNorms, HeadNorms, make_norm
 from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs
 
@@ -37,8 +37,10 @@ class Attention(Mixer):
         self.qkv_proj, self.o_proj = place.linear(part.qkv), place.linear(part.output)
         self.head_counts = [heads * (1 + part.gated_queries), kv_end - kv_first, kv_end - kv_first]
         self.total_heads = sum(self.head_counts)
-        self.q_norm, self.k_norm = _head_norm(part.q_norm, place), _head_norm(part.k_norm, place)
-        self._wide_norms = not part.is_divisible  # over all heads together, or with weights for each head
+        self.divided_norms = DividedNorms.of(part, place)
+        divides = self.divided_norms is not None
+        self.q_norm, self.k_norm = (None if divides else _head_norm(norm, place) for norm in (part.q_norm, part.k_norm))
+        self._joint_norms = part.q_norm is not None and part.q_norm.size != dim  # over all heads together
         self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
         if part.rope is not None:
             sizes = {"head_dim": dim, "rotary_dim": part.rope.rotary_dim}
@@ -58,7 +60,9 @@ class Attention(Mixer):
         q, k, v = qkv.split_with_sizes(self.head_counts, 1)
         if self._gated_queries:
             q, gate = q.view(-1, layer.heads, 2, layer.head_dim).unbind(2)
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.divided_norms is not None:
+            q, k = self.divided_norms.forward(q, k)
+        elif self.q_norm is not None and self.k_norm is not None:
             q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
         if self._clip is not None:
             q, k, v = (each.clamp(-self._clip, self._clip) for each in (q, k, v))
@@ -83,7 +87,7 @@ class Attention(Mixer):
         """Queries or keys [T, heads, D], which are views of the rows of one matrix, after their norm."""
         if isinstance(norm, HeadNorms):
             return norm.forward(x)
-        if self._wide_norms:
+        if self._joint_norms:
             return norm.forward(x.flatten(1)).view(x.shape)
         return norm.forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from srv.models import blueprint
 from srv.models.blueprint.latent import GatedNorm
+from srv.models.checkpoints.slices import Slice
 from srv.models.layers.norm import LayerNorm, Norm, RMSNorm, UnitOffsetRMSNorm
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.weight_module import WeightModule
@@ -48,6 +50,51 @@ class HeadNorms(WeightModule):
         if self.joint:
             return {f"{self.name}.weight": self.weight}
         return {f"{self.name}.norms.{head}.weight": weight for head, weight in enumerate(self.weight)}
+
+
+class DividedNorms(WeightModule):
+    """The RMS norms of the queries and of the keys of all heads, on one of several ranks, which has some of the heads.
+
+    Ranks exchange the mean squares of both, float32 [T, 2], in one all-reduce. Their average is the mean over all heads
+    because all ranks have equally many, and if keys are copied, each is on equally many ranks.
+    """
+
+    def __init__(self, q_norm: blueprint.JointNorm, k_norm: blueprint.JointNorm, place: Place) -> None:
+        super().__init__()
+        context, parts = place.context, (q_norm, k_norm)
+        shares = [context.group.share(part.size, part.size // part.heads) for part in parts]
+        self.names = tuple(f"{place.within(part).prefix}.weight" for part in parts)
+        self.slices = tuple(Slice(0, *share, part.size) for share, part in zip(shares, parts, strict=True))
+        self.q_weight, self.k_weight = (context.empty(end - begin) for begin, end in shares)
+        self.eps, self.ranks, self.communicator = q_norm.eps, context.group.size, context.communicator
+        for begin, end in shares:
+            context.ops.note_own(blueprint.JOINT_NORM, OpArgs(context.dtype, {"dim": end - begin}), TORCH)
+
+    @staticmethod
+    def of(part: blueprint.Attention, place: Place) -> DividedNorms | None:
+        """Those of an attention; None on a single rank, and without norms of all heads."""
+        q_norm, k_norm = part.q_norm, part.k_norm
+        if place.context.group.size == 1 or not isinstance(q_norm, blueprint.JointNorm):
+            return None
+        assert isinstance(k_norm, blueprint.JointNorm)
+        return DividedNorms(q_norm, k_norm, place)
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [T, heads, D] and keys [T, KV heads, D] of this rank."""
+        wide_q, wide_k = q.float(), k.float()
+        means = torch.stack([each.square().mean((1, 2)) for each in (wide_q, wide_k)], 1)
+        if self.communicator is not None:
+            means = self.communicator.all_reduce(means).div_(self.ranks)
+        of_q, of_k = torch.rsqrt(means + self.eps).view(-1, 2, 1, 1).unbind(1)
+        q, k = (wide_q * of_q).to(q.dtype), (wide_k * of_k).to(k.dtype)
+        return q * self.q_weight.view(q.shape[1:]), k * self.k_weight.view(k.shape[1:])
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, (self.q_weight, self.k_weight), strict=True))
+
+    def weight_slices(self) -> dict[str, Slice]:
+        named = zip(self.names, self.slices, strict=True)
+        return {name: part for name, part in named if part.end - part.begin < part.total}
 
 
 class GatedRMSNorm(RMSNorm):

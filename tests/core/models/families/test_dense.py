@@ -257,6 +257,10 @@ def test_gguf_logits_equal_transformers(
             {"rope_parameters": {"rope_type": "longrope"}},
             "lacks short_factor, long_factor",
         ),
+        ("MiniMaxM2ForCausalLM", {"use_qk_norm": False}, "use_qk_norm = False"),
+        ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0]}, "attn_type_list with layers of linear attention"),
+        ("MiniMaxM2ForCausalLM", {"head_dim": 10, "rotary_dim": 3}, "3 rotated dimensions of 10"),
         ("Glm4ForCausalLM", {"partial_rotary_factor": 0.3, "head_dim": 10}, "3 rotated dimensions of 10"),
     ],
 )
@@ -275,7 +279,3 @@ def test_experts_that_are_not_in_mxfp4_as_stated_are_loaded_as_stored(tmp_path: 
     torch.testing.assert_close(
         our_logits(built(tmp_path), tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4
     )
-
-
-def test_norms_over_all_heads_cannot_be_divided_among_ranks() -> None:
-    assert derive.divided(native_tree("Olmo2ForCausalLM", {**SIZES, "head_dim": 8})) is None

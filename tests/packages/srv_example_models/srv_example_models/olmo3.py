@@ -19,7 +19,7 @@ NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def tree(config: Mapping[str, Any]) -> Part:
-    """Norms of queries and keys are over all heads, so that ranks cannot divide them."""
+    """Norms of queries and keys are over all heads; ranks that divide these add up the squares."""
     sizes, bias = decoder_sizes(_of_one_rope(config)), bool(config["attention_bias"])
     norms, mlp = parts.joint_norms(sizes), parts.mlp(sizes)
     after, last = (Norm(sizes.hidden_size, sizes.norm_eps, name=name) for name in NORMS)

@@ -19,6 +19,7 @@ from srv.models.blueprint import (
     Experts,
     Factors,
     HeadNorms,
+    JointNorm,
     Layer,
     Linear,
     Mixer,
@@ -99,10 +100,11 @@ def head_norms(sizes: Sizes, *, wide: bool = False) -> tuple[Norm, Norm]:
     return q_norm, k_norm
 
 
-def joint_norms(sizes: Sizes) -> tuple[Norm, Norm]:
+def joint_norms(sizes: Sizes) -> tuple[JointNorm, JointNorm]:
     """RMS norms of the queries and the keys of all heads together."""
-    dim, eps = sizes.head_dim, sizes.norm_eps
-    return Norm(sizes.heads * dim, eps, name="q_norm"), Norm(sizes.kv_heads * dim, eps, name="k_norm")
+    dim, eps, queries, keys = sizes.head_dim, sizes.norm_eps, sizes.heads, sizes.kv_heads
+    q_norm = JointNorm(queries * dim, eps, heads=queries, name="q_norm")
+    return q_norm, JointNorm(keys * dim, eps, heads=keys, name="k_norm")
 
 
 def mlp(
