@@ -14,6 +14,7 @@ from rules_world import FACTS, GIB, LATENT, model
 
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, Resolved, UserInput, UserStatement
+from srv.planning.plan import reserved_bytes, reserved_parts
 from srv.platform.registry import find_platforms
 from srv.specs import FullAttention, ModelFacts
 
@@ -78,6 +79,18 @@ def test_the_largest_graph_is_that_of_a_list(place: tuple[str, str]) -> None:
     memory, tokens, _, _ = TABLE[place]
     listed = fraction(place, graph_batch_sizes=(1, 3), max_running_requests=64)
     assert listed == pytest.approx(published(memory, tokens, 3), abs=0.0006)
+
+
+def test_a_fraction_of_the_user_bounds_what_the_published_rule_reserves() -> None:
+    """It is an estimate, by which long prompts in one step would need more than the device has."""
+    whole = {"chunked_prefill_size": -1, "max_prefill_tokens": 49152, "max_running_requests": 64}
+    long = planned(("npu", "a3"), **whole)
+    chosen = planned(("npu", "a3"), **whole, mem_fraction_static=0.7)
+    memory = 64 * 2**30
+    assert reserved_parts(long)["steps"] == 1.5 * 2**20 * 49152 > memory
+    assert reserved_bytes(chosen) == pytest.approx(0.3 * memory, rel=1e-6)
+    others = {name: amount for name, amount in reserved_parts(chosen).items() if name != "steps"}
+    assert others == {name: amount for name, amount in reserved_parts(long).items() if name != "steps"}
 
 
 @every("place", TABLE, ids=":".join)

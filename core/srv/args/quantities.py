@@ -24,7 +24,7 @@ def sum_parts(
         if each.of_remaining:
             remaining = (facts.device.memory_bytes if facts.device else 0) - sum(part.amount for part in parts)
             amount *= max(0, remaining)
-        parts.append(Part(each.name, owner, amount, each.reason))
+        parts.append(Part(each.name, owner, amount, each.reason, each.for_default))
     return tuple(parts)
 
 

@@ -119,12 +119,13 @@ def _printable(name: str, value: Any) -> Any:
 
 
 class Part(NamedTuple):
-    """One computed contribution to a quantity."""
+    """One computed contribution to a quantity. `for_default`: as of `srv.platform.facts.Contribution`."""
 
     name: str
     owner: str
     amount: float
     reason: str
+    for_default: bool = False
 
 
 class Quantity(NamedTuple):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from srv.args.defaults import HOST_MEMORY, RESERVED_MEMORY
-from srv.args.statement import Resolved, UserInput
+from srv.args.statement import Layer, Quantity, Resolved, UserInput
 from srv.errors import Refusal, Rejection
 from srv.io.memory_lines import MemoryLine
 from srv.planning.budget import Budget, estimate
@@ -98,8 +99,26 @@ def reserved_bytes(resolved: Resolved) -> int:
 
 
 def reserved_parts(resolved: Resolved) -> dict[str, float]:
-    """The parts of these bytes by name; those of several owners with one name are added."""
+    """The parts of these bytes by name; those of several owners with one name are added.
+
+    What a published rule reserves to find the default of `mem_fraction_static` is at most what a fraction of the user's
+    leaves.
+    """
     quantity, parts = resolved.quantities.get(RESERVED_MEMORY), dict[str, float]()
+    left = _left_by_user(resolved, quantity)
     for part in quantity.parts if quantity else ():
-        parts[part.name] = parts.get(part.name, 0.0) + part.amount
+        amount = min(part.amount, left) if part.for_default else part.amount
+        parts[part.name] = parts.get(part.name, 0.0) + amount
     return parts
+
+
+def _left_by_user(resolved: Resolved, quantity: Quantity | None) -> float:
+    """The bytes that a fraction set by the user leaves beside what is reserved in any case; infinite without one."""
+    if (
+        quantity is None
+        or resolved.device is None
+        or resolved.provenance["mem_fraction_static"].layer is not Layer.USER
+    ):
+        return math.inf
+    free = (1 - resolved.config.memory.mem_fraction_static) * resolved.device.memory_bytes
+    return max(0.0, free - sum(part.amount for part in quantity.parts if not part.for_default))

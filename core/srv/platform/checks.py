@@ -288,7 +288,7 @@ def _check_entries(plugin: _Plugin, entries: object, kind: type[Any], function: 
             value, at = getattr(entry, field.name), f"{where}.{field.name}"
             if field.name in ("reads", "replaces"):
                 _check_names(plugin, value, at)
-            elif field.name == "of_remaining":
+            elif field.name in ("of_remaining", "for_default"):
                 plugin.require_type(value, bool, at)
             elif field.name != function:
                 plugin.require_text(value, at)

@@ -77,6 +77,8 @@ class Contribution:
     `quantity` is a name declared by core; `compute(context)` returns a number in the quantity's unit, 0 for none.
     `replaces`: the names of core's parts of that quantity that this part replaces. `of_remaining`: the number is a
     fraction, from 0 to 1, of the device memory that the other parts leave; such parts are computed after all others.
+    `for_default`: reserved memory of a rule that finds the default of `mem_fraction_static`: where the user sets that,
+    it is at most what the fraction leaves.
     """
 
     quantity: str
@@ -86,6 +88,7 @@ class Contribution:
     reads: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     of_remaining: bool = False
+    for_default: bool = False
 
 
 @dataclass(frozen=True, slots=True)

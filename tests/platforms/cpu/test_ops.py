@@ -11,6 +11,7 @@ import torch
 from srv.models.checkpoints.dummy import load_dummy
 from srv.models.checkpoints.gguf_types import OP_TYPES, TENSOR_TYPES
 from srv.models.layers.context import BuildContext
+from srv.models.layers.factory import LocalSizes
 from srv.models.layers.linear import Projection
 from srv.platform.interface import OpArgs, Platform
 from srv.platform.ops import Ops
@@ -113,7 +114,7 @@ def test_8_bit_layers_give_the_same_after_repacking(
     """The unpacked weight is released, except in float16, which the native kernels do not support."""
     context = BuildContext(torch.device("cpu"), dtype, Ops("cpu", platform.ops))
     further = {} if kind is StaticInt8Linear else {"bias": True}
-    linear = kind(context, {"first": 40, "second": 17}, 33, **further)
+    linear = kind(context, LocalSizes({"first": 40, "second": 17}, 33), **further)
     load_dummy(linear.weight_views(), seed=2)
     assert linear.validate_loaded() is None
     x = torch.randn(5, 33, generator=torch.Generator().manual_seed(1)).to(dtype)

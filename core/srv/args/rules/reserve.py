@@ -212,6 +212,7 @@ def published_contributions(
             "the published rule reserves 1.5 MiB per prompt token of a step",
             reads=("chunked_prefill_size", "max_prefill_tokens", "enable_dp_attention", "dp_size"),
             replaces=("activations", "sampling"),
+            for_default=True,
         ),
         Contribution(
             RESERVED_MEMORY,
