@@ -16,7 +16,10 @@ from srv.quantization.third_party_storage import GuardedStorage
 
 
 def make_factory(method: QuantMethod, context: BuildContext, model: StoredModel) -> LayerFactory:
-    """The factory of the layers of a model. Raises PluginError if that of a third party is faulty."""
+    """The factory of the layers of a model.
+
+    Raises PluginError if that of a third party is faulty, and ModelError for damaged checkpoints.
+    """
     if method.layers is None:
         assert method.schemes is not None  # checked where a method of another distribution is imported
         return SchemeLayers(context, method.schemes(model))
@@ -30,7 +33,7 @@ def make_factory(method: QuantMethod, context: BuildContext, model: StoredModel)
 
 
 def make_storage(method: QuantMethod, model: StoredModel) -> StorageFormat:
-    """The storage format of the checkpoint of a model. Raises PluginError like `make_factory`."""
+    """The storage format of the checkpoint of a model. Raises PluginError and ModelError like `make_factory`."""
     if method.storage is None:
         return StorageFormat()
     built_in = method.name in BUILT_IN

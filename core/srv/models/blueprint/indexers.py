@@ -12,7 +12,8 @@ def indexer_types(get: Callable[[str], Any], layers: int) -> list[str]:
     """Of each layer, "full" or "shared", as the configuration of GLM-5 in transformers has them.
 
     `get(name)`: the value of a field, None if it is left out. `indexer_types` or `index_topk_pattern` ("FSSF") says it
-    layer by layer; otherwise one layer in `index_topk_freq` has an indexer, from layer `index_skip_topk_offset` - 1 on.
+    layer by layer; otherwise one layer in `index_topk_freq` has an indexer from layer `index_skip_topk_offset` - 1 on,
+    and each layer before that one.
     """
     stated: Sequence[str] | None = get("indexer_types") or get("index_topk_pattern")
     if stated:

@@ -33,10 +33,11 @@ def load_safetensors(
     """Fill every tensor from the folder's files, converting floats to the tensor's dtype.
 
     `storage` converts tensors that are quantized, fused or in another order. `slices`: the parts of the model's tensors
-    that belong to this rank; only they are read, unless `storage` needs whole tensors. It must not change the shape of
-    sliced tensors otherwise. `rename(stored)`: the model's name of a stored tensor, or None to skip it. The threads of
-    `reading` convert tensors as well. Raises ModelError: no_weights, missing_tensors, unexpected_tensors,
-    shape_mismatch, dtype_mismatch, truncated, damaged.
+    that belong to this rank; only they are read, unless `storage` needs whole tensors. Otherwise `storage` must not
+    change the shape of a sliced tensor. `rename(stored)`: the model's name of a stored tensor, or None to skip it. The
+    threads of `reading` convert tensors as well. Raises ModelError: no_weights, missing_tensors, unexpected_tensors,
+    shape_mismatch, dtype_mismatch, truncated, damaged, unsupported_quantization; PluginError for the storage format of
+    another distribution.
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint is None:

@@ -32,7 +32,7 @@ class Slice(NamedTuple):
         return Slice(self.axis, self.begin // size, -(-self.end // size), -(-self.total // size))
 
 
-Slices: TypeAlias = Mapping[str, Slice]  # by the name of the stored tensor
+Slices: TypeAlias = Mapping[str, Slice]  # by the name that the model has for a tensor
 
 
 def stored_shape(shape: Sequence[int], part: Slice | None) -> tuple[int, ...]:

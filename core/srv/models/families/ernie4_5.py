@@ -1,4 +1,4 @@
-"""ERNIE 4.5 without experts: Llama whose rotary pairs are adjacent, with biases everywhere or nowhere."""
+"""ERNIE 4.5 without experts: Llama whose rotary pairs are adjacent, with biases in all projections or in none."""
 
 from __future__ import annotations
 

@@ -91,7 +91,10 @@ def tree(architecture: Architecture, config: Mapping[str, Any]) -> Part:
 
 
 def pooled(architecture: Architecture, config: Mapping[str, Any]) -> Pooled | None:
-    """Likewise, of one that may generate no text."""
+    """What an architecture that may generate no text says of itself; None for one that generates text.
+
+    Raises PluginError for what is no `Pooled`, and for errors other than KeyError and ValueError.
+    """
     if architecture.pooled is None:
         return None
     name = architecture.name

@@ -38,7 +38,7 @@ _WHOLE_HEADS: Mapping[str, Any] = MappingProxyType({"partial_rotary_factor": 1.0
 def native_tree(name: str, config: Mapping[str, Any]) -> Part:
     """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement.
 
-    Also of a configuration whose sizes are known, but which has a kind of part without a module.
+    It is raised as well where the sizes are known, but a kind of part has no module.
     """
     architecture = find(name)
     if architecture is None or architecture.layers is None:

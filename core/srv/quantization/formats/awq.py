@@ -1,6 +1,6 @@
-"""Checkpoints of AWQ, by AutoAWQ and GPTQModel: how their configurations state it. Torch-free.
+"""Checkpoints of AWQ, by AutoAWQ and GPTQModel: how their quantization_config is read. Torch-free.
 
-Must not know what is stored: `srv.quantization.formats.packed_integers` does.
+The layout of the tensors is in `srv.quantization.formats.packed_integers`.
 """
 
 from __future__ import annotations

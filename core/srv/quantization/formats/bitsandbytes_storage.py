@@ -62,7 +62,7 @@ class _State(NamedTuple):
         return self.outputs * self.inputs // self.block
 
     def expected(self) -> dict[str, int]:
-        """The number of elements of each tensor that belongs to the weight."""
+        """The number of elements of each tensor beside the codes."""
         found = {"absmax": self.scales, "quant_map": len(TABLES[self.kind])}
         if self.nested_block:
             found |= {"nested_absmax": -(-self.scales // self.nested_block), "nested_quant_map": 256}

@@ -1,7 +1,8 @@
 """Checkpoints with FP8 weights (float8_e4m3fn): which layers are quantized, and how their scales are stored.
 
-Owns what is checked before weights are read: that each FP8 weight has a scale of a shape that fits it. Torch-free. Must
-not know how configurations state it, nor layers.
+Owns what is checked before weights are read: that each FP8 weight has a scale of a shape that fits it. Torch-free. The
+fields of each configuration are read by the module of its format; the classes of layers are in
+`srv.quantization.layers`.
 
     weight                          float8_e4m3fn [N, K]; a layer with a weight of another float dtype is not quantized
     weight_scale, weight_scale_inv  what weights are multiplied by: one value, [N], [N, 1], or one per block
@@ -176,7 +177,7 @@ def check_dequantized(model: StoredModel, scheme: Fp8Form) -> None:
 
 
 def declares(scheme: Fp8Form, layer: str) -> bool:
-    """Whether a configuration without weights says that a layer is quantized."""
+    """Whether the configuration of a checkpoint without weights says that a layer is quantized."""
     linear = scheme.head if layer == _LM_HEAD else layer.endswith(_LINEAR) and not layer.endswith(UP_PROJECTION)
     return linear and not any(names_layer(pattern, layer) for pattern in scheme.excluded)
 

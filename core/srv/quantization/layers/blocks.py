@@ -1,8 +1,9 @@
 """Layers with weights in rows of blocks (`srv.quantization.schemes.Blocks`), which are not dequantized at load.
 
-Blocks have the types of GGUF; other formats are converted to them. The arithmetic is that of the ops `linear_gguf`,
-`linear_gguf_float32`, `rows_gguf` and `experts_gguf`, which a platform with the capability "gguf_blocks" provides; the
-first may quantize its input to 8 bits. Must not know files, nor how checkpoints state the order of inputs.
+Blocks have the types of GGUF; other formats are converted to them. The arithmetic is that of the ops `linear_gguf` and
+`rows_gguf`, which a platform with the capability "gguf_blocks" provides, and of `linear_gguf_float32` and
+`experts_gguf`, which it may provide; products may quantize their input to 8 bits. Must not know files, nor how
+checkpoints state the order of inputs.
 """
 
 from __future__ import annotations
