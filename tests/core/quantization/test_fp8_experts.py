@@ -188,7 +188,9 @@ PUBLISHED_MINIMAX_M2: dict[str, Any] = {
     "num_mtp_modules": 3,
 }
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
+DOWN = "model.layers.0.mlp.experts.down_proj"
 BLOCKS, STATIC = IN_ONE["qwen3_moe, blocks"], IN_ONE["qwen3_moe, static"]
+EACH = IN_ONE["qwen3_moe, a scale for each projection"]
 
 
 def _change(suffix: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dict[str, Tensor]], None]:
@@ -213,6 +215,11 @@ def _nan(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _one_axis(tensors: dict[str, Tensor]) -> None:
+    """A scale for each output of an expert, without an axis of experts."""
+    tensors[f"{DOWN}_scale_inv"] = torch.ones(tensors[DOWN].shape[1])
+
+
 DAMAGED: list[tuple[InOne, Callable[[dict[str, Tensor]], None], str, str, bool]] = [
     (BLOCKS, _change("_scale_inv", lambda scale: None), "missing_tensors", f"lacks {FUSED}_scale_inv", True),
     (BLOCKS, _change("", lambda weight: None), "missing_tensors", f"which {FUSED}_scale_inv scales", True),
@@ -220,6 +227,7 @@ DAMAGED: list[tuple[InOne, Callable[[dict[str, Tensor]], None], str, str, bool]]
     (BLOCKS, _change("_scale_inv", lambda scale: scale.int()), "dtype_mismatch", f"{FUSED}_scale_inv is stored", True),
     (BLOCKS._replace(config=fp8((32, 32))), lambda tensors: None, "unsupported_quantization", "end within a blo", True),
     (BLOCKS._replace(config=fp8()), lambda tensors: None, "shape_mismatch", f"{FUSED}_scale_inv has the shape", True),
+    (EACH, _one_axis, "shape_mismatch", f"{DOWN}_scale_inv has the shape", True),
     (STATIC, _change("_scale_inv", _with(-1.0)), "damaged", "gate_proj.weight_scale_inv has the value -1", False),
     (STATIC, _change("_activation_scale", _with(math.nan)), "damaged", "input_scale has the value nan", False),
     (BLOCKS, _change("", _nan), "damaged", "experts.1.up_proj.weight has values that are NaN", False),

@@ -160,7 +160,7 @@ def scale_kind(tensor: ExpertTensor, shape: tuple[int, ...], experts: int, outpu
 
 
 def _scale_shape(kind: str, shape: tuple[int, ...], experts: int, count: int, outputs: int) -> tuple[int, ...]:
-    """That of the scale of one projection; of blocks that do not fit the projections, one that fits no weight."""
+    """That of the scale of one projection. Of a scale that cannot be divided it fits no weight, so that it is refused."""
     match kind:
         case "all" | "expert" | "projection":
             return ()
@@ -169,4 +169,6 @@ def _scale_shape(kind: str, shape: tuple[int, ...], experts: int, count: int, ou
         case "group":
             return (shape[1], outputs // count)
     fits = len(shape) == 3 and shape[0] == experts and shape[1] % count == 0
-    return (shape[1] // count, shape[2]) if fits else shape
+    if fits:
+        return (shape[1] // count, shape[2])
+    return shape if len(shape) > 1 else (0, *shape)

@@ -56,7 +56,8 @@ class RuleStorage(StorageFormat):
     def is_read_whole(self, name: str) -> bool:
         if self._is_quantized:
             return True  # a row may be anywhere
-        return super().is_read_whole(name) or self._mapping.is_transposed(name) or self._inner.is_read_whole(name)
+        is_divided = len(self.parts(name)) > 1
+        return is_divided or self._mapping.is_transposed(name) or self._inner.is_read_whole(name)
 
     def unused(self, names: Collection[str]) -> set[str]:
         return self._inner.unused(names)

@@ -31,7 +31,7 @@ class StackedExpertStorage(StorageFormat):
         return tuple(dict.fromkeys(made for part in division.parts for made in self._inner.parts(part)))
 
     def is_read_whole(self, name: str) -> bool:
-        return super().is_read_whole(name) or self._inner.is_read_whole(name)
+        return name in self._divisions or self._inner.is_read_whole(name)
 
     def unused(self, names: Collection[str]) -> set[str]:
         return self._inner.unused(names)
