@@ -160,7 +160,7 @@ def scale_kind(tensor: ExpertTensor, shape: tuple[int, ...], experts: int, outpu
 
 
 def _scale_shape(kind: str, shape: tuple[int, ...], experts: int, count: int, outputs: int) -> tuple[int, ...]:
-    """That of the scale of one projection. Of a scale that cannot be divided it fits no weight, so that it is refused."""
+    """That of the scale of one projection. If the scale cannot be divided, it fits no weight, and is refused."""
     match kind:
         case "all" | "expert" | "projection":
             return ()
