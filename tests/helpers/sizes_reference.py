@@ -16,7 +16,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from srv.models.families.registry import BUILT_IN, built_in_native_names, is_native
-from srv.models.families.trees import tree_of
+from srv.models.families.trees import tree_for_sizes
 from srv.models.unsupported import UnknownSizes
 
 CAUSAL = [
@@ -228,7 +228,7 @@ def small_runs(architecture: str, count: int, seed: int = 0) -> Iterator[Run]:
     for _ in range(60 * count):
         fields = _draw(config_class(model_type_of(architecture)), draw)
         with contextlib.suppress(*refusals):
-            tree_of(architecture, fields)
+            tree_for_sizes(architecture, fields)
             config = config_class(model_type_of(architecture))(**_copy(fields))
             model = make_model(architecture, config)
             yield Run(fields, config, model, cache_after(model))

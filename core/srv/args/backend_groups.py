@@ -9,7 +9,7 @@ from types import MappingProxyType
 from srv.errors import Rejection
 from srv.kept import kept_per_object
 from srv.models.families.registry import is_native
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.platform.facts import BackendSpec
 from srv.platform.layers import layer_names
 from srv.specs import ModelFacts, Recurrent, spec_name
@@ -52,7 +52,7 @@ def why_not_native(model: ModelFacts, model_impl: str | None) -> str | None:
     """Why no native layers compute a model; None if they do."""
     if model_impl == "transformers":
         return "model_impl is transformers"
-    native = native_tree_of(model)
+    native = native_tree_of_model(model)
     return native if isinstance(native, str) else None
 
 

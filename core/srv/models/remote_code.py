@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.specs import ModelFacts
 
 OPTION = "--trust-remote-code"
@@ -90,4 +90,4 @@ def runs_code(facts: ModelFacts, model_impl: str = "auto") -> bool:
     """Whether building the model runs code of its folder. `model_impl`: as in `srv.models.build.build`."""
     if not may_run(facts) or model_impl == "transformers":
         return may_run(facts)
-    return isinstance(native_tree_of(facts), str)
+    return isinstance(native_tree_of_model(facts), str)

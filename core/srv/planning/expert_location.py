@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.facts.special_layers import mixture
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.specs import ModelFacts
 
 CODE = "expert_location"
@@ -108,7 +108,7 @@ ExpertLocation: TypeAlias = ExpertMap | ExpertCounts
 
 def mixtures_of(model: ModelFacts, values: Mapping[str, Any]) -> Mixtures | None:
     """None if the model has no experts that native layers compute. `values`: set by the user."""
-    moe, native = mixture(model, values), native_tree_of(model)
+    moe, native = mixture(model, values), native_tree_of_model(model)
     if moe is None or isinstance(native, str):
         return None
     prefixes = (each.prefix for each in derive.model_ops(native, model.dtype).experts)

@@ -17,7 +17,7 @@ from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.errors import Refusal, Rejection
 from srv.kept import kept_per_object
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.planning.weights import layer_tensors, quantization_method, types_are_known
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import find
@@ -106,7 +106,7 @@ def _layer_sizes(config: Config, model: ModelFacts) -> tuple[tuple[int, ...], ..
     """The bytes of each tensor of each layer, without routers; or why they are not known. Raises ModelError."""
     if not model.generates or config.model.model_impl == "transformers":
         return "only native layers of models that generate text can be moved"
-    native = native_tree_of(model)
+    native = native_tree_of_model(model)
     if isinstance(native, str):
         return f"{model.architecture} has no native layers: {native}"
     method = quantization_method(config, model)
@@ -117,7 +117,7 @@ def _layer_sizes(config: Config, model: ModelFacts) -> tuple[tuple[int, ...], ..
 
 @kept_per_object
 def _sizes(model: ModelFacts, method: QuantMethod | None, dtype: str) -> tuple[tuple[int, ...], ...] | str:
-    native = native_tree_of(model)
+    native = native_tree_of_model(model)
     assert not isinstance(native, str)
     if method is not None and not types_are_known(model):
         return "the types of its matrices are in a file that is not on this machine: download it first"

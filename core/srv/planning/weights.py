@@ -19,7 +19,7 @@ from srv.models import derive
 from srv.models.blueprint import Experts, MoE, Part, walk
 from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.facts.weight_rules import fused_mapping, layer_schemes
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import chosen
@@ -60,7 +60,7 @@ def quantization_method(config: Config, model: ModelFacts) -> QuantMethod | None
 
 def native_of(model: ModelFacts) -> Part | None:
     """The blueprint of the native layers; None if they do not support the model."""
-    native = native_tree_of(model)
+    native = native_tree_of_model(model)
     return None if isinstance(native, str) else native
 
 

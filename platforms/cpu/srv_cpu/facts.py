@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from srv.dtypes import FLOAT8
 from srv.models import derive
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.platform.experts import TORCH_EXPERTS, UNROUNDED
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
@@ -175,7 +175,7 @@ def _native_fits(context: ResolutionContext) -> Requires | Unfit:
 
 def _absorbing(context: ResolutionContext, model: ModelFacts) -> Iterator[str]:
     """Why it computes no keys and values of a prefix, by the sizes of the model's layers with latent attention."""
-    native = native_tree_of(model)
+    native = native_tree_of_model(model)
     layers = () if isinstance(native, str) else derive.attention_layers(native)
     for dims in dict.fromkeys(layer.latent for layer in layers if layer.latent is not None):
         if reason := why_absorbed(dims, {DETERMINISTIC: context[DETERMINISTIC]}):

@@ -11,7 +11,7 @@ from srv.args.rules.speculative import draft_tree_constraint
 from srv.models import derive
 from srv.models.facts.sharding import rank_facts
 from srv.models.facts.special_layers import mixture
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.platform.experts import TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
@@ -117,7 +117,7 @@ def _head_reasons(context: ResolutionContext) -> list[str]:
 
 def _latent_reasons(model: ModelFacts) -> list[str]:
     """Of native layers, since no others cache compressed vectors. `model`: as one rank sees it."""
-    native = native_tree_of(model)
+    native = native_tree_of_model(model)
     layers = () if isinstance(native, str) else derive.attention_layers(native)
     sizes = dict.fromkeys(layer.latent for layer in layers if layer.latent is not None)
     return [reason for dims in sizes for reason in limits.latent_reasons(model.heads, dims)]

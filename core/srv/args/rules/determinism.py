@@ -5,7 +5,7 @@ The platform's capability and the backends' declarations are checked where they 
 
 from __future__ import annotations
 
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.platform.facts import Constraint, ResolutionContext
 
 
@@ -17,7 +17,7 @@ def _native_layers(context: ResolutionContext) -> str | None:
     why = "torch's operators, which it would use, choose their order of summation by the number of rows"
     if context["model_impl"] == "transformers":
         return f"{why} (model_impl is transformers)"
-    if isinstance(native_tree_of(model), str):
+    if isinstance(native_tree_of_model(model), str):
         return f"{why} ({model.architecture} has no native layers for this configuration)"
     return None
 

@@ -11,7 +11,7 @@ from typing import Any
 from srv.args.groups.weights import WeightsArgs
 from srv.models.checkpoints.reading import Reading
 from srv.models.checkpoints.third_party import LOADERS, refusal
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.models.locate import on_hub
 from srv.platform.facts import Constraint, ResolutionContext
 
@@ -76,7 +76,7 @@ def _loaded_by_transformers(context: ResolutionContext) -> str | None:
         return None
     if context["model_impl"] == "transformers":
         return "weights for layers of transformers are read in another way (model_impl is transformers)"
-    if isinstance(native_tree_of(model), str):
+    if isinstance(native_tree_of_model(model), str):
         return f"weights for layers of transformers, which {model.architecture} has here, are read in another way"
     return None
 

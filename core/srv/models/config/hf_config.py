@@ -31,7 +31,7 @@ from srv.models.config.sentence import read_sentence
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.facts.layer_names import layer_names
 from srv.models.families.registry import class_of_type, counts_from_padding, is_native, known_name, with_defaults
-from srv.models.families.trees import MAX_LAYERS, native_or_reason, native_tree, pooled_of
+from srv.models.families.trees import MAX_LAYERS, native_tree, native_tree_or_reason, pooled_of
 from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.models.unsupported import UnsupportedConfig
@@ -198,7 +198,7 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Know
         foreign = [name for name in foreign if name != "mamba_d_state"]
     if foreign and (not model.known or (is_native(architecture) and not model.keeps_other_states)):
         reason = f"{architecture} has state other than keys and values ({', '.join(foreign)})"
-        if is_native(architecture) and isinstance(native := native_or_reason(architecture, text), str):
+        if is_native(architecture) and isinstance(native := native_tree_or_reason(architecture, text), str):
             reason = f"{architecture} cannot be computed: {native}"
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
     sizes: dict[str, int] = {}

@@ -126,7 +126,7 @@ def known_sizes(architecture: str, config: Mapping[str, Any], dtype: str) -> Kno
     """The model of an architecture whose sizes are known, or the reason why they are not."""
     states = dtype if dtype in ITEM_SIZES else "float32"
     try:
-        tree = trees.tree_of(architecture, config)
+        tree = trees.tree_for_sizes(architecture, config)
     except UnknownSizes as error:
         return KnownSizes(architecture, None, {}, states, str(error))
     return KnownSizes(architecture, tree, registry.text_fields(architecture, config), states, None)

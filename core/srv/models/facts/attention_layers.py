@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.kept import kept_per_object
 from srv.models import derive
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.specs import AttentionLayer, ModelFacts, attention_specs
 
 SINKS = ("flint", "granite_swa", "granitemoe_swa")  # model types with attention sinks in all layers
@@ -17,7 +17,7 @@ WINDOW_SINKS = ("mimo_v2_flash",)  # and in those with a window
 @kept_per_object
 def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
     """The attention of each layer, in order; `index` is the number of the layer. Facts of one rank give its heads."""
-    tree = native_tree_of(model)
+    tree = native_tree_of_model(model)
     if isinstance(tree, str):  # it runs through transformers
         return _of_facts(model)
     sizes = derive.divided(tree)

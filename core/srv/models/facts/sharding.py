@@ -18,7 +18,7 @@ from srv.kept import kept_per_object
 from srv.models import derive
 from srv.models.blueprint import Experts, Linear, Output, Part, below, walk
 from srv.models.facts.weight_rules import NOT_IN_ORDER, layer_schemes, sized_rules
-from srv.models.families.trees import native_tree, native_tree_of
+from srv.models.families.trees import native_tree, native_tree_of_model
 from srv.models.layers.moe_config import expert_names
 from srv.quantization import registry as quantization
 from srv.quantization.method import QuantMethod
@@ -98,7 +98,7 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
         return f"weights quantized with {stored} cannot be sharded yet"
     if any(isinstance(group, Recurrent) for group in model.cache_groups):
         return "recurrent states cannot be sharded yet"
-    tree = native_tree_of(model)
+    tree = native_tree_of_model(model)
     if isinstance(tree, str):
         return f"only models with native layers can be sharded ({tree})"
     sizes = derive.divided(tree)

@@ -10,7 +10,7 @@ from srv.models import derive
 from srv.models.blueprint import MoE
 from srv.models.blueprint.recurrent import WithStates
 from srv.models.blueprint.streams import StreamMixing
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.models.layers.recurrent_sizes import RecurrentSizes
 from srv.specs import ModelFacts
 
@@ -34,7 +34,7 @@ class SpecialLayers(NamedTuple):
 @kept_per_object
 def special_layers(model: ModelFacts) -> SpecialLayers:
     """Those of the native layers, which are about as large if transformers computes them."""
-    tree = native_tree_of(model)
+    tree = native_tree_of_model(model)
     if isinstance(tree, str):
         return SpecialLayers()
     recurrent = (part.sizes for part in derive.distinct(tree) if isinstance(part, WithStates))

@@ -108,7 +108,7 @@ ENCODER_WEIGHTS = (
 ARCHITECTURE = Architecture(
     name="BertModel",
     tree=tree,
-    pooled=encoders.mean_of(positions),
+    pooled=encoders.mean_pooled(positions),
     defaults=DEFAULTS,
     layers=LAYERS,
     model_type="bert",
@@ -118,7 +118,7 @@ MASKED = ARCHITECTURE._replace(name="BertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="BertForSequenceClassification",
     tree=encoders.classifier_of(tree),
-    pooled=encoders.first_of(positions),
+    pooled=encoders.cls_pooled(positions),
     model_type=None,
     weights=(
         Rename(

@@ -58,7 +58,7 @@ _MASKED_HEAD = tuple(
 ARCHITECTURE = Architecture(
     name="DistilBertModel",
     tree=tree,
-    pooled=encoders.mean_of(positions),
+    pooled=encoders.mean_pooled(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="distilbert",
@@ -68,7 +68,7 @@ MASKED = ARCHITECTURE._replace(name="DistilBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="DistilBertForSequenceClassification",
     tree=encoders.classifier_of(tree, "relu"),
-    pooled=encoders.first_of(positions),
+    pooled=encoders.cls_pooled(positions),
     model_type=None,
     weights=(
         Rename(prefix=_PREFIX, names={**_NAMES, "pre_classifier": "head.dense", "classifier": "score"}),

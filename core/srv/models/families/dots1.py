@@ -11,7 +11,7 @@ from srv.models.families.builders import parts
 from srv.models.families.builders.without_layers import (
     ROUTED,
     SLIDING,
-    attending,
+    attention_of_layers,
     common,
     deepseek_experts,
     either,
@@ -24,7 +24,7 @@ from srv.models.families.builders.without_layers import (
 def dots1(c: Mapping[str, Any]) -> Part:
     window, last, base = c["sliding_window"], c["max_window_layers"], sizes(c)
     slides = windows(c, lambda index: SLIDING if window and index >= last else "full_attention")
-    mixers = attending(base, slides, norms=parts.head_norms(base), bias=bool(c["attention_bias"]))
+    mixers = attention_of_layers(base, slides, norms=parts.head_norms(base), bias=bool(c["attention_bias"]))
     sparse = sparse_from(c, c["first_k_dense_replace"])
     feeding = either(base, deepseek_experts(c, base), sparse) if any(sparse) else parts.mlp(base)
     return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))

@@ -10,7 +10,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.sandwich import sandwich_decoder
 from srv.models.families.builders.without_layers import (
-    attending,
+    attention_of_layers,
     common,
     either,
     every,
@@ -24,7 +24,7 @@ from srv.models.families.builders.without_layers import (
 def exaone4(c: Mapping[str, Any]) -> Part:
     """Norms after attention and MLP, and norms of heads; most layers may have a window."""
     base = sizes(c)
-    mixers = attending(base, exaone_windows(c), norms=parts.head_norms(base))
+    mixers = attention_of_layers(base, exaone_windows(c), norms=parts.head_norms(base))
     return sandwich_decoder(base, mixers, parts.mlp(base), before=False)
 
 
@@ -47,7 +47,7 @@ def exaone_moe(c: Mapping[str, Any]) -> Part:
     shared = c["num_shared_experts"] * inner
     moe = experts(base, c["num_experts"], inner, c["num_experts_per_tok"], shared=shared, correction=True)
     feeding = either(base, moe, sparse_from(c, c["first_k_dense_replace"]))
-    mixers = attending(base, exaone_windows(c), norms=parts.head_norms(base))
+    mixers = attention_of_layers(base, exaone_windows(c), norms=parts.head_norms(base))
     return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
 
 

@@ -33,7 +33,7 @@ def tree(config: Mapping[str, Any]) -> Part:
         sizes,
         parts.attention(sizes, bias=True),
         parts.mlp(sizes, True, layer_norm.activation(config, "activation_function")),
-        before=(layer_norm.learned_positions(sizes, layer_norm.first_of(config, NAMES["context"])),),
+        before=(layer_norm.learned_positions(sizes, layer_norm.first_set_field(config, NAMES["context"])),),
     )
 
 

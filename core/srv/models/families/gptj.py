@@ -32,7 +32,7 @@ def tree(config: Mapping[str, Any]) -> Part:
     rotary_dim = config["rotary_dim"]
     if not isinstance(rotary_dim, int) or not 0 < rotary_dim <= sizes.head_dim or rotary_dim % 2:
         raise UnsupportedConfig(f"rotary_dim = {rotary_dim!r} of {sizes.head_dim} is not an even number of dimensions")
-    context = layer_norm.first_of(config, NAMES["context"])
+    context = layer_norm.first_set_field(config, NAMES["context"])
     return layer_norm.decoder(
         sizes,
         parts.attention(sizes, rope=RopeConfig(DEFAULT_THETA, rotary_dim, "default", context, context, {})),

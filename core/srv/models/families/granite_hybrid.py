@@ -13,7 +13,7 @@ from srv.models.checkpoints.rules import GATE_UP, Rename, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
-from srv.models.families.builders.layer_types import ATTENTION, attending, check_experts
+from srv.models.families.builders.layer_types import ATTENTION, check_experts, has_attention
 from srv.models.families.builders.mamba import MAMBA_DEFAULTS, mamba_sizes, state_space
 from srv.models.families.granite import CONSTANTS
 from srv.models.layers.moe_config import Routing
@@ -29,7 +29,7 @@ def tree(config: Mapping[str, Any]) -> Part:
     """transformers rotates only if `position_embedding_type` is "rope"; published models also say "nope"."""
     sizes = decoder_sizes(config, reads=("num_local_experts", *CONSTANTS.values()))
     types = config["layer_types"] or config.get("layers_block_type") or (RECURRENT,) * sizes.layers
-    attends = attending([_FORMER_KINDS.get(each, each) for each in types], KINDS, sizes.layers)
+    attends = has_attention([_FORMER_KINDS.get(each, each) for each in types], KINDS, sizes.layers)
     shared, count = int(config["shared_intermediate_size"]), int(config["num_local_experts"] or 0)
     feeding: MLP | MoE
     if count:

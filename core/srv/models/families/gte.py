@@ -78,7 +78,7 @@ _PREFIXES = ("", "gte.", "new.")  # none, that of transformers, and the publishe
 ARCHITECTURE = Architecture(
     name="GteModel",
     tree=tree,
-    pooled=encoders.mean_of(rotary_positions),
+    pooled=encoders.mean_pooled(rotary_positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="gte",
@@ -94,7 +94,7 @@ MASKED = ARCHITECTURE._replace(name="GteForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="GteForSequenceClassification",
     tree=encoders.classifier_of(tree),
-    pooled=encoders.first_of(rotary_positions),
+    pooled=encoders.cls_pooled(rotary_positions),
     model_type=None,
     weights=(
         Rename({**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"}),

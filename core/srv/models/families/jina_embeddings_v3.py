@@ -67,7 +67,7 @@ _MASKED_HEAD = (
 ARCHITECTURE = Architecture(
     name="JinaEmbeddingsV3Model",
     tree=tree,
-    pooled=encoders.mean_of(rotary_positions),
+    pooled=encoders.mean_pooled(rotary_positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="jina_embeddings_v3",
@@ -77,7 +77,7 @@ MASKED = ARCHITECTURE._replace(name="JinaEmbeddingsV3ForMaskedLM", model_type=No
 CLASSIFIER = ARCHITECTURE._replace(
     name="JinaEmbeddingsV3ForSequenceClassification",
     tree=encoders.classifier_of(tree),
-    pooled=encoders.first_of(rotary_positions),
+    pooled=encoders.cls_pooled(rotary_positions),
     model_type=None,
     weights=(
         Rename(prefix=_PREFIX, names={**_ENCODER, "classifier.dense": "head.dense", "classifier.out_proj": "score"}),

@@ -16,7 +16,7 @@ from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
-from srv.models.families.builders.layer_types import ATTENTION, attending, check_experts
+from srv.models.families.builders.layer_types import ATTENTION, check_experts, has_attention
 from srv.models.layers.moe_config import Routing
 from srv.models.layers.recurrent_sizes import ShortConvolutionSizes
 
@@ -77,7 +77,7 @@ def _sizes_and_mixers(
 ) -> tuple[Sizes, list[Attention | ShortConvolution]]:
     sizes = decoder_sizes({**config, "rms_norm_eps": config["norm_eps"]}, reads)
     types = config["layer_types"]
-    attends = attending((ATTENTION,) * sizes.layers if types is None else types, KINDS, sizes.layers)
+    attends = has_attention((ATTENTION,) * sizes.layers if types is None else types, KINDS, sizes.layers)
     attention = parts.attention(sizes, norms=parts.head_norms(sizes))
     conv = convolution(config, sizes.hidden_size)
     return sizes, [attention if each else conv for each in attends]

@@ -16,7 +16,7 @@ from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
-from srv.models.families.builders.layer_types import ATTENTION, SLIDING, attending
+from srv.models.families.builders.layer_types import ATTENTION, SLIDING, has_attention
 from srv.models.families.builders.sandwich import local_rope, with_rope_of
 from srv.models.families.lfm2 import convolution
 from srv.models.unsupported import UnsupportedConfig
@@ -41,7 +41,7 @@ def default_kind(index: int) -> str:
 def tree(config: Mapping[str, Any]) -> Part:
     count, types = int(config["num_hidden_layers"]), config.get("layer_types")
     types = [default_kind(index) for index in range(count)] if types is None else types
-    attending(types, KINDS, count)
+    has_attention(types, KINDS, count)
     read = {**config, "rms_norm_eps": config["norm_eps"], "rope_parameters": config.get("rope_parameters") or ROPE}
     for kind in dict.fromkeys(types):
         if kind != "conv" and kind not in read["rope_parameters"]:

@@ -17,12 +17,12 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.vision import square, text_fields, tower_fields, two_layers
 from srv.models.families.builders.without_layers import layer_norm
-from srv.models.families.trees import sized_tree
+from srv.models.families.trees import tree_without_computation
 
 
 def llama4(c: Mapping[str, Any]) -> Part:
     v, text = {**LLAMA4_VISION, **tower_fields(c)}, text_fields(c)
-    model = sized_tree(native_llama4.ARCHITECTURE, text)
+    model = tree_without_computation(native_llama4.ARCHITECTURE, text)
     projector = Linear({"multi_modal_projector.linear_1": stack(model).embedding.size}, v["vision_output_dim"])
     return Group(
         (Group(_llama4_tower(v), name="vision_model"), projector, dataclasses.replace(model, name="language_model"))

@@ -15,7 +15,7 @@ from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes, one_window
-from srv.models.families.builders.layer_types import ATTENTION, attending, check_experts
+from srv.models.families.builders.layer_types import ATTENTION, check_experts, has_attention
 from srv.models.layers.moe_config import Routing
 from srv.models.layers.recurrent_sizes import ScanSizes
 
@@ -27,7 +27,9 @@ _DECAYS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # stored
 def tree(config: Mapping[str, Any]) -> Part:
     sizes = decoder_sizes(config, reads=("num_local_experts",))
     types = config["layer_types"]
-    attends = attending([KINDS[i % 2] for i in range(sizes.layers)] if types is None else types, KINDS, sizes.layers)
+    attends = has_attention(
+        [KINDS[i % 2] for i in range(sizes.layers)] if types is None else types, KINDS, sizes.layers
+    )
     routing, count = Routing(int(config["num_experts_per_tok"]), renormalize=True), int(config["num_local_experts"])
     check_experts(routing.top_k, count)
     full, linear, mlp = (

@@ -8,7 +8,7 @@ from typing import Any
 from srv.models.blueprint import Part
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
-from srv.models.families.builders.without_layers import SLIDING, attending, common, sizes, windows
+from srv.models.families.builders.without_layers import SLIDING, attention_of_layers, common, sizes, windows
 
 
 def ministral(c: Mapping[str, Any]) -> Part:
@@ -21,7 +21,7 @@ def ministral3(c: Mapping[str, Any]) -> Part:
 
 def _windowed(c: Mapping[str, Any], each: tuple[int | None, ...]) -> Part:
     base = sizes(c)
-    return parts.decoder(base, parts.pre_norm_layers(base, attending(base, each), parts.mlp(base)))
+    return parts.decoder(base, parts.pre_norm_layers(base, attention_of_layers(base, each), parts.mlp(base)))
 
 
 MINISTRAL = Architecture(

@@ -102,7 +102,7 @@ _MASKED_HEAD = (
 ARCHITECTURE = Architecture(
     name="NomicBertModel",
     tree=tree,
-    pooled=encoders.mean_of(positions),
+    pooled=encoders.mean_pooled(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="nomic_bert",
@@ -116,7 +116,7 @@ MASKED = ARCHITECTURE._replace(name="NomicBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
     name="NomicBertForSequenceClassification",
     tree=encoders.classifier_of(tree),
-    pooled=encoders.first_of(positions),
+    pooled=encoders.cls_pooled(positions),
     model_type=None,
     weights=(
         Rename({**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"}),

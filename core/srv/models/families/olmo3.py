@@ -9,13 +9,15 @@ from srv.models.blueprint import Part
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.sandwich import sandwich_decoder
-from srv.models.families.builders.without_layers import attending, common, every, sizes, windows
+from srv.models.families.builders.without_layers import attention_of_layers, common, every, sizes, windows
 
 
 def olmo3(c: Mapping[str, Any]) -> Part:
     """As OLMo 2; all but every fourth layer have a window."""
     base = sizes(c)
-    mixers = attending(base, windows(c, every(4)), norms=parts.joint_norms(base), bias=bool(c["attention_bias"]))
+    mixers = attention_of_layers(
+        base, windows(c, every(4)), norms=parts.joint_norms(base), bias=bool(c["attention_bias"])
+    )
     return sandwich_decoder(base, mixers, parts.mlp(base), before=False)
 
 

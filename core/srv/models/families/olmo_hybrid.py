@@ -15,7 +15,7 @@ from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
-from srv.models.families.builders.layer_types import ATTENTION, attending
+from srv.models.families.builders.layer_types import ATTENTION, has_attention
 from srv.models.families.qwen3_next import delta_net
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.unsupported import UnsupportedConfig
@@ -26,7 +26,7 @@ DELTA_EPS = 1e-5  # of the norm of the rule's results, whatever rms_norm_eps is
 
 def tree(config: Mapping[str, Any]) -> Part:
     sizes, bias = decoder_sizes(config), bool(config["attention_bias"])
-    attends = attending(_kinds(config["layer_types"], sizes.layers), (ATTENTION, LINEAR), sizes.layers)
+    attends = has_attention(_kinds(config["layer_types"], sizes.layers), (ATTENTION, LINEAR), sizes.layers)
     delta = delta_net(_delta_sizes(config, sizes), sizes.hidden_size, DELTA_EPS)
     norms, mlp = parts.joint_norms(sizes), parts.mlp(sizes)
     attention = parts.attention(sizes, bias=bias, norms=norms, rotated=_is_rotated(config))

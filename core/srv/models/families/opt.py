@@ -23,7 +23,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
 def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {**SUPPORTED, "word_embed_proj_dim": (config["hidden_size"],)})
     sizes = layer_norm.sizes(config, names=NAMES, intermediate=int(config["ffn_dim"]), norm_eps=1e-5, rotary=False)
-    bias, positions = bool(config["enable_bias"]), layer_norm.first_of(config, NAMES["context"])
+    bias, positions = bool(config["enable_bias"]), layer_norm.first_set_field(config, NAMES["context"])
     return layer_norm.decoder(
         sizes,
         parts.attention(sizes, bias=bias),

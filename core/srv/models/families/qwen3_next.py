@@ -16,7 +16,7 @@ from srv.models.blueprint.recurrent import DeltaNet
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
-from srv.models.families.builders.layer_types import attending, check_experts
+from srv.models.families.builders.layer_types import check_experts, has_attention
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.moe_config import Routing
 from srv.models.unsupported import UnsupportedConfig
@@ -72,7 +72,7 @@ def gated_tree(
     if types is None:
         interval = int(config["full_attention_interval"])
         types = [KINDS[(layer + 1) % interval == 0] for layer in range(sizes.layers)]
-    attends = attending(types, KINDS, sizes.layers)
+    attends = has_attention(types, KINDS, sizes.layers)
     dense: MLP | MoE = parts.mlp(sizes)
     sparse = _experts(config, sizes, routing) if routing is not None and any(is_sparse) else dense
     norms = parts.head_norms(sizes, wide=True)

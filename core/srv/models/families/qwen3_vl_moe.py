@@ -16,13 +16,13 @@ from srv.models.families import qwen3_moe
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders.vision import square, text_fields, tower_fields, two_layers
 from srv.models.families.builders.without_layers import layer_norm
-from srv.models.families.trees import sized_tree
+from srv.models.families.trees import tree_without_computation
 
 
 def qwen3_vl_moe(c: Mapping[str, Any]) -> Part:
     text = {**QWEN3_TEXT, **text_fields(c), "tie_word_embeddings": c["tie_word_embeddings"]}
     tower = _qwen3_tower({**QWEN3_VISION, **tower_fields(c)})
-    model = sized_tree(qwen3_moe.ARCHITECTURE, text)
+    model = tree_without_computation(qwen3_moe.ARCHITECTURE, text)
     body = dataclasses.replace(stack(model), name="model.language_model")
     output = next(part for _, part in walk(model) if isinstance(part, Output))
     return Group((Group(tower, name="model.visual"), body, output))

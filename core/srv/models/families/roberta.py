@@ -49,7 +49,7 @@ _TYPES_AFTER_PADDING = (
 ROBERTA = Architecture(
     name="RobertaModel",
     tree=tree,
-    pooled=encoders.mean_of(positions),
+    pooled=encoders.mean_pooled(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     types_after_padding=_TYPES_AFTER_PADDING,
@@ -60,7 +60,7 @@ ROBERTA_MASKED = ROBERTA._replace(name="RobertaForMaskedLM", model_type=None)
 ROBERTA_CLASSIFIER = ROBERTA._replace(
     name="RobertaForSequenceClassification",
     tree=encoders.classifier_of(tree),
-    pooled=encoders.first_of(positions),
+    pooled=encoders.cls_pooled(positions),
     model_type=None,
     weights=(
         Rename(

@@ -49,7 +49,7 @@ def native_tree(name: str, config: Mapping[str, Any]) -> Part:
     return tree
 
 
-def native_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:
+def native_tree_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:
     """As `native_tree`; a clause that says why no native layers compute the model, also of an invalid configuration.
 
     A launch refuses the latter when it builds the model.
@@ -63,9 +63,9 @@ def native_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:
 
 
 @kept_per_object
-def native_tree_of(model: ModelFacts) -> Part | str:
-    """As `native_or_reason`, of a model: it is asked by many, and all of them share one tree and the walks over it."""
-    return native_or_reason(model.architecture, model.config)
+def native_tree_of_model(model: ModelFacts) -> Part | str:
+    """As `native_tree_or_reason`, of a model. Kept, so that all callers share one tree and the walks over it."""
+    return native_tree_or_reason(model.architecture, model.config)
 
 
 def pooled_of(name: str, config: Mapping[str, Any]) -> Pooled | None:
@@ -84,7 +84,7 @@ def pooled_of(name: str, config: Mapping[str, Any]) -> Pooled | None:
     return third_party.pooled(architecture, fields)
 
 
-def tree_of(name: str, config: Mapping[str, Any]) -> Part:
+def tree_for_sizes(name: str, config: Mapping[str, Any]) -> Part:
     """What a model is made of, with layers or without.
 
     Raises UnknownSizes if the architecture is not known, or the configuration does not determine its sizes.
@@ -95,7 +95,7 @@ def tree_of(name: str, config: Mapping[str, Any]) -> Part:
     for fields in (config, config.get("text_config"), config.get("vision_config")):
         _check_layers(fields if isinstance(fields, Mapping) else {})
     try:
-        tree = sized_tree(architecture, config)
+        tree = tree_without_computation(architecture, config)
         _check(tree)
     except UnsupportedConfig as error:
         raise UnknownSizes(f"{error}: no size is claimed") from error
@@ -104,7 +104,7 @@ def tree_of(name: str, config: Mapping[str, Any]) -> Part:
     return tree
 
 
-def sized_tree(architecture: Architecture, config: Mapping[str, Any]) -> Part:
+def tree_without_computation(architecture: Architecture, config: Mapping[str, Any]) -> Part:
     """The tree of a configuration, also where a launch refuses fields that decide no size; these have their defaults.
 
     Raises UnsupportedConfig for the other fields.

@@ -31,7 +31,7 @@ from srv.models.checkpoints.gguf_loader import load_gguf
 from srv.models.checkpoints.safetensors_header import read_checkpoint
 from srv.models.checkpoints.text_names import ROTARY, TEXT_PREFIXES, text_weight_name
 from srv.models.families.registry import encoder_names, gguf_layout, is_native
-from srv.models.families.trees import native_tree_of
+from srv.models.families.trees import native_tree_of_model
 from srv.models.options import UNTIED, merged
 from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
 from srv.models.transformers.hf_attention import (
@@ -280,7 +280,7 @@ def _check_known(facts: ModelFacts) -> None:
     ):
         return
     known, release = model_type in CONFIG_MAPPING, f"transformers {transformers.__version__}"
-    native = native_tree_of(facts) if is_native(facts.architecture) else None
+    native = native_tree_of_model(facts) if is_native(facts.architecture) else None
     if known and isinstance(native, str):
         reason, remedy = f"its native layers do not compute it: {native}", "Use another checkpoint of the model"
         reason += f"; {release} has no causal model of that type (model_type {model_type!r}) that could be used instead"

@@ -84,22 +84,22 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], shape[2]) if len(shape) == 4 and (shape[1], shape[3]) == (1, 1) else shape
 
 
-def scale_fits(scheme: Fp8Form, weight: ScaledWeight) -> bool:
-    """Whether a stored scale is one of the scheme for this weight."""
-    shape, held = squeezed(weight.scale_shape), scheme.held.scale_shape(weight.outputs, weight.inputs)
-    if scheme.block is not None:
+def scale_fits(form: Fp8Form, weight: ScaledWeight) -> bool:
+    """Whether a stored scale is one of the form for this weight."""
+    shape, held = squeezed(weight.scale_shape), form.held.scale_shape(weight.outputs, weight.inputs)
+    if form.block is not None:
         return shape == held or (shape == () and held == (1, 1))
     return math.prod(shape) == 1 or shape in (held, held[:1])
 
 
-def are_fp8(model: StoredModel, scheme: Fp8Form, names: Sequence[str]) -> bool:
+def are_fp8(model: StoredModel, form: Fp8Form, names: Sequence[str]) -> bool:
     """Whether layers that share one input have FP8 weights: those that a linear layer fuses, or projections of experts.
 
     Their tensors say so; without weights, the configuration does. Raises ModelError: unsupported_quantization for
     weights that layers cannot hold; missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
-    stored = {name: _is_stored(model, scheme, name) for name in names} if model.types else {}
-    found = stored or {name: declares(scheme, name) for name in names}
+    stored = {name: _is_stored(model, form, name) for name in names} if model.types else {}
+    found = stored or {name: declares(form, name) for name in names}
     if len(set(found.values())) > 1:
         fp8, plain = (next(name for name, each in found.items() if each is kind) for kind in (True, False))
         reason = f"of layers that share one input, {fp8} is FP8 and {plain} is not"
@@ -107,10 +107,10 @@ def are_fp8(model: StoredModel, scheme: Fp8Form, names: Sequence[str]) -> bool:
     return next(iter(found.values()))
 
 
-def _is_stored(model: StoredModel, scheme: Fp8Form, name: str) -> bool:
-    stored = f"{name}.{scheme.weight}"
+def _is_stored(model: StoredModel, form: Fp8Form, name: str) -> bool:
+    stored = f"{name}.{form.weight}"
     dtype, path = model.types.get(stored), model.facts.path
-    scale = next((each for suffix in scheme.scales if (each := f"{name}.{suffix}") in model.types), None)
+    scale = next((each for suffix in form.scales if (each := f"{name}.{suffix}") in model.types), None)
     if dtype is None and scale is not None:
         scale = model.stored_names.get(scale, scale)
         raise ModelError("missing_tensors", path, f"it lacks {stored}, which {scale} scales", DOWNLOAD_REMEDY)
@@ -121,7 +121,7 @@ def _is_stored(model: StoredModel, scheme: Fp8Form, name: str) -> bool:
         reason = f"{shown} is stored as {dtype}, not as {DTYPE}"
         raise ModelError("unsupported_quantization", path, reason, REMEDY)
     if scale is None:
-        lacked = scale_name(shown) if is_weight_of_all_experts(shown) else f"{name}.{scheme.scales[0]}"
+        lacked = scale_name(shown) if is_weight_of_all_experts(shown) else f"{name}.{form.scales[0]}"
         reason = f"it lacks {lacked}, by which the FP8 values of {shown} are multiplied"
         raise ModelError("missing_tensors", path, reason, DOWNLOAD_REMEDY)
     if model.types[scale] not in _SCALE_DTYPES:
@@ -134,10 +134,10 @@ def _is_stored(model: StoredModel, scheme: Fp8Form, name: str) -> bool:
     outputs, inputs = shape
     weight = ScaledWeight(outputs, inputs, scale, model.shapes[scale])
     if is_weight_of_all_experts(shown):
-        _check_halves(model, scheme, weight, shown)
-    if not scale_fits(scheme, weight):
-        expected = scheme.held.scale_shape(weight.outputs, weight.inputs)
-        of = "one per output, or one" if scheme.block is None else "blocks of {} x {}".format(*scheme.block)
+        _check_halves(model, form, weight, shown)
+    if not scale_fits(form, weight):
+        expected = form.held.scale_shape(weight.outputs, weight.inputs)
+        of = "one per output, or one" if form.block is None else "blocks of {} x {}".format(*form.block)
         part = f" for {name}" if is_weight_of_all_experts(shown) else ""
         reason = f"{model.stored_names.get(scale, scale)} has the shape {list(weight.scale_shape)}{part}, but its "
         reason += f"weights {list(shape)} need {list(expected)} ({of})"
@@ -145,15 +145,15 @@ def _is_stored(model: StoredModel, scheme: Fp8Form, name: str) -> bool:
     return True
 
 
-def _check_halves(model: StoredModel, scheme: Fp8Form, weight: ScaledWeight, shown: str) -> None:
+def _check_halves(model: StoredModel, form: Fp8Form, weight: ScaledWeight, shown: str) -> None:
     """Refuse a tensor in which rows of gate and up projection share a scale. `shown`: its name.
 
     transformers stores two rows of scales, one for each of them, where both have fewer rows than a block.
     """
     found = expert_tensor(shown)
-    if scheme.block is None or found is None or len(found.projections) == 1:
+    if form.block is None or found is None or len(found.projections) == 1:
         return
-    rows, outputs = scheme.block[0], weight.outputs
+    rows, outputs = form.block[0], weight.outputs
     own_rows = 2 * outputs <= rows and weight.scale_shape[:1] in ((), (1,))
     if outputs % rows and not own_rows:
         reason = f"the {outputs} rows of the gate in {shown} end within a block of {rows} rows, which share a scale"
@@ -167,25 +167,25 @@ def check_embedding(model: StoredModel, name: str) -> None:
         raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
 
 
-def check_dequantized(model: StoredModel, scheme: Fp8Form) -> None:
+def check_dequantized(model: StoredModel, form: Fp8Form) -> None:
     """Raises ModelError like `are_fp8` for the FP8 weights that are dequantized at load: those of no linear layer."""
     for name in model.types:
         layer, _, suffix = name.rpartition(".")
         packed = f"{layer}.weight_packed" in model.types  # of another group of layers
-        if layer.endswith(UP_PROJECTION) and suffix in (scheme.weight, *scheme.scales) and not packed:
-            _is_stored(model, scheme, layer)
+        if layer.endswith(UP_PROJECTION) and suffix in (form.weight, *form.scales) and not packed:
+            _is_stored(model, form, layer)
 
 
-def declares(scheme: Fp8Form, layer: str) -> bool:
+def declares(form: Fp8Form, layer: str) -> bool:
     """Whether the configuration of a checkpoint without weights says that a layer is quantized."""
-    linear = scheme.head if layer == _LM_HEAD else layer.endswith(_LINEAR) and not layer.endswith(UP_PROJECTION)
-    return linear and not any(names_layer(pattern, layer) for pattern in scheme.excluded)
+    linear = form.head if layer == _LM_HEAD else layer.endswith(_LINEAR) and not layer.endswith(UP_PROJECTION)
+    return linear and not any(names_layer(pattern, layer) for pattern in form.excluded)
 
 
-def with_block(scheme: Fp8Form, size: Any) -> Fp8Form | str:
-    """The scheme with blocks of these sizes, as [128, 128] or "128x128"; None for none."""
+def with_block(form: Fp8Form, size: Any) -> Fp8Form | str:
+    """The form with blocks of these sizes, as [128, 128] or "128x128"; None for none."""
     if size is None:
-        return scheme
+        return form
     sizes = size.lower().split("x") if isinstance(size, str) else size
     try:
         outputs, inputs = (int(size) for size in sizes)
@@ -193,7 +193,7 @@ def with_block(scheme: Fp8Form, size: Any) -> Fp8Form | str:
         return f"its blocks are {size!r}, not a number of outputs and one of inputs"
     if outputs < 1 or inputs < 1 or inputs % _INPUTS:
         return f"its blocks are {outputs} x {inputs}, and their inputs are not a multiple of {_INPUTS}"
-    return scheme._replace(block=(outputs, inputs))
+    return form._replace(block=(outputs, inputs))
 
 
 def schemes(model: StoredModel, form: Fp8Form) -> LayerSchemes:

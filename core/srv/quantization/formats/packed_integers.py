@@ -88,11 +88,11 @@ class PackedForm(NamedTuple):
         return (*names[:3], *(names[3:4] if not self.symmetric else ()), *(names[4:] if self.ordered else ()))
 
 
-def grouped(scheme: PackedForm) -> PackedForm | str:
+def grouped(form: PackedForm) -> PackedForm | str:
     """The form, or a clause if blocks do not have its groups."""
-    if scheme.group % BLOCK:
-        return f"its groups have {scheme.group} inputs, not a multiple of {BLOCK}"
-    return scheme
+    if form.group % BLOCK:
+        return f"its groups have {form.group} inputs, not a multiple of {BLOCK}"
+    return form
 
 
 def first(stated: Mapping[str, Any], *names: str, default: Any = None) -> Any:
@@ -113,7 +113,7 @@ def excluded_of(stated: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_tensors(
-    model: StoredModel, scheme: PackedForm, layer: str, shapes: Mapping[str, tuple[int, ...]]
+    model: StoredModel, form: PackedForm, layer: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[int, int]:
     """The sizes of a quantized layer, by the shapes of its tensors, which their suffixes name.
 
@@ -124,32 +124,32 @@ def check_tensors(
     def fail(code: str, reason: str) -> NoReturn:
         raise ModelError(code, model.facts.path, reason, DOWNLOAD_REMEDY)
 
-    if missing := [suffix for suffix in scheme.suffixes if suffix not in shapes]:
+    if missing := [suffix for suffix in form.suffixes if suffix not in shapes]:
         fail("missing_tensors", f"it lacks {layer}.{missing[0]}")
-    if extra := [suffix for suffix in shapes if suffix not in scheme.suffixes]:
+    if extra := [suffix for suffix in shapes if suffix not in form.suffixes]:
         fail("unexpected_tensors", f"it has {layer}.{extra[0]}, which its quantization_config does not state")
     for suffix in shapes:
         wanted = FLOATS if suffix in SCALES else ("int32", "int64") if suffix in _INDICES else ("int32",)
         if (dtype := model.types.get(f"{layer}.{suffix}", wanted[0])) not in wanted:
             fail("dtype_mismatch", f"{layer}.{suffix} is stored as {dtype}, not as {' or '.join(wanted)}")
-    first = shapes[scheme.suffixes[0]]
+    first = shapes[form.suffixes[0]]
     if len(first) != 2:
-        fail("shape_mismatch", f"{layer}.{scheme.suffixes[0]} has the shape {list(first)}, not two axes")
-    outputs, inputs = unpacked_shape(scheme.layout, first, 32 // scheme.bits)
-    if (unfit := unfit_inputs(scheme, inputs, layer)) is not None:
+        fail("shape_mismatch", f"{layer}.{form.suffixes[0]} has the shape {list(first)}, not two axes")
+    outputs, inputs = unpacked_shape(form.layout, first, 32 // form.bits)
+    if (unfit := unfit_inputs(form, inputs, layer)) is not None:
         fail("unsupported_quantization", unfit)
-    expected = _tensor_shapes(scheme, outputs, inputs)
+    expected = _tensor_shapes(form, outputs, inputs)
     for suffix, shape in shapes.items():
         if shape != expected.get(suffix, shape):
             reason = f"{layer}.{suffix} has the shape {list(shape)}, but {list(expected[suffix])} fits its weights"
-            fail("shape_mismatch", f"{reason} and groups of {scheme.group or inputs} inputs")
+            fail("shape_mismatch", f"{reason} and groups of {form.group or inputs} inputs")
     return outputs, inputs
 
 
-def _tensor_shapes(scheme: PackedForm, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+def _tensor_shapes(form: PackedForm, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors beside the packed integers."""
-    groups = -(-inputs // scheme.group) if scheme.group else 1
-    words = -(-outputs // (32 // scheme.bits))
+    groups = -(-inputs // form.group) if form.group else 1
+    words = -(-outputs // (32 // form.bits))
     return {
         "scales": (groups, outputs),
         "qzeros": (groups, words),
@@ -161,9 +161,9 @@ def _tensor_shapes(scheme: PackedForm, outputs: int, inputs: int) -> dict[str, t
     }
 
 
-def unfit_inputs(scheme: PackedForm, inputs: int, layer: str) -> str | None:
+def unfit_inputs(form: PackedForm, inputs: int, layer: str) -> str | None:
     """The clause that says why rows of a layer cannot be blocks; None if they can."""
-    if inputs % BLOCK or (scheme.group and inputs % scheme.group):
+    if inputs % BLOCK or (form.group and inputs % form.group):
         return f"the {inputs} inputs of {layer} are not whole groups and blocks"
     return None
 
@@ -180,25 +180,25 @@ def unpacked_shape(layout: Layout, packed: tuple[int, ...], per_word: int) -> tu
             return rows, columns * per_word
 
 
-def is_packed(scheme: PackedForm, types: Mapping[str, str], name: str) -> bool:
+def is_packed(form: PackedForm, types: Mapping[str, str], name: str) -> bool:
     """Whether a linear layer is quantized: its tensors say so; without weights, the configuration does."""
     if types:
-        return f"{name}.{scheme.suffixes[0]}" in types
-    return _ROUTERS.isdisjoint(name.split(".")) and not any(names_layer(pattern, name) for pattern in scheme.excluded)
+        return f"{name}.{form.suffixes[0]}" in types
+    return _ROUTERS.isdisjoint(name.split(".")) and not any(names_layer(pattern, name) for pattern in form.excluded)
 
 
-def are_packed(model: StoredModel, scheme: PackedForm, names: Sequence[str], inputs: int) -> bool:
+def are_packed(model: StoredModel, form: PackedForm, names: Sequence[str], inputs: int) -> bool:
     """Whether layers that share one input are quantized: those that a linear layer fuses, or projections of experts.
 
     Raises ModelError: unsupported_quantization for those that layers cannot hold as blocks; missing_tensors,
     unexpected_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
-    packed = {name: is_packed(scheme, model.types, name) for name in names}
+    packed = {name: is_packed(form, model.types, name) for name in names}
     for name in names if model.types else ():
-        _check_stored(model, scheme, name)
+        _check_stored(model, form, name)
     if not any(packed.values()):
         return False
-    reason = unfit_inputs(scheme, inputs, names[0])
+    reason = unfit_inputs(form, inputs, names[0])
     if not all(packed.values()):
         quantized, plain = (next(name for name, each in packed.items() if each is kind) for kind in (True, False))
         reason = f"of layers that share one input, {quantized} is quantized and {plain} is not"
@@ -207,22 +207,22 @@ def are_packed(model: StoredModel, scheme: PackedForm, names: Sequence[str], inp
     return True
 
 
-def _check_stored(model: StoredModel, scheme: PackedForm, name: str) -> None:
+def _check_stored(model: StoredModel, form: PackedForm, name: str) -> None:
     """Check the tensors of a layer, if it has any that unquantized layers do not have."""
-    stored = [suffix for suffix in SUFFIXES[scheme.layout] if f"{name}.{suffix}" in model.types]
+    stored = [suffix for suffix in SUFFIXES[form.layout] if f"{name}.{suffix}" in model.types]
     plain = f"{name}.weight" in model.types
-    if scheme.suffixes[0] in stored and plain:
-        reason = f"it has both {name}.{scheme.suffixes[0]} and {name}.weight"
+    if form.suffixes[0] in stored and plain:
+        reason = f"it has both {name}.{form.suffixes[0]} and {name}.weight"
         raise ModelError("unexpected_tensors", model.facts.path, reason, DOWNLOAD_REMEDY)
     if stored and not plain:
-        check_tensors(model, scheme, name, {suffix: model.shapes[f"{name}.{suffix}"] for suffix in stored})
+        check_tensors(model, form, name, {suffix: model.shapes[f"{name}.{suffix}"] for suffix in stored})
 
 
-def check_dequantized(model: StoredModel, scheme: PackedForm) -> None:
+def check_dequantized(model: StoredModel, form: PackedForm) -> None:
     """Raises ModelError, as `are_packed`, for damaged weights that are dequantized at load."""
     layers = {name.rpartition(".")[0] for name in model.types}
     for layer in sorted(layer for layer in layers if layer.endswith(UP_PROJECTION)):
-        _check_stored(model, scheme, layer)
+        _check_stored(model, form, layer)
 
 
 def schemes(model: StoredModel, form: PackedForm) -> LayerSchemes:

@@ -13,7 +13,7 @@ from srv.models.derive import active_parameters, cache_groups, parameters
 from srv.models.families.llama4_vision import LLAMA4_VISION
 from srv.models.families.qwen3_vl_moe import QWEN3_TEXT, QWEN3_VISION
 from srv.models.families.registry import find
-from srv.models.families.trees import tree_of
+from srv.models.families.trees import tree_for_sizes
 from srv.models.unsupported import UnknownSizes
 
 # Values that mean the same as transformers' own, or that its class leaves to a file of the checkpoint.
@@ -63,7 +63,7 @@ def test_defaults_are_those_of_transformers() -> None:
 def sizes(architecture: str, config: Mapping[str, Any]) -> object:
     """Those of a model, or the reason why they are not known."""
     try:
-        tree = tree_of(architecture, config)
+        tree = tree_for_sizes(architecture, config)
     except UnknownSizes as error:
         return str(error)
     return parameters(tree), active_parameters(tree), cache_groups(tree, 1 << 30, "bfloat16")

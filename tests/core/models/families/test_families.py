@@ -25,7 +25,7 @@ from srv.errors import ModelError
 from srv.models import derive
 from srv.models.blueprint import Part, walk
 from srv.models.families.registry import BUILT_IN, is_native, runs_through_transformers
-from srv.models.families.trees import tree_of
+from srv.models.families.trees import tree_for_sizes
 from srv.models.read import read_facts
 from srv.models.transformers.hf_model import HFModel, build_hf
 from srv.specs import FullAttention, Latent, Recurrent, SlidingWindow
@@ -56,7 +56,7 @@ def expected_cache(part: Part, index: int) -> tuple[list[tuple[int, int, int, in
 @pytest.mark.parametrize("architecture", KNOWN)
 def test_parameters_buffers_and_caches_equal_transformers(architecture: str) -> None:
     for run in small_runs(architecture, 2):
-        part = tree_of(architecture, run.fields)
+        part = tree_for_sizes(architecture, run.fields)
         buffers = 0 if architecture == "MiniMaxForCausalLM" else stored_buffers(run.model)  # decays are not loaded
         assert derive.parameters(part) == parameters(run.model) + buffers, run.fields
         for index, layer in enumerate(run.cache.layers):

@@ -14,7 +14,7 @@ from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.config.stored_sizes import stored_bytes, stored_types
 from srv.models.families.llama4_vision import ARCHITECTURE as LLAMA4
-from srv.models.families.trees import tree_of
+from srv.models.families.trees import tree_for_sizes
 from srv.models.unsupported import UnknownSizes
 from srv.quantization.method import UnknownStorage
 from srv.specs import Latent, Recurrent, SlidingWindow
@@ -33,21 +33,21 @@ def sizes(part: Part) -> Sizes:
 @every("name", sorted(CONFIGS))
 def test_sizes_of_well_known_checkpoints(name: str) -> None:
     architecture, fields = CONFIGS[name]
-    assert sizes(tree_of(architecture, fields)) == SIZES[name]
+    assert sizes(tree_for_sizes(architecture, fields)) == SIZES[name]
 
 
 def test_latent_attention_keeps_576_numbers_per_token_and_layer() -> None:
-    (group,) = derive.cache_groups(tree_of(*CONFIGS["DeepSeek-V3"]), CONTEXT, "bfloat16")
+    (group,) = derive.cache_groups(tree_for_sizes(*CONFIGS["DeepSeek-V3"]), CONTEXT, "bfloat16")
     assert isinstance(group, Latent)
     assert (len(group.layers), group.latent_dim + group.rope_dim) == (61, 576)
     assert group.bytes_per_token("bfloat16") == 61 * 576 * 2
 
 
 def test_layers_with_a_window_are_a_group_of_their_own() -> None:
-    full, window = derive.cache_groups(tree_of(*CONFIGS["gemma-3-27b"]), CONTEXT, "bfloat16")
+    full, window = derive.cache_groups(tree_for_sizes(*CONFIGS["gemma-3-27b"]), CONTEXT, "bfloat16")
     assert isinstance(window, SlidingWindow)
     assert (len(full.layers), len(window.layers), window.window) == (10, 52, 1024)
-    (everything,) = derive.cache_groups(tree_of(*CONFIGS["gemma-3-27b"]), 1024, "bfloat16")
+    (everything,) = derive.cache_groups(tree_for_sizes(*CONFIGS["gemma-3-27b"]), 1024, "bfloat16")
     assert len(everything.layers) == 62, "a window that is not shorter than the context frees nothing"
 
 
@@ -74,7 +74,7 @@ def test_the_layers_of_well_known_checkpoints_equal_transformers() -> None:
         short = shortened(fields)
         model = meta_model(architecture, config_class(model_type_of(architecture))(**short))
         buffers = 0 if architecture == "MiniMaxForCausalLM" else stored_buffers(model)
-        ours, theirs = derive.parameters(tree_of(architecture, short)), parameters(model) + buffers
+        ours, theirs = derive.parameters(tree_for_sizes(architecture, short)), parameters(model) + buffers
         if ours != theirs:
             wrong[name] = (ours, theirs)
     assert wrong == {}
@@ -101,7 +101,7 @@ def compressed(form: str, ignore: tuple[str, ...] = ("lm_head",), **weights: Any
 
 @every(("name", "size"), [("gpt-oss-20b", 13_761_264_768), ("gpt-oss-120b", 65_248_815_744)])
 def test_mxfp4_checkpoints_have_the_size_of_their_published_files(name: str, size: int) -> None:
-    assert stored_bytes(stored_types(tree_of(*CONFIGS[name]), "bfloat16", MXFP4)) == size
+    assert stored_bytes(stored_types(tree_for_sizes(*CONFIGS[name]), "bfloat16", MXFP4)) == size
 
 
 # A Llama of one layer; its linear layers, of which each case lists what is stored.
@@ -170,12 +170,12 @@ REST = 2 * 96 * 64 + 3 * 64  # embedding, output layer and norms
     ],
 )
 def test_what_each_method_stores(quantization: dict[str, Any], expected: dict[str, int]) -> None:
-    assert stored_types(tree_of("LlamaForCausalLM", SMALL), "bfloat16", quantization) == expected
+    assert stored_types(tree_for_sizes("LlamaForCausalLM", SMALL), "bfloat16", quantization) == expected
 
 
 def test_a_pattern_names_the_layers_of_a_vision_tower_as_checkpoints_do() -> None:
     """Llama 4 calls the MLPs of its text model `feed_forward`, and those of its tower `mlp`."""
-    tree, mapping = tree_of(*CONFIGS["Llama-4-Scout"]), WeightMapping(LLAMA4.weights)
+    tree, mapping = tree_for_sizes(*CONFIGS["Llama-4-Scout"]), WeightMapping(LLAMA4.weights)
 
     def converted(*patterns: str) -> int:
         method = {**FP8, "modules_to_not_convert": ["lm_head", *patterns]}
@@ -204,7 +204,7 @@ def test_fp8_checkpoints_equal_those_of_transformers() -> None:
     for tensor in model.parameters():
         name = str(tensor.dtype).removeprefix("torch.")
         counts[name] = counts.get(name, 0) + tensor.numel()
-    assert stored_types(tree_of(architecture, shortened(fields)), "bfloat16", FP8) == counts
+    assert stored_types(tree_for_sizes(architecture, shortened(fields)), "bfloat16", FP8) == counts
 
 
 @every(
@@ -224,7 +224,7 @@ def test_fp8_checkpoints_equal_those_of_transformers() -> None:
 )
 def test_no_size_is_claimed_for_other_forms(quantization: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnknownStorage, match="no size is claimed") as caught:
-        stored_types(tree_of("LlamaForCausalLM", SMALL), "bfloat16", quantization)
+        stored_types(tree_for_sizes("LlamaForCausalLM", SMALL), "bfloat16", quantization)
     assert reason in str(caught.value)
 
 
@@ -241,12 +241,12 @@ def test_no_size_is_claimed_for_other_forms(quantization: dict[str, Any], reason
 )
 def test_no_size_is_claimed_without_facts(architecture: str, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnknownSizes) as caught:
-        tree_of(architecture, fields)
+        tree_for_sizes(architecture, fields)
     assert reason in str(caught.value)
 
 
 def test_a_hostile_pattern_takes_no_exponential_time() -> None:
     """By backtracking it would take years; the test ends, and the pattern matches no layer."""
     hostile = compressed("int-quantized", ("lm_head", "re:(.+)+!"), num_bits=8, type="int")
-    stored = stored_types(tree_of("LlamaForCausalLM", SMALL), "bfloat16", hostile)
+    stored = stored_types(tree_for_sizes("LlamaForCausalLM", SMALL), "bfloat16", hostile)
     assert stored["int8"] == LINEAR

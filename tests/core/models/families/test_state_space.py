@@ -18,7 +18,7 @@ from srv.models import derive
 from srv.models.blueprint.without_layers import UngatedExperts
 from srv.models.facts.special_layers import special_layers
 from srv.models.families.registry import class_of_type
-from srv.models.families.trees import native_or_reason, native_tree, tree_of
+from srv.models.families.trees import native_tree, native_tree_or_reason, tree_for_sizes
 from srv.models.read import read_facts
 from srv.models.unsupported import UnsupportedConfig
 from srv.specs import FullAttention, Recurrent, SlidingWindow
@@ -207,6 +207,8 @@ def test_nemotron_h_as_published_and_as_transformers_names_it(original: bool, pr
 def test_sizes_of_experts_without_a_gate_are_known() -> None:
     """Of Nemotron-H with experts, which native layers refuse."""
     fields = small_model("nemotron_h").config.to_dict() | {"layers_block_type": ["full_attention", "moe"]}
-    tree = tree_of("NemotronHForCausalLM", fields)
+    tree = tree_for_sizes("NemotronHForCausalLM", fields)
     assert derive.find(tree, UngatedExperts) is not None
-    assert native_or_reason("NemotronHForCausalLM", fields) == "experts without a gate are not implemented natively"
+    assert (
+        native_tree_or_reason("NemotronHForCausalLM", fields) == "experts without a gate are not implemented natively"
+    )

@@ -14,7 +14,7 @@ from sizes_published import CONFIGS
 
 from srv.models.blueprint import Decoder
 from srv.models.families.registry import built_in_native_names
-from srv.models.families.trees import native_or_reason
+from srv.models.families.trees import native_tree_or_reason
 from srv_matrix.architectures import RECURRENT, ArchitectureRow, ArchitectureTable, read_table
 
 SHARE = 0.95  # of all classes that declare backends, those excluded by a limit among them
@@ -66,7 +66,7 @@ def test_planned_parameters_are_those_of_the_models(record: ArchitectureTable) -
 def test_recurrent_layers_are_named_beside_attention(record: ArchitectureTable) -> None:
     native = {row.architecture: dict[str, Any]() for row in record.rows if row.architecture in built_in_native_names()}
     configs = native | {name: fields for name, fields in CONFIGS.values() if name in native}
-    made = {name: native_or_reason(name, fields) for name, fields in configs.items()}
+    made = {name: native_tree_or_reason(name, fields) for name, fields in configs.items()}
     hybrids = {name for name, tree in made.items() if isinstance(tree, Decoder) and not tree.divisible}
     assert {row.architecture for row in record.rows if RECURRENT in row.traits} == hybrids
     assert all(len(row.traits) > 1 for row in record.rows if RECURRENT in row.traits)

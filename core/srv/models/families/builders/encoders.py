@@ -137,12 +137,12 @@ def classifier_of(tree: Tree, activation: Activation = "tanh") -> Tree:
     return lambda config: with_head(tree(config), label_count(config), activation)
 
 
-def mean_of(positions: Callable[[Mapping[str, Any]], int]) -> Callable[[Mapping[str, Any]], Pooled]:
+def mean_pooled(positions: Callable[[Mapping[str, Any]], int]) -> Callable[[Mapping[str, Any]], Pooled]:
     """What an encoder without a head says of its results. `positions(config)`: the most tokens of a prompt."""
     return lambda config: Pooled(positions(config), 0, "mean")
 
 
-def first_of(positions: Callable[[Mapping[str, Any]], int]) -> Callable[[Mapping[str, Any]], Pooled]:
+def cls_pooled(positions: Callable[[Mapping[str, Any]], int]) -> Callable[[Mapping[str, Any]], Pooled]:
     """Likewise of one with a head that reads the first token."""
     return lambda config: Pooled(positions(config), label_count(config), "cls")
 

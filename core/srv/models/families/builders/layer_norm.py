@@ -89,7 +89,7 @@ def sizes(
     missing field.
     """
     hidden, layers, heads, context = (
-        first_of(config, names[name]) for name in ("hidden", "layers", "heads", "context")
+        first_set_field(config, names[name]) for name in ("hidden", "layers", "heads", "context")
     )
     kv_heads = kv_heads or heads
     if hidden % heads or heads % kv_heads:
@@ -111,7 +111,7 @@ def sizes(
     )
 
 
-def first_of(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+def first_set_field(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
     """The first of these fields that is set. Raises KeyError without any."""
     for name in names:
         if config.get(name) is not None:

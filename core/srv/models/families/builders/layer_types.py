@@ -12,7 +12,7 @@ from srv.models.unsupported import UnsupportedConfig
 ATTENTION, SLIDING = "full_attention", "sliding_attention"
 
 
-def attending(types: Sequence[str], kinds: Sequence[str], layers: int) -> tuple[bool, ...]:
+def has_attention(types: Sequence[str], kinds: Sequence[str], layers: int) -> tuple[bool, ...]:
     """Whether each layer has attention. `types`: the value of `layer_types`; `kinds`: those that layers may be."""
     unknown = sorted(set(types) - set(kinds))
     if unknown:

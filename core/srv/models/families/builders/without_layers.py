@@ -91,7 +91,7 @@ def layer_norm(size: int, name: str) -> Norm:
     return Norm(size, EPS, rms=False, bias=True, name=name)
 
 
-def attending(
+def attention_of_layers(
     base: Sizes, windows: Sequence[int | None], *, norms: parts.QueryKeyNorms | None = None, bias: bool = False
 ) -> tuple[Attention, ...]:
     """The attention of each layer, by its window."""
