@@ -52,7 +52,6 @@ UNREACHABLE = {
     "slower_path",  # needs a file of a type without kernels: tests/core/quantization/test_gguf_layers.py
     "loader_unfit",  # needs a package with a weight loader
     "no_integers",  # needs weights that are neither floats nor integers of 8 bits
-    "unsupported_sharding",  # needs a package with a quantization method that says no schemes
     "folder_unusable",  # only a launch writes there
     "other_algorithm",  # needs a package with a drafter
     "recurrent_states",  # needs a model with recurrent layers: tests/core/args/test_backends.py

@@ -6,7 +6,6 @@ from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.dist.placing import device_index
 from srv.models.facts.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
-from srv.quantization.registry import chosen, find
 
 _GIB = 2**30
 
@@ -30,10 +29,6 @@ def _model_divides(context: ResolutionContext) -> str | None:
         return None
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
-    online = chosen(model, context["quantization"], context["torchao_config"], dequantize=False)
-    if online is not None and online.online and online.unsharded is not None:
-        argument = "torchao_config" if context["torchao_config"] else "quantization"
-        return f"{online.unsharded} ({argument} is {context[argument]})"
     in_blocks = not context["dequantize_weights"] and context["load_format"] != "dummy"
     sizes = divisions(model, in_blocks=in_blocks)
     if isinstance(sizes, str):
@@ -41,17 +36,6 @@ def _model_divides(context: ResolutionContext) -> str | None:
     if not (obstacles := sizes.obstacles(ranks)):
         return None
     return f"{'; '.join(obstacles)} (this model allows {', '.join(map(str, sizes.legal_ranks()))})"
-
-
-def _method_divides(context: ResolutionContext) -> str | None:
-    """Whether the method that the user names can be sharded; if the model is known, its files decide.
-
-    Of a method whose weights can be dequantized, only a model says whether they are.
-    """
-    method = None if context.model is not None or context["tp_size"] == 1 else find(context["quantization"])
-    if method is None or method.unsharded is None or method.dequantizable:
-        return None
-    return f"{method.unsharded} (quantization is {method.name})"
 
 
 def _enough_devices(context: ResolutionContext) -> str | None:
@@ -174,14 +158,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "not_divisible",
         _model_divides,
         "Choose a number of ranks that the model allows, or leave it at 1.",
-        reads=("model_impl", "quantization", "torchao_config", "dequantize_weights", "load_format"),
-    ),
-    Constraint(
-        "tp_size",
-        "unsupported_sharding",
-        _method_divides,
-        "Leave it at 1.",
-        reads=("quantization",),
+        reads=("model_impl", "dequantize_weights", "load_format"),
     ),
     Constraint(
         "nnodes",

@@ -104,19 +104,21 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
     sizes = derive.divided(tree)
     if sizes is None:
         return f"the layers of {model.architecture} cannot be sharded"
-    borders = _borders(model, tree, sizes, method if in_blocks or method is None or method.online else None)
+    borders = _borders(model, tree, sizes, method, in_blocks)
     return borders if isinstance(borders, str) else Divisions(*sizes, borders=borders)
 
 
 def _borders(
-    model: ModelFacts, tree: Part, sizes: derive.DividedSizes, method: QuantMethod | None
+    model: ModelFacts, tree: Part, sizes: derive.DividedSizes, method: QuantMethod | None, in_blocks: bool
 ) -> tuple[BlockBorders, ...] | str:
     """Those of layers that hold blocks; a clause if layers that are quantized so cannot be sharded."""
-    if method is None:
+    if not in_blocks:
         return ()
-    if model.format == "gguf":
+    if model.column_block > 1:
         columns = (("o_proj", sizes.heads * sizes.head_dim), ("down_proj", sizes.intermediate))
         return tuple(BlockBorders(name, "columns", size, 1, model.column_block) for name, size in columns)
+    if method is None or model.format == "gguf":
+        return ()
     if not method.online and sized_rules(model, tree) is not None:
         return NOT_IN_ORDER
     try:
