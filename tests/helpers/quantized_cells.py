@@ -52,7 +52,7 @@ METHODS = {
     "modelslim": Method(Stored(_modelslim, {"model_quant_type": "W8A8_DYNAMIC"}), left_out=UP_PROJECTION),
 }
 MXFP4 = "mxfp4"  # of gpt-oss, whose experts alone are quantized
-_NO_PRODUCT = re.compile(r"(lm_head|embed_out|embed_in|embed_\w+|word_embeddings|wte|wpe)\.weight$")
+_NO_PRODUCT = re.compile(r"(lm_head|embed_out|embed_in|embed_\w+|\w*embeddings|wte|wpe)\.weight$")
 _FUSED_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)$")
 _LEAST = 16  # outputs: routers and gates have fewer
 

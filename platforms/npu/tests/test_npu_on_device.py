@@ -14,6 +14,7 @@ from torch import nn
 from srv.errors import InternalError, PlatformUnavailable
 from srv.models.checkpoints.dummy import load_dummy
 from srv.models.layers.context import BuildContext
+from srv.models.layers.factory import LocalSizes
 from srv.models.layers.linear import Linear
 from srv.platform.capabilities import OPS_OF
 from srv.platform.contract import check_platform
@@ -164,7 +165,7 @@ def test_a_head_of_more_outputs_than_one_matmul_takes(
     """Before and after its weight is packed, each output is what a small layer of its own weight gives."""
     place = BuildContext(platform.device(0), torch.float16, Ops("npu", platform.ops))
     further = {"bias": True} if kind is DynamicInt8Linear else {}
-    head, last = (kind(place, {"head": outputs}, 32, **further) for outputs in (HEAD, 160))
+    head, last = (kind(place, LocalSizes({"head": outputs}, 32), **further) for outputs in (HEAD, 160))
     load_dummy(head.weight_views(), seed=1)
     (operands,) = head.operands()
     if "quant_bias" in operands:
@@ -229,7 +230,7 @@ def test_int8_weights_are_transposed_and_cast(
     """The operator reads [inputs, outputs], and its output equals that of the op before the cast."""
     place = BuildContext(platform.device(0), dtype, Ops("npu", platform.ops))
     further = {"bias": True} if kind is DynamicInt8Linear else {}
-    linear = kind(place, {"first": 16, "second": outputs - 16}, inputs, **further)
+    linear = kind(place, LocalSizes({"first": 16, "second": outputs - 16}, inputs), **further)
     load_dummy(linear.weight_views(), seed=1)
     assert linear.validate_loaded() is None
     assert may_cast(linear) is cast

@@ -70,6 +70,7 @@ COMPILED = "engine.compiled"  # only the CPU compiles steps
 TOY = frozenset(
     (
         *KEPT,
+        "graph.latent",
         *RANKS,
         *INVARIANT,
         COMPILED,
