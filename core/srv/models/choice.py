@@ -71,8 +71,8 @@ def choose_layers(
         _check_generates(facts, fallback)
         if may_run(facts):
             check_layer_code(facts)
-    if ranks > 1 and (tree is None or (method is not None and method.unsharded is not None)):
-        obstacle = (method and method.unsharded) or f"only native layers can, and it has none ({fallback})"
+    if ranks > 1 and (tree is None or (method is not None and method.sharding is not None)):
+        obstacle = (method and method.sharding) or f"only native layers can, and it has none ({fallback})"
         reason = f"it cannot be sharded over {ranks} ranks: {obstacle}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     divided = divisions(facts, in_blocks=not dequantize) if ranks > 1 else None

@@ -107,7 +107,7 @@ class QuantMethod(NamedTuple):
     - `note`: what an operator should know of how the layers compute, as a clause; "" for nothing.
     - `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not asked
       for, and for native layers.
-    - `sharding`: the clause that says why its layers cannot be sharded over ranks; None if their schemes say what can
+    - `sharding`: the clause that says why its layers cannot be sharded over ranks; None if their schemes say how
       (`Scheme.units`).
     - `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a remedy; or None.
     - `fused_experts`: experts that a checkpoint has in two quantized tensors can be divided, by the storage format or
@@ -128,7 +128,7 @@ class QuantMethod(NamedTuple):
     ops: tuple[str, ...] = ()
     detect: Callable[[Path, Mapping[str, Any]], bool | str] = not_detected
     accepts: Callable[[ModelFacts], str | None] | None = None
-    sharding: str | None = None
+    sharding: str | None = "weights quantized by this method cannot be sharded yet"
     online: bool = False
     dequantizable: bool = False
     schemes: Callable[[StoredModel], LayerSchemes] | None = None
@@ -146,9 +146,3 @@ class QuantMethod(NamedTuple):
     dtype: str = ""
     fp8_inputs: bool = False
     of_form: Callable[[ModelFacts], QuantMethod] | None = None
-
-    @property
-    def unsharded(self) -> str | None:
-        """The clause that says why its layers cannot be sharded over ranks, whatever their schemes are; or None."""
-        without_schemes = "weights quantized by this method cannot be sharded yet" if self.schemes is None else None
-        return self.sharding or without_schemes

@@ -23,9 +23,9 @@ def _quantization_method(context: ResolutionContext) -> str | None:
 
 def _cutlass_methods(context: ResolutionContext) -> str | None:
     method = _quantization_method(context)
-    if context["moe_runner_backend"] != _CUTLASS or method in (None, "modelopt_fp4"):
+    if context["moe_runner_backend"] != _CUTLASS or method is None:
         return None
-    return f"its kernels support experts in 16 bits or modelopt_fp4, not in {method}"
+    return f"its kernels support experts in 16 bits, not in {method}"
 
 
 def _cutlass_ep_size(context: ResolutionContext) -> str | None:

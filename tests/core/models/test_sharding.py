@@ -65,6 +65,10 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "layers without RoPE": (lambda path: folder(path, "smollm3", no_rope_layer_interval=2), {}),
     "norms after each part": (lambda path: folder(path, "gemma3", sliding_window_pattern=2, attention_bias=True), {}),
     "norms over all heads": (lambda path: saved_random(path, "olmo2", pad_token_id=0), {}),
+    "norms over all heads beside experts": (
+        lambda path: saved_random(path, "olmoe", pad_token_id=0, num_experts=4, clip_qkv=2.0, head_dim=8),
+        {},
+    ),
     "random weights": (lambda path: folder(path, "llama"), {"load_format": "dummy", "seed": 3}),
 }
 

@@ -13,6 +13,7 @@ from fp8_weights import FORMS, write_fp8
 from model_cells import minimax_m2
 from models_small import built, expected_logits, our_logits, small_model, tokens_of
 from modelslim_weights import everything, quantize
+from mxfp4_weights import write_gpt_oss
 from quantized_cells import METHODS, write_quantized
 from stored_orders import made, stored_form, write_stored
 from thread_ranks import on_ranks
@@ -155,3 +156,8 @@ def test_orders_stay_on_one_rank(kind: str, form: str, obstacle: str, tmp_path: 
     assert obstacle in str(divisions(read_facts(folder), in_blocks=True))
     with pytest.raises(ModelError, match="cannot be sharded"):
         built(folder, group=RankGroup(size=2), dequantize=False)
+
+
+def test_experts_in_one_tensor_with_gates_in_turn_stay_on_one_rank(tmp_path: Path) -> None:
+    write_gpt_oss(tmp_path)
+    assert "in another order than the layers cannot be sharded" in str(divisions(read_facts(tmp_path), in_blocks=True))

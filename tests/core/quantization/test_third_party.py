@@ -237,7 +237,7 @@ def test_schemes_of_srv_need_no_layers_of_its_own(install: Install, tmp_path: Pa
 
 def test_what_its_architecture_says_holds_for_a_quantized_checkpoint(install: Install, tmp_path: Path) -> None:
     """The architecture does not see how weights are stored."""
-    install(WITH_SCHEMES)
+    install(WITH_SCHEMES.replace("    detect=", "    sharding=None,\n    detect="))
     quantized, plain = tmp_path / "quantized", tmp_path / "plain"
     model = saved(quantized)
     model.save_pretrained(plain)

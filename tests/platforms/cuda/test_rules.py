@@ -256,17 +256,15 @@ def test_allreduce_fusion_is_the_default_of_gpt_oss_on_sm100() -> None:
             model(quantization="fp8"),
             {"moe_runner_backend": "method_unfit"},
         ),
-        ({"moe_runner_backend": "flashinfer_cutlass"}, model(quantization="modelopt_fp4"), {}),
-        ({"moe_runner_backend": "flashinfer_cutlass", "quantization": "modelopt_fp4"}, model(), {}),
         ({"moe_runner_backend": "flashinfer_cutlass"}, None, {}),
         (
             {"moe_runner_backend": "flashinfer_cutlass", "tp_size": 4, "ep_size": 2},
-            model(quantization="modelopt_fp4"),
+            model(),
             {"ep_size": "not_divisible"},
         ),
         (
             {"moe_runner_backend": "flashinfer_cutlass", "tp_size": 4, "ep_size": 4},
-            model(quantization="modelopt_fp4"),
+            model(),
             {},
         ),
         (

@@ -23,13 +23,9 @@ class Slice(NamedTuple):
         return (*shape[: self.axis], self.total, *shape[self.axis + 1 :])
 
     def scaled(self, numerator: int, denominator: int) -> Slice:
-        """The same slice in other units: the stored bytes of quantization blocks, for example."""
+        """The same slice in other units, at whose borders it begins and ends: the bytes of blocks, or their scales."""
         begin, end, total = (value * numerator // denominator for value in self[1:])
         return Slice(self.axis, begin, end, total)
-
-    def blocks(self, size: int) -> Slice:
-        """The slice of a tensor with an entry for each block of `size`; the last block may have fewer elements."""
-        return Slice(self.axis, self.begin // size, -(-self.end // size), -(-self.total // size))
 
 
 Slices: TypeAlias = Mapping[str, Slice]  # by the name that the model has for a tensor

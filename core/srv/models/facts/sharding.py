@@ -92,8 +92,8 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
     `in_blocks`: quantized weights stay so.
     """
     method = quantization.method_of(model)
-    if method is not None and method.unsharded is not None:
-        return method.unsharded
+    if method is not None and method.sharding is not None:
+        return method.sharding
     if method is None and (stored := model.quantization or ("int8" if model.stored_types.get("int8") else None)):
         return f"weights quantized with {stored} cannot be sharded yet"
     if any(isinstance(group, Recurrent) for group in model.cache_groups):

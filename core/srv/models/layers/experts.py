@@ -110,7 +110,7 @@ class ExpertWeights(OpLayer, ABC):
         """Those of gate_proj and up_proj: their rows on this rank, of a tensor with an entry for `block` rows."""
         if self.sizes.share is None or self.sizes.is_whole:
             return {}
-        rows = self.sizes.share.blocks(block)
+        rows = self.sizes.share.scaled(1, block)
         return {
             f"{self.prefix}.{expert}.{name}.{suffix}": rows
             for expert in range(self.sizes.experts)
@@ -121,8 +121,7 @@ class ExpertWeights(OpLayer, ABC):
         """Those of down_proj: its columns on this rank, where `elements` columns are stored in `size` items."""
         if self.sizes.share is None or self.sizes.is_whole:
             return {}
-        columns = Slice(1, *self.sizes.share[1:])
-        columns = columns.blocks(elements) if size == 1 else columns.scaled(size, elements)
+        columns = Slice(1, *self.sizes.share[1:]).scaled(size, elements)
         return {f"{self.prefix}.{expert}.{DOWN}.{suffix}": columns for expert in range(self.sizes.experts)}
 
 

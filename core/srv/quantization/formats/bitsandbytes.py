@@ -179,6 +179,7 @@ METHOD = QuantMethod(
     storage="srv.quantization.formats.bitsandbytes_storage:BitsAndBytesStorageFormat",
     ops=("linear_gguf", "linear_int8"),
     detect=detect,
+    sharding=None,
     schemes=schemes,
     row_tensors=("weight", "weight_scale"),
     packed=True,

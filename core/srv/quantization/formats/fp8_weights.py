@@ -234,6 +234,7 @@ def method(
         storage=storage,
         ops=("linear_fp8",),
         detect=detect,
+        sharding=None,
         schemes=lambda model: schemes(model, form_of(model, read)),
         row_tensors=("weight", SCALE),
         row_block=row_block,

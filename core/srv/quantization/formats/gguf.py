@@ -52,5 +52,6 @@ METHOD = QuantMethod(
     name="gguf",
     ops=("linear_gguf", "rows_gguf"),
     dequantizable=True,
+    sharding=None,
     schemes=schemes,
 )

@@ -163,6 +163,7 @@ METHOD = QuantMethod(
     storage="srv.quantization.formats.modelslim_storage:ModelslimStorageFormat",
     ops=("linear_w8a8", "linear_w8a8_static"),
     detect=detect,
+    sharding=None,
     schemes=schemes,
     row_tensors=("weight", "weight_scale", "weight_offset", "deq_scale", "quant_bias"),
 )

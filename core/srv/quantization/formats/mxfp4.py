@@ -180,6 +180,7 @@ METHOD = QuantMethod(
     storage="srv.quantization.formats.mxfp4_storage:MXFP4StorageFormat",
     ops=("linear_gguf",),
     detect=detect,
+    sharding=None,
     schemes=schemes,
     stored=stored,
     block_types=(BLOCK_TYPE,),

@@ -45,6 +45,7 @@ INT8DQ = QuantMethod(
     storage="srv.quantization.formats.online_storage:OnlineInt8StorageFormat",
     ops=("linear_w8a8",),
     online=True,
+    sharding=None,
     schemes=partial(schemes, Int8()),
     experts=_dynamic_experts,
 )
@@ -59,5 +60,6 @@ FP8WO = QuantMethod(
     storage="srv.quantization.formats.online_storage:OnlineFp8StorageFormat",
     ops=("linear_fp8",),
     online=True,
+    sharding=None,
     schemes=partial(schemes, Fp8()),
 )

@@ -259,6 +259,7 @@ def method(
         storage=storage,
         ops=("linear_gguf",),
         detect=detect,
+        sharding=None,
         schemes=of_model,
         packed=True,
         turns_inputs=True,

@@ -353,6 +353,7 @@ METHOD = QuantMethod(
     storage="srv.quantization.formats.torchao_storage:TorchAOStorageFormat",
     ops=("linear_int8", "linear_w8a8", "linear_gguf", "linear_fp8"),
     detect=detect,
+    sharding=None,
     schemes=schemes,
     row_tensors=("weight", "weight_scale"),
     packed=True,

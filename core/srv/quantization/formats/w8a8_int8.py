@@ -84,6 +84,7 @@ METHOD = QuantMethod(
     ops=("linear_w8a8",),
     detect=detect,
     accepts=accepts,
+    sharding=None,
     schemes=schemes,
     at_load=_at_load,
     of_form=_of_form,

@@ -87,9 +87,9 @@ class Fp8Linear(Projection):
         for name in self.output_sizes:
             scale = f"{name}.{SCALE}"
             if scale in slices:
-                slices[scale] = slices[scale].blocks(rows)
+                slices[scale] = slices[scale].scaled(1, rows)
             elif cut is not None:
-                slices[scale] = cut.blocks(columns)
+                slices[scale] = cut.scaled(1, columns)
         return slices
 
 
