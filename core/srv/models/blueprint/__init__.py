@@ -27,7 +27,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from srv import specs
 from srv.models.layers.moe_config import ExpertActivation, Routing
@@ -96,9 +96,11 @@ class OpUse(NamedTuple):
 class Part:
     """A part of a model. Its fields are its sizes and the parts within it; a tuple of parts is numbered from 0.
 
-    `name`: below that of the part around it; "" if the weights stand directly below that one.
+    `name`: below that of the part around it; "" if the weights stand directly below that one. `unserved`: of a kind
+    without a module, why no native layers compute it; "" of the others.
     """
 
+    unserved: ClassVar[str] = ""
     name: str = field(default="", kw_only=True)
 
     def parts(self) -> Iterator[tuple[str, Part]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from srv.models.blueprint import MLP, Attention, Experts, Part, Recurrent, Tensors, Weight
 from srv.specs import CacheSpec, FullAttention, SlidingWindow
@@ -50,6 +51,8 @@ class LearnedMLP(MLP):
 @dataclass(frozen=True)
 class UngatedExperts(Experts):
     """Experts that are MLPs without a gate."""
+
+    unserved: ClassVar[str] = "experts without a gate are not implemented natively"
 
     def weights(self) -> Iterator[Weight]:
         return (weight for weight in super().weights() if ".gate_proj." not in weight.name)

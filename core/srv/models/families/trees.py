@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from srv.kept import kept_per_object
 from srv.models.blueprint import Experts, Part
-from srv.models.blueprint.without_layers import UngatedExperts
 from srv.models.derive import distinct, parameters
-from srv.models.derive import find as find_part
 from srv.models.families.architecture import Architecture, Pooled
 from srv.models.families.builders.decoder_fields import UNSUPPORTED_UNLESS
 from srv.models.families.registry import BUILT_IN, find
@@ -44,8 +42,8 @@ def native_tree(name: str, config: Mapping[str, Any]) -> Part:
     if architecture is None or architecture.layers is None:
         raise UnsupportedConfig(f"architecture {name} has no native layers")
     tree = _tree(architecture, config)
-    if find_part(tree, UngatedExperts) is not None:
-        raise UnsupportedConfig("experts without a gate are not implemented natively")
+    if clause := next((part.unserved for part in distinct(tree) if part.unserved), ""):
+        raise UnsupportedConfig(clause)
     return tree
 
 
