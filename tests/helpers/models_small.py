@@ -227,9 +227,11 @@ def agree(ours: CausalLM, model: Any) -> bool:
 
 
 def built(path: Path, impl: str = "auto", load_format: str = "auto", **more: Any) -> CausalLM:
-    """The model at `path` on the CPU in float32 with the reference ops."""
-    options: dict[str, Any] = {"device": HOST, "dtype": torch.float32, "ops": reference_ops(), **more}
-    return build(read_facts(path), model_impl=impl, load_format=load_format, **options)  # type: ignore[arg-type]
+    """The model at `path` on the CPU in float32 with the reference ops; the weights of a GGUF file are dequantized."""
+    facts = read_facts(path)
+    options: dict[str, Any] = {"device": HOST, "dtype": torch.float32, "ops": reference_ops()}
+    options |= {"dequantize": facts.format == "gguf", **more}
+    return build(facts, model_impl=impl, load_format=load_format, **options)  # type: ignore[arg-type]
 
 
 def refused(folder: Path, **options: Any) -> ModelError:

@@ -100,6 +100,19 @@ def shuffled_by_name(by_name: bool) -> Iterator[None]:
         _shuffled.reset(token)
 
 
+_exact: ContextVar[bool] = ContextVar("exact", default=False)
+
+
+@contextmanager
+def exact_formula() -> Iterator[None]:
+    """Weights are those of the format, not those of the blocks which layers hold them as."""
+    token = _exact.set(True)
+    try:
+        yield
+    finally:
+        _exact.reset(token)
+
+
 def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Tensor]:
     """The tensors of a quantized layer, and its weights as they are then."""
     outputs, inputs = weight.shape
@@ -120,7 +133,7 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
     values[:, columns] = ((grouped / scale[..., None]).round().long() + zero[..., None]).clamp(0, top).flatten(1)
     base = (-scale * zero).half().float()  # blocks hold it in float16: a rounding of at most 0.8 % of a step
     assert bool(((base + scale * zero).abs() <= scale / 128).all())
-    if name.endswith("kv_b_proj"):  # which is dequantized
+    if _exact.get() or name.endswith("kv_b_proj"):  # which is dequantized
         base = -scale * zero
     plain = values * scale[:, order] + base[:, order]
     scales, stored_zeros = scale.half(), (zero - form.stored_less) & top

@@ -216,7 +216,8 @@ def _without_ops(slot: BackendSlot, facts: Facts, values: Mapping[str, Any], ops
     assert facts.model is not None
     named, online = values.get("quantization"), values.get("torchao_config")
     method = chosen(facts.model, named, online, dequantize=False) or method_of(facts.model)
-    layer_ops = () if method is None or method.dequantizable else method.ops
+    is_dequantized = facts.model.format == "gguf" or bool(values.get("dequantize_weights"))
+    layer_ops = () if method is None or (method.dequantizable and is_dequantized) else method.ops
     needed = needed_ops(facts.model, values, facts.capabilities, layer_ops)
     if layer_ops and method is not None and not method.online and not has_quantized_experts(facts.model):
         needed = (EXPERTS,)

@@ -145,7 +145,7 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
     ),
     Default(
         "dequantize_weights",
-        lambda context: None if "gguf_blocks" in context.capabilities else True,
+        lambda context: True if _cannot_read_blocks(context) is not None else None,
         "the platform cannot compute with GGUF-quantized weights",
     ),
     Default(
@@ -211,6 +211,13 @@ def _fp8_kv_supported(context: ResolutionContext) -> str | None:
     if context["kv_cache_dtype"] not in FLOAT8 or "fp8_kv" in context.capabilities:
         return None
     return "the platform does not support a KV pool of 8-bit floats (capability fp8_kv)"
+
+
+def _cannot_read_blocks(context: ResolutionContext) -> str | None:
+    """Why the weights of a GGUF file have to be dequantized; None for another file."""
+    if "gguf_blocks" in context.capabilities or (context.model is not None and context.model.format != "gguf"):
+        return None
+    return "the platform cannot compute with GGUF-quantized weights (capability gguf_blocks)"
 
 
 def _requires_capability(argument: str, capability: str, without: object, reason: str, remedy: str) -> Constraint:
@@ -291,11 +298,10 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "the platform's attention cannot share pages (capability prefix_cache)",
         "Leave it out, or set it to true.",
     ),
-    _requires_capability(
+    Constraint(
         "dequantize_weights",
-        "gguf_blocks",
-        True,
-        "the platform cannot compute with GGUF-quantized weights (capability gguf_blocks)",
+        "capability_missing",
+        lambda context: None if context["dequantize_weights"] else _cannot_read_blocks(context),
         "Leave it out, or set it to true.",
     ),
     _requires_capability(

@@ -20,7 +20,7 @@ from srv.models.checkpoints.dummy import load_dummy
 from srv.models.checkpoints.filling import Progress
 from srv.models.checkpoints.gguf_loader import load_gguf
 from srv.models.checkpoints.reading import MAPPED, Reading
-from srv.models.checkpoints.rule_storage import QuantizedTensors, RuleStorage
+from srv.models.checkpoints.rule_storage import DequantizedStorage, QuantizedTensors, RuleStorage
 from srv.models.checkpoints.safetensors_header import forget_headers
 from srv.models.checkpoints.safetensors_loader import load_safetensors
 from srv.models.checkpoints.source_loader import load_from_sources
@@ -56,7 +56,7 @@ def build(
     dtype: torch.dtype,
     model_impl: ModelImpl,
     load_format: LoadFormat,
-    dequantize: bool = True,
+    dequantize: bool = False,
     quantization: str | None = None,
     online_quantization: str | None = None,
     seed: int = 0,
@@ -136,7 +136,12 @@ def native_layers(
             block = 1 if choice.method.row_block is None else choice.method.row_block(facts)
             quantized = QuantizedTensors(choice.method.row_tensors, block, stored.types, facts.path)
     rules = sized_rules(facts, choice.tree)
-    if rules is not None:
+    if choice.dequantized is not None:
+        stored = checkpoint_tensors(facts)
+        storage = make_storage(choice.dequantized, stored._replace(dequantize=True))
+        if rules is not None:
+            storage = DequantizedStorage(storage, RuleStorage(rules, StorageFormat(), stored_types=stored.types))
+    elif rules is not None:
         storage = RuleStorage(rules, storage, quantized)
     storage = StackedExpertStorage(storage, "" if rules is None else rules.mapping.expert_columns)
     return load_layers(facts.architecture)(choice.tree, factory, context_length), storage

@@ -15,7 +15,7 @@ from srv.models import derive
 from srv.models.blueprint import MoE, Part
 from srv.models.checkpoints.safetensors_header import PACKED_BITS
 from srv.models.facts.sharding import divisions
-from srv.models.facts.weight_rules import check_rules, has_quantized_experts
+from srv.models.facts.weight_rules import check_dequantized, check_rules, has_quantized_experts
 from srv.models.families.registry import is_native, native_names
 from srv.models.families.trees import native_tree
 from srv.models.remote_code import check_layer_code, may_run
@@ -35,12 +35,14 @@ class LayerChoice(NamedTuple):
 
     `tree`: of the native layers; None for the class of transformers, and `fallback` then says why. `method`: how the
     layers hold their weights; None for unquantized ones. `load_format`: "safetensors", "gguf", "dummy" or FROM_LOADERS.
+    `dequantized`: the method of quantized safetensors files whose weights become floats while they are loaded.
     """
 
     tree: Part | None
     method: QuantMethod | None
     load_format: str
     fallback: str = ""
+    dequantized: QuantMethod | None = None
 
 
 def choose_layers(
@@ -48,7 +50,7 @@ def choose_layers(
     *,
     model_impl: str = "auto",
     load_format: str = "auto",
-    dequantize: bool = True,
+    dequantize: bool = False,
     quantization: str | None = None,
     online_quantization: str | None = None,
     ranks: int = 1,
@@ -62,7 +64,7 @@ def choose_layers(
     resolved_format = _load_format(facts, load_format, loaders)
     if resolved_format == "safetensors":
         _check_types(facts)
-    dequantize = dequantize or resolved_format == "dummy"
+    dequantize = quantization_methods.dequantizes(facts, dequantize, resolved_format)
     method = _method(facts, quantization, online_quantization, dequantize=dequantize)
     tree, fallback = _native_tree(facts, model_impl)
     if resolved_format == FROM_LOADERS:
@@ -79,23 +81,29 @@ def choose_layers(
     if isinstance(divided, str):
         reason = f"it cannot be sharded over {ranks} ranks: {divided}"
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
-    if tree is None and method is not None and not method.dequantizable:
+    stored = quantization_methods.method_of(facts)
+    dequantized = stored if method is None and stored is not None and resolved_format == "safetensors" else None
+    if tree is None and method is not None and resolved_format != "gguf":
         done = "would be quantized" if method.online else "are quantized"
         when = " at load" if method.online else ""
         reason = f"its weights {done} with {method.name}{when}, which only native layers support: {fallback}"
         argument = "--torchao-config" if online_quantization else "--quantization"
         remedy = f"Leave out {argument}" if method.online else "Use the checkpoint in full precision"
+        if method.dequantizable:
+            remedy = "Set --dequantize-weights: the weights then take the model's dtype"
         if model_impl == "transformers" and is_native(facts.architecture):
             remedy = "Leave --model-impl at auto"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     if tree is not None and method is not None:
         check_rules(facts, tree, method, ranks)
+    if tree is not None and dequantized is not None:
+        check_dequantized(facts, tree, dequantized)
     moe = None if tree is None else derive.find(tree, MoE)
     refused = method.experts(moe.experts.bias) if moe is not None and method is not None and method.experts else None
     if refused is not None and method is not None and (method.online or has_quantized_experts(facts)):
         reason, remedy = f"its experts cannot be quantized with {method.name}: {refused[0]}", refused[1]
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
-    return LayerChoice(tree, method, resolved_format, fallback)
+    return LayerChoice(tree, method, resolved_format, fallback, dequantized)
 
 
 def _check_generates(facts: ModelFacts, fallback: str) -> None:

@@ -17,13 +17,14 @@ from srv.args.statement import amount_text
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
 from srv.memory.groups import PageGroup, max_tokens
+from srv.models import derive
 from srv.models.facts.sharding import divisions, rank_share
 from srv.planning.offload import host_layers
 from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.planning.states import divide_states
-from srv.planning.weights import WeightBytes, quantization_method, weight_sizes
+from srv.planning.weights import WeightBytes, native_of, quantization_method, weight_sizes
 from srv.platform.facts import DeviceFacts
-from srv.quantization.registry import find
+from srv.quantization.registry import dequantizes, find, method_of
 from srv.specs import ModelFacts
 
 SMALLEST_REQUEST = 2  # one prompt token and one output token
@@ -150,7 +151,9 @@ def _on_more_devices(config: Config, model: ModelFacts, weights: int, room: int)
 
     weights: bytes of one rank's. room: bytes of one device that weights and pool may take.
     """
-    sizes = divisions(model, in_blocks=not config.weights.dequantize_weights)
+    sizes = divisions(
+        model, in_blocks=not dequantizes(model, config.weights.dequantize_weights, config.model.load_format)
+    )
     if isinstance(sizes, str):
         return ""
     room, whole = (
@@ -193,6 +196,9 @@ def _whole_bytes(config: Config, model: ModelFacts) -> WeightBytes:
         return weight_sizes(config, model, method)
     if model.quantization is not None and find(model.quantization) is None:
         return WeightBytes(model.weight_bytes, model.weight_bytes)
+    if (tree := native_of(model)) is not None and method_of(model) is not None and model.format != "gguf":
+        floats = derive.parameters(tree) * item_size(config.model.dtype)  # what its method stores is dequantized
+        return WeightBytes(floats, floats)
     integers = model.stored_types.get("int8", 0)  # which layers keep
     plain = (model.counted_parameters() - integers) * item_size(config.model.dtype) + integers
     return WeightBytes(plain, plain)

@@ -22,7 +22,7 @@ from srv.models.facts.weight_rules import fused_mapping, layer_schemes
 from srv.models.families.trees import native_tree_of_model
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.method import QuantMethod
-from srv.quantization.registry import chosen
+from srv.quantization.registry import chosen, dequantizes
 from srv.quantization.schemes import LayerSchemes, Matrix, Scheme, prepared_bytes, row_bytes
 from srv.specs import ModelFacts
 
@@ -53,8 +53,9 @@ class WeightBytes(NamedTuple):
 def quantization_method(config: Config, model: ModelFacts) -> QuantMethod | None:
     """The method by which the layers of a model will hold its weights; None if these are not quantized."""
     weights = config.weights
-    dequantize = weights.dequantize_weights or config.model.load_format == "dummy"
-    dequantize = dequantize or config.model.model_impl == "transformers" or native_of(model) is None
+    dequantize = dequantizes(model, weights.dequantize_weights, config.model.load_format)
+    if model.format == "gguf":
+        dequantize = dequantize or config.model.model_impl == "transformers" or native_of(model) is None
     return chosen(model, weights.quantization, weights.torchao_config, dequantize=dequantize)
 
 

@@ -68,12 +68,12 @@ def needed_ops(
 ) -> tuple[str, ...]:
     """The ops that a model's experts may need. `values`: what the user set.
 
-    `layer_ops`: those of a quantization method whose weights cannot be dequantized. Both of those for quantized and for
+    `layer_ops`: those of a quantization method whose weights are not dequantized. Both of those for quantized and for
     dequantized weights, if a platform's default may decide between them.
     """
     if layer_ops:
         return tuple(EXPERT_OP_OF[op] for op in layer_ops if op in EXPERT_OP_OF)
-    if model.stored_types.get("int8"):
+    if model.stored_types.get("int8") and not values.get("dequantize_weights"):
         return (INT8,)
     blocks = model.format == "gguf" and model.quantization is not None and "gguf_blocks" in capabilities
     if not blocks or values.get("dequantize_weights") or values.get("load_format") == "dummy":

@@ -26,13 +26,19 @@ class StoredModel(NamedTuple):
 
     `types`: the dtype of each stored tensor, or its quantization type in a GGUF file, by its Hugging Face name; {} if
     there are no weights. `shapes`: of the tensors of safetensors files, by the same names. `stored_names`: the names
-    that safetensors files have for tensors whose Hugging Face name is another.
+    that safetensors files have for tensors whose Hugging Face name is another. `dequantize`: the storage format makes
+    floats of all quantized weights, for layers that are not quantized.
     """
 
     facts: ModelFacts
     types: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     stored_names: Mapping[str, str] = MappingProxyType({})
+    dequantize: bool = False
+
+    def dequantizes(self, layer: str) -> bool:
+        """Whether the quantized weight of a layer becomes floats: the result of its format's formula in float32."""
+        return self.dequantize or layer.endswith(UP_PROJECTION)
 
 
 class StoredMatrix(NamedTuple):
@@ -105,8 +111,8 @@ class QuantMethod(NamedTuple):
     - `fp8_inputs`: the checkpoint states that inputs of all FP8 weights are quantized to FP8 as well, so that a
       platform may do so.
     - `note`: what an operator should know of how the layers compute, as a clause; "" for nothing.
-    - `dequantizable`: the loader can dequantize the weights instead, so the method is used only if that is not asked
-      for, and for native layers.
+    - `dequantizable`: the loader can dequantize the weights instead, so that the method is used only if that is not
+      asked for: its storage format obeys `StoredModel.dequantize`.
     - `sharding`: the clause that says why its layers cannot be sharded over ranks; None if their schemes say how
       (`Scheme.units`).
     - `experts(bias)`: why the method cannot hold experts, with biases or without, as a clause and a remedy; or None.

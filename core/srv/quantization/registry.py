@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from srv.platform.installed import entries
-from srv.quantization.method import GROUP, QuantMethod
+from srv.quantization.method import GROUP, QuantMethod, not_detected
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -64,7 +64,7 @@ def undocumented_names() -> tuple[str, ...]:
 
 def detectable_names() -> tuple[str, ...]:
     """The names of the methods that may be recognised in a Hugging Face checkpoint, without loading any others."""
-    return (*(method.name for method in _built_in_checkpoints() if not method.dequantizable), *further_names())
+    return (*(method.name for method in _built_in_checkpoints() if method.detect is not not_detected), *further_names())
 
 
 def find(name: str | None) -> QuantMethod | None:
@@ -102,6 +102,11 @@ def meant(name: str | None, model: ModelFacts) -> str | None:
 def of_form(method: QuantMethod | None, model: ModelFacts) -> QuantMethod | None:
     """The facts of a method for the form in which a checkpoint is stored."""
     return method if method is None or method.of_form is None else method.of_form(model)
+
+
+def dequantizes(model: ModelFacts, asked: bool, load_format: str) -> bool:
+    """Whether quantized weights become floats: the user asks for it, or there are random ones for a GGUF file's."""
+    return asked or (load_format == "dummy" and model.format == "gguf")
 
 
 def chosen(model: ModelFacts, quantization: str | None, online: str | None, *, dequantize: bool) -> QuantMethod | None:

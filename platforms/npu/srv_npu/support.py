@@ -144,12 +144,6 @@ _VALUES = (
         only=("auto", "bfloat16", "float16"),
     ),
     Support(
-        "quantization",
-        "limited",
-        "8-bit matmuls are implemented for tensors of the modelslim tool; GGUF files become plain numbers as they load",
-        only=("modelslim", "gguf"),
-    ),
-    Support(
         "reasoning_parser",
         "limited",
         "these formats are published as tried",

@@ -87,10 +87,11 @@ def planned(folder: Path) -> LaunchPlan:
 
 def check_logits(folder: Path, model: Any) -> Any:
     """The model that is built: its logits are those of the dequantized weights, and its bytes those of a plan."""
-    ours, tokens, (group, *_) = built(folder), tokens_of(model, 12), read_facts(folder).cache_groups
-    latent = isinstance(group, Latent)
-    logits = Steps(ours, group).run([([3, 1, 4], tokens, 0)]) if latent else our_logits(ours, tokens)
-    torch.testing.assert_close(logits, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    tokens, (group, *_) = tokens_of(model, 12), read_facts(folder).cache_groups
+    for ours in (built(folder, dequantize=True), built(folder)):
+        latent = isinstance(group, Latent)
+        logits = Steps(ours, group).run([([3, 1, 4], tokens, 0)]) if latent else our_logits(ours, tokens)
+        torch.testing.assert_close(logits, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
     assert ours.loaded_bytes() == planned_bytes(folder)
     assert planned(folder).refusals == ()
     return ours

@@ -61,7 +61,10 @@ class WeightsArgs(NamedTuple):
     ] = None
     dequantize_weights: Annotated[
         bool,
-        Arg("Dequantize GGUF weights while they are loaded, instead of computing with the quantized blocks."),
+        Arg(
+            "Dequantize the weights of a quantized checkpoint while they are loaded, by the formula of its format in "
+            "float32, rounded once to --dtype, instead of computing with the quantized ones."
+        ),
     ] = False
     quantization_param_path: Annotated[
         Path | None,

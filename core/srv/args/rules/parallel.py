@@ -6,6 +6,7 @@ from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.dist.placing import device_index
 from srv.models.facts.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
+from srv.quantization.registry import dequantizes
 
 _GIB = 2**30
 
@@ -29,8 +30,8 @@ def _model_divides(context: ResolutionContext) -> str | None:
         return None
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
-    in_blocks = not context["dequantize_weights"] and context["load_format"] != "dummy"
-    sizes = divisions(model, in_blocks=in_blocks)
+    in_floats = dequantizes(model, context["dequantize_weights"], context["load_format"])
+    sizes = divisions(model, in_blocks=not in_floats)
     if isinstance(sizes, str):
         return sizes
     if not (obstacles := sizes.obstacles(ranks)):

@@ -109,11 +109,11 @@ def _native_layers_at_load(context: ResolutionContext) -> str | None:
 
 
 def _ops_supported(argument: str, context: ResolutionContext) -> str | None:
-    """Whether the platform has the ops of the method; one whose weights can be dequantized needs none."""
+    """Whether the platform has the ops of the method, which dequantized weights do not need."""
     model = context.model
     method = find(context[argument]) if model is None else of_form(find(meant(context[argument], model)), model)
     capability = None if method is None else missing_capability(method.ops, context.capabilities)
-    if method is None or method.dequantizable or capability is None:
+    if method is None or capability is None or (method.dequantizable and context["dequantize_weights"]):
         return None
     return f"the platform does not support weights quantized with {method.name} (capability {capability})"
 
@@ -166,13 +166,16 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "quantization",
         "capability_missing",
         partial(_ops_supported, "quantization"),
-        "Use an unquantized checkpoint of the model, or another platform.",
+        "Set --dequantize-weights (the weights then take the model's dtype), or use an unquantized checkpoint of the "
+        "model or another platform.",
+        reads=("dequantize_weights",),
     ),
     Constraint(
         "torchao_config",
         "capability_missing",
         partial(_ops_supported, "torchao_config"),
         "Leave it out, or use another platform.",
+        reads=("dequantize_weights",),
     ),
     Constraint(
         "dequantize_weights",

@@ -2,6 +2,7 @@
 
     unquantized    transpose ── permute the rows ── split ── convert
     quantized      transpose what is unquantized ── convert ── permute the rows; fused matrices stay whole
+    dequantized    convert ── transpose what was unquantized ── permute the rows ── split
 
 What converts is the format of the method of the weights, which gets the tensors of layers, or quantized ones as they
 are stored. Every method makes tensors whose rows are the outputs of a layer: its integers, FP8 values or blocks, and
@@ -42,11 +43,22 @@ class QuantizedTensors(NamedTuple):
 
 
 class RuleStorage(StorageFormat):
-    """`inner`: the format of the method of the weights. `quantized`: None for unquantized checkpoints."""
+    """`inner`: the format of the method of the weights. `quantized`: None for unquantized tensors.
 
-    def __init__(self, rules: SizedRules, inner: StorageFormat, quantized: QuantizedTensors | None = None) -> None:
+    `stored_types`: where tensors have been dequantized before, the dtypes of the stored ones, by name: weights that are
+    not among them have an order of their own.
+    """
+
+    def __init__(
+        self,
+        rules: SizedRules,
+        inner: StorageFormat,
+        quantized: QuantizedTensors | None = None,
+        stored_types: Mapping[str, str] | None = None,
+    ) -> None:
         self._rules, self._mapping, self._inner = rules, rules.mapping, inner
         self._is_quantized, self._tensors = quantized is not None, quantized or QuantizedTensors()
+        self._stored_types = stored_types
         self._suffixes = {*_BY_OUTPUT, *self._tensors.suffixes}
         self._outputs: dict[str, int] = {}  # of each quantized layer, once `shapes` has seen its weight
 
@@ -93,7 +105,11 @@ class RuleStorage(StorageFormat):
 
     def _is_transposed(self, name: str) -> bool:
         """Whether a stored tensor is an unquantized weight [in, out]; packed integers have an order of their own."""
-        return self._tensors.types.get(name, FLOATS[0]) in FLOATS and self._mapping.is_transposed(name)
+        if self._stored_types is None:
+            is_float = self._tensors.types.get(name, FLOATS[0]) in FLOATS
+        else:
+            is_float = self._stored_types.get(name) in FLOATS
+        return is_float and self._mapping.is_transposed(name)
 
     def _permuted(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor with an entry for each row of its layer, or for each block of rows, in the order of the layer."""
@@ -115,6 +131,29 @@ class RuleStorage(StorageFormat):
             remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
             raise ModelError("unsupported_quantization", self._tensors.path, reason, remedy)
         return tensor[torch.tensor(moved)]
+
+
+class DequantizedStorage(StorageFormat):
+    """`first` dequantizes the tensors of a checkpoint, and `then` converts the floats by the rules."""
+
+    def __init__(self, first: StorageFormat, then: StorageFormat) -> None:
+        self._first, self._then = first, then
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        return tuple(part for each in self._first.parts(name) for part in self._then.parts(each))
+
+    def is_read_whole(self, name: str) -> bool:
+        return self._first.is_read_whole(name) or self._then.is_read_whole(name)
+
+    def unused(self, names: Collection[str]) -> set[str]:
+        return self._first.unused(names) | self._then.unused(names)
+
+    def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        return self._then.shapes(self._first.shapes(stored))
+
+    def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
+        made = self._first.convert(name, stored).items()
+        return {part: each for between, tensor in made for part, each in self._then.convert(between, tensor).items()}
 
 
 def _take(order: RowOrder, rows: Tensor) -> Tensor:

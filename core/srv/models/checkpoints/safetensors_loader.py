@@ -60,6 +60,8 @@ def load_safetensors(
             whole = stored_as.is_read_whole(name)
             read = opened[path].get(stored, None if whole else slices.get(name))
             for target, tensor in stored_as.convert(name, read).items():
+                if target not in weight_views:
+                    continue  # `unused` has said so
                 part = slices.get(target) if whole else None
                 fill(str(path), target, weight_views[target], cut(tensor, part))
             meter.add(checkpoint.tensors[stored].size, stored)

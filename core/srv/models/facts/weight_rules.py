@@ -84,9 +84,29 @@ def check_rules(facts: ModelFacts, tree: Part, method: QuantMethod, ranks: int =
     if clause is None and ranks > 1:
         clause = NOT_IN_ORDER
     if clause is not None:
-        reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
-        remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
-        raise ModelError("unsupported_quantization", facts.path, f"{reason}, and {clause}", remedy)
+        raise _stored_in_another_order(facts, method, clause)
+
+
+def check_dequantized(facts: ModelFacts, tree: Part, method: QuantMethod) -> None:
+    """Refuse quantized weights of which the loader cannot make those of unquantized layers.
+
+    Raises ModelError (unsupported_quantization).
+    """
+    rules = sized_rules(facts, tree)
+    if rules is None:
+        return
+    types = {
+        name: each.dtype for stored, each in needed_tensors(facts).items() if (name := rules.mapping.layer_name(stored))
+    }
+    clause = _stacked_experts(facts, method, rules.mapping, types) or _transposed(rules.mapping, method, types)
+    if clause is not None:
+        raise _stored_in_another_order(facts, method, clause)
+
+
+def _stored_in_another_order(facts: ModelFacts, method: QuantMethod, clause: str) -> ModelError:
+    reason = f"its weights are quantized with {method.name}, but {facts.architecture} stores them in another order"
+    remedy = "Use the checkpoint in full precision; --torchao-config quantizes it at load"
+    return ModelError("unsupported_quantization", facts.path, f"{reason}, and {clause}", remedy)
 
 
 def _check_up_projections(facts: ModelFacts, method: QuantMethod) -> None:

@@ -184,4 +184,5 @@ METHOD = QuantMethod(
     row_tensors=("weight", "weight_scale"),
     packed=True,
     of_form=_of_form,
+    dequantizable=True,
 )

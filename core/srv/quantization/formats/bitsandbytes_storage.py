@@ -73,14 +73,14 @@ class BitsAndBytesStorageFormat(StorageFormat):
     """Codes, scales and tables, which become `weight`; int8 weights stay, and their `SCB` becomes `weight_scale`."""
 
     def __init__(self, model: StoredModel) -> None:
-        self._path = model.facts.path
+        self._path, self._model = model.facts.path, model
         self._states = self._read_states(model)
         self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
         owner, suffix = self._split(name)
         if suffix in (INT8_SCALE, INT8_FORMAT):
-            return (f"{owner}.weight_scale",)
+            return (f"{owner}.{'weight' if self._model.dequantize else 'weight_scale'}",)
         return (owner,) if suffix else (name,)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -89,7 +89,8 @@ class BitsAndBytesStorageFormat(StorageFormat):
         for name, shape in stored.items():
             owner, suffix = self._split(name)
             if suffix == INT8_SCALE:
-                found[f"{owner}.weight_scale"] = (*shape, 1)
+                if not self._model.dequantize:
+                    found[f"{owner}.weight_scale"] = (*shape, 1)
             elif suffix == INT8_FORMAT and f"{owner}.{INT8_SCALE}" not in stored:
                 self._fail("missing_tensors", f"it lacks {owner}.{INT8_SCALE}")
             elif suffix in (*PLAIN, *NESTED, "codes"):
@@ -98,15 +99,20 @@ class BitsAndBytesStorageFormat(StorageFormat):
                 found[name] = shape
         for owner, shapes in tensors.items():
             self._check(owner, shapes)
-            found[owner] = self._states[owner].outputs, self._states[owner].row_bytes
+            state = self._states[owner]
+            found[owner] = state.outputs, state.inputs if self._model.dequantize else state.row_bytes
         return found
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         owner, suffix = self._split(name)
         if not suffix:
-            return {name: stored}
+            is_int8 = self._model.dequantize and stored.dtype == torch.int8
+            return self._dequantized(name.rpartition(".")[0], "weight", stored) if is_int8 else {name: stored}
         if suffix == INT8_SCALE:
-            return self._int8_scale(owner, stored)
+            scale = self._int8_scale(owner, stored)
+            return (
+                self._dequantized(owner, suffix, scale) if self._model.dequantize else {f"{owner}.weight_scale": scale}
+            )
         if suffix == INT8_FORMAT:
             if (order := stored.flatten().tolist()) != [0]:
                 self._fail("unsupported_quantization", f"the rows of {owner}.weight are in the order {order}")
@@ -115,6 +121,11 @@ class BitsAndBytesStorageFormat(StorageFormat):
             return {}
         tensors = self._groups.add(owner, suffix, stored, 1 + len(self._states[owner].expected()))
         return {} if tensors is None else {owner: self._rows(owner, tensors)}
+
+    def _dequantized(self, layer: str, suffix: str, stored: Tensor) -> dict[str, Tensor]:
+        """Of int8."""
+        group = self._groups.add(layer, suffix, stored, count=2)
+        return {} if group is None else {f"{layer}.weight": group["weight"].float() * group[INT8_SCALE]}
 
     def _split(self, name: str) -> tuple[str, str]:
         """What a tensor belongs to, and its suffix; "codes" for those of a weight, "" for all other tensors.
@@ -187,7 +198,7 @@ class BitsAndBytesStorageFormat(StorageFormat):
             self._fail("unexpected_tensors", f"it has {owner}.{extra[0]}, which its quant_state does not state")
 
     def _rows(self, owner: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The rows of blocks of a weight whose tensors are complete."""
+        """The rows of blocks of a weight whose tensors are complete, or floats."""
         state = self._states[owner]
         stored = tensors["codes"].contiguous().view(-1).view(torch.uint8)
         if stored.numel() * 2 != state.outputs * state.inputs:
@@ -198,6 +209,9 @@ class BitsAndBytesStorageFormat(StorageFormat):
             self._fail("damaged", f"{owner}.quant_map is not the table of {state.kind}")
         scales = self._scales(owner, state, tensors)
         codes = codes_of(stored, high_first=True).view(state.outputs, -1, BLOCK)
+        if self._model.dequantize:
+            factors = scales.repeat_interleave(state.block).view(state.outputs, state.inputs)
+            return table[codes.int()].view(state.outputs, state.inputs) * factors
         repeated = scales.repeat_interleave(state.block // BLOCK).view(state.outputs, -1, 1)
         return torch.cat((repeated.contiguous().view(torch.uint8), in_blocks(codes).flatten(-2)), -1).flatten(1)
 
@@ -221,11 +235,12 @@ class BitsAndBytesStorageFormat(StorageFormat):
             self._fail("damaged", f"a scale of {owner} is not a finite number")
         return scales
 
-    def _int8_scale(self, owner: str, stored: Tensor) -> dict[str, Tensor]:
+    def _int8_scale(self, owner: str, stored: Tensor) -> Tensor:
+        """float32 [N, 1]."""
         if not stored.is_floating_point():
             self._fail("dtype_mismatch", f"{owner}.{INT8_SCALE} is stored as {_name(stored)}, not as floats")
         self._check_magnitudes(f"{owner}.{INT8_SCALE}", stored)
-        return {f"{owner}.weight_scale": stored.float().unsqueeze(1) / _LEVELS}
+        return stored.float().unsqueeze(1) / _LEVELS
 
     def _check_magnitudes(self, name: str, largest: Tensor) -> None:
         """Raises ModelError unless a tensor can be of the largest magnitudes of weights: finite, and not negative."""

@@ -1,6 +1,6 @@
 """Codes of 4 bits in the order of GGUF's blocks: the low halves of 16 bytes are 16 weights, high halves the next 16.
 
-Must not know checkpoints, nor what codes mean.
+Must not know checkpoints.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 RUN = 32  # weights in 16 bytes
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))  # the values of MXFP4's and NVFP4's codes
 
 
 def codes_of(stored: Tensor, *, high_first: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ from srv.errors import ModelError
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.quantization.formats import fp8
 from srv.quantization.formats.fp8_weights import DTYPE, INPUT_SCALES, Fp8Form, form_of, squeezed
-from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.schemes import SCALE
 
 _LARGEST = 448.0  # of float8_e4m3fn
@@ -24,7 +24,7 @@ class Fp8StorageFormat(StorageFormat):
     """FP8 weights with scales of any name and shape, which become those of layers; other scales are checked only."""
 
     def __init__(self, model: StoredModel, form: Fp8Form) -> None:
-        self._path, self._types = model.facts.path, model.types
+        self._path, self._model = model.facts.path, model
         self._form = form
         self._held_as = self._form.held
         self._sizes: dict[str, tuple[int, ...]] = {}  # of each FP8 weight, once `shapes` has seen it
@@ -36,7 +36,7 @@ class Fp8StorageFormat(StorageFormat):
             case "weight" | "input":
                 return (f"{layer}.weight",)  # a scale of inputs is read, so that it is checked
             case "scale":
-                return (f"{layer}.{'weight' if layer.endswith(UP_PROJECTION) else SCALE}",)
+                return (f"{layer}.{'weight' if self._model.dequantizes(layer) else SCALE}",)
         return (name,)
 
     def unused(self, names: Collection[str]) -> set[str]:
@@ -48,7 +48,7 @@ class Fp8StorageFormat(StorageFormat):
             layer, kind = self._kind(name)
             if kind == "weight":
                 self._sizes[layer] = shape
-                if len(shape) == 2 and not layer.endswith(UP_PROJECTION):
+                if len(shape) == 2 and not self._model.dequantizes(layer):
                     found[f"{layer}.{SCALE}"] = self._held_as.scale_shape(*shape)
             if kind in ("weight", ""):
                 found[self.parts(name)[0]] = shape
@@ -68,8 +68,8 @@ class Fp8StorageFormat(StorageFormat):
         return {}
 
     def _made(self, layer: str, suffix: str, tensor: Tensor) -> dict[str, Tensor]:
-        """The tensor of a layer; of an up-projection, the dequantized weight once weight and scale are there."""
-        if not layer.endswith(UP_PROJECTION):
+        """The tensor of a layer; or the dequantized weight, once weight and scale are there."""
+        if not self._model.dequantizes(layer):
             return {f"{layer}.{suffix}": tensor}
         group = self._dequantized.add(layer, suffix, tensor, count=2)
         return {} if group is None else {f"{layer}.weight": self._widened(group["weight"], group[SCALE])}
@@ -84,7 +84,7 @@ class Fp8StorageFormat(StorageFormat):
     def _kind(self, name: str) -> tuple[str, str]:
         """The layer of a tensor, and what it is: "weight", "scale", "input", or "" for unquantized ones."""
         layer, _, suffix = name.rpartition(".")
-        if self._types.get(f"{layer}.{self._form.weight}") != DTYPE:
+        if self._model.types.get(f"{layer}.{self._form.weight}") != DTYPE:
             return layer, ""
         if suffix in self._form.scales:
             return layer, "scale"

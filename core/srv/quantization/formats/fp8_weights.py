@@ -242,6 +242,7 @@ def method(
         fused_experts=True,
         of_form=of_form,
         note=NOTE,
+        dequantizable=True,
         **facts,
     )
     return made

@@ -214,6 +214,7 @@ _NVFP4_METHOD = QuantMethod(
     experts=_experts,
     row_tensors=("weight", SCALE, MATRIX_SCALE),
     packed=True,
+    dequantizable=True,
     note=_NOTE,
 )
 METHOD = _FP8_METHOD._replace(detect=_detect, of_form=_of_form, stored=stored, packed=True)

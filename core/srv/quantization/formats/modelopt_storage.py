@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from srv.errors import ModelError
 from srv.models.checkpoints.slices import Slice
-from srv.models.checkpoints.storage import StorageFormat
+from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.linear import Projection
 from srv.models.layers.op_layer import OpLayer
 from srv.platform.experts import EXPERTS
 from srv.quantization.formats import modelopt
+from srv.quantization.formats.block_codes import E2M1
 from srv.quantization.formats.fp8_storage import Fp8StorageFormat
 from srv.quantization.formats.fp8_weights import form_of
 from srv.quantization.formats.modelopt import GROUP, INPUT_SCALE, MATRIX_SCALE, PACKED_DTYPE
@@ -31,7 +32,6 @@ from srv.quantization.schemes import SCALE, Scheme
 
 _SUFFIXES = ("weight", SCALE, MATRIX_SCALE)
 _AT_ONCE = 1 << 20  # weights that are dequantized at a time: 4 MiB in float32, which the caches of processors hold
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1; the highest bit of a code is the sign
 _LARGEST_SCALE = 0x7E  # the code of 448; above it are NaN and negative numbers
 
 
@@ -43,21 +43,35 @@ class ModelOptStorageFormat(Fp8StorageFormat):
 
 
 class NvFp4StorageFormat(StorageFormat):
-    """Weights and scales stay as they are stored; the scale of a matrix becomes one for each output."""
+    """Weights and scales stay as they are stored; the scale of a matrix becomes one for each output.
+
+    Of a model whose weights are dequantized, the three become one weight.
+    """
 
     def __init__(self, model: StoredModel) -> None:
         self._model = model
+        self._groups, self._tables = TensorGroups(), NvFp4Tables.on(torch.device("cpu"))
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        is_merged = self._model.dequantize and self._suffix(name) in _SUFFIXES
+        return (f"{name.rpartition('.')[0]}.weight",) if is_merged else (name,)
 
     def unused(self, names: Collection[str]) -> set[str]:
         return {name for name in names if self._suffix(name) == INPUT_SCALE}
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        return {
-            name: self._outputs(name) if self._suffix(name) == MATRIX_SCALE else shape for name, shape in stored.items()
-        }
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in stored.items():
+            suffix = self._suffix(name)
+            if self._model.dequantize and suffix == "weight":
+                found[name] = (*shape[:-1], 2 * shape[-1])
+            elif not (self._model.dequantize and suffix in _SUFFIXES):
+                found[name] = self._outputs(name) if suffix == MATRIX_SCALE else shape
+        return found
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
-        match self._suffix(name):
+        suffix = self._suffix(name)
+        match suffix:
             case "weight_scale":
                 stored = stored.view(torch.uint8)
                 if bool((stored > _LARGEST_SCALE).any()):
@@ -66,7 +80,11 @@ class NvFp4StorageFormat(StorageFormat):
                 if not bool((stored >= 0).all() & stored.isfinite().all()):
                     self._fail(f"{name} is {stored.item():g}, which is not a finite number from 0 on")
                 stored = stored.reshape(1).expand(self._outputs(name))
-        return {name: stored}
+        if not self._model.dequantize or suffix not in _SUFFIXES:
+            return {name: stored}
+        layer = name.rpartition(".")[0]
+        group = self._groups.add(layer, suffix, stored, len(_SUFFIXES))
+        return {} if group is None else {f"{layer}.weight": self._tables.widened(*(group[each] for each in _SUFFIXES))}
 
     def _suffix(self, name: str) -> str:
         """That of a tensor of a quantized layer; "" for all others."""
@@ -88,11 +106,18 @@ class NvFp4Tables(NamedTuple):
 
     @classmethod
     def on(cls, device: torch.device) -> NvFp4Tables:
-        values = torch.tensor((*_MAGNITUDES, *(-each for each in _MAGNITUDES)))
+        values = torch.tensor(E2M1)
         codes = torch.arange(256, dtype=torch.uint8)
         pairs = torch.stack((values[(codes & 15).int()], values[(codes >> 4).int()]), -1)
         scales = codes.view(torch.float8_e4m3fn).float().unsqueeze(1)
         return cls(pairs.to(device), scales.to(device))
+
+    def widened(self, weight: Tensor, scale: Tensor, matrix_scale: Tensor) -> Tensor:
+        """weight uint8 [..., N, K / 2], scale uint8 [..., N, K / 16], matrix_scale [..., N] -> float32 [..., N, K]."""
+        groups = F.embedding(weight.int(), self.pairs).view(*scale.shape, GROUP)
+        scaled = (groups * F.embedding(scale.int(), self.scales)).flatten(-2)  # exact
+        wide: Tensor = scaled * matrix_scale.unsqueeze(-1)
+        return wide
 
 
 class NvFp4Matrix(nn.Module):
@@ -115,10 +140,7 @@ class NvFp4Matrix(nn.Module):
     def dequantized(self, chosen: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """[n, ..., K]: the weights of a part of the first axis."""
         weight, scale, matrix_scale = (each[chosen] for each in self.tensors)
-        groups = F.embedding(weight.int(), self._tables.pairs).view(*scale.shape, GROUP)
-        scaled = (groups * F.embedding(scale.int(), self._tables.scales)).flatten(-2)  # exact
-        weights: Tensor = scaled * matrix_scale.unsqueeze(-1)
-        return weights.to(dtype)
+        return self._tables.widened(weight, scale, matrix_scale).to(dtype)
 
 
 class NvFp4Linear(Projection):

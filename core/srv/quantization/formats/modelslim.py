@@ -66,6 +66,12 @@ def redundant(names: Iterable[str], description: QuantDescription) -> set[str]:
     }
 
 
+def tensors_of(description: QuantDescription, layer: str) -> tuple[str, ...]:
+    """The suffixes of the tensors of a quantized layer; () of any other one."""
+    beside = _BESIDE.get(description.of_weight(f"{layer}.weight"))
+    return () if beside is None else ("weight", *beside)
+
+
 def detect(folder: Path, config: Mapping[str, Any]) -> bool:
     """Whether there is a description with a type other than FLOAT. Raises ModelError like `read_description`."""
     return bool(read_description(folder, config))
@@ -166,4 +172,5 @@ METHOD = QuantMethod(
     sharding=None,
     schemes=schemes,
     row_tensors=("weight", "weight_scale", "weight_offset", "deq_scale", "quant_bias"),
+    dequantizable=True,
 )

@@ -186,5 +186,6 @@ METHOD = QuantMethod(
     block_types=(BLOCK_TYPE,),
     packed=True,
     fused_experts=True,
+    dequantizable=True,
     dtype="bfloat16",
 )

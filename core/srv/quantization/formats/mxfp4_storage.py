@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
-from srv.quantization.formats.block_codes import codes_of, in_blocks
+from srv.quantization.formats.block_codes import E2M1, codes_of, in_blocks
 from srv.quantization.formats.mxfp4 import (
     BLOCK,
     BLOCK_TYPE,
@@ -25,6 +26,7 @@ from srv.quantization.formats.mxfp4 import (
 from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 
 _SIZE = TYPES_BY_NAME[BLOCK_TYPE].size
+_BIAS = 127  # of the exponents of scales
 _NAN = 255  # the scale of a block that is not a number
 _PART_OF = {suffix: part for part, pair in PAIRS.items() for suffix in pair}
 
@@ -62,7 +64,8 @@ class MXFP4StorageFormat(StorageFormat):
             shape = self._shapes[f"{owner}.{part}"] = check_tensors(self._model, owner, part, shapes)
             *_, outputs, inputs = shape
             rows = outputs // len(PROJECTIONS.get(part, (part,)))
-            found |= dict.fromkeys(self._targets(owner, part), (rows, inputs // BLOCK * _SIZE))
+            width = inputs if self._model.dequantize else inputs // BLOCK * _SIZE
+            found |= dict.fromkeys(self._targets(owner, part), (rows, width))
         return found
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
@@ -81,12 +84,13 @@ class MXFP4StorageFormat(StorageFormat):
     def _rows(self, owner: str, part: str, blocks: Tensor, scales: Tensor) -> dict[str, Tensor]:
         if bool((scales == _NAN).any()):
             self._fail("damaged", f"a scale in {owner}.{PAIRS[part][1]} is {_NAN}, which is not a number")
+        rows_of = _dequantized if self._model.dequantize else _blocks
         if part == "weight":
-            return {f"{owner}.weight": _blocks(blocks.view(*blocks.shape[:-1], -1, BLOCK // 2), scales)}
+            return {f"{owner}.weight": rows_of(blocks.view(*blocks.shape[:-1], -1, BLOCK // 2), scales)}
         found: dict[str, Tensor] = {}
         count = len(PROJECTIONS[part])
         for expert, (stored, factors) in enumerate(zip(blocks, scales, strict=True)):
-            rows = _blocks(stored, factors)
+            rows = rows_of(stored, factors)
             for index, each in enumerate(PROJECTIONS[part]):
                 found[f"{owner}.{expert}.{each}.weight"] = rows[index::count]
         return found
@@ -98,3 +102,9 @@ class MXFP4StorageFormat(StorageFormat):
 def _blocks(stored: Tensor, scales: Tensor) -> Tensor:
     """uint8 [N, G, 16] with neighbouring weights in a byte, scales [N, G] -> GGUF's rows [N, G * 17]."""
     return torch.cat((scales.unsqueeze(-1), in_blocks(codes_of(stored)).squeeze(-2)), -1).flatten(1)
+
+
+def _dequantized(stored: Tensor, scales: Tensor) -> Tensor:
+    """As `_blocks` -> float32 [N, K]: the values of E2M1 times powers of 2, exactly."""
+    values = F.embedding(codes_of(stored).int(), torch.tensor(E2M1).unsqueeze(1)).squeeze(-1)  # [N, G, 32]
+    return torch.ldexp(values, scales.int().unsqueeze(-1) - _BIAS).flatten(1)

@@ -265,6 +265,7 @@ def method(
         turns_inputs=True,
         row_tensors=("weight",),
         up_projections=True,
+        dequantizable=True,
         **facts,
     )
 

@@ -16,7 +16,7 @@ from srv.errors import ModelError
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.quantization.formats.packed_integers import SCALES, SUFFIXES, PackedForm, check_tensors, is_packed
 from srv.quantization.formats.packed_words import blocks, unpack
-from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.schemes import row_bytes
 
 _BIAS = ".bias"
@@ -37,7 +37,7 @@ class PackedStorageFormat(StorageFormat):
         layer, suffix = self._split(name)
         if name in self._biases:
             return (f"{name.removesuffix(_BIAS)}.weight",)  # it is read, so that it is checked
-        if suffix and layer.endswith(UP_PROJECTION):
+        if suffix and self._model.dequantizes(layer):
             return (f"{layer}.weight",)
         return (f"{layer}.weight", f"{layer}.columns") if suffix else (name,)
 
@@ -59,7 +59,7 @@ class PackedStorageFormat(StorageFormat):
                 found[name] = shape
         for layer, tensors in layers.items():
             outputs, inputs = check_tensors(self._model, self._form, layer, tensors)
-            if layer.endswith(UP_PROJECTION):
+            if self._model.dequantizes(layer):
                 found[f"{layer}.weight"] = (outputs, inputs)
                 continue
             found[f"{layer}.weight"] = (outputs, row_bytes(self._form.block_type, inputs))
@@ -102,7 +102,7 @@ class PackedStorageFormat(StorageFormat):
                 self._fail("damaged", f"the inputs of {layer} do not fill its groups of {form.group}")
             columns = order.argsort(stable=True)
             values, found[f"{layer}.columns"] = values[:, columns], columns
-        if layer.endswith(UP_PROJECTION):
+        if self._model.dequantizes(layer):
             wide = self._widened(values, scales, zeros)
             return {f"{layer}.weight": wide[:, columns.argsort()] if form.ordered else wide}
         found[f"{layer}.weight"] = blocks(values.contiguous(), scales, zeros, form.bits)
@@ -115,7 +115,7 @@ class PackedStorageFormat(StorageFormat):
         return (values.float() - least) * scales.float().repeat_interleave(group, 1)
 
     def _unpacked(self, layer: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Values uint8 [N, K], scales float16 [N, groups], and zeros uint8 [N, groups] unless they are the middle."""
+        """Values uint8 [N, K], scales [N, groups], and zeros uint8 [N, groups] unless they are the middle."""
         form = self._form
         scales = self._scales(layer, next(tensors[suffix] for suffix in SCALES if suffix in tensors))
         words = tensors[form.suffixes[0]]
@@ -154,14 +154,15 @@ class PackedStorageFormat(StorageFormat):
             self._fail("damaged", f"every scale of {layer} is 0, but its integers are not")
 
     def _scales(self, layer: str, stored: Tensor) -> Tensor:
-        """As float16, which blocks have.
+        """As float16, which blocks have, or as float32 for weights that become floats.
 
         Those of weights with zero points come from a difference of a largest and a smallest weight. Symmetric ones may
         be negative: AutoRound chooses the sign by which the weight of the largest magnitude becomes the lowest integer.
         """
-        scales = stored.to(torch.float16)
+        dtype = "float32" if self._model.dequantizes(layer) else "float16"
+        scales = stored.to(getattr(torch, dtype))
         if not bool(scales.isfinite().all()) or bool(((scales == 0) & (stored != 0)).any()):
-            self._fail("damaged", f"a scale of {layer} is not a finite number that float16 can hold")
+            self._fail("damaged", f"a scale of {layer} is not a finite number that {dtype} can hold")
         if not self._form.symmetric and bool((scales < 0).any()):
             self._fail("damaged", f"a scale of {layer} is negative, which those of weights with zero points are not")
         return scales

@@ -358,5 +358,6 @@ METHOD = QuantMethod(
     row_tensors=("weight", "weight_scale"),
     packed=True,
     fused_experts=True,
+    dequantizable=True,
     of_form=_of_form,
 )

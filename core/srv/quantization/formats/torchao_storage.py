@@ -28,9 +28,9 @@ class TorchAOStorageFormat(StorageFormat):
         self._format: StorageFormat
         match form.weights:
             case "int8":
-                self._format = Int8Format(model.facts.path)
+                self._format = Int8Format(model)
             case "int4":
-                self._format = Int4Format(model.facts.path)
+                self._format = Int4Format(model)
             case "fp8":
                 self._format = Fp8StorageFormat(model, form.fp8)
 
@@ -50,20 +50,26 @@ class TorchAOStorageFormat(StorageFormat):
 class Int8Format(StorageFormat):
     """`_weight_qdata` and `_weight_scale` become `weight` and `weight_scale`; zero points are checked."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, model: StoredModel) -> None:
+        self._path, self._dequantizes = model.facts.path, model.dequantizes
+        self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
         layer, _, suffix = name.rpartition(".")
-        if suffix == DATA:
+        if suffix == DATA or (suffix in (SCALE, ZERO) and self._dequantizes(layer)):
             return (f"{layer}.weight",)
         return (f"{layer}.weight_scale",) if suffix in (SCALE, ZERO) else (name,)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        return {self.parts(name)[0]: shape for name, shape in stored.items() if not name.endswith(f".{ZERO}")}
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in stored.items():
+            layer, _, suffix = name.rpartition(".")
+            if suffix != ZERO and not (suffix == SCALE and self._dequantizes(layer)):
+                found[self.parts(name)[0]] = shape
+        return found
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
-        suffix = name.rpartition(".")[2]
+        layer, _, suffix = name.rpartition(".")
         if suffix == ZERO:
             if bool(stored.any()):
                 reason = f"{name} is not 0, and srv supports only symmetric int8 weights"
@@ -71,14 +77,17 @@ class Int8Format(StorageFormat):
             return {}
         if suffix == SCALE:
             _check_scale(self._path, name, stored)
+        if suffix in (DATA, SCALE) and self._dequantizes(layer):
+            group = self._groups.add(layer, suffix, stored, count=2)
+            return {} if group is None else {f"{layer}.weight": group[DATA].float() * group[SCALE].float()}
         return {self.parts(name)[0]: stored}
 
 
 class Int4Format(StorageFormat):
     """Integers, scales and zeros, which become rows of blocks, `weight`, when all of a layer are there."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, model: StoredModel) -> None:
+        self._path, self._dequantizes = model.facts.path, model.dequantizes
         self._groups = TensorGroups()
 
     def parts(self, name: str) -> tuple[str, ...]:
@@ -90,7 +99,9 @@ class Int4Format(StorageFormat):
         for name, shape in stored.items():
             suffix = name.rpartition(".")[2]
             if suffix == DATA and len(shape) == 2:
-                found[self.parts(name)[0]] = (shape[0], row_bytes(BLOCK_TYPE, shape[1] * 2))
+                outputs, inputs = shape[0], shape[1] * 2
+                width = inputs if self._dequantizes(name.rpartition(".")[0]) else row_bytes(BLOCK_TYPE, inputs)
+                found[self.parts(name)[0]] = (outputs, width)
             elif suffix not in (SCALE, ZERO):
                 found[name] = shape
         return found
@@ -107,11 +118,17 @@ class Int4Format(StorageFormat):
         return {} if tensors is None else {f"{layer}.weight": self._rows(layer, tensors)}
 
     def _rows(self, layer: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Rows of blocks, or floats."""
         scale, zero = (tensors[suffix].t().float() for suffix in (SCALE, ZERO))
+        codes = codes_of(tensors[DATA].view(torch.uint8))
+        if self._dequantizes(layer):
+            group = codes.shape[1] // scale.shape[1]
+            wide, offsets = (each.repeat_interleave(group, 1) for each in (scale, zero))
+            return ((codes ^ _MIDDLE).float() - _MIDDLE) * wide + offsets
         scales, least = scale.to(torch.float16), (zero - _MIDDLE * scale).to(torch.float16)
         if bool((scales.isinf() | least.isinf() | ((scales == 0) & (scale != 0))).any()):
             _fail(self._path, "damaged", f"a scale of {layer} is not a number that float16 can hold")
-        values = codes_of(tensors[DATA].view(torch.uint8)) ^ _MIDDLE  # of two's complement: the same as adding 8
+        values = codes ^ _MIDDLE  # of two's complement: the same as adding 8
         return blocks(values, scales.contiguous(), None, 4, least.contiguous())
 
 

@@ -90,4 +90,5 @@ METHOD = QuantMethod(
     of_form=_of_form,
     row_tensors=("weight", SCALE, *STATIC_ROWS),
     up_projections=True,
+    dequantizable=True,
 )

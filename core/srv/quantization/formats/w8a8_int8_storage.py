@@ -11,7 +11,7 @@ from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.quantization.formats.int8_weights import INPUT_SCALE, INT8, Int8Form
 from srv.quantization.formats.w8a8_int8 import form_of
 from srv.quantization.layers.int8 import check_scales
-from srv.quantization.method import UP_PROJECTION, StoredModel
+from srv.quantization.method import StoredModel
 from srv.quantization.schemes import SCALE
 
 _STATIC = ("deq_scale", "quant_bias", "input_scale", "input_offset")  # of a layer with static activations
@@ -32,7 +32,7 @@ class W8A8StorageFormat(StorageFormat):
 
     def parts(self, name: str) -> tuple[str, ...]:
         layer, suffix = self._split(name)
-        if suffix and layer.endswith(UP_PROJECTION):
+        if suffix and self._model.dequantizes(layer):
             return (f"{layer}.weight",)
         if not suffix or self._scheme.inputs != "static":
             return (name,)
@@ -44,7 +44,7 @@ class W8A8StorageFormat(StorageFormat):
             layer, suffix = self._split(name)
             if not suffix:
                 found[name] = shape
-            elif layer.endswith(UP_PROJECTION):
+            elif self._model.dequantizes(layer):
                 continue
             elif self._scheme.inputs != "static":
                 found[name] = (self._outputs(layer), 1)
@@ -56,12 +56,12 @@ class W8A8StorageFormat(StorageFormat):
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         layer, suffix = self._split(name)
         if not suffix:
-            widened = stored.dtype == torch.int8 and layer.endswith(UP_PROJECTION)
+            widened = stored.dtype == torch.int8 and self._model.dequantizes(layer)
             return self._dequantized(layer, "weight", stored) if widened else {name: stored}
         check_scales(self._path, name, stored)
         if suffix == SCALE:
             stored = stored.float().reshape(-1, 1).expand(self._outputs(layer), 1)
-        if layer.endswith(UP_PROJECTION):
+        if self._model.dequantizes(layer):
             return self._dequantized(layer, suffix, stored)
         if self._scheme.inputs != "static":
             return {name: stored}
