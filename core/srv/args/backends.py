@@ -34,6 +34,7 @@ from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.facts import BackendSpec, OpSpec, Requires, Unfit
 from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
 from srv.platform.manifest import Manifest
+from srv.platform.op_choice import FULL, PRECISION
 from srv.quantization.registry import chosen, method_of
 from srv.specs import ModelFacts
 
@@ -221,8 +222,10 @@ def _without_ops(slot: BackendSlot, facts: Facts, values: Mapping[str, Any], ops
     needed = needed_ops(facts.model, values, facts.capabilities, layer_ops)
     if layer_ops and method is not None and not method.online and not has_quantized_experts(facts.model):
         needed = (EXPERTS,)
+    full = values.get(PRECISION) == FULL
     found = tuple(
-        each._replace(reasons=(*each.reasons, *missing_ops(ops, each.spec.name, needed))) for each in slot.candidates
+        each._replace(reasons=(*each.reasons, *missing_ops(ops, each.spec.name, needed, full=full)))
+        for each in slot.candidates
     )
     return slot._replace(candidates=found)
 

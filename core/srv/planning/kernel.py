@@ -23,7 +23,7 @@ class Kernel(NamedTuple):
     `part`: "layers", "attention", "op", "sampling" or "steps". `what`: the part in words. `key`: its name in plans and
     in what a running engine reports. `name`: the implementation; None if it is not known before the layers are built,
     and `because` then says why. `rejected`: the others, each with its reason. `slower`: why none of the faster ones is
-    used, where this is a fallback; "" if it is not, or if the user chose it.
+    used, where this is a fallback; "" if it is not, or if the user chose it. `rounds`: as that of an `OpSpec`.
     """
 
     part: str
@@ -33,6 +33,7 @@ class Kernel(NamedTuple):
     because: str
     rejected: tuple[tuple[str, str], ...] = ()
     slower: str = ""
+    rounds: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -28,7 +28,7 @@ _FLOAT32 = {_LINEAR: "linear_float32", "linear_gguf": "linear_gguf_float32"}  # 
 
 
 class OpTable(NamedTuple):
-    """What a platform has for the ops of a model. `dtype`: of the model. `named`: see `choose_op`."""
+    """What a platform has for the ops of a model. `dtype`: of the model. `named`, `full`: as of `choose_op`."""
 
     platform: str
     specs: Sequence[OpSpec]
@@ -36,10 +36,12 @@ class OpTable(NamedTuple):
     dtype: str
     batch_invariant: bool = False
     named: Mapping[str, str] = MappingProxyType({})
+    full: bool = False
 
     def choose(self, op: str, dtype: str, sizes: dict[str, int]) -> OpChoice:
         call = OpCall(dtype, sizes)
-        return choose_op(self.specs, self.device, op, call, batch_invariant=self.batch_invariant, named=self.named)
+        limits = {"batch_invariant": self.batch_invariant, "full": self.full}
+        return choose_op(self.specs, self.device, op, call, named=self.named, **limits)
 
 
 def op_kernels(table: OpTable, ops: ModelOps, schemes: LayerSchemes) -> Iterator[Kernel]:
@@ -129,7 +131,8 @@ def _op(scheme: Scheme | None) -> str:
 def _kernel(table: OpTable, key: str, what: str, choice: OpChoice, op: str = "") -> Kernel:
     name = key.partition(" ")[0]
     if choice.spec is not None:
-        return Kernel("op", what, key, choice.spec.name, _reason(table, choice), choice.rejected, choice.slower)
+        spec, because = choice.spec, _reason(table, choice)
+        return Kernel("op", what, key, spec.name, because, choice.rejected, choice.slower, spec.rounds)
     if (op or name) in _OWN_OPERATORS:
         because = f"platform {table.platform} leaves it to torch's own operator"
         return Kernel("op", what, key, TORCH, because, choice.rejected, choice.slower)
@@ -137,6 +140,12 @@ def _kernel(table: OpTable, key: str, what: str, choice: OpChoice, op: str = "")
 
 
 def _reason(table: OpTable, choice: OpChoice) -> str:
+    assert choice.spec is not None
+    rounds = f"; it {choice.spec.rounds}" if choice.spec.rounds else ""
+    return f"{_why(table, choice)}{rounds}"
+
+
+def _why(table: OpTable, choice: OpChoice) -> str:
     assert choice.spec is not None
     if table.named.get(choice.spec.op, AUTO) != AUTO:
         return f"{NAMED_BY[choice.spec.op]} names it"

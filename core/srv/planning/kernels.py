@@ -13,7 +13,7 @@ from srv.args.config import ARGUMENTS
 from srv.args.context import call_plugin
 from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
-from srv.errors import Rejection
+from srv.errors import Rejection, listed
 from srv.models import derive
 from srv.models.blueprint import Part
 from srv.models.choice import LayerChoice
@@ -39,7 +39,7 @@ from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend, wit
 from srv.platform.experts import SLOT as MOE_SLOT
 from srv.platform.facts import WRITE_KV, OpCall
 from srv.platform.layers import layer_names
-from srv.platform.op_choice import AUTO, NAMED_BY, argument_name, choose_op
+from srv.platform.op_choice import AUTO, FULL, NAMED_BY, PRECISION, argument_name, choose_op
 from srv.quantization import registry as quantization_methods
 from srv.quantization.method import QuantMethod
 from srv.specs import FullAttention, Latent, ModelFacts, PagedSpec, SlidingWindow
@@ -63,6 +63,18 @@ class KernelPlan(NamedTuple):
         if running is None:
             return [kernel.to_dict() for kernel in self.kernels]
         return [{**kernel.to_dict(), "running": running.get(kernel.key)} for kernel in self.kernels]
+
+    def rounded(self) -> tuple[str, ...]:
+        """A note for each way in which products round activations that the checkpoint leaves as they are."""
+        ops: dict[tuple[str, str], list[str]] = {}
+        for kernel in self.kernels:
+            if kernel.rounds and kernel.name is not None:
+                ops.setdefault((kernel.name, kernel.rounds), []).append(_op(kernel))
+        return tuple(
+            f"precision: {name} {rounds} in {listed(list(dict.fromkeys(of)))}; {ARGUMENTS[PRECISION].flag} {FULL} "
+            "chooses slower kernels that do not"
+            for (name, rounds), of in ops.items()
+        )
 
     def differences(self, running: Mapping[str, str]) -> dict[str, str]:
         """By key, a clause for each part that an engine computes otherwise than planned; {} if it reports nothing."""
@@ -224,7 +236,8 @@ class _Planner:
         experts = self._resolved.backends.get(MOE_SLOT)
         if experts is not None:
             specs = of_backend(with_added(specs, [experts.spec]), experts.spec.name)
-        table = OpTable(platform, specs, self._target.device, dtype, invariant, named_implementations(self._config))
+        named, full = named_implementations(self._config), self._config.platform.activation_precision == FULL
+        table = OpTable(platform, specs, self._target.device, dtype, invariant, named, full)
         for kernel in op_kernels(table, ops, schemes_of_rank(tree, layer_schemes(model, method))):
             if kernel.name is None:
                 self._refuse_op(kernel)
@@ -238,10 +251,11 @@ class _Planner:
         if kernel.name is None or op not in EXPERT_OPS:
             return kernel
         why = self._slower(choice)
-        if why and op != EXPERTS and not self._is_users(UNROUNDED):
+        if why and op != EXPERTS and not self._is_users(UNROUNDED) and not self._is_users(PRECISION):
             self.rejections.append(_reference_unasked(kernel, choice, why))
         rejected = (*_rejected(choice), *kernel.rejected)
-        return kernel._replace(because=choice.reason, rejected=rejected, slower=kernel.slower or why)
+        because = f"{choice.reason}; it {kernel.rounds}" if kernel.rounds else choice.reason
+        return kernel._replace(because=because, rejected=rejected, slower=kernel.slower or why)
 
     def _refuse_unasked(self, kernel: Kernel, method: QuantMethod) -> None:
         """Quantized matrices that only a fallback multiplies, unless the user named it or their method."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from srv.platform.facts import BackendSpec, DeviceFacts, OpCall, OpSpec, Requires, ResolutionContext
+from srv.platform.op_choice import too_coarse
 from srv.specs import ModelFacts
 
 FAMILY, SLOT = "moe", "moe_runner_backend"
@@ -57,10 +58,12 @@ def with_added(specs: Sequence[OpSpec], backends: Iterable[BackendSpec]) -> tupl
     return (*(spec for backend in backends for spec in backend.ops), *specs)
 
 
-def missing_ops(specs: Iterable[OpSpec], backend: str, needed: Iterable[str]) -> tuple[str, ...]:
-    """Clauses that name the ops that a backend lacks."""
-    has = {spec.op for spec in specs if spec.name == backend}
-    return tuple(f"it has no {op}, which the experts of this model need" for op in needed if op not in has)
+def missing_ops(specs: Iterable[OpSpec], backend: str, needed: Iterable[str], *, full: bool = False) -> tuple[str, ...]:
+    """Clauses that name the ops that a backend lacks. `full`: as of `choose_op`."""
+    has = {spec.op: spec.rounds for spec in specs if spec.name == backend}
+    lacking = (f"it has no {op}, which the experts of this model need" for op in needed if op not in has)
+    coarse = (too_coarse(has[op], full=full) for op in needed if op in has)
+    return (*lacking, *(clause for clause in coarse if clause is not None))
 
 
 def needed_ops(

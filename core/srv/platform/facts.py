@@ -209,7 +209,9 @@ class OpSpec:
     `check(device, call)`: None, or why it cannot be used, a clause; it must agree with `OpImpl.supports_args`.
     `target`: "module:function"; "" if the live platform provides the callable, or `post_load` the kernel.
     `batch_invariant`: as that of the `OpImpl`. `fallback`: a slower implementation for what the others cannot compute,
-    listed after them; its use is shown, and counted in a metric.
+    listed after them; its use is shown, and counted in a metric. `rounds`: what it does to activations that the
+    checkpoint leaves in the model's dtype ("rounds activations to 8 bits"), a clause after "it": plans show it, and
+    `--activation-precision full` passes it over; "" if it does not round them.
     """
 
     op: str
@@ -218,6 +220,7 @@ class OpSpec:
     target: str = ""
     batch_invariant: bool = False
     fallback: bool = False
+    rounds: str = ""
 
 
 @dataclass(frozen=True)

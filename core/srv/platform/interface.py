@@ -70,7 +70,7 @@ class OpImpl:
     `supports_args(args)` returns None, or the reason why the implementation cannot be used. `target` is the
     callable itself or "module:function", which is imported when the op is first bound. `batch_invariant`: a row's
     result has the same bits with any other rows in the call; only such implementations are bound with
-    --enable-deterministic-inference.
+    --enable-deterministic-inference. `rounds`: as that of an `OpSpec`.
     """
 
     op: str
@@ -78,6 +78,7 @@ class OpImpl:
     supports_args: Callable[[OpArgs], str | None]
     target: Callable[..., Any] | str
     batch_invariant: bool = False
+    rounds: str = ""
 
 
 @dataclass(frozen=True, slots=True)

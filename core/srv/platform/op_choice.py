@@ -15,6 +15,7 @@ NOT_INVARIANT = "it is not batch invariant, as enable_deterministic_inference re
 # The arguments that name the implementation of an op, by the op.
 NAMED_BY: Mapping[str, str] = {"linear_fp8": "fp8_gemm_backend"}
 AUTO, TORCH_NATIVE = "auto", "torch_native"
+PRECISION, FULL = "activation_precision", "full"  # the argument, and its value that excludes those that round
 
 
 class OpChoice(NamedTuple):
@@ -45,6 +46,11 @@ def not_named(op: str, implementation: str, named: Mapping[str, str]) -> str | N
     return None if value in (AUTO, argument_name(implementation)) else f"{NAMED_BY[op]} is {value}"
 
 
+def too_coarse(rounds: str, *, full: bool) -> str | None:
+    """Why an implementation cannot be chosen that rounds activations so; `full`: none may round them."""
+    return f"it {rounds}, and {PRECISION} is {FULL}" if full and rounds else None
+
+
 def choose_op(
     specs: Iterable[OpSpec],
     device: DeviceFacts,
@@ -53,10 +59,11 @@ def choose_op(
     *,
     batch_invariant: bool = False,
     named: Mapping[str, str] = MappingProxyType({}),
+    full: bool = False,
 ) -> OpChoice:
     """The first implementation of an op that fits; `specs`: those of a platform, best first.
 
-    `named`: the values of arguments that name implementations, by op.
+    `named`: the values of arguments that name implementations, by op. `full`: none may round activations.
     """
     chosen: OpSpec | None = None
     rejected: list[tuple[str, str]] = []
@@ -64,15 +71,15 @@ def choose_op(
     for spec in specs:
         if spec.op != op:
             continue
-        unnamed = not_named(op, spec.name, named)
-        reason = unnamed or spec.check(device, call)
+        unwanted = not_named(op, spec.name, named) or too_coarse(spec.rounds, full=full)
+        reason = unwanted or spec.check(device, call)
         if reason is None and batch_invariant and not spec.batch_invariant:
             reason = NOT_INVARIANT
         if reason is None and chosen is None:
             chosen = spec
         else:
             rejected.append((spec.name, reason or f"fits, but the platform prefers {chosen.name if chosen else ''}"))
-            if not spec.fallback and unnamed is None:
+            if not spec.fallback and unwanted is None:
                 faster.append(f"{spec.name}: {reason}")
     slower = "; ".join(faster) if chosen is None or chosen.fallback else ""
     return OpChoice(chosen, tuple(rejected), slower)

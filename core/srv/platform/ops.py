@@ -15,7 +15,7 @@ from srv.errors import PluginError
 from srv.platform.experts import EXPERT_OPS, SLOT
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv.platform.interface import OpArgs, OpImpl
-from srv.platform.op_choice import NOT_INVARIANT, not_named, op_key
+from srv.platform.op_choice import NOT_INVARIANT, not_named, op_key, too_coarse
 
 
 def implementations(
@@ -33,6 +33,7 @@ def implementations(
             partial(_supports, spec, device),
             given.get((spec.op, spec.name), spec.target),
             spec.batch_invariant,
+            spec.rounds,
         )
         for spec in specs
         if spec.target or (spec.op, spec.name) in given
@@ -51,7 +52,8 @@ class Ops:
     """The op implementations of one platform. `batch_invariant`: those that do not declare it cannot be bound.
 
     `experts`: the backend of experts, whose implementations alone can be bound for these; "" for any. `named`: the
-    values of arguments that name the implementation of an op, by op.
+    values of arguments that name the implementation of an op, by op. `full`: those that round activations cannot be
+    bound.
     """
 
     def __init__(
@@ -62,12 +64,13 @@ class Ops:
         batch_invariant: bool = False,
         experts: str = "",
         named: Mapping[str, str] = MappingProxyType({}),
+        full: bool = False,
     ) -> None:
         self._platform = platform
         self._impls = tuple(impls)
         self._batch_invariant = batch_invariant
         self._experts = experts
-        self._named = named
+        self._named, self._full = named, full
         self._bound: dict[str, str] = {}
 
     @property
@@ -98,6 +101,8 @@ class Ops:
             return unnamed
         if self._batch_invariant and not impl.batch_invariant:
             return NOT_INVARIANT
+        if (coarse := too_coarse(impl.rounds, full=self._full)) is not None:
+            return coarse
         return impl.supports_args(args)
 
     def note_own(self, op: str, args: OpArgs, name: str) -> None:

@@ -20,6 +20,7 @@ from srv.platform.contract import check_attention, check_latent
 from srv.platform.experts import FAMILY, SLOT, with_added
 from srv.platform.interface import AttentionBackend, BackendContext, OpImpl
 from srv.platform.latent import LatentAttentionBackend
+from srv.platform.op_choice import FULL
 from srv.platform.ops import Ops, implementations
 from srv.platform.registry import find_backends
 from srv.specs import Latent
@@ -62,7 +63,8 @@ def chosen_ops(spec: EngineSpec, config: Config, impls: Sequence[OpImpl]) -> Ops
     chosen = [backend for backend in find_backends(spec.platform, FAMILY) if backend.name == experts] if experts else []
     added = implementations(with_added((), chosen), spec.device)
     named = named_implementations(config)
-    return Ops(spec.platform, (*added, *impls), batch_invariant=invariant, experts=experts, named=named)
+    full = config.platform.activation_precision == FULL
+    return Ops(spec.platform, (*added, *impls), batch_invariant=invariant, experts=experts, named=named, full=full)
 
 
 def prepare_latent(model: CausalLM, attention: Sequence[tuple[AttentionBackend, AttentionBackend]]) -> None:

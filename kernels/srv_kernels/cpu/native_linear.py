@@ -11,6 +11,7 @@ from ctypes import byref
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from srv_kernels.cpu.huge_page_arena import HugePageArena
@@ -295,6 +296,10 @@ class GGUFWeight:
         LIBRARY.srv_gguf_linear(DTYPE_IDS[x.dtype], byref(args))
         return out
 
+    def ordered(self, x: Tensor) -> Tensor:
+        """The columns of x in the order of the weight's inputs."""
+        return x if self._columns is None else x[:, self._columns]
+
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
         """indices int64 [T], each below `outputs` (not checked) -> [T, inputs]: dequantized rows."""
         indices = indices.contiguous()
@@ -304,6 +309,34 @@ class GGUFWeight:
         )
         LIBRARY.srv_gguf_rows(DTYPE_IDS[dtype], byref(args))
         return out
+
+
+_AT_ONCE = 1 << 19  # weights that are dequantized at a time: 2 MiB in float32, which stay in a core's cache
+
+
+class DequantizedLinear:
+    """As `FusedPackedLinear`, without rounding x: sums in float32 of float32 weights, dequantized some rows at a time.
+
+    It reads as few bytes from memory, and takes several times as long, because every call dequantizes the weights.
+    """
+
+    def __init__(self, weights: Sequence[GGUFWeight], bias: Tensor | None = None, float32_out: bool = False) -> None:
+        self._weights, self._bias, self._float32_out = tuple(weights), bias, float32_out
+        check_outputs(sum(weight.outputs for weight in weights), bias=bias)
+        rows = max(1, _AT_ONCE // weights[0].inputs)
+        self._parts = [
+            (weight, torch.arange(begin, min(begin + rows, weight.outputs)))
+            for weight in self._weights
+            for begin in range(0, weight.outputs, rows)
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = input_rows(x, self._weights[0].inputs, self._bias).float()
+        out = torch.cat(
+            [F.linear(weight.ordered(wide), weight.rows(part, torch.float32)) for weight, part in self._parts], -1
+        )
+        out = out if self._bias is None else out + self._bias.float()
+        return out if self._float32_out else out.to(x.dtype)
 
 
 def _checked_columns(columns: Tensor, inputs: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from srv_kernels import reference
 from srv_kernels.cpu.library import DrawArgs
 from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY, rows_of
-from srv_kernels.cpu.native_linear import GGML_TYPES, GGUFWeight, Int8WeightLinear, W8A8Linear
+from srv_kernels.cpu.native_linear import GGML_TYPES, DequantizedLinear, GGUFWeight, Int8WeightLinear, W8A8Linear
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -155,6 +155,16 @@ def linear_gguf_float32(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
 def linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
     """See the contract. Packs the weight at every call: layers keep a `GGUFWeight` instead."""
     return _packed(rows, quant_type).linear(x)
+
+
+def full_linear_gguf(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    """As `linear_gguf`, without rounding x."""
+    return DequantizedLinear([_packed(rows, quant_type)])(x)
+
+
+def full_linear_gguf_float32(x: Tensor, rows: Tensor, quant_type: str) -> Tensor:
+    """As `linear_gguf_float32`, without rounding x."""
+    return DequantizedLinear([_packed(rows, quant_type)], float32_out=True)(x)
 
 
 def rows_gguf(rows: Tensor, quant_type: str, indices: Tensor, dtype: torch.dtype) -> Tensor:

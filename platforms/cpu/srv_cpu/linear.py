@@ -26,7 +26,7 @@ from srv.models.layers.op_layer import OpLayer, op_layers
 from srv.platform.op_choice import NAMED_BY
 from srv_cpu import op_specs
 from srv_cpu.extensions import ZENTORCH, ZentorchLinear
-from srv_cpu.op_specs import NATIVE, ONEDNN
+from srv_cpu.op_specs import NATIVE, NATIVE_FULL, ONEDNN
 from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.library import load
 
@@ -69,10 +69,12 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
         for layer in op_layers(model):
             if layer.op not in makers or layer.dtype not in _DTYPES or (layer.float32_results and not returns_sums):
                 continue
-            named = isinstance(layer, ExpertWeights) or layer.op in NAMED_BY
-            if named and layer.implementation != implementation:
+            full = layer.implementation == NATIVE_FULL
+            chosen = isinstance(layer, ExpertWeights) or layer.op in (*NAMED_BY, "linear_gguf")
+            if chosen and layer.implementation != implementation and not full:
                 continue  # another implementation was chosen
-            layer.kernel, layer.implementation = makers[layer.op](layer), implementation
+            layer.kernel = makers[layer.op](layer)
+            layer.implementation = NATIVE_FULL if full else implementation
             if not layer.tied:
                 layer.release()
             packed += 1
@@ -143,7 +145,9 @@ class NativeKernels:
         )
 
     def _gguf(self, layer: OpLayer) -> Kernel:
-        return self._library.FusedPackedLinear(self._packed_blocks(layer), layer.added_bias, layer.float32_results)
+        full = layer.implementation == NATIVE_FULL
+        kind = self._library.DequantizedLinear if full else self._library.FusedPackedLinear
+        return kind(self._packed_blocks(layer), layer.added_bias, layer.float32_results)
 
     def _gguf_rows(self, layer: OpLayer) -> Kernel:
         (weight,) = self._packed_blocks(layer)

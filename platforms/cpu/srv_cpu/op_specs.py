@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from srv.platform.experts import EXPERT_OPS, FP8, ROUTE, torch_expert_ops
+from srv.platform.experts import EXPERT_OPS, FP8, GGUF, ROUTE, torch_expert_ops
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv.platform.host import minor
 
 NATIVE_KERNELS = "native_kernels"  # a machine feature: the native library of srv-kernels loads
 NATIVE, ZENTORCH, IPEX, ONEDNN = "native", "zentorch", "ipex", "oneDNN"
+NATIVE_FULL = "native (dequantized)"  # products with blocks that are dequantized some rows at a time
 REFERENCE = "torch (reference)"
 DISTRIBUTIONS: Mapping[str, str] = {ZENTORCH: "zentorch", IPEX: "intel-extension-for-pytorch"}
 NATIVE_DTYPES = ("float32", "bfloat16")
@@ -30,6 +31,8 @@ _NATIVE_OPS = (
     "linear_gguf_float32",
     "rows_gguf",
 )
+_ROUNDED = ("linear_gguf", "linear_gguf_float32", GGUF)
+_ROUNDS = "rounds activations to 8 bits"
 _NORMS = ("rms_norm", "add_rms_norm")
 _REFERENCE_OPS = (*(op for op in _NATIVE_OPS if op not in _NORMS), "gelu_tanh_and_mul", "linear_float32")
 _RECURRENT_OPS = (
@@ -82,8 +85,14 @@ def _loaded(op: str) -> OpSpec:
     return OpSpec(op, NATIVE, _native, batch_invariant=True)
 
 
+def _native_op(op: str, module: str) -> OpSpec:
+    rounds = _ROUNDS if op in _ROUNDED else ""
+    return OpSpec(op, NATIVE, _native, f"srv_kernels.cpu.{module}:{op}", batch_invariant=True, rounds=rounds)
+
+
 OPS = (
-    *(OpSpec(op, NATIVE, _native, f"srv_kernels.cpu.native_ops:{op}", batch_invariant=True) for op in _NATIVE_OPS),
+    *(_native_op(op, "native_ops") for op in _NATIVE_OPS),
+    *(OpSpec(op, NATIVE_FULL, _native, f"srv_kernels.cpu.native_ops:full_{op}") for op in _ROUNDED if op != GGUF),
     *(OpSpec(op, name, _extension(name), f"srv_cpu.extensions:{name}_{op}") for op in _NORMS for name in DISTRIBUTIONS),
     *(
         OpSpec(op, "torch (cpu.torch_ops)", _any_float, f"srv_kernels.cpu.torch_ops:{op}", fallback=True)
@@ -94,11 +103,7 @@ OPS = (
     OpSpec("linear", ONEDNN, _onednn, fallback=True),
     _loaded("linear_float32"),
     *(OpSpec(op, REFERENCE, _any_float, f"srv_kernels.reference:{op}", fallback=True) for op in _REFERENCE_OPS),
-    *(
-        OpSpec(op, NATIVE, _native, f"srv_kernels.cpu.native_experts:{op}", batch_invariant=True)
-        for op in (ROUTE, *EXPERT_OPS)
-        if op != FP8
-    ),
+    *(_native_op(op, "native_experts") for op in (ROUTE, *EXPERT_OPS) if op != FP8),
     OpSpec(FP8, NATIVE, _native, f"srv_kernels.cpu.native_fp8:{FP8}", batch_invariant=True),
     OpSpec("linear_fp8", NATIVE, _native, "srv_kernels.cpu.native_fp8:linear_fp8", batch_invariant=True),
     OpSpec("linear_fp8", REFERENCE, _any_float, "srv_kernels.reference:linear_fp8", fallback=True),

@@ -117,6 +117,14 @@ class PlatformArgs(NamedTuple):
             planned=_WHOLE_PROMPTS,
         ),
     ] = "in-seq-split"
+    activation_precision: Annotated[
+        Literal["int8", "full"],
+        Arg(
+            "Activations in products with weights that a checkpoint quantizes without them, such as 4-bit ones: int8 "
+            "lets kernels round them to 8 bits, with scales for groups of inputs, which is faster on CPUs; full keeps "
+            "them."
+        ),
+    ] = "int8"
     fp8_gemm_backend: Annotated[
         str,
         Arg(

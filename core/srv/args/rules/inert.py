@@ -40,6 +40,7 @@ EFFECTIVE_WITH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "quantization_param_path": {"kv_cache_dtype": "fp8_e4m3"},
         "calculate_kv_scales": {"kv_cache_dtype": "fp8_e4m3"},
         "fp8_gemm_backend": {"quantization": FP8.name},
+        "activation_precision": {"torchao_config": "int8wo"},
     }
 )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from srv.models.facts.special_layers import mixture
+from srv.models.facts.weight_rules import has_quantized_experts
 from srv.platform.facts import Constraint, ResolutionContext
-from srv.platform.op_choice import AUTO
+from srv.platform.op_choice import AUTO, FULL, PRECISION
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import chosen, method_of
 from srv.specs import ModelFacts
 
+_WEIGHTS_ALONE = frozenset(("linear_int8", "linear_gguf"))  # ops whose activations are in the model's dtype
 _MXFP4 = "MXFP4"  # blocks of 32 weights
 READS = ("quantization", "torchao_config", "dequantize_weights", "model_impl")  # of `quantizes_inputs`
 
@@ -56,6 +58,28 @@ def _other_activations(context: ResolutionContext) -> str | None:
     return f"activations are {context['dtype']} (dtype)"
 
 
+def _rounds_nothing(context: ResolutionContext) -> str | None:
+    if context.model is None or context[PRECISION] != FULL:
+        return None
+    if context["model_impl"] == "transformers":
+        return "transformers computes with dequantized weights only (model_impl is transformers)"
+    method = _method(context.model, context)
+    if method is not None and not _WEIGHTS_ALONE.isdisjoint(method.ops):
+        return None
+    return f"{context.model.name} has no weights that are quantized without their activations"
+
+
+def _int8_experts(context: ResolutionContext) -> str | None:
+    """Experts have one op for int8 weights, whatever the activations of the checkpoint."""
+    model = context.model
+    if model is None or context[PRECISION] != FULL or mixture(model, {"model_impl": context["model_impl"]}) is None:
+        return None
+    method = _method(model, context)
+    if method is None or "linear_int8" not in method.ops or not (method.online or has_quantized_experts(model)):
+        return None
+    return "the op for experts with int8 weights quantizes activations to 8 bits on every platform"
+
+
 USER_CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "fp8_gemm_backend",
@@ -64,6 +88,8 @@ USER_CONSTRAINTS: tuple[Constraint, ...] = (
         "Leave it out, or serve a checkpoint in FP8, or set --quantization fp8.",
         reads=READS,
     ),
+    Constraint(PRECISION, "inert", _rounds_nothing, "Leave it out.", reads=READS),
+    Constraint(PRECISION, "unsupported", _int8_experts, "Leave it out, or set --dequantize-weights.", reads=READS),
     Constraint("mxfp4_moe_precision", "inert", _no_mxfp4_experts, "Leave it out.", reads=("model_impl",)),
     Constraint(
         "mxfp4_moe_precision",

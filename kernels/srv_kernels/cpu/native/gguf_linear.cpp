@@ -526,11 +526,17 @@ void with_shape(PackedShape shape, const Run& run) {
     ((shape == SHAPES ? run.template operator()<SHAPES>() : void()), ...);
 }
 
-template <class T>
-void multiply_impl(const GgufLinearArgs& a) {
+// Of all types.
+template <class Run>
+void of_shape(PackedShape shape, const Run& run) {
     with_shape<Q4_SHAPE, Q4_MIN_SHAPE, Q8_SHAPE, Q8_MIN_SHAPE, Q2_K_SHAPE, Q3_K_SHAPE, Q6_K_SHAPE, TABLE4_SHAPE,
                TABLE4_FLOAT_SHAPE, TABLE4_POWER_SHAPE, WIDE_TABLE4_SHAPE, TERNARY_SHAPE, TABLE3_SHAPE, TABLE3_K_SHAPE>(
-        packed_format_of(a.ggml_type).shape, [&]<PackedShape SHAPE>() { multiply<T, SHAPE>(a); });
+        shape, run);
+}
+
+template <class T>
+void multiply_impl(const GgufLinearArgs& a) {
+    of_shape(packed_format_of(a.ggml_type).shape, [&]<PackedShape SHAPE>() { multiply<T, SHAPE>(a); });
 }
 
 // A packed scale or minimum.
@@ -584,30 +590,33 @@ inline void add_quant(int bits, uint8_t* quants, int64_t output, int64_t i, int 
 }
 
 // Dequantizes a row of a packed weight to type T.
-template <class T>
+template <class T, PackedShape SHAPE>
 void dequantize_row(const GgufRowsArgs& a, int64_t row, T* to) {
     const PackedFormat format = packed_format_of(a.ggml_type);
-    const PackedShape shape = format.shape;
     const QuantTable* table = table_of(a.ggml_type);
     const int64_t output = row % BLOCK_OUTPUTS, k_blocks = a.inputs / K_BLOCK;
-    const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * k_blocks * k_block_bytes(shape);
+    const uint8_t* packed = a.weight + row / BLOCK_OUTPUTS * k_blocks * k_block_bytes(SHAPE);
     for (int64_t s = 0; s < k_blocks; ++s) {
-        const uint8_t *scales = packed + scales_at(shape, s), *quants = packed + quants_at(shape, s);
-        for (int64_t i = 0; i < K_BLOCK; ++i) {
-            const int64_t at = (i / shape.group * BLOCK_OUTPUTS + output) * scale_size(shape);
-            const float scale = read_scale(shape.scales, scales + at) * format.unit;
-            const float min = shape.has_min ? read_scale(shape.scales, scales + scale_bytes(shape) + at) : 0;
-            const int field = read_quant(shape.bits, quants, output, i);
-            const int quant = table == nullptr ? field : table->quant(field);
-            store_scalar(to + s * K_BLOCK + i, scale * static_cast<float>(quant - format.zero_point) + min);
+        const uint8_t *scales = packed + scales_at(SHAPE, s), *quants = packed + quants_at(SHAPE, s);
+        for (int64_t first = 0; first < K_BLOCK; first += SHAPE.group) {
+            const int64_t at = (first / SHAPE.group * BLOCK_OUTPUTS + output) * scale_size(SHAPE);
+            const float scale = read_scale(SHAPE.scales, scales + at) * format.unit;
+            const float min = SHAPE.has_min ? read_scale(SHAPE.scales, scales + scale_bytes(SHAPE) + at) : 0;
+            for (int64_t i = first; i < first + SHAPE.group; ++i) {
+                const int field = read_quant(SHAPE.bits, quants, output, i);
+                const int quant = table == nullptr ? field : table->quant(field);
+                store_scalar(to + s * K_BLOCK + i, scale * static_cast<float>(quant - format.zero_point) + min);
+            }
         }
     }
 }
 
 template <class T>
 void rows_impl(const GgufRowsArgs& a) {
-    for_rows(a.rows, a.inputs, [&](int64_t i) {
-        dequantize_row(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs);
+    of_shape(packed_format_of(a.ggml_type).shape, [&]<PackedShape SHAPE>() {
+        for_rows(a.rows, a.inputs, [&](int64_t i) {
+            dequantize_row<T, SHAPE>(a, a.indices[i], static_cast<T*>(a.out) + i * a.inputs);
+        });
     });
 }
 
