@@ -53,6 +53,19 @@ LLAMA4 = {
     "attn_scale": 0.6,
 }
 MINIMAX_M2 = {**PAD, "head_dim": 64, "rotary_dim": 32, "num_local_experts": COUNT, "num_experts_per_tok": 2}
+MINISTRAL3 = {  # longer than the context of pre-training, so that queries grow
+    **PAD,
+    "head_dim": 64,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 8,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.4,
+    },
+}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -86,6 +99,13 @@ DENSE = {
     "GlmForCausalLM": Model("glm", {**PAD, "head_dim": 64, "attention_bias": True}),
     "Glm4ForCausalLM": Model("glm4", {**PAD, "head_dim": 128, "attention_bias": True}),
     "Ernie4_5ForCausalLM": Model("ernie4_5", {**PAD, "head_dim": 64}),
+    "Ministral3ForCausalLM": Model("ministral3", MINISTRAL3),
+    "MinistralForCausalLM": Model("ministral", {**PAD, "head_dim": 64, "sliding_window": 9}),
+    "SeedOssForCausalLM": Model("seed_oss", {**PAD, "head_dim": 64}),
+    "Olmo3ForCausalLM": Model("olmo3", {**PAD, **HEADS, "num_hidden_layers": 4, "sliding_window": 9}),
+    "ArceeForCausalLM": Model("arcee", {**PAD, **HEADS}),
+    "GemmaForCausalLM": Model("gemma", {**PAD, "head_dim": 64}),
+    "OlmoForCausalLM": Model("olmo", {**PAD, **HEADS, "clip_qkv": 2.0}),
 }
 LAYER_NORM = {
     "StableLmForCausalLM": Model("stablelm", {**HEADS, "use_parallel_residual": True}),

@@ -54,10 +54,14 @@ Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams"]
 
 
 class Temperature(NamedTuple):
-    """A factor for queries that grows with their position: 1 + scale ln(1 + floor((position + 1) / step))."""
+    """A factor for queries that grows with their position: 1 + scale ln(1 + floor((position + first) / step)).
+
+    `first`: the number of the first position.
+    """
 
     step: float
     scale: float
+    first: int = 1
 
 
 class Factors(NamedTuple):

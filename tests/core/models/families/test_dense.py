@@ -50,6 +50,15 @@ LLAMA4 = {
 }
 OLMOE = {**PAD, "num_experts": 7, "num_experts_per_tok": 3}
 GPT_OSS = {**PAD, "head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 16.0, "original_max_position_embeddings": 4}
+MINISTRAL3 = {
+    **PAD,
+    "head_dim": 8,
+    "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4},
+}
+MINISTRAL = {**PAD, "head_dim": 8, "sliding_window": 5}
+SEED_OSS = {**PAD, "head_dim": 16}
+OLMO3 = {**PAD, "num_hidden_layers": 4, "sliding_window": 5}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", GEMMA2),
     "gemma2 with other layers and logits": (
@@ -105,6 +114,50 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ernie4_5": ("ernie4_5", {**PAD, "head_dim": 8}),
     "ernie4_5 with biases": ("ernie4_5", {**PAD, "head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
+    "ministral3": ("ministral3", MINISTRAL3),
+    "ministral3 with a window and the default of its RoPE": (
+        "ministral3",
+        {**PAD, "head_dim": 8, "sliding_window": 5, "tie_word_embeddings": True},
+    ),
+    "ministral": ("ministral", MINISTRAL),
+    "ministral by layer types": (
+        "ministral",
+        {**MINISTRAL, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "ministral without windows": (
+        "ministral",
+        {**MINISTRAL, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
+    ),
+    "seed_oss": ("seed_oss", SEED_OSS),
+    "seed_oss with all biases": ("seed_oss", {**SEED_OSS, "attention_out_bias": True, "mlp_bias": True}),
+    "seed_oss without biases": ("seed_oss", {**SEED_OSS, "attention_bias": False, "tie_word_embeddings": True}),
+    "olmo3": ("olmo3", OLMO3),
+    "olmo3 with biases, and RoPE scaled in the layer with full attention": (
+        "olmo3",
+        {**OLMO3, "attention_bias": True, "rope_scaling": {**YARN, "attention_factor": 1.2}},
+    ),
+    "arcee": ("arcee", PAD),
+    "arcee with biases": (
+        "arcee",
+        {
+            **PAD,
+            "head_dim": 16,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu",
+            "rope_parameters": YARN,
+        },
+    ),
+    "gemma": ("gemma", {**PAD, "head_dim": 8}),
+    "gemma with biases": (
+        "gemma",
+        {**PAD, "head_dim": 16, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False},
+    ),
+    "olmo": ("olmo", PAD),
+    "olmo with bounds and biases": (
+        "olmo",
+        {**PAD, "clip_qkv": 0.8, "attention_bias": True, "tie_word_embeddings": True},
+    ),
 }
 SHARDED = [
     "gemma2 with other layers and logits",
@@ -114,6 +167,10 @@ SHARDED = [
     "ernie4_5 with biases",
     "llama4",
     "gpt_oss",
+    "ministral3",
+    "olmo3 with biases, and RoPE scaled in the layer with full attention",
+    "arcee with biases",
+    "gemma",
 ]
 
 
