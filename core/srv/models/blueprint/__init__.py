@@ -241,8 +241,8 @@ class Tensors(Part):
 class Norm(Part):
     """An RMS norm, or a layer norm, which may have a bias.
 
-    `adds`: it is also computed together with an addition to the residual. `wide`: in float32, multiplying by 1 + weight
-    (Gemma). `learned`: it has a weight.
+    `adds`: it is also computed together with an addition to the residual. `wide`: it multiplies by 1 + weight, an RMS
+    norm in float32 (Gemma), a layer norm in the model's dtype (Nemotron). `learned`: it has a weight.
     """
 
     size: int
@@ -343,11 +343,11 @@ class Mixer(Part):
 class Attention(Mixer):
     """Grouped-query attention. `qkv`: the projections to queries, keys and values. `rope`: None without a rotation.
 
-    `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation. `unit_norm`: divides rotated
-    queries and keys by their root mean square. `gate`: a projection to a gate for each head, whose sigmoid multiplies
-    its result; `gated_queries`: each query is followed by such a gate of its size. `sinks`: scores that are learned.
-    `temperature`: of queries. `clip`: the largest absolute value of queries, keys and values, before the rotation and
-    after norms. The other fields are those of `srv.specs.AttentionLayer`.
+    `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation; with `norms_rotated`, after it.
+    `unit_norm`: divides rotated queries and keys by their root mean square. `gate`: a projection to a gate for each
+    head, whose sigmoid multiplies its result; `gated_queries`: each query is followed by such a gate of its size.
+    `sinks`: scores that are learned. `temperature`: of queries. `clip`: the largest absolute value of queries, keys and
+    values, before the rotation and after norms. The other fields are those of `srv.specs.AttentionLayer`.
     """
 
     qkv: Linear
@@ -370,6 +370,7 @@ class Attention(Mixer):
     gated_queries: bool = False
     temperature: Temperature | None = None
     clip: float | None = None
+    norms_rotated: bool = False
 
     def layer(self, index: int) -> AttentionLayer:
         """The layer with number `index` as backends receive it."""
@@ -437,6 +438,13 @@ class MLP(Part):
             yield OpUse(GELU, {"dim": self.inner}, own="torch's operators")
         else:
             yield torch_op(self.activation.removesuffix("_gated"), self.inner)
+
+
+@dataclass(frozen=True)
+class LearnedMLP(MLP):
+    """An MLP without a gate whose activation has parameters."""
+
+    learned: Tensors = field(kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "NemotronForCausalLM": "nemotron:NEMOTRON",
         "Olmo3ForCausalLM": "olmo3",
         "OlmoForCausalLM": "olmo",
+        "PersimmonForCausalLM": "persimmon",
         "PhiMoEForCausalLM": "phimoe",
         "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
         "SeedOssForCausalLM": "seed_oss",
