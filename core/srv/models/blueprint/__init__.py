@@ -71,6 +71,14 @@ class Factors(NamedTuple):
     added: float = 1.0
 
 
+class Skip(NamedTuple):
+    """The residual that layer `target` reads: `share` of that before layer `source`, and the rest of its own."""
+
+    source: int
+    target: int
+    share: float
+
+
 class Weight(NamedTuple):
     """One tensor. `name`: below the name of its part."""
 
@@ -589,12 +597,14 @@ class DecoderStack(Stack):
     """`before`: what is added to embeddings, and their norm. `after`: the last norm, and what precedes it.
 
     `factor`: multiplies embeddings, rounded to `factor_dtype` or, if that is "", to the model's; None: not rounded.
+    `skips`: those to one layer in their order.
     """
 
     before: tuple[Part, ...]
     after: tuple[Part, ...]
     factor: float = 1.0
     factor_dtype: str | None = None
+    skips: tuple[Skip, ...] = ()
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         yield self.embedding.name, self.embedding

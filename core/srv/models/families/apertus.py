@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.blueprint import MLP, LearnedMLP, Part, Tensors
+from srv.models.blueprint import MLP, Activation, LearnedMLP, Part, Tensors
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes, with_default_rope
 from srv.models.families.llama import LLAMA_DEFAULTS
 from srv.models.unsupported import refuse_unless
 
-XIELU = "xielu"
+XIELU: Activation = "xielu"
 NORMS = ("attention_layernorm", "feedforward_layernorm")
 # Of the code that was published with the first checkpoints; transformers computes the values here alone.
 SUPPORTED: dict[str, tuple[Any, ...]] = {"qk_norm": (True,), "post_norm": (False,), "mlp_bias": (False,)}

@@ -44,9 +44,9 @@ def _kinds(config: Mapping[str, Any], layers: int) -> Sequence[str]:
     if window is None or not pattern:
         if stated is not None and SLIDING in stated:
             raise UnsupportedConfig("layer_types with sliding_attention without a sliding_window is not implemented")
-        return stated or [FULL] * layers
+        return list(stated or [FULL] * layers)
     if stated is not None:
-        return stated
+        return list(stated)
     if isinstance(pattern, str):
         slides = [pattern[index % len(pattern)] == "L" and index < layers - 1 for index in range(layers)]
         return [SLIDING if each else FULL for each in slides]
