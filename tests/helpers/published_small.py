@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-VOCAB, HIDDEN, INNER, LAYERS, HEADS, KEYS, DIM = 98, 48, 80, 3, 6, 2, 8
+VOCAB, HIDDEN, INNER, LAYERS, HEADS, KEYS, DIM = 98, 96, 80, 3, 6, 2, 16
 Weights: TypeAlias = Mapping[str, Tensor]
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -123,6 +124,17 @@ class Published:
                 share = self.skips["bskcn_tv"][1]
                 x = kept[read] * share + x * (1 - share)
         return x
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A model with its weights, called as those of transformers are."""
+
+    model: Published
+    weights: Weights
+
+    def __call__(self, input_ids: Tensor, use_cache: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.model.logits(self.weights, input_ids[0]).unsqueeze(0))
 
 
 def _linear(weights: Weights, prefix: str, name: str, x: Tensor) -> Tensor:
@@ -287,7 +299,7 @@ def chatglm(architecture: str = "ChatGLMModel", **fields: Any) -> Published:
         eps=1e-5,
         biases=("self_attention.query_key_value", *linear),
         rotate=partial(rotate, theta=50000.0),
-        unread={"transformer.rotary_pos_emb.inv_freq": (2,)},
+        unread={"transformer.rotary_pos_emb.inv_freq": (DIM // 4,)},
     )
 
 

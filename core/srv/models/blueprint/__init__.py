@@ -71,7 +71,7 @@ class Factors(NamedTuple):
     added: float = 1.0
 
 
-class Skip(NamedTuple):
+class SkipConnection(NamedTuple):
     """The residual that layer `target` reads: `share` of that before layer `source`, and the rest of its own."""
 
     source: int
@@ -604,7 +604,7 @@ class DecoderStack(Stack):
     after: tuple[Part, ...]
     factor: float = 1.0
     factor_dtype: str | None = None
-    skips: tuple[Skip, ...] = ()
+    skips: tuple[SkipConnection, ...] = ()
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         yield self.embedding.name, self.embedding

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from srv.models.blueprint import Part, Skip
+from srv.models.blueprint import Part, SkipConnection
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes, one_window
@@ -26,12 +26,12 @@ def tree(config: Mapping[str, Any]) -> Part:
     return parts.decoder(sizes, layers, skips=tuple(_skips(config, sizes.layers)))
 
 
-def _skips(config: Mapping[str, Any], layers: int) -> Iterator[Skip]:
+def _skips(config: Mapping[str, Any], layers: int) -> Iterator[SkipConnection]:
     """A layer reads the residual that was kept last. `bskcn_tv`: its shares in training and in inference."""
     share = float(config["bskcn_tv"][1])
     for kept, read in SKIPS:
         for target in (each for each in config[read] if each < layers):
-            yield Skip(max(each for each in config[kept] if each <= target), target, share)
+            yield SkipConnection(max(each for each in config[kept] if each <= target), target, share)
 
 
 ARCHITECTURE = Architecture(
