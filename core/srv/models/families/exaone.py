@@ -38,15 +38,18 @@ def exaone4(config: Mapping[str, Any]) -> Part:
 
 
 def _kinds(config: Mapping[str, Any], layers: int) -> Sequence[str]:
-    """The kind of each layer: by `layer_types`; else the letters of `sliding_window_pattern` take turns, where L stands
-    for a window and the last layer has none, or every layer of that number has full attention."""
+    """The kind of each layer: by `layer_types`, else by `sliding_window_pattern`.
+
+    That is a number, every such layer having full attention, or letters that take turns: L for a window, and G for
+    none. With letters, the last layer has no window.
+    """
     stated, pattern, window = config.get("layer_types"), config.get("sliding_window_pattern"), one_window(config)
-    if window is None or not pattern:
-        if stated is not None and SLIDING in stated:
-            raise UnsupportedConfig("layer_types with sliding_attention without a sliding_window is not implemented")
-        return list(stated or [FULL] * layers)
     if stated is not None:
+        if window is None and SLIDING in stated:
+            raise UnsupportedConfig("layer_types with sliding_attention without a sliding_window is not implemented")
         return list(stated)
+    if window is None or not pattern:
+        return [FULL] * layers
     if isinstance(pattern, str):
         slides = [pattern[index % len(pattern)] == "L" and index < layers - 1 for index in range(layers)]
         return [SLIDING if each else FULL for each in slides]

@@ -159,7 +159,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**PAD, "head_dim": 16, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False},
     ),
     "exaone4": ("exaone4", EXAONE4),
-    "exaone4 by layer types": ("exaone4", {**EXAONE4, "layer_types": EXAONE4_KINDS}),
+    "exaone4 by layer types": ("exaone4", {**EXAONE4, "layer_types": EXAONE4_KINDS, "sliding_window_pattern": None}),
     "exaone4 without windows": (
         "exaone4",
         {**EXAONE4, "sliding_window": None, "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True},
