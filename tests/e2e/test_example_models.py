@@ -152,6 +152,8 @@ def olmo3() -> Any:
 
 def save(folder: Path, model: Any) -> Saved:
     model.save_pretrained(folder)
+    if model.config.model_type == "olmo3":
+        edit_config(folder, architectures=["NormedForCausalLM"], model_type="normed")
     write_tokenizer(folder, LETTERS)
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(3, SIZES["vocab_size"], (length,), generator=generator).tolist() for length in LENGTHS]
@@ -201,7 +203,7 @@ def unpack(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
 def test_it_is_planned_exactly_and_served(name: str, site: Site, request: pytest.FixtureRequest) -> None:
     """Without torch, to the byte; greedy tokens equal those of transformers, of the dequantized weights if any."""
     saved: Saved = request.getfixturevalue(name)
-    facts = ["srv", "srv_example_models.olmo3", *["srv_example_models.int4_groups"] * (name == "quantized")]
+    facts = ["srv", "srv_example_models.normed", *["srv_example_models.int4_groups"] * (name == "quantized")]
     planned = site.json(PLAN, str(saved.folder), *facts)
     assert planned["heavy"] == []
     assert [file for file in planned["files"] if not Path(file).is_relative_to(site.folder)] == []
@@ -223,7 +225,7 @@ def test_a_damaged_one_is_refused_by_name_and_affects_no_other_model(
 ) -> None:
     """Both modules of facts raise when they are imported."""
     source = shutil.copytree(SOURCE, tmp_path / "source")
-    for module in ("olmo3", "int4_groups"):
+    for module in ("normed", "int4_groups"):
         path = source / "srv_example_models" / f"{module}.py"
         path.write_text(
             path.read_text(encoding="utf-8") + f"\nraise RuntimeError('half of {module}')\n", encoding="utf-8"
@@ -234,7 +236,7 @@ def test_a_damaged_one_is_refused_by_name_and_affects_no_other_model(
     shutil.copytree(llama, described)
     shutil.copy(quantized.folder / "config.json", described)
     edit_config(described, architectures=["LlamaForCausalLM"], model_type="llama")
-    for folder, fault in ((plain.folder, "half of olmo3"), (described, "half of int4_groups")):
+    for folder, fault in ((plain.folder, "half of normed"), (described, "half of int4_groups")):
         done = site.run(PLAN, str(folder))
         assert done.returncode == 2, done.stdout + done.stderr
         assert "srv-example-models" in done.stderr

@@ -53,6 +53,20 @@ LLAMA4 = {
     "attn_scale": 0.6,
 }
 MINIMAX_M2 = {**PAD, "head_dim": 64, "rotary_dim": 32, "num_local_experts": COUNT, "num_experts_per_tok": 2}
+NTK = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 50.0, "factor": 1.0}
+MINISTRAL3 = {  # longer than the context of pre-training, so that queries grow
+    **PAD,
+    "head_dim": 64,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 8,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.4,
+    },
+}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -86,6 +100,16 @@ DENSE = {
     "GlmForCausalLM": Model("glm", {**PAD, "head_dim": 64, "attention_bias": True}),
     "Glm4ForCausalLM": Model("glm4", {**PAD, "head_dim": 128, "attention_bias": True}),
     "Ernie4_5ForCausalLM": Model("ernie4_5", {**PAD, "head_dim": 64}),
+    "Ministral3ForCausalLM": Model("ministral3", MINISTRAL3),
+    "MinistralForCausalLM": Model("ministral", {**PAD, "head_dim": 64, "sliding_window": 9}),
+    "SeedOssForCausalLM": Model("seed_oss", {**PAD, "head_dim": 64}),
+    "Olmo3ForCausalLM": Model("olmo3", {**PAD, **HEADS, "num_hidden_layers": 4, "sliding_window": 9}),
+    "ArceeForCausalLM": Model("arcee", {**PAD, **HEADS}),
+    "GemmaForCausalLM": Model("gemma", {**PAD, "head_dim": 64}),
+    "Exaone4ForCausalLM": Model("exaone4", {**PAD, "head_dim": 64, "num_hidden_layers": 4, "sliding_window": 9}),
+    "HunYuanDenseV1ForCausalLM": Model("hunyuan_v1_dense", {**PAD, "head_dim": 64, "rope_parameters": NTK}),
+    "ApertusForCausalLM": Model("apertus", {**PAD, **HEADS}),
+    "OlmoForCausalLM": Model("olmo", {**PAD, **HEADS, "clip_qkv": 2.0}),
 }
 LAYER_NORM = {
     "StableLmForCausalLM": Model("stablelm", {**HEADS, "use_parallel_residual": True}),
@@ -101,6 +125,9 @@ LAYER_NORM = {
     "GPTNeoXForCausalLM": Model("gpt_neox", {**HEADS, "hidden_act": "gelu"}),
     "OPTForCausalLM": Model("opt", {**HEADS, "ffn_dim": 80, "word_embed_proj_dim": 128, "init_std": 0.1}),
     "GPT2LMHeadModel": Model("gpt2", HEADS),
+    "NemotronForCausalLM": Model("nemotron", {**HEADS, "hidden_size": 64}),
+    "Jais2ForCausalLM": Model("jais2", HEADS),
+    "PersimmonForCausalLM": Model("persimmon", HEADS),
 }
 MIXTURES = {
     "MixtralForCausalLM": Model("mixtral", {"head_dim": 128, "num_local_experts": COUNT}, COUNT),

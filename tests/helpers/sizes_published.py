@@ -37,6 +37,10 @@ LLAMA4_TEXT = _of(5120, 8192, 48, 40, 8, 202048, 128) | {
     "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1,
     "interleave_moe_layer_step": 1, "attention_chunk_size": 8192, "model_type": "llama4_text",
 }  # fmt: skip
+CHATGLM = {
+    "hidden_size": 4096, "ffn_hidden_size": 13696, "num_attention_heads": 32, "kv_channels": 128,
+    "multi_query_group_num": 2, "multi_query_attention": True, "add_qkv_bias": True, "add_bias_linear": False,
+}  # fmt: skip
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.1-8B": ("LlamaForCausalLM", _of(4096, 14336, 32, 32, 8, 128256)),
@@ -265,6 +269,33 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Kimi-Linear-48B-A3B": ("KimiLinearForCausalLM", {}),
     "AFM-4.5B": ("ArceeForCausalLM", _of(2560, 18432, 36, 20, 4, 128004, 128)),
     "Apertus-8B": ("ApertusForCausalLM", _of(4096, 21504, 32, 32, 8, 131072)),
+    "Ministral-3-3B": ("Ministral3ForCausalLM", _of(3072, 9216, 26, 32, 8, 131072, 128, **TIED)),
+    "Ministral-3-8B": ("Ministral3ForCausalLM", _of(4096, 14336, 34, 32, 8, 131072, 128)),
+    "Olmo-3-7B": ("Olmo3ForCausalLM", _of(4096, 11008, 32, 32, 32, 100278, sliding_window=4096)),
+    "OLMo-7B": ("OlmoForCausalLM", _of(4096, 11008, 32, 32, 32, 50304)),
+    "EXAONE-4.0-1.2B": (
+        "Exaone4ForCausalLM",
+        _of(2048, 4096, 30, 32, 8, 102400, 64, sliding_window=None, layer_types=["full_attention"] * 30, **TIED),
+    ),
+    "persimmon-8b": ("PersimmonForCausalLM", _of(4096, 16384, 36, 64, None, 262144)),
+    "Jais-2-8B": ("Jais2ForCausalLM", _of(3328, 26624, 32, 26, 26, 150272, 128)),
+    # of classes that transformers lacks
+    "EXAONE-3.5-7.8B": (
+        "ExaoneForCausalLM",
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_layers": 32, "num_attention_heads": 32}
+        | {"num_key_value_heads": 8, "vocab_size": 102400, "tie_word_embeddings": False},
+    ),
+    "internlm2_5-7b": ("InternLM2ForCausalLM", _of(4096, 14336, 32, 32, 8, 92544, bias=False)),
+    "internlm3-8b": ("InternLM3ForCausalLM", _of(4096, 10240, 48, 32, 2, 128512, 128, bias=False, qkv_bias=False)),
+    "Baichuan2-7B": (
+        "BaichuanForCausalLM",
+        _of(4096, 11008, 32, 32, None, 125696, max_position_embeddings=4096, model_max_length=4096),
+    ),
+    "Baichuan2-13B": ("BaichuanForCausalLM", _of(5120, 13696, 40, 40, None, 125696, model_max_length=4096)),
+    "chatglm3-6b": ("ChatGLMModel", CHATGLM | {"num_layers": 28, "padded_vocab_size": 65024}),
+    "glm-4-9b-chat": ("ChatGLMModel", CHATGLM | {"num_layers": 40, "padded_vocab_size": 151552, "rope_ratio": 500}),
+    "MiMo-7B": ("MiMoForCausalLM", _of(4096, 11008, 36, 32, 8, 151680, 128, attention_bias=True)),
+    "solar-pro-preview": ("SolarForCausalLM", _of(5120, 17920, 64, 40, 10, 32128, sliding_window=2047)),
 }
 
 

@@ -51,7 +51,8 @@ def records(platform: str, names: Sequence[str]) -> dict[tuple[str, str], Record
 def test_every_native_decoder_is_judged_in_every_method() -> None:
     found = quantized_models(described(built_in_native_names()))
     names = [model.architecture for model in found]
-    assert {name for name in built_in_native_names() if name.endswith(("ForCausalLM", "LMHeadModel"))} == set(names)
+    decoders = ("ForCausalLM", "LMHeadModel", "ChatGLMModel")
+    assert {name for name in built_in_native_names() if name.endswith(decoders)} == set(names)
     assert {method for model in found for method in model.forms} == registry.CHECKPOINT_METHODS.keys() - {"gguf"}
     for model in found:
         for method, forms in model.forms.items():

@@ -11,6 +11,7 @@ from typing import Any
 import bfloat16_models
 import indexed_small
 import pooled_models
+import published_small
 import pytest
 import torch
 from every import every
@@ -57,7 +58,7 @@ def configurations() -> dict[str, dict[str, Any]]:
         found[name] = indexed_small.MODELS[kind]().to_dict()
     for model_class, config, fields in pooled_models.MODELS.values():
         found.setdefault(model_class.__name__, config(**fields).to_dict())
-    return found
+    return found | {name: model.config for name, model in published_small.MODELS.items()}
 
 
 def native(name: str) -> Part:

@@ -151,6 +151,8 @@ RECURRENT_GEMMA = LLAMA | {
     "model_type": "recurrent_gemma",
     "block_types": ["recurrent", "attention"],
 }
+APERTUS = LLAMA | {"architectures": ["ApertusForCausalLM"], "model_type": "apertus", "hidden_act": "xielu"}
+NEMOTRON = LLAMA | {"architectures": ["NemotronForCausalLM"], "model_type": "nemotron", "hidden_act": "relu2"}
 OLMO_HYBRID = LLAMA | {"architectures": ["OlmoHybridForCausalLM"], "model_type": "olmo_hybrid"}
 QWEN3_MOE_FP8 = LLAMA | {
     **{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8},
@@ -415,6 +417,8 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         (LFM3, ("--torchao-config", "int8dq")),
         (RECURRENT_GEMMA, ()),
         (OLMO_HYBRID, ()),
+        (APERTUS, ()),
+        (NEMOTRON, ()),
         (DEEPSEEK, ()),
         (GLM_DSA, ()),
         (AXK2, ()),
@@ -442,6 +446,8 @@ def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
         "lfm3-int8dq",
         "recurrent-gemma",
         "olmo-hybrid",
+        "apertus",
+        "nemotron",
         "deepseek",
         "glm-moe-dsa",
         "axk2",

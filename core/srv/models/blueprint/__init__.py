@@ -54,10 +54,14 @@ Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams"]
 
 
 class Temperature(NamedTuple):
-    """A factor for queries that grows with their position: 1 + scale ln(1 + floor((position + 1) / step))."""
+    """A factor for queries that grows with their position: 1 + scale ln(1 + floor((position + first) / step)).
+
+    `first`: the number of the first position.
+    """
 
     step: float
     scale: float
+    first: int = 1
 
 
 class Factors(NamedTuple):
@@ -65,6 +69,14 @@ class Factors(NamedTuple):
 
     kept: float = 1.0
     added: float = 1.0
+
+
+class SkipConnection(NamedTuple):
+    """The residual that layer `target` reads: `share` of that before layer `source`, and the rest of its own."""
+
+    source: int
+    target: int
+    share: float
 
 
 class Weight(NamedTuple):
@@ -237,8 +249,8 @@ class Tensors(Part):
 class Norm(Part):
     """An RMS norm, or a layer norm, which may have a bias.
 
-    `adds`: it is also computed together with an addition to the residual. `wide`: in float32, multiplying by 1 + weight
-    (Gemma). `learned`: it has a weight.
+    `adds`: it is also computed together with an addition to the residual. `wide`: it multiplies by 1 + weight, an RMS
+    norm in float32 (Gemma), a layer norm in the model's dtype (Nemotron). `learned`: it has a weight.
     """
 
     size: int
@@ -339,11 +351,11 @@ class Mixer(Part):
 class Attention(Mixer):
     """Grouped-query attention. `qkv`: the projections to queries, keys and values. `rope`: None without a rotation.
 
-    `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation. `unit_norm`: divides rotated
-    queries and keys by their root mean square. `gate`: a projection to a gate for each head, whose sigmoid multiplies
-    its result; `gated_queries`: each query is followed by such a gate of its size. `sinks`: scores that are learned.
-    `temperature`: of queries. `clip`: the largest absolute value of queries, keys and values, before the rotation and
-    after norms. The other fields are those of `srv.specs.AttentionLayer`.
+    `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation; with `norms_rotated`, after it.
+    `unit_norm`: divides rotated queries and keys by their root mean square. `gate`: a projection to a gate for each
+    head, whose sigmoid multiplies its result; `gated_queries`: each query is followed by such a gate of its size.
+    `sinks`: scores that are learned. `temperature`: of queries. `clip`: the largest absolute value of queries, keys and
+    values, before the rotation and after norms. The other fields are those of `srv.specs.AttentionLayer`.
     """
 
     qkv: Linear
@@ -366,6 +378,7 @@ class Attention(Mixer):
     gated_queries: bool = False
     temperature: Temperature | None = None
     clip: float | None = None
+    norms_rotated: bool = False
 
     def layer(self, index: int) -> AttentionLayer:
         """The layer with number `index` as backends receive it."""
@@ -433,6 +446,13 @@ class MLP(Part):
             yield OpUse(GELU, {"dim": self.inner}, own="torch's operators")
         else:
             yield torch_op(self.activation.removesuffix("_gated"), self.inner)
+
+
+@dataclass(frozen=True)
+class LearnedMLP(MLP):
+    """An MLP without a gate whose activation has parameters."""
+
+    learned: Tensors = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -577,12 +597,14 @@ class DecoderStack(Stack):
     """`before`: what is added to embeddings, and their norm. `after`: the last norm, and what precedes it.
 
     `factor`: multiplies embeddings, rounded to `factor_dtype` or, if that is "", to the model's; None: not rounded.
+    `skips`: those to one layer in their order.
     """
 
     before: tuple[Part, ...]
     after: tuple[Part, ...]
     factor: float = 1.0
     factor_dtype: str | None = None
+    skips: tuple[SkipConnection, ...] = ()
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         yield self.embedding.name, self.embedding

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from srv.models.blueprint import MLP, Attention, Experts, Part, Recurrent, Tensors, Weight
+from srv.models.blueprint import Attention, Experts, Part, Recurrent, Weight
 from srv.specs import CacheSpec, FullAttention, SlidingWindow
 
 
@@ -39,13 +39,6 @@ class UnevenAttention(Attention):
         if self.window is None:
             return FullAttention((), self.kv_heads, self.head_dim, self.value_dim)
         return SlidingWindow((), self.kv_heads, self.head_dim, self.value_dim, self.window)
-
-
-@dataclass(frozen=True)
-class LearnedMLP(MLP):
-    """An MLP whose activation has parameters."""
-
-    learned: Tensors = field(kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def load_dummy(
             meter.add(view.nbytes, name)
             continue
         mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-        _fill_normal(view, slices.get(name), mean, generator)
+        _fill_normal(view if view.dim() else view.unsqueeze(0), slices.get(name), mean, generator)
         meter.add(view.nbytes, name)
 
 

@@ -109,9 +109,17 @@ class SizedRules:
     """The rules of a checkpoint with the sizes of one model.
 
     `attention`: the layers of the whole model. `rotary_dim`: the dimensions per head whose rotary pairs are adjacent.
+    `unit_rows`: the names of matrices whose rows are divided by their norms.
     """
 
-    def __init__(self, mapping: WeightMapping, attention: Sequence[AttentionLayer], rotary_dim: int) -> None:
+    def __init__(
+        self,
+        mapping: WeightMapping,
+        attention: Sequence[AttentionLayer],
+        rotary_dim: int,
+        unit_rows: Collection[str] = (),
+    ) -> None:
+        self.unit_rows = unit_rows
         gated = mapping.rotary is not None and mapping.rotary.gated_queries
         self.mapping, self._rotary_dim = mapping, rotary_dim
         self._attention = tuple(map(_with_gates, attention) if gated else attention)

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from srv.dtypes import FLOATS
@@ -91,6 +92,8 @@ class RuleStorage(StorageFormat):
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         stored = stored.t() if self._is_transposed(name) else stored
+        if name.removesuffix(_WEIGHT) in self._rules.unit_rows:
+            stored = F.normalize(stored.float())
         if self._is_quantized:
             return {each: self._permuted(each, tensor) for each, tensor in self._inner.convert(name, stored).items()}
         parts, tensor = self._split(name), self._permuted(name, stored)

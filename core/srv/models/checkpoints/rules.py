@@ -1,6 +1,6 @@
-"""What a checkpoint stores otherwise than the layers hold it, as data: rules that rename, split, transpose and permute.
+"""What a checkpoint stores otherwise than the layers hold it, as data: rules that rename, split, transpose or permute.
 
-    tensor of the checkpoint ── rename ── transpose ── permute the rows ── split ──► tensors of the layers
+    tensor of the checkpoint ── rename ── transpose ── scale and permute the rows ── split ──► tensors of the layers
 
 An architecture lists its rules; most need only a `Rename`. Loaders apply them, and plans read them backwards, from the
 names of layers to those of the checkpoint (`WeightMapping`). Torch-free. Must not know the sizes of a model
@@ -95,8 +95,18 @@ class StackedExperts(NamedTuple):
     columns: Literal["halves", "pairs"]
 
 
-Rule: TypeAlias = Rename | Skip | Split | Transpose | Permute | PermuteRotary | StackedExperts
-RULES = (Rename, Skip, Split, Transpose, Permute, PermuteRotary, StackedExperts)
+class UnitRows(NamedTuple):
+    """A matrix whose rows the layers hold divided by their Euclidean norms (the NormHead of Baichuan 2).
+
+    `matrix`: its whole name in the layers. `applies`: from the fields of the configuration to whether they do.
+    """
+
+    matrix: str
+    applies: Callable[[Mapping[str, Any]], bool]
+
+
+Rule: TypeAlias = Rename | Skip | Split | Transpose | Permute | PermuteRotary | StackedExperts | UnitRows
+RULES = (Rename, Skip, Split, Transpose, Permute, PermuteRotary, StackedExperts, UnitRows)
 _Kind = TypeVar("_Kind", bound=Rule)
 
 
@@ -111,6 +121,7 @@ class WeightMapping:
         self.transposed = tuple(matrix for rule in self._of(Transpose) for matrix in rule.matrices)
         self.permuted = {rule.matrix: rule.rows for rule in self._of(Permute)}
         self.rotary = next(iter(self._of(PermuteRotary)), None)
+        self.unit_rows = self._of(UnitRows)
         self.expert_columns: ExpertColumns = next((rule.columns for rule in self._of(StackedExperts)), "")
 
     def _of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:

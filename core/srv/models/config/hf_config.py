@@ -45,7 +45,15 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim", "hidden_dim", "n_embed"),
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"),
-    "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx"),
+    "context": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "max_sequence_length",
+        "n_ctx",
+        "model_max_length",
+    ),
 }
 # Configuration fields of models that have state other than keys and values.
 OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")

@@ -32,10 +32,11 @@ def sized_rules(facts: ModelFacts, tree: Part) -> SizedRules | None:
     if facts.format == "gguf" or mapping.only_renames:
         return None
     layers, rotary, rotary_dim = derive.attention_layers(tree), mapping.rotary, 0
+    fields = with_defaults(facts.architecture, facts.config)
     if rotary is not None and layers:
-        fields = with_defaults(facts.architecture, facts.config)
         rotary_dim = layers[0].head_dim if rotary.dims is None else rotary.dims(fields)
-    return SizedRules(mapping, layers, rotary_dim)
+    unit_rows = [rule.matrix for rule in mapping.unit_rows if rule.applies(fields)]
+    return SizedRules(mapping, layers, rotary_dim, unit_rows)
 
 
 def fused_mapping(facts: ModelFacts, method: QuantMethod | None) -> WeightMapping | None:
@@ -81,6 +82,7 @@ def check_rules(facts: ModelFacts, tree: Part, method: QuantMethod, ranks: int =
     types = {name: dtype for name, dtype in named if name is not None}
     clause = _stacked_experts(facts, method, mapping, types)
     clause = clause or _transposed(mapping, method, types) or _permuted(facts, method, rules, types)
+    clause = clause or _unit_rows(rules, types)
     if clause is None and ranks > 1:
         clause = NOT_IN_ORDER
     if clause is not None:
@@ -146,6 +148,13 @@ def _transposed(mapping: WeightMapping, method: QuantMethod, types: Mapping[str,
     for name, dtype in types.items():
         if dtype not in FLOATS and mapping.is_transposed(name):
             return f"{name} has its inputs as rows"
+    return None
+
+
+def _unit_rows(rules: SizedRules, types: Mapping[str, str]) -> str | None:
+    for matrix in rules.unit_rows:
+        if any(name.startswith(f"{matrix}.") and dtype not in FLOATS for name, dtype in types.items()):
+            return f"the rows of {matrix} are divided by their norms, which quantized ones cannot be"
     return None
 
 

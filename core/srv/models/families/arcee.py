@@ -1,4 +1,4 @@
-"""Arcee: Llama with squared ReLU. Its sizes alone are known. Torch-free."""
+"""Arcee: Llama whose MLP has squared ReLU in place of a gate."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from typing import Any
 
 from srv.models.blueprint import Part
 from srv.models.families.architecture import Architecture
-from srv.models.families.builders import parts
-from srv.models.families.builders.without_layers import common, sizes, uniform
+from srv.models.families.builders import layer_norm, parts
+from srv.models.families.builders.decoder_fields import decoder_sizes
+from srv.models.families.llama import LLAMA_DEFAULTS
 
 
-def arcee(c: Mapping[str, Any]) -> Part:
-    base = sizes(c)
-    return uniform(
-        base, parts.attention(base, bias=bool(c["attention_bias"])), parts.mlp(base, bool(c["mlp_bias"]), "relu2")
-    )
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, bias = decoder_sizes(config, reads=("hidden_act",)), bool(config["attention_bias"])
+    mlp = parts.mlp(sizes, bool(config["mlp_bias"]), layer_norm.activation(config, "hidden_act"))
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, parts.attention(sizes, bias=bias), mlp))
 
 
 ARCHITECTURE = Architecture(
     name="ArceeForCausalLM",
-    tree=arcee,
-    defaults=common(32000, 2560, 18432, 32, 32, None, 4096, mlp_bias=False),
-    layers=None,
-    model_type="arcee",
+    tree=tree,
+    defaults={
+        **LLAMA_DEFAULTS,
+        "hidden_size": 2560,
+        "intermediate_size": 18432,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 128001,
+    },
 )

@@ -1,30 +1,32 @@
-"""OLMo 3: as OLMo 2, with a window in most layers. Its sizes alone are known. Torch-free."""
+"""OLMo 3: OLMo 2 with a window in all but every fourth layer. RoPE is scaled in layers with full attention alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.blueprint import Part
+from srv.models.blueprint import Attention, Part, alike
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
-from srv.models.families.builders.sandwich import sandwich_decoder
-from srv.models.families.builders.without_layers import attention_of_layers, common, every, sizes, windows
+from srv.models.families.builders.decoder_fields import decoder_sizes, windows_of_pattern
+from srv.models.families.builders.sandwich import local_rope, sandwich_decoder, with_rope_of
+from srv.models.families.olmo2 import OLMO_DEFAULTS
 
 
-def olmo3(c: Mapping[str, Any]) -> Part:
-    """As OLMo 2; all but every fourth layer have a window."""
-    base = sizes(c)
-    mixers = attention_of_layers(
-        base, windows(c, every(4)), norms=parts.joint_norms(base), bias=bool(c["attention_bias"])
-    )
-    return sandwich_decoder(base, mixers, parts.mlp(base), before=False)
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes = decoder_sizes(with_rope_of(config, "full_attention", "rope_theta"))
+    local, norms = local_rope(config, sizes.head_dim, "rope_theta"), parts.joint_norms(sizes)
+
+    def attention(window: int | None) -> Attention:
+        rope = None if window is None else local
+        return parts.attention(sizes, bias=bool(config["attention_bias"]), norms=norms, rope=rope, window=window)
+
+    mixers = alike(windows_of_pattern(config, sizes.layers), attention)
+    return sandwich_decoder(sizes, mixers, parts.mlp(sizes), before=False)
 
 
 ARCHITECTURE = Architecture(
     name="Olmo3ForCausalLM",
-    tree=olmo3,
-    defaults=common(50304, 4096, 11008, 32, 32, None, 2048, sliding_window=4096),
-    layers=None,
-    model_type="olmo3",
+    tree=tree,
+    defaults={**OLMO_DEFAULTS, "rope_theta": 500000.0, "sliding_window": 4096, "sliding_window_pattern": 4},
 )

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases of queries, keys and values. Its sizes alone are known. Torch-free."""
+"""Seed-OSS: Llama with biases of queries, keys and values, and others by a field each."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 from srv.models.blueprint import Part
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
-from srv.models.families.builders.without_layers import common, sizes, uniform
+from srv.models.families.builders.decoder_fields import DEFAULTS, decoder_sizes
 
 
-def seed_oss(c: Mapping[str, Any]) -> Part:
-    base = sizes(c)
-    mixer = parts.attention(base, bias=bool(c["attention_bias"]), output_bias=bool(c["attention_out_bias"]))
-    return uniform(base, mixer, parts.mlp(base, bool(c["mlp_bias"])))
+def tree(config: Mapping[str, Any]) -> Part:
+    sizes, output_bias = decoder_sizes(config), bool(config["attention_out_bias"])
+    attention = parts.attention(sizes, bias=bool(config["attention_bias"]), output_bias=output_bias)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, parts.mlp(sizes, bool(config["mlp_bias"]))))
 
 
 ARCHITECTURE = Architecture(
     name="SeedOssForCausalLM",
-    tree=seed_oss,
-    defaults=common(
-        155136,
-        4096,
-        27648,
-        64,
-        80,
-        8,
-        524288,
-        head_dim=128,
-        attention_bias=True,
-        attention_out_bias=False,
-        mlp_bias=False,
-    ),
-    layers=None,
+    tree=tree,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 155136,
+        "hidden_size": 4096,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "eos_token_id": 2,
+    },
     model_type="seed_oss",
 )

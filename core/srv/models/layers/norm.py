@@ -54,6 +54,21 @@ class LayerNorm(Norm):
         return views if self.bias is None else {**views, f"{self.name}.bias": self.bias}
 
 
+class UnitOffsetLayerNorm(LayerNorm):
+    """As `LayerNorm`, with 1 + weight in place of the weight (Nemotron); `prepare_loaded` computes the sum."""
+
+    def __init__(self, context: BuildContext, dim: int, eps: float, bias: bool = True) -> None:
+        super().__init__(context, dim, eps, bias)
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones_like(self.weight), persistent=False)
+
+    def prepare_loaded(self) -> None:
+        torch.add(self.weight, 1, out=self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.dim, self.scale, self.bias, self.eps)
+
+
 class RMSNorm(Norm):
     """x / rms(x) · weight (Zhang and Sennrich 2019, arXiv:1910.07467), optionally fused with a residual addition."""
 

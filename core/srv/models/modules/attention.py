@@ -40,6 +40,7 @@ class Attention(Mixer):
         self.divided_norms = DividedNorms.of(part, place)
         divides = self.divided_norms is not None
         self.q_norm, self.k_norm = (None if divides else _head_norm(norm, place) for norm in (part.q_norm, part.k_norm))
+        self._norms_rotated = part.norms_rotated
         self._joint_norms = part.q_norm is not None and part.q_norm.size != dim  # over all heads together
         self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
         if part.rope is not None:
@@ -60,16 +61,16 @@ class Attention(Mixer):
         q, k, v = qkv.split_with_sizes(self.head_counts, 1)
         if self._gated_queries:
             q, gate = q.view(-1, layer.heads, 2, layer.head_dim).unbind(2)
-        if self.divided_norms is not None:
-            q, k = self.divided_norms.forward(q, k)
-        elif self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        if not self._norms_rotated:
+            q, k = self._normed(q, k)
         if self._clip is not None:
             q, k, v = (each.clamp(-self._clip, self._clip) for each in (q, k, v))
         if self._rotary is not None:
             q, k = self._rotary(q, k, self.cos_sin, inputs.positions)
         elif not self._bidirectional:
             q, k = q.contiguous(), k.contiguous()  # as backends receive them from the rotary op
+        if self._norms_rotated:
+            q, k = self._normed(q, k)
         if self._unit_norm is not None:
             dim = layer.head_dim
             q = self._unit_norm.forward(q.reshape(-1, dim)).view(q.shape)
@@ -83,7 +84,14 @@ class Attention(Mixer):
             attended = attended * self.gate_proj.kernel(x).sigmoid().unsqueeze(-1)
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
 
-    def _normed(self, norm: Norm | HeadNorms, x: Tensor) -> Tensor:
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.divided_norms is not None:
+            return self.divided_norms.forward(q, k)
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self._norm_of(self.q_norm, q), self._norm_of(self.k_norm, k)
+
+    def _norm_of(self, norm: Norm | HeadNorms, x: Tensor) -> Tensor:
         """Queries or keys [T, heads, D], which are views of the rows of one matrix, after their norm."""
         if isinstance(norm, HeadNorms):
             return norm.forward(x)

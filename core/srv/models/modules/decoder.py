@@ -50,6 +50,8 @@ class Decoder(NativeModel):
         self.first = nn.ModuleList(_first(each, place) for each in part.before)
         self.stack = tuple(self._made(part.layers[index], place, index) for index in range(len(part.layers)))
         self.layers = nn.ModuleList(self.stack)
+        self.skips = part.skips
+        self.skip_points = frozenset(index for skip in part.skips for index in (skip.source, skip.target))
         *mixing, norm = part.after
         self.stream_head = next((StreamMixer(each, place) for each in mixing if isinstance(each, StreamMixing)), None)
         assert isinstance(norm, blueprint.Norm)
@@ -99,11 +101,22 @@ class Decoder(NativeModel):
         for part in self.first:
             residual = part(residual, inputs)
         x: Tensor | None = None
-        for layer in self.stack:
+        kept: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.stack):
+            if index in self.skip_points:
+                x, residual = None, self._skipped(index, residual if x is None else residual + x, kept)
             x, residual = layer.forward(x, residual, inputs, context)
         if self.stream_head is not None:
             residual = self.stream_head.forward(residual)
         return joined(self.norm, x, residual)[0]
+
+    def _skipped(self, index: int, residual: Tensor, kept: dict[int, Tensor]) -> Tensor:
+        """The residual that a layer reads. `kept`: those before layers that later ones read again, by their numbers."""
+        kept[index] = residual
+        for skip in self.skips:
+            if skip.target == index:
+                residual = kept[skip.source] * skip.share + residual * (1 - skip.share)
+        return residual
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Without an output layer, those of the embedding matrix: they mean nothing, and no request is given them."""

@@ -52,8 +52,12 @@ class MLP(nn.Module):
         if op == blueprint.SILU or (op == blueprint.GELU and ops.offers(op, args)):
             self._activate: Callable[[Tensor], Tensor] = ops.bind(op, args)
         else:
-            self._activate = ACTIVATIONS[part.activation]
+            self._activate = self.own_activation(part, place)
             ops.note_own(op, args, TORCH)
+
+    def own_activation(self, part: blueprint.MLP, place: Place) -> Callable[[Tensor], Tensor]:
+        """The activation where no op computes it."""
+        return ACTIVATIONS[part.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -74,6 +78,35 @@ class ScaledMLP(MLP):
     def forward(self, x: Tensor) -> Tensor:
         up = (self.gate_up_proj.kernel(x) * self.factors).to(x.dtype)
         return self.down_proj.kernel(self._activate(up)) * self.factor
+
+
+class XIELU(WeightModule):
+    """An activation with two learned slopes, for positive and negative inputs (Huang et al. 2024, arXiv:2411.13010).
+
+    Its two constants, beta and eps, are stored with them.
+    """
+
+    def __init__(self, part: blueprint.Tensors, place: Place) -> None:
+        super().__init__()
+        self.prefix = place.within(part).prefix
+        self.values = {name: place.context.empty(*shape) for name, shape in part.shapes.items()}
+        self.positive, self.negative, self.beta, self.eps = self.values.values()
+
+    def forward(self, x: Tensor) -> Tensor:
+        above, below = F.softplus(self.positive) * x * x, torch.expm1(torch.minimum(x, self.eps)) - x
+        return torch.where(x > 0, above, below * (self.beta + F.softplus(self.negative))) + self.beta * x
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return {f"{self.prefix}.{name}": value for name, value in self.values.items()}
+
+
+class LearnedMLP(MLP):
+    """An MLP whose activation has parameters, of which each rank has all (Apertus)."""
+
+    def own_activation(self, part: blueprint.MLP, place: Place) -> Callable[[Tensor], Tensor]:
+        assert isinstance(part, blueprint.LearnedMLP)
+        self.act_fn = XIELU(part.learned, place)
+        return self.act_fn.forward
 
 
 class ChoiceBias(WeightModule):
@@ -136,6 +169,8 @@ class MoE(nn.Module):
 def feed_forward(part: blueprint.MLP | blueprint.MoE, place: Place) -> MLP | MoE:
     if isinstance(part, blueprint.MoE):
         return MoE(part, place)
+    if isinstance(part, blueprint.LearnedMLP):
+        return LearnedMLP(part, place)
     is_scaled = (part.gate_factor, part.factor) != (1.0, 1.0)
     return ScaledMLP(part, place) if is_scaled else MLP(part, place)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from srv.models import blueprint
 from srv.models.blueprint.latent import GatedNorm
 from srv.models.checkpoints.slices import Slice
-from srv.models.layers.norm import LayerNorm, Norm, RMSNorm, UnitOffsetRMSNorm
+from srv.models.layers.norm import LayerNorm, Norm, RMSNorm, UnitOffsetLayerNorm, UnitOffsetRMSNorm
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.place import Place
@@ -21,7 +21,8 @@ def make_norm(part: blueprint.Norm, place: Place) -> Norm:
     if isinstance(part, GatedNorm):
         made: Norm = GatedRMSNorm(part, place)
     elif not part.rms:
-        made = LayerNorm(place.context, part.size, part.eps, part.bias)
+        kind = UnitOffsetLayerNorm if part.wide else LayerNorm
+        made = kind(place.context, part.size, part.eps, part.bias)
     elif part.wide:
         made = UnitOffsetRMSNorm(place.context, part.size, part.eps, part.adds)
     else:

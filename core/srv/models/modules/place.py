@@ -27,7 +27,8 @@ class PositionTables:
     def query_factors(self, temperature: Temperature) -> Tensor:
         """float32 [positions, 1, 1]."""
         if temperature not in self._factors:
-            steps = torch.floor(torch.arange(1, self.positions + 1, dtype=torch.float32) / temperature.step)
+            numbers = torch.arange(temperature.first, self.positions + temperature.first, dtype=torch.float32)
+            steps = torch.floor(numbers / temperature.step)
             factors = torch.log1p(steps) * temperature.scale + 1.0
             self._factors[temperature] = factors.view(-1, 1, 1).to(self._device)
         return self._factors[temperature]

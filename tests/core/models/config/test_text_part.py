@@ -10,8 +10,9 @@ import pytest
 import torch
 from engine_small import engine, messages, saved_small
 from every import every
+from fp8_weights import FORMS, quantized
 from models_small import SIZES, built, edit_config, expected_logits, our_logits, randomized, tokens_of
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, Gemma3nForCausalLM
 
 from srv.cli.main import main
@@ -132,20 +133,36 @@ def test_a_language_model_beside_parts_for_images_and_audio(tmp_path: Path) -> N
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-3)
 
 
-def test_the_sizes_of_a_language_model_without_native_layers_are_known(tmp_path: Path) -> None:
-    """Mistral 3 has one of Ministral 3, whose configuration names no class."""
-    text = {**TEXT, "model_type": "ministral3"}
-    model = VisionModel("mistral3", text_config=text)
-    config = {**model.model.config.to_dict(), "architectures": ["Mistral3ForConditionalGeneration"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    facts = read_facts(tmp_path)
-    assert (facts.architecture, facts.unknown_sizes) == ("Ministral3ForCausalLM", None)
+def test_ministral_3_in_fp8_within_mistral_3(tmp_path: Path) -> None:
+    """As published: a text configuration that names no class, one scale per matrix, and unread scales of inputs."""
+    form = FORMS["fp8, names of transformers"]
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 16.0, "original_max_position_embeddings": 4}
+    own = {**TEXT, "model_type": "ministral3", "rope_parameters": {**rope, "llama_4_scaling_beta": 0.4}}
+    model = VisionModel("mistral3", text_config=own)
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in stored if "language_model" in name and name.endswith("_proj.weight")]:
+        layer = name.removesuffix(".weight")
+        stored[name], stored[f"{layer}.weight_scale_inv"], same = quantized(stored[name], form)
+        stored[f"{layer}.activation_scale"] = torch.tensor(2.0)
+        with torch.no_grad():
+            model.model.get_parameter(name.replace("language_model.model.", "model.language_model.")).copy_(same)
+    save_file(stored, tmp_path / "model.safetensors")
+    skipped = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    stated = {"quant_method": "fp8", "activation_scheme": "static", "dequantize": False, "weight_block_size": None}
+    edit_config(tmp_path, quantization_config={**stated, "modules_to_not_convert": skipped})
+    facts, tokens = read_facts(tmp_path), tokens_of(model)
+    assert (facts.text_part_of, facts.architecture) == ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM")
+    ours = built(tmp_path, impl="srv")
+    torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-3)
+    (tmp_path / "model.safetensors").unlink()
+    alone = read_facts(tmp_path)
     text = [tensor for name, tensor in model.model.named_parameters() if "language_model" in name or "lm_head" in name]
-    assert facts.parameters == sum(tensor.numel() for tensor in text)
+    assert (alone.parameters, alone.unknown_sizes) == (sum(tensor.numel() for tensor in text), None)
 
 
 def test_a_language_model_without_native_layers_runs_through_transformers(tmp_path: Path) -> None:
-    text = {**TEXT, "model_type": "olmo"}
+    text = {**TEXT, "model_type": "helium"}
     model = VisionModel("llava", text_config=text)
     model.save_pretrained(tmp_path)
     tokens = tokens_of(model)

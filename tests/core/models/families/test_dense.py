@@ -18,6 +18,7 @@ from thread_ranks import on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from srv.models import derive
+from srv.models.blueprint import Attention, walk
 from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.models.unsupported import UnsupportedConfig
@@ -50,6 +51,19 @@ LLAMA4 = {
 }
 OLMOE = {**PAD, "num_experts": 7, "num_experts_per_tok": 3}
 GPT_OSS = {**PAD, "head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 16.0, "original_max_position_embeddings": 4}
+MINISTRAL3 = {
+    **PAD,
+    "head_dim": 8,
+    "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4},
+}
+MINISTRAL = {**PAD, "head_dim": 8, "sliding_window": 5}
+SEED_OSS = {**PAD, "head_dim": 16}
+OLMO3 = {**PAD, "num_hidden_layers": 4, "sliding_window": 5}
+EXAONE4_KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+EXAONE4 = {**PAD, "head_dim": 8, "num_hidden_layers": 4, "sliding_window": 5, "sliding_window_pattern": 4}
+NTK = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 50.0, "factor": 1.0}
+HUNYUAN = {**PAD, "head_dim": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", GEMMA2),
     "gemma2 with other layers and logits": (
@@ -105,6 +119,67 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ernie4_5": ("ernie4_5", {**PAD, "head_dim": 8}),
     "ernie4_5 with biases": ("ernie4_5", {**PAD, "head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
+    "ministral3": ("ministral3", MINISTRAL3),
+    "ministral3 with a window and the default of its RoPE": (
+        "ministral3",
+        {**PAD, "head_dim": 8, "sliding_window": 5, "tie_word_embeddings": True},
+    ),
+    "ministral": ("ministral", MINISTRAL),
+    "ministral by layer types": (
+        "ministral",
+        {**MINISTRAL, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "ministral without windows": (
+        "ministral",
+        {**MINISTRAL, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
+    ),
+    "seed_oss": ("seed_oss", SEED_OSS),
+    "seed_oss with all biases": ("seed_oss", {**SEED_OSS, "attention_out_bias": True, "mlp_bias": True}),
+    "seed_oss without biases": ("seed_oss", {**SEED_OSS, "attention_bias": False, "tie_word_embeddings": True}),
+    "olmo3": ("olmo3", OLMO3),
+    "olmo3 with biases, and RoPE scaled in the layer with full attention": (
+        "olmo3",
+        {**OLMO3, "attention_bias": True, "rope_scaling": {**YARN, "attention_factor": 1.2}},
+    ),
+    "arcee": ("arcee", PAD),
+    "arcee with biases": (
+        "arcee",
+        {
+            **PAD,
+            "head_dim": 16,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu",
+            "rope_parameters": YARN,
+        },
+    ),
+    "gemma": ("gemma", {**PAD, "head_dim": 8}),
+    "gemma with biases": (
+        "gemma",
+        {**PAD, "head_dim": 16, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False},
+    ),
+    "exaone4": ("exaone4", EXAONE4),
+    "exaone4 by layer types": ("exaone4", {**EXAONE4, "layer_types": EXAONE4_KINDS, "sliding_window_pattern": None}),
+    "exaone4 without windows": (
+        "exaone4",
+        {**EXAONE4, "sliding_window": None, "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True},
+    ),
+    "hunyuan": ("hunyuan_v1_dense", HUNYUAN),
+    "hunyuan with another base and biases": (
+        "hunyuan_v1_dense",
+        {**HUNYUAN, "attention_bias": True, "tie_word_embeddings": True, "rope_parameters": NTK},
+    ),
+    "apertus": ("apertus", PAD),
+    "apertus with biases and another RoPE": (
+        "apertus",
+        {**PAD, "attention_bias": True, "tie_word_embeddings": True, "rope_parameters": ROPE},
+    ),
+    "apertus with an activation without parameters": ("apertus", {**PAD, "hidden_act": "relu2"}),
+    "olmo": ("olmo", PAD),
+    "olmo with bounds and biases": (
+        "olmo",
+        {**PAD, "clip_qkv": 0.8, "attention_bias": True, "tie_word_embeddings": True},
+    ),
 }
 SHARDED = [
     "gemma2 with other layers and logits",
@@ -114,6 +189,13 @@ SHARDED = [
     "ernie4_5 with biases",
     "llama4",
     "gpt_oss",
+    "ministral3",
+    "olmo3 with biases, and RoPE scaled in the layer with full attention",
+    "arcee with biases",
+    "gemma",
+    "exaone4",
+    "hunyuan",
+    "apertus with biases and another RoPE",
 ]
 
 
@@ -218,6 +300,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
     assert [result.cached_tokens for result in hits] == [0, 16, 32]
 
 
+WINDOWS = ["sliding_attention"] * 3
 CAPS = {"ARCH__attn_logit_softcapping": 2.0, "ARCH__final_logit_softcapping": 30.0}
 
 
@@ -261,6 +344,20 @@ def test_gguf_logits_equal_transformers(
         ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
         ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0]}, "attn_type_list with layers of linear attention"),
         ("MiniMaxM2ForCausalLM", {"head_dim": 10, "rotary_dim": 3}, "3 rotated dimensions of 10"),
+        ("MinistralForCausalLM", {"sliding_window": None, "layer_types": WINDOWS}, "without a sliding_window"),
+        ("Ministral3ForCausalLM", {"rope_parameters": {**ROPE, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+        ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": WINDOWS}, "without a sliding_window"),
+        ("Exaone4ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
+        ("Olmo3ForCausalLM", {"sliding_window": None}, "sliding_window = None of layers of sliding_attention"),
+        ("SeedOssForCausalLM", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("HunYuanDenseV1ForCausalLM", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("ArceeForCausalLM", {"hidden_act": "mish"}, "hidden_act = 'mish'"),
+        ("ApertusForCausalLM", {"hidden_act": "mish"}, "hidden_act = 'mish'"),
+        ("ApertusForCausalLM", {"qk_norm": False}, "qk_norm = False"),
+        ("ApertusForCausalLM", {"post_norm": True}, "post_norm = True"),
+        ("GemmaForCausalLM", {"hidden_act": "silu"}, "hidden_act = 'silu'"),
+        ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("OlmoForCausalLM", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ("Glm4ForCausalLM", {"partial_rotary_factor": 0.3, "head_dim": 10}, "3 rotated dimensions of 10"),
     ],
 )
@@ -269,6 +366,14 @@ def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: 
     native_tree(name, base)
     with pytest.raises(UnsupportedConfig, match=re.escape(named)):
         native_tree(name, {**base, **fields})
+
+
+def test_the_letters_of_a_pattern_say_which_layers_have_windows() -> None:
+    """As in EXAONE 4 32B, where layers with full attention have no rotation. transformers needs `layer_types`."""
+    fields = {**SIZES, "num_hidden_layers": 5, "sliding_window": 9, "sliding_window_pattern": "LLG"}
+    mixers = [each for _, each in walk(native_tree("Exaone4ForCausalLM", fields)) if isinstance(each, Attention)]
+    assert [each.window for each in mixers] == [9, 9, None, 9, None]
+    assert [each.rope is None for each in mixers] == [False, False, True, False, True]
 
 
 def test_experts_that_are_not_in_mxfp4_as_stated_are_loaded_as_stored(tmp_path: Path) -> None:

@@ -89,6 +89,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt without biases": ("opt", {**OPT, "enable_bias": False, "tie_word_embeddings": False}),
     "gpt2": ("gpt2", N_SIZES),
     "gpt2 with a narrow mlp": ("gpt2", {**N_SIZES, "n_inner": 80, "activation_function": "relu"}),
+    "nemotron": ("nemotron", {"head_dim": 8}),
+    "nemotron with biases": (
+        "nemotron",
+        {**QUARTER, "head_dim": 16, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+    ),
+    "jais2": ("jais2", {}),
+    "jais2 without biases": ("jais2", {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}),
+    "persimmon": ("persimmon", {"num_attention_heads": 3}),
+    "persimmon without norms of heads": (
+        "persimmon",
+        {**QUARTER, "qk_layernorm": False, "hidden_act": "relu", "tie_word_embeddings": True},
+    ),
     "xglm without a scale": ("xglm", {**XGLM, "scale_embedding": False, "activation_function": "relu"}),
 }
 SHARDED = [
@@ -101,6 +113,9 @@ SHARDED = [
     "xglm",
     "cohere2",
     "gpt2 with a narrow mlp",
+    "nemotron with biases",
+    "jais2",
+    "persimmon without norms of heads",
 ]
 
 

@@ -1,1 +1,1 @@
-"""OLMo 3 and a method of 4-bit weights for `srv`, each in two files: facts without torch, and layers."""
+"""An architecture and a method of 4-bit weights for `srv`, each in two files: facts without torch, and layers."""

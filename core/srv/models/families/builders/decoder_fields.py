@@ -86,6 +86,12 @@ def decoder_sizes(config: Mapping[str, Any], reads: Collection[str] = ()) -> Siz
     )
 
 
+def with_default_rope(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with these RoPE parameters, if it states none."""
+    stated = config.get("rope_parameters") or config.get("rope_scaling")
+    return dict(config) if stated else {**config, "rope_parameters": parameters}
+
+
 def one_window(config: Mapping[str, Any]) -> int | None:
     """The sliding window of layers which all have the same one; null and numbers below 1 are none."""
     window = config.get("sliding_window")

@@ -22,12 +22,13 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 
-def norm(sizes: Sizes, name: str, bias: bool = True) -> Norm:
+def norm(sizes: Sizes, name: str, bias: bool = True, wide: bool = False) -> Norm:
     """A layer norm of hidden states."""
-    return Norm(sizes.hidden_size, sizes.norm_eps, rms=False, bias=bias, name=name)
+    return Norm(sizes.hidden_size, sizes.norm_eps, rms=False, bias=bias, wide=wide, name=name)
 
 
 def head_norms(sizes: Sizes, *, joint: bool = False) -> tuple[HeadNorms, HeadNorms]:
@@ -50,6 +51,7 @@ def decoder(
     order: Order = "sequence",
     separate_norms: bool = True,
     norm_bias: bool = True,
+    wide: bool = False,
     before: tuple[Part, ...] = (),
     output_bias: bool = False,
     factor: float = 1.0,
@@ -58,8 +60,10 @@ def decoder(
     """A decoder whose norms are layer norms. `separate_norms`: each part of a layer has one, which parts that are
     "parallel" need not. The others are fields of `Layer`, `Norm` and `Decoder`.
     """
-    first, last = norm(sizes, parts.BEFORE_MIXER, norm_bias), norm(sizes, "norm", norm_bias)
-    between = (norm(sizes, parts.BEFORE_MLP, norm_bias),) if separate_norms else ()
+    first, second, last = (
+        norm(sizes, name, norm_bias, wide) for name in (parts.BEFORE_MIXER, parts.BEFORE_MLP, "norm")
+    )
+    between = (second,) if separate_norms else ()
     made = alike(parts.of_layers(sizes, attention), lambda each: Layer((first,), (each,), between, mlp, order=order))
     return parts.decoder(
         sizes,

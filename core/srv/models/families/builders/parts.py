@@ -28,6 +28,7 @@ from srv.models.blueprint import (
     Output,
     Part,
     SinglePartLayer,
+    SkipConnection,
     Temperature,
     Tensors,
     alike,
@@ -204,6 +205,7 @@ def decoder(
     output_bias: bool = False,
     factor: float = 1.0,
     factor_dtype: str | None = None,
+    skips: tuple[SkipConnection, ...] = (),
     logits_divisor: float = 1.0,
     logits_soft_cap: float | None = None,
     divisible: bool = True,
@@ -215,7 +217,7 @@ def decoder(
     hidden, vocab = sizes.hidden_size, sizes.vocab_size
     embedding, after = Embedding(vocab, hidden, name="embed_tokens"), after or (last_norm(sizes),)
     return Decoder(
-        DecoderStack(embedding, layers, before, after, factor, factor_dtype, name="model"),
+        DecoderStack(embedding, layers, before, after, factor, factor_dtype, skips, name="model"),
         Output({"lm_head": vocab}, hidden, split="out", tied=sizes.tied_embeddings),
         Tensors({"lm_head.bias": (vocab,)}, divided=True) if output_bias else None,
         logits_divisor=logits_divisor,

@@ -1,6 +1,7 @@
-"""OLMo 3: the facts of a decoder that norms what attention and MLP return, and all queries and keys of a token at once.
+"""The facts of a decoder that norms what attention and MLP return, and all queries and keys of a token at once.
 
-Three of four layers attend to a sliding window. Torch-free; `olmo3_layers` computes.
+Three of four layers attend to a sliding window. This is OLMo 3 under a name of its own, because `srv` has that one, so
+that tests can compare it with transformers. Torch-free; `normed_layers` computes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _of_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ARCHITECTURE = Architecture(
-    name="Olmo3ForCausalLM",
+    name="NormedForCausalLM",
     tree=tree,
     defaults={
         **DEFAULTS,
@@ -56,5 +57,5 @@ ARCHITECTURE = Architecture(
         "sliding_window_pattern": 4,
         "eos_token_id": 50279,
     },
-    layers="srv_example_models.olmo3_layers:Olmo3",
+    layers="srv_example_models.normed_layers:Normed",
 )

@@ -1,4 +1,4 @@
-"""The layers of OLMo 3: attention and MLP have a norm after them, and none before.
+"""The layers of `normed`: attention and MLP have a norm after them, and none before.
 
     ─┬─ attention ─ norm ─(+)─┬─ MLP ─ norm ─(+)─ …
      └────── residual ────────┘└── residual ─┘
@@ -17,7 +17,7 @@ from srv.models.modules.decoder_layer import DecoderLayer
 from srv.models.modules.place import Place
 
 
-class Olmo3Layer(DecoderLayer):
+class NormedLayer(DecoderLayer):
     def forward(
         self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
     ) -> tuple[Tensor | None, Tensor]:
@@ -25,6 +25,6 @@ class Olmo3Layer(DecoderLayer):
         return None, residual + self.feed(residual)
 
 
-class Olmo3(Decoder):
+class Normed(Decoder):
     def make_layer(self, part: Layer, place: Place) -> DecoderLayer:
-        return Olmo3Layer(part, place)
+        return NormedLayer(part, place)
