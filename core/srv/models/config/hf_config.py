@@ -91,7 +91,8 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
         text = with_defaults(architecture, _text_config(config))
         checkpoint = _needed(checkpoint, layer_names(architecture, whole), text)
     stored_types = _stored_types(checkpoint)
-    dtype, method = _dtype(config, stored_types), quantization.detect(path, _text_config(config))
+    method = quantization.detect(path, _text_config(config))
+    dtype = _dtype(config, stored_types, method)
     model = known_sizes(architecture, config, dtype)
     sizes = _sizes(path, architecture, config, model)
     native = _native(architecture, config)
@@ -234,13 +235,15 @@ def _unused_positions(architecture: str, config: Mapping[str, Any]) -> int:
     return (1 if padding is None else int(padding)) + 1
 
 
-def _dtype(config: Mapping[str, Any], stored_types: Mapping[str, int]) -> str:
-    """The dtype of most of the stored parameters; without weights, that of the configuration."""
+def _dtype(config: Mapping[str, Any], stored_types: Mapping[str, int], method: str | None) -> str:
+    """The dtype of most of the stored parameters; without weights, that of the configuration or of the method."""
     counts = {dtype: stored_types.get(dtype, 0) for dtype in FLOATS}
     if any(counts.values()):
         return max(counts, key=lambda name: counts[name])
     text = _text_config(config)
-    return str(text.get("dtype") or text.get("torch_dtype") or "float32").removeprefix("torch.")
+    known = quantization.find(method)
+    usual = "float32" if known is None or not known.dtype else known.dtype
+    return str(text.get("dtype") or text.get("torch_dtype") or usual).removeprefix("torch.")
 
 
 def _stored_types(checkpoint: Checkpoint | None) -> dict[str, int]:
