@@ -53,6 +53,10 @@ LLAMA4 = {
     "attn_scale": 0.6,
 }
 MINIMAX_M2 = {**PAD, "head_dim": 64, "rotary_dim": 32, "num_local_experts": COUNT, "num_experts_per_tok": 2}
+ROUTED = {**EXPERTS, **PAD, "moe_intermediate_size": 32}
+ERNIE_MOE = {**PAD, **HEADS, "moe_num_experts": COUNT, "moe_k": 3, "moe_intermediate_size": 32}
+GRANITE_MOE = {**GRANITE, **PAD, **HEADS, "num_local_experts": COUNT, "num_experts_per_tok": 3}
+EXAONE_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_intermediate_size": 32, "sliding_window": 9}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -107,6 +111,12 @@ MIXTURES = {
     "Qwen2MoeForCausalLM": Model("qwen2_moe", {**SHARED, **HEADS, "num_experts_per_tok": 3}, COUNT),
     "Qwen3MoeForCausalLM": Model("qwen3_moe", {**MIXED, "norm_topk_prob": True}, COUNT),
     "Glm4MoeForCausalLM": Model("glm4_moe", {**EXPERTS, **PAD, "moe_intermediate_size": 32, "head_dim": 64}, COUNT),
+    "Glm4MoeLiteForCausalLM": Model("glm4_moe_lite", LATENT, COUNT),
+    "Ernie4_5_MoeForCausalLM": Model("ernie4_5_moe", ERNIE_MOE, COUNT),
+    "Dots1ForCausalLM": Model("dots1", {**ROUTED, "head_dim": 64}, COUNT),
+    "GraniteMoeForCausalLM": Model("granitemoe", GRANITE_MOE, COUNT),
+    "GraniteMoeSharedForCausalLM": Model("granitemoeshared", {**GRANITE_MOE, "shared_intermediate_size": 32}, COUNT),
+    "ExaoneMoeForCausalLM": Model("exaone_moe", {**EXAONE_MOE, "sliding_window_pattern": 2}, COUNT),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),
     "MiniMaxM2ForCausalLM": Model("minimax_m2", MINIMAX_M2, COUNT),
     "GptOssForCausalLM": Model("gpt_oss", {**PAD, "head_dim": 64, "num_local_experts": 5, "sliding_window": 5}),

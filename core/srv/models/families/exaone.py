@@ -1,4 +1,4 @@
-"""EXAONE 4 and EXAONE MoE: norms of heads, and a window in most layers. Its sizes alone are known. Torch-free."""
+"""EXAONE 4: norms of heads, and a window in most layers. Its sizes alone are known. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from srv.models.families.builders.sandwich import sandwich_decoder
 from srv.models.families.builders.without_layers import (
     attention_of_layers,
     common,
-    either,
     every,
-    experts,
     sizes,
-    sparse_from,
     windows,
 )
 
@@ -39,37 +36,4 @@ DENSE = Architecture(
     defaults=common(102400, 4096, 16384, 32, 32, 32, 2048, sliding_window=4096, sliding_window_pattern=4),
     layers=None,
     model_type="exaone4",
-)
-
-
-def exaone_moe(c: Mapping[str, Any]) -> Part:
-    inner, base = c["moe_intermediate_size"], sizes(c)
-    shared = c["num_shared_experts"] * inner
-    moe = experts(base, c["num_experts"], inner, c["num_experts_per_tok"], shared=shared, correction=True)
-    feeding = either(base, moe, sparse_from(c, c["first_k_dense_replace"]))
-    mixers = attention_of_layers(base, exaone_windows(c), norms=parts.head_norms(base))
-    return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
-
-
-MOE = Architecture(
-    name="ExaoneMoeForCausalLM",
-    tree=exaone_moe,
-    defaults=common(
-        102400,
-        4096,
-        16384,
-        32,
-        32,
-        32,
-        2048,
-        sliding_window=4096,
-        sliding_window_pattern=4,
-        first_k_dense_replace=1,
-        moe_intermediate_size=1024,
-        num_experts=64,
-        num_experts_per_tok=8,
-        num_shared_experts=1,
-    ),
-    layers=None,
-    model_type="exaone_moe",
 )

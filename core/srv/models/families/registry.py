@@ -118,7 +118,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Dots1ForCausalLM": "dots1",
         "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
         "Exaone4ForCausalLM": "exaone:DENSE",
-        "ExaoneMoeForCausalLM": "exaone:MOE",
+        "ExaoneMoeForCausalLM": "exaone_moe",
         "GPTBigCodeForCausalLM": "gpt_bigcode",
         "Gemma3nForCausalLM": "gemma3n",
         "GemmaForCausalLM": "gemma",

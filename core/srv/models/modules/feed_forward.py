@@ -77,15 +77,16 @@ class ScaledMLP(MLP):
 
 
 class ChoiceBias(WeightModule):
-    """What is added to the scores of experts for the choice: float32 [E]."""
+    """What is added to the scores of experts for the choice: float32 [E], which ERNIE stores as [1, E]."""
 
     def __init__(self, part: blueprint.Tensors, place: Place) -> None:
         super().__init__()
         ((name, shape),) = part.shapes.items()
-        self.name, self.values = place.name(name), place.context.empty(*shape, dtype=torch.float32)
+        self.name, self._shape = place.name(name), shape
+        self.values = place.context.empty(shape[-1], dtype=torch.float32)
 
     def weight_views(self) -> dict[str, Tensor]:
-        return {self.name: self.values}
+        return {self.name: self.values.view(self._shape)}
 
 
 class MoE(nn.Module):

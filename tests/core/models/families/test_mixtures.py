@@ -1,0 +1,152 @@
+"""Further mixtures of experts have the logits and parameters of transformers, for small random models in float32."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from every import every
+from models_small import GRANITE, SIZES, built, expected_logits, our_logits, randomized, tokens_of
+from planned_sizes import check_sizes
+from safetensors.torch import load_file
+from thread_ranks import on_ranks
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from srv.models import derive
+from srv.models.families.trees import native_tree
+from srv.models.read import read_facts
+from srv.models.unsupported import UnsupportedConfig
+
+PAD = {"pad_token_id": 0}
+SLIDING, FULL = "sliding_attention", "full_attention"
+ROUTED = {"num_experts_per_tok": 3, "moe_intermediate_size": 20, "routed_scaling_factor": 1.7}
+ERNIE = {**PAD, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 20}
+DOTS = {**PAD, **ROUTED, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1}
+GRANITE_MOE = {**PAD, **GRANITE, "num_local_experts": 7, "num_experts_per_tok": 3}
+EXAONE = {**PAD, **ROUTED, "head_dim": 8, "num_experts": 8, "sliding_window": 5, "sliding_window_pattern": 2}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
+    "ernie4_5_moe with biases, in some layers": (
+        "ernie4_5_moe",
+        {**ERNIE, "use_bias": True, "tie_word_embeddings": False, "moe_layer_interval": 2, "moe_layer_start_index": 0},
+    ),
+    "ernie4_5_moe without shared experts, in one layer": (
+        "ernie4_5_moe",
+        {**ERNIE, "moe_num_shared_experts": 0, "moe_layer_end_index": 1},
+    ),
+    "dots1": ("dots1", DOTS),
+    "dots1 with windows, biases and groups": (
+        "dots1",
+        {
+            **DOTS,
+            "attention_bias": True,
+            "norm_topk_prob": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "sliding_window": 5,
+            "max_window_layers": 2,
+        },
+    ),
+    "granitemoe": ("granitemoe", GRANITE_MOE),
+    "granitemoe with biases": ("granitemoe", {**GRANITE_MOE, "attention_bias": True, "tie_word_embeddings": True}),
+    "granitemoeshared": ("granitemoeshared", {**GRANITE_MOE, "shared_intermediate_size": 24}),
+    "granitemoeshared without a shared MLP": ("granitemoeshared", GRANITE_MOE),
+    "exaone_moe": ("exaone_moe", EXAONE),
+    "exaone_moe with stated kinds of layers, in groups": (
+        "exaone_moe",
+        {
+            **EXAONE,
+            "layer_types": [SLIDING, SLIDING, FULL],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_shared_experts": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+SHARDED = [
+    "ernie4_5_moe with biases, in some layers",
+    "dots1 with windows, biases and groups",
+    "granitemoeshared",
+    "exaone_moe",
+]
+
+
+def made(kind: str, fields: dict[str, Any]) -> Any:
+    """A random model of transformers, in which corrections change which experts are chosen."""
+    config = AutoConfig.for_model(kind, **{**SIZES, "vocab_size": 98, **fields})
+    torch.manual_seed(0)
+    model = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
+    with torch.no_grad():
+        for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
+                tensor.normal_(0.0, 0.3)
+    return model
+
+
+def saved(case: str, folder: Path) -> Any:
+    model = made(*CASES[case])
+    model.save_pretrained(folder)
+    return model
+
+
+@every("case", CASES)
+def test_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Path) -> None:
+    model = saved(case, tmp_path)
+    tokens = tokens_of(model)
+    ours = built(tmp_path, impl="srv")
+    expected = expected_logits(model, tokens)
+    torch.testing.assert_close(our_logits(ours, tokens), expected, atol=2e-4, rtol=1e-4)
+    assert expected.std() > 0.3, "the logits are too flat for the comparison to mean anything"
+    facts = read_facts(tmp_path)
+    counted = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert counted >= sum(parameter.numel() for parameter in model.parameters())
+    assert facts.parameters == derive.parameters(native_tree(facts.architecture, facts.config)) == counted
+    check_sizes(tmp_path, ours)
+
+
+@every("case", SHARDED)
+def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
+    model = saved(case, tmp_path)
+    tokens = tokens_of(model, 12)
+    expected = our_logits(built(tmp_path), tokens)
+    parts = on_ranks(
+        2,
+        lambda group, communicator: our_logits(built(tmp_path, group=group, communicator=communicator), tokens),
+    )
+    for logits in parts:
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-3)
+        assert torch.equal(logits, parts[0]), "ranks sample from different logits"
+
+
+@every(
+    ("name", "fields", "named"),
+    [
+        ("Ernie4_5_MoeForCausalLM", {"moe_gate_act": "sigmoid"}, "moe_gate_act = 'sigmoid'"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_k": 65}, "num_experts_per_tok = 65 of 64 experts"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_layer_interval": 0}, "moe_layer_interval = 0"),
+        ("Dots1ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("Dots1ForCausalLM", {"n_group": 3}, "8 experts cannot be in n_group = 3"),
+        ("GraniteMoeForCausalLM", {"num_local_experts": 0}, "num_experts_per_tok = 3 of 0 experts"),
+        (
+            "ExaoneMoeForCausalLM",
+            {"sliding_window_pattern": "LLG"},
+            "sliding_window_pattern = 'LLG' without layer_types",
+        ),
+        ("ExaoneMoeForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types = ['dense']"),
+        ("Glm4MoeLiteForCausalLM", {"rope_interleave": False}, "rope_interleave = False"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense", "moe", "moe"]}, "mlp_layer_types = ['dense', 'moe'"),
+    ],
+)
+def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: dict[str, Any], named: str) -> None:
+    base = {**SIZES, "head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 3}
+    if name.startswith("Glm"):
+        del base["head_dim"]
+    native_tree(name, base)
+    with pytest.raises(UnsupportedConfig, match=re.escape(named)):
+        native_tree(name, {**base, **fields})
