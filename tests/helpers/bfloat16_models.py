@@ -57,6 +57,7 @@ ROUTED = {**EXPERTS, **PAD, "moe_intermediate_size": 32}
 ERNIE_MOE = {**PAD, **HEADS, "moe_num_experts": COUNT, "moe_k": 3, "moe_intermediate_size": 32}
 GRANITE_MOE = {**GRANITE, **PAD, **HEADS, "num_local_experts": COUNT, "num_experts_per_tok": 3}
 EXAONE_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_intermediate_size": 32, "sliding_window": 9}
+HUNYUAN_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_topk": 3}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -117,6 +118,8 @@ MIXTURES = {
     "GraniteMoeForCausalLM": Model("granitemoe", GRANITE_MOE, COUNT),
     "GraniteMoeSharedForCausalLM": Model("granitemoeshared", {**GRANITE_MOE, "shared_intermediate_size": 32}, COUNT),
     "ExaoneMoeForCausalLM": Model("exaone_moe", {**EXAONE_MOE, "sliding_window_pattern": 2}, COUNT),
+    "HunYuanMoEV1ForCausalLM": Model("hunyuan_v1_moe", HUNYUAN_MOE, COUNT),
+    "PhiMoEForCausalLM": Model("phimoe", {**PAD, **HEADS, "num_local_experts": COUNT, "lm_head_bias": True}),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),
     "MiniMaxM2ForCausalLM": Model("minimax_m2", MINIMAX_M2, COUNT),
     "GptOssForCausalLM": Model("gpt_oss", {**PAD, "head_dim": 64, "num_local_experts": 5, "sliding_window": 5}),

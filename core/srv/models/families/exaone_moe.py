@@ -69,6 +69,7 @@ ARCHITECTURE = Architecture(
         "topk_group": 1,
     },
     model_type="exaone_moe",
+    published_names=("ExaoneMoEForCausalLM",),
     weights=(
         Rename({"model.layers.*.mlp.e_score_correction_bias": "model.layers.*.mlp.gate.e_score_correction_bias"}),
     ),

@@ -126,7 +126,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "GraniteMoeForCausalLM": "granite_moe:GRANITE",
         "GraniteMoeSharedForCausalLM": "granite_moe:SHARED",
         "HunYuanDenseV1ForCausalLM": "hunyuan:DENSE",
-        "HunYuanMoEV1ForCausalLM": "hunyuan:MOE",
+        "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
         "Jais2ForCausalLM": "nemotron:JAIS2",
         "JambaForCausalLM": "jamba",
         "KimiLinearForCausalLM": "kimi_linear",

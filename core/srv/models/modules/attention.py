@@ -50,6 +50,7 @@ class Attention(Mixer):
         temperature = part.temperature
         self.query_factors = None if temperature is None else place.tables.query_factors(temperature)
         self._gated_queries, self._bidirectional, self._clip = part.gated_queries, part.bidirectional, part.clip
+        self._norms_rotated = part.norms_rotated
         self.gate_proj: Projection | None = None if part.gate is None else place.linear(part.gate)
         self.sinks = None if part.sinks is None else context.empty(heads)
         self._sink_slice = Slice(0, first, end, part.heads)
@@ -60,16 +61,16 @@ class Attention(Mixer):
         q, k, v = qkv.split_with_sizes(self.head_counts, 1)
         if self._gated_queries:
             q, gate = q.view(-1, layer.heads, 2, layer.head_dim).unbind(2)
-        if self.divided_norms is not None:
-            q, k = self.divided_norms.forward(q, k)
-        elif self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        if not self._norms_rotated:
+            q, k = self._both_normed(q, k)
         if self._clip is not None:
             q, k, v = (each.clamp(-self._clip, self._clip) for each in (q, k, v))
         if self._rotary is not None:
             q, k = self._rotary(q, k, self.cos_sin, inputs.positions)
         elif not self._bidirectional:
             q, k = q.contiguous(), k.contiguous()  # as backends receive them from the rotary op
+        if self._norms_rotated:
+            q, k = self._both_normed(q, k)
         if self._unit_norm is not None:
             dim = layer.head_dim
             q = self._unit_norm.forward(q.reshape(-1, dim)).view(q.shape)
@@ -82,6 +83,13 @@ class Attention(Mixer):
         elif self.gate_proj is not None:
             attended = attended * self.gate_proj.kernel(x).sigmoid().unsqueeze(-1)
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
+
+    def _both_normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.divided_norms is not None:
+            return self.divided_norms.forward(q, k)
+        if self.q_norm is not None and self.k_norm is not None:
+            return self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        return q, k
 
     def _normed(self, norm: Norm | HeadNorms, x: Tensor) -> Tensor:
         """Queries or keys [T, heads, D], which are views of the rows of one matrix, after their norm."""

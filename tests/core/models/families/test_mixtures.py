@@ -27,6 +27,18 @@ ERNIE = {**PAD, "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 20}
 DOTS = {**PAD, **ROUTED, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1}
 GRANITE_MOE = {**PAD, **GRANITE, "num_local_experts": 7, "num_experts_per_tok": 3}
 EXAONE = {**PAD, **ROUTED, "head_dim": 8, "num_experts": 8, "sliding_window": 5, "sliding_window_pattern": 2}
+HUNYUAN = {**PAD, "head_dim": 8, "num_experts": 8, "moe_topk": 3}
+NTK = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 20.0, "factor": 1.0}
+PHI = {**PAD, "num_local_experts": 6}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.4, 2.0, 3.0],
+    "long_factor": [2.0, 8.0, 9.0, 9.0],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 256,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
     "ernie4_5_moe with biases, in some layers": (
@@ -68,12 +80,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", HUNYUAN),
+    "hunyuan_v1_moe with a number of experts per layer, biases and a larger base": (
+        "hunyuan_v1_moe",
+        {**HUNYUAN, "moe_topk": [3, 1, 2], "attention_bias": True, "rope_parameters": NTK, "tie_word_embeddings": True},
+    ),
+    "phimoe": ("phimoe", PHI),
+    "phimoe with biases, a window and long rope": (
+        "phimoe",
+        {
+            **PHI,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 5,
+            "rope_parameters": LONG,
+            "original_max_position_embeddings": 256,
+        },
+    ),
 }
 SHARDED = [
     "ernie4_5_moe with biases, in some layers",
     "dots1 with windows, biases and groups",
     "granitemoeshared",
     "exaone_moe",
+    "hunyuan_v1_moe with a number of experts per layer, biases and a larger base",
+    "phimoe with biases, a window and long rope",
 ]
 
 
@@ -139,12 +170,20 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
             "sliding_window_pattern = 'LLG' without layer_types",
         ),
         ("ExaoneMoeForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types = ['dense']"),
+        ("HunYuanMoEV1ForCausalLM", {"use_cla": True}, "use_cla = True"),
+        ("HunYuanMoEV1ForCausalLM", {"num_shared_expert": [1, 1, 2]}, "num_shared_expert = [1, 1, 2]"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1, 1]}, "[1, 1] are 2 values for 3 layers"),
+        ("PhiMoEForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
+        ("PhiMoEForCausalLM", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
+        ("PhiMoEForCausalLM", {"rope_scaling": {**LONG, "long_mscale": 1.3}}, "long_mscale = 1.3"),
         ("Glm4MoeLiteForCausalLM", {"rope_interleave": False}, "rope_interleave = False"),
         ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense", "moe", "moe"]}, "mlp_layer_types = ['dense', 'moe'"),
     ],
 )
 def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: dict[str, Any], named: str) -> None:
     base = {**SIZES, "head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 3}
+    base |= {"num_experts": 8, "moe_topk": 2} if name.startswith("HunYuan") else {}
+    base |= {"num_experts_per_tok": 2} if name.startswith("Phi") else {}
     if name.startswith("Glm"):
         del base["head_dim"]
     native_tree(name, base)

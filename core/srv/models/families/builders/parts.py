@@ -60,6 +60,7 @@ def attention(
     sinks: bool = False,
     gated_queries: bool = False,
     head_gates: bool = False,
+    norms_rotated: bool = False,
     name: str = "self_attn",
 ) -> Attention:
     """Grouped-query attention. `bias`: of all projections; `output_bias`: of that of the result, None for the same.
@@ -90,6 +91,7 @@ def attention(
         alibi,
         gated_queries=gated_queries,
         temperature=temperature,
+        norms_rotated=norms_rotated,
         name=name,
     )
 
