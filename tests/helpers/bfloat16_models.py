@@ -58,12 +58,15 @@ ERNIE_MOE = {**PAD, **HEADS, "moe_num_experts": COUNT, "moe_k": 3, "moe_intermed
 GRANITE_MOE = {**GRANITE, **PAD, **HEADS, "num_local_experts": COUNT, "num_experts_per_tok": 3}
 EXAONE_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_intermediate_size": 32, "sliding_window": 9}
 HUNYUAN_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_topk": 3}
+BAILING = {"head_dim": 64, "moe_intermediate_size": 32}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model type of transformers, fields of its configuration, and how errors of its tokens are compared."""
+    """A model type of transformers or of `reference_models`, fields of its configuration, and how errors of its tokens
+    are compared.
+    """
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -120,6 +123,8 @@ MIXTURES = {
     "ExaoneMoeForCausalLM": Model("exaone_moe", {**EXAONE_MOE, "sliding_window_pattern": 2}, COUNT),
     "HunYuanMoEV1ForCausalLM": Model("hunyuan_v1_moe", HUNYUAN_MOE, COUNT),
     "PhiMoEForCausalLM": Model("phimoe", {**PAD, **HEADS, "num_local_experts": COUNT, "lm_head_bias": True}),
+    "BailingMoeForCausalLM": Model("bailing_moe", BAILING, COUNT),
+    "BailingMoeV2ForCausalLM": Model("bailing_moe_v2", BAILING, COUNT),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),
     "MiniMaxM2ForCausalLM": Model("minimax_m2", MINIMAX_M2, COUNT),
     "GptOssForCausalLM": Model("gpt_oss", {**PAD, "head_dim": 64, "num_local_experts": 5, "sliding_window": 5}),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from engine_small import LENGTHS, message
 from models_small import CONFIGS, SIZES, expected_logits, randomized, small_model
+from reference_models import FAMILIES, reference
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
@@ -42,6 +43,8 @@ def random_model(kind: str, **fields: Any) -> Any:
     if kind in CONFIGS:
         return small_model(kind, **{**SHAPE, **fields})
     given = {**SIZES, **SHAPE, **fields}
+    if kind in FAMILIES:
+        return randomized(reference(kind, **given))
     if isinstance(getattr(CONFIG_MAPPING[kind], "head_dim", None), property):
         del given["head_dim"]
     config = AutoConfig.for_model(kind, **given)

@@ -115,6 +115,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
         "ApertusForCausalLM": "apertus",
         "ArceeForCausalLM": "arcee",
+        "BailingMoeForCausalLM": "bailing_moe",
+        "BailingMoeV2ForCausalLM": "bailing_moe:V2",
         "Dots1ForCausalLM": "dots1",
         "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
         "Exaone4ForCausalLM": "exaone:DENSE",

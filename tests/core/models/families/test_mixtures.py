@@ -1,4 +1,7 @@
-"""Further mixtures of experts have the logits and parameters of transformers, for small random models in float32."""
+"""Further mixtures of experts have the logits and parameters of transformers, for small random models in float32.
+
+Those of classes that transformers does not have are compared with `reference_models`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 from every import every
 from models_small import GRANITE, SIZES, built, expected_logits, our_logits, randomized, tokens_of
 from planned_sizes import check_sizes
+from reference_models import FAMILIES, reference
 from safetensors.torch import load_file
 from thread_ranks import on_ranks
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -39,6 +43,7 @@ LONG = {
     "long_mscale": 1.2,
     "original_max_position_embeddings": 256,
 }
+BAILING = {"head_dim": 8}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
     "ernie4_5_moe with biases, in some layers": (
@@ -97,6 +102,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "original_max_position_embeddings": 256,
         },
     ),
+    "bailing_moe": ("bailing_moe", BAILING),
+    "bailing_moe with biases, and weights as they are": (
+        "bailing_moe",
+        {**BAILING, "use_qkv_bias": True, "norm_topk_prob": False, "num_shared_experts": None},
+    ),
+    "bailing_moe_v2": ("bailing_moe_v2", BAILING),
+    "bailing_moe_v2 without norms of heads, wholly rotated": (
+        "bailing_moe_v2",
+        {
+            **BAILING,
+            "use_qk_norm": False,
+            "use_qkv_bias": True,
+            "partial_rotary_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
 }
 SHARDED = [
     "ernie4_5_moe with biases, in some layers",
@@ -105,13 +127,18 @@ SHARDED = [
     "exaone_moe",
     "hunyuan_v1_moe with a number of experts per layer, biases and a larger base",
     "phimoe with biases, a window and long rope",
+    "bailing_moe with biases, and weights as they are",
+    "bailing_moe_v2",
 ]
 
 
 def made(kind: str, fields: dict[str, Any]) -> Any:
-    """A random model of transformers, in which corrections change which experts are chosen."""
-    config = AutoConfig.for_model(kind, **{**SIZES, "vocab_size": 98, **fields})
+    """A random model, in which corrections change which experts are chosen."""
+    given = {**SIZES, "vocab_size": 98, **fields}
     torch.manual_seed(0)
+    if kind in FAMILIES:
+        return randomized(reference(kind, **given))
+    config = AutoConfig.for_model(kind, **given)
     model = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
     with torch.no_grad():
         for name, tensor in (*model.named_buffers(), *model.named_parameters()):
@@ -127,7 +154,7 @@ def saved(case: str, folder: Path) -> Any:
 
 
 @every("case", CASES)
-def test_logits_and_parameter_counts_equal_transformers(case: str, tmp_path: Path) -> None:
+def test_logits_and_parameter_counts_are_those_of_the_reference(case: str, tmp_path: Path) -> None:
     model = saved(case, tmp_path)
     tokens = tokens_of(model)
     ours = built(tmp_path, impl="srv")
@@ -176,6 +203,14 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
         ("PhiMoEForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
         ("PhiMoEForCausalLM", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
         ("PhiMoEForCausalLM", {"rope_scaling": {**LONG, "long_mscale": 1.3}}, "long_mscale = 1.3"),
+        ("BailingMoeForCausalLM", {"norm_head": True}, "norm_head = True"),
+        ("BailingMoeForCausalLM", {"use_bias": True}, "use_bias = True"),
+        ("BailingMoeV2ForCausalLM", {"score_function": "softmax"}, "score_function = 'softmax'"),
+        (
+            "BailingMoeV2ForCausalLM",
+            {"moe_shared_expert_intermediate_size": 7},
+            "moe_shared_expert_intermediate_size = 7",
+        ),
         ("Glm4MoeLiteForCausalLM", {"rope_interleave": False}, "rope_interleave = False"),
         ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense", "moe", "moe"]}, "mlp_layer_types = ['dense', 'moe'"),
     ],
@@ -183,6 +218,7 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
 def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: dict[str, Any], named: str) -> None:
     base = {**SIZES, "head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 3}
     base |= {"num_experts": 8, "moe_topk": 2} if name.startswith("HunYuan") else {}
+    base |= {"num_experts": 8, "moe_intermediate_size": 20} if name.startswith("Bailing") else {}
     base |= {"num_experts_per_tok": 2} if name.startswith("Phi") else {}
     if name.startswith("Glm"):
         del base["head_dim"]
