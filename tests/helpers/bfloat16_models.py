@@ -59,6 +59,7 @@ GRANITE_MOE = {**GRANITE, **PAD, **HEADS, "num_local_experts": COUNT, "num_exper
 EXAONE_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_intermediate_size": 32, "sliding_window": 9}
 HUNYUAN_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_topk": 3}
 BAILING = {"head_dim": 64, "moe_intermediate_size": 32}
+AFMOE = {**PAD, **MIXED, "sliding_window": 9, "global_attn_every_n_layers": 2, "mup_enabled": True}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -123,6 +124,7 @@ MIXTURES = {
     "ExaoneMoeForCausalLM": Model("exaone_moe", {**EXAONE_MOE, "sliding_window_pattern": 2}, COUNT),
     "HunYuanMoEV1ForCausalLM": Model("hunyuan_v1_moe", HUNYUAN_MOE, COUNT),
     "PhiMoEForCausalLM": Model("phimoe", {**PAD, **HEADS, "num_local_experts": COUNT, "lm_head_bias": True}),
+    "AfmoeForCausalLM": Model("afmoe", AFMOE),
     "BailingMoeForCausalLM": Model("bailing_moe", BAILING, COUNT),
     "BailingMoeV2ForCausalLM": Model("bailing_moe_v2", BAILING, COUNT),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),

@@ -164,7 +164,7 @@ SLIDING, ATTENDING = ("full_attention", "sliding_attention"), "full_attention"
 # The kinds of layers of models whose configurations may state one per layer.
 LAYER_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "qwen3", "gemma2", "gemma3_text", "ministral", "olmo3", "cohere2", "exaone4"), SLIDING),
-    **dict.fromkeys(("gpt_oss", "smollm3", "dots1", "exaone_moe", "mimo_v2_flash"), SLIDING),
+    **dict.fromkeys(("gpt_oss", "smollm3", "dots1", "exaone_moe", "mimo_v2_flash", "afmoe"), SLIDING),
     **dict.fromkeys(("lfm2", "lfm2_moe"), (ATTENDING, "conv")),
     "lfm3": (*SLIDING, "conv"),
     "olmo_hybrid": (ATTENDING, "linear_attention"),

@@ -340,9 +340,9 @@ class Attention(Mixer):
     """Grouped-query attention. `qkv`: the projections to queries, keys and values. `rope`: None without a rotation.
 
     `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation, or after it if `norms_rotated` is
-    set. `unit_norm`: divides rotated
-    queries and keys by their root mean square. `gate`: a projection to a gate for each head, whose sigmoid multiplies
-    its result; `gated_queries`: each query is followed by such a gate of its size. `sinks`: scores that are learned.
+    set. `unit_norm`: divides rotated queries and keys by their root mean square. `gate`: a projection to a gate for
+    each head, or for each element of its result, by whose sigmoid the result is multiplied; `gated_queries`: each query
+    is followed by such a gate of its size. `sinks`: scores that are learned.
     `temperature`: of queries. `clip`: the largest absolute value of queries, keys and values, before the rotation and
     after norms. The other fields are those of `srv.specs.AttentionLayer`.
     """

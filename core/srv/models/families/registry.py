@@ -115,6 +115,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
         "ApertusForCausalLM": "apertus",
         "ArceeForCausalLM": "arcee",
+        "AfmoeForCausalLM": "afmoe",
         "BailingMoeForCausalLM": "bailing_moe",
         "BailingMoeV2ForCausalLM": "bailing_moe:V2",
         "Dots1ForCausalLM": "dots1",

@@ -81,7 +81,7 @@ class Attention(Mixer):
         if gate is not None:
             attended = attended * gate.sigmoid()
         elif self.gate_proj is not None:
-            attended = attended * self.gate_proj.kernel(x).sigmoid().unsqueeze(-1)
+            attended = attended * self.gate_proj.kernel(x).sigmoid().view(*attended.shape[:2], -1)
         return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
 
     def _both_normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,17 @@ LONG = {
     "original_max_position_embeddings": 256,
 }
 BAILING = {"head_dim": 8}
+AFMOE = {
+    **PAD,
+    "head_dim": 8,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "route_scale": 1.7,
+    "sliding_window": 5,
+    "global_attn_every_n_layers": 2,
+    "mup_enabled": True,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
     "ernie4_5_moe with biases, in some layers": (
@@ -102,6 +113,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "original_max_position_embeddings": 256,
         },
     ),
+    "afmoe": ("afmoe", AFMOE),
+    "afmoe with stated kinds of layers and biases, and without a factor": (
+        "afmoe",
+        {
+            **AFMOE,
+            "mup_enabled": False,
+            "attention_bias": True,
+            "layer_types": [FULL, SLIDING, SLIDING],
+            "num_dense_layers": 2,
+        },
+    ),
     "bailing_moe": ("bailing_moe", BAILING),
     "bailing_moe with biases, and weights as they are": (
         "bailing_moe",
@@ -127,6 +149,7 @@ SHARDED = [
     "exaone_moe",
     "hunyuan_v1_moe with a number of experts per layer, biases and a larger base",
     "phimoe with biases, a window and long rope",
+    "afmoe",
     "bailing_moe with biases, and weights as they are",
     "bailing_moe_v2",
 ]
@@ -203,6 +226,9 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
         ("PhiMoEForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise = 0.1"),
         ("PhiMoEForCausalLM", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
         ("PhiMoEForCausalLM", {"rope_scaling": {**LONG, "long_mscale": 1.3}}, "long_mscale = 1.3"),
+        ("AfmoeForCausalLM", {"route_norm": False}, "route_norm = False"),
+        ("AfmoeForCausalLM", {"score_func": "softmax"}, "score_func = 'softmax'"),
+        ("AfmoeForCausalLM", {"sliding_window": None}, "sliding_window = None of layers of sliding_attention"),
         ("BailingMoeForCausalLM", {"norm_head": True}, "norm_head = True"),
         ("BailingMoeForCausalLM", {"use_bias": True}, "use_bias = True"),
         ("BailingMoeV2ForCausalLM", {"score_function": "softmax"}, "score_function = 'softmax'"),
