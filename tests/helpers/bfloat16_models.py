@@ -60,6 +60,12 @@ EXAONE_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_intermediate_siz
 HUNYUAN_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_topk": 3}
 BAILING = {"head_dim": 64, "moe_intermediate_size": 32}
 AFMOE = {**PAD, **MIXED, "sliding_window": 9, "global_attn_every_n_layers": 2, "mup_enabled": True}
+DBRX = {
+    **PAD,
+    **HEADS,
+    "attn_config": {"kv_n_heads": 1, "clip_qkv": 2.0},
+    "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": COUNT, "moe_top_k": 3},
+}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -125,6 +131,7 @@ MIXTURES = {
     "HunYuanMoEV1ForCausalLM": Model("hunyuan_v1_moe", HUNYUAN_MOE, COUNT),
     "PhiMoEForCausalLM": Model("phimoe", {**PAD, **HEADS, "num_local_experts": COUNT, "lm_head_bias": True}),
     "AfmoeForCausalLM": Model("afmoe", AFMOE),
+    "DbrxForCausalLM": Model("dbrx", DBRX),
     "BailingMoeForCausalLM": Model("bailing_moe", BAILING, COUNT),
     "BailingMoeV2ForCausalLM": Model("bailing_moe_v2", BAILING, COUNT),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),

@@ -47,8 +47,18 @@ def random_model(kind: str, **fields: Any) -> Any:
         return randomized(reference(kind, **given))
     if isinstance(getattr(CONFIG_MAPPING[kind], "head_dim", None), property):
         del given["head_dim"]
-    config = AutoConfig.for_model(kind, **given)
+    config = made_config(kind, given)
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
+
+
+def made_config(kind: str, fields: dict[str, Any]) -> Any:
+    """The configuration of a class in transformers. DBRX takes sizes by their names there, and lacks a field."""
+    if kind != "dbrx":
+        return AutoConfig.for_model(kind, **fields)
+    names = CONFIG_MAPPING[kind].attribute_map
+    config = AutoConfig.for_model(kind, **{names.get(name, name): value for name, value in fields.items()})
+    config.attn_config.rope_theta = config.rope_parameters["rope_theta"]
+    return config
 
 
 def minimax_m2(**fields: Any) -> Any:

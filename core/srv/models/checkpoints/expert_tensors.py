@@ -5,6 +5,10 @@
     experts.down_proj         [E, H, I]          experts.0.down_proj.weight, …
     experts.down_proj_bias    [E, H]             experts.0.down_proj.bias, …
 
+or, in the checkpoints of some architectures, all rows in a matrix,
+
+    experts.gate_proj, experts.up_proj [E I, H], experts.down_proj [E I, H]
+
 and, beside FP8 weights, what these are multiplied by, and scales of static activations:
 
     _scale_inv, _scale, _weight_scale            weight_scale_inv or weight_scale of each projection
@@ -42,8 +46,14 @@ _SUFFIXES: Mapping[str, str] = MappingProxyType(
     }
 )
 _PROJECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    {
+        "gate_up_proj": ("gate_proj", "up_proj"),
+        "down_proj": ("down_proj",),
+        "gate_proj": ("gate_proj",),
+        "up_proj": ("up_proj",),
+    }
 )
+_ROUTER = "gate.weight"  # beside the experts
 _NAME = re.compile(rf"(.*\.experts)\.({'|'.join(_PROJECTIONS)})({'|'.join(_SUFFIXES)})")
 _PARTS = ("qdata", "scale", "zero_point", "act_pre_scale")  # of a quantized tensor of torchao
 _NAME_OF_PART = re.compile(rf"(.*\.experts)\._({'|'.join(_PROJECTIONS)})_({'|'.join(_PARTS)})")
@@ -70,6 +80,10 @@ class ExpertTensor(NamedTuple):
     def is_part(self) -> bool:
         """Whether it is one of the tensors that torchao makes of a weight."""
         return self.suffix.startswith("_")
+
+    @property
+    def is_down(self) -> bool:
+        return self.projection == "down_proj"
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -121,14 +135,19 @@ def divisions(stored: Mapping[str, tuple[int, ...]], columns: ExpertColumns) -> 
     """The tensors among `stored`, by name and shape, that hold all experts, and how each is divided.
 
     `columns`: as `StackedExperts.columns`; "" where outputs are the rows. Tensors of another number of axes are left
-    out: nothing divides them.
+    out: nothing divides them. How many experts are in a matrix of rows, the router says.
     """
     for name, shape in stored.items():
         tensor = expert_tensor(name)
         if tensor is None:
             continue
         count = len(tensor.projections)
-        if tensor.is_scale:
+        if columns == "rows":
+            experts, *_ = stored.get(f"{tensor.prefix.removesuffix('experts')}{_ROUTER}", (0,))
+            if experts and len(shape) == 2 and tensor.is_weight and shape[0] % experts == 0:
+                part = (shape[0] // experts, shape[1])
+                yield name, Division(tensor, tensor.parts(experts), part[::-1] if tensor.is_down else part)
+        elif tensor.is_scale:
             weight = stored.get(tensor.weight, ())
             experts = weight[0] if len(weight) == 3 else shape[0] if shape else 0
             outputs = weight[2 if columns else 1] if len(weight) == 3 else 0

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 
-ExpertColumns: TypeAlias = Literal["", "halves", "pairs"]
+ExpertColumns: TypeAlias = Literal["", "halves", "pairs", "rows"]
 
 _NUMBER = re.compile(r"\.(\d+)\.")
 _NONE: Mapping[str, str] = MappingProxyType({})

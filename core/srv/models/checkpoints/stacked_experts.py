@@ -55,6 +55,9 @@ class StackedExpertStorage(StorageFormat):
 
     def _rows(self, division: Division, stored: Tensor) -> Iterator[Tensor]:
         """Those of a weight or a bias."""
+        if self._columns == "rows":
+            experts = stored.chunk(len(division.parts))
+            return (each.t() for each in experts) if division.tensor.is_down else iter(experts)
         rows = stored.transpose(1, 2) if self._columns and stored.dim() > 2 else stored
         return (part for expert in rows for part in self._divided(expert, len(division.tensor.projections)))
 

@@ -118,6 +118,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "AfmoeForCausalLM": "afmoe",
         "BailingMoeForCausalLM": "bailing_moe",
         "BailingMoeV2ForCausalLM": "bailing_moe:V2",
+        "DbrxForCausalLM": "dbrx",
         "Dots1ForCausalLM": "dots1",
         "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
         "Exaone4ForCausalLM": "exaone:DENSE",

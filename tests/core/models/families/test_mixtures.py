@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from every import every
+from model_cells import made_config
 from models_small import GRANITE, SIZES, built, expected_logits, our_logits, randomized, tokens_of
 from planned_sizes import check_sizes
 from reference_models import FAMILIES, reference
 from safetensors.torch import load_file
 from thread_ranks import on_ranks
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from srv.models import derive
 from srv.models.families.trees import native_tree
@@ -54,6 +55,12 @@ AFMOE = {
     "sliding_window": 5,
     "global_attn_every_n_layers": 2,
     "mup_enabled": True,
+}
+DBRX: dict[str, Any] = {
+    **PAD,
+    "rope_theta": 500.0,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7},
+    "ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 8, "moe_top_k": 3},
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
@@ -124,6 +131,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_dense_layers": 2,
         },
     ),
+    "dbrx": ("dbrx", DBRX),
+    "dbrx with weights of experts as they are": (
+        "dbrx",
+        {
+            **DBRX,
+            "attn_config": {"kv_n_heads": 3, "clip_qkv": 2.0},
+            "ffn_config": {**DBRX["ffn_config"], "moe_normalize_expert_weights": None},
+        },
+    ),
     "bailing_moe": ("bailing_moe", BAILING),
     "bailing_moe with biases, and weights as they are": (
         "bailing_moe",
@@ -150,6 +166,7 @@ SHARDED = [
     "hunyuan_v1_moe with a number of experts per layer, biases and a larger base",
     "phimoe with biases, a window and long rope",
     "afmoe",
+    "dbrx",
     "bailing_moe with biases, and weights as they are",
     "bailing_moe_v2",
 ]
@@ -161,7 +178,7 @@ def made(kind: str, fields: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     if kind in FAMILIES:
         return randomized(reference(kind, **given))
-    config = AutoConfig.for_model(kind, **given)
+    config = made_config(kind, given)
     model = randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
     with torch.no_grad():
         for name, tensor in (*model.named_buffers(), *model.named_parameters()):
@@ -229,6 +246,12 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
         ("AfmoeForCausalLM", {"route_norm": False}, "route_norm = False"),
         ("AfmoeForCausalLM", {"score_func": "softmax"}, "score_func = 'softmax'"),
         ("AfmoeForCausalLM", {"sliding_window": None}, "sliding_window = None of layers of sliding_attention"),
+        ("DbrxForCausalLM", {"ffn_config": {"moe_normalize_expert_weights": 2.0}}, "ffn_config.moe_normalize_expert"),
+        (
+            "DbrxForCausalLM",
+            {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}},
+            "ffn_config.ffn_act_fn = {'name': 'gelu'}",
+        ),
         ("BailingMoeForCausalLM", {"norm_head": True}, "norm_head = True"),
         ("BailingMoeForCausalLM", {"use_bias": True}, "use_bias = True"),
         ("BailingMoeV2ForCausalLM", {"score_function": "softmax"}, "score_function = 'softmax'"),
