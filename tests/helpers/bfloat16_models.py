@@ -66,6 +66,17 @@ DBRX = {
     "attn_config": {"kv_n_heads": 1, "clip_qkv": 2.0},
     "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": COUNT, "moe_top_k": 3},
 }
+MIMO = {
+    **PAD,
+    "head_dim": 64,
+    "v_head_dim": 32,
+    "n_routed_experts": COUNT,
+    "sliding_window": 9,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+        for kind, theta in (("full_attention", 5e6), ("sliding_attention", 1e4))
+    },
+}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -132,6 +143,7 @@ MIXTURES = {
     "PhiMoEForCausalLM": Model("phimoe", {**PAD, **HEADS, "num_local_experts": COUNT, "lm_head_bias": True}),
     "AfmoeForCausalLM": Model("afmoe", AFMOE),
     "DbrxForCausalLM": Model("dbrx", DBRX),
+    "MiMoV2FlashForCausalLM": Model("mimo_v2_flash", {**MIMO, "moe_intermediate_size": 32}, COUNT),
     "BailingMoeForCausalLM": Model("bailing_moe", BAILING, COUNT),
     "BailingMoeV2ForCausalLM": Model("bailing_moe_v2", BAILING, COUNT),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),

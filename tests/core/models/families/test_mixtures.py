@@ -62,6 +62,15 @@ DBRX: dict[str, Any] = {
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7},
     "ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 8, "moe_top_k": 3},
 }
+MIMO = {
+    **PAD,
+    **ROUTED,
+    "num_attention_heads": 8,
+    "head_dim": 12,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "sliding_window": 5,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe": ("ernie4_5_moe", ERNIE),
     "ernie4_5_moe with biases, in some layers": (
@@ -140,6 +149,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "ffn_config": {**DBRX["ffn_config"], "moe_normalize_expert_weights": None},
         },
     ),
+    "mimo_v2_flash": ("mimo_v2_flash", MIMO),
+    "mimo_v2_flash with other kinds of layers, rotations and biases": (
+        "mimo_v2_flash",
+        {
+            **MIMO,
+            "layer_types": [SLIDING, FULL, SLIDING],
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "attention_bias": True,
+            "attention_value_scale": None,
+            "rope_parameters": {
+                FULL: {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+                SLIDING: {"rope_type": "default", "rope_theta": 40.0, "partial_rotary_factor": 1.0},
+            },
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
     "bailing_moe": ("bailing_moe", BAILING),
     "bailing_moe with biases, and weights as they are": (
         "bailing_moe",
@@ -167,6 +193,7 @@ SHARDED = [
     "phimoe with biases, a window and long rope",
     "afmoe",
     "dbrx",
+    "mimo_v2_flash",
     "bailing_moe with biases, and weights as they are",
     "bailing_moe_v2",
 ]
@@ -252,6 +279,9 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
             {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}},
             "ffn_config.ffn_act_fn = {'name': 'gelu'}",
         ),
+        ("MiMoV2FlashForCausalLM", {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias = True"),
+        ("MiMoV2FlashForCausalLM", {"hybrid_layer_pattern": [1, 1, 1]}, "hybrid_layer_pattern = [1, 1, 1]"),
+        ("MiMoV2FlashForCausalLM", {"swa_num_key_value_heads": 2}, "swa_num_key_value_heads = 2"),
         ("BailingMoeForCausalLM", {"norm_head": True}, "norm_head = True"),
         ("BailingMoeForCausalLM", {"use_bias": True}, "use_bias = True"),
         ("BailingMoeV2ForCausalLM", {"score_function": "softmax"}, "score_function = 'softmax'"),
