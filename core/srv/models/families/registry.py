@@ -18,6 +18,7 @@ from typing import Any
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.families.architecture import GROUP, Architecture
+from srv.models.families.vision_models import RULES
 from srv.models.unsupported import UnsupportedConfig
 from srv.platform.installed import entries
 
@@ -146,7 +147,6 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Olmo3ForCausalLM": "olmo3",
         "OlmoForCausalLM": "olmo",
         "PhiMoEForCausalLM": "phimoe",
-        "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
         "SeedOssForCausalLM": "seed_oss",
     }
 )
@@ -226,10 +226,14 @@ def gguf_layout(name: str) -> GGUFLayout:
     return architecture.gguf
 
 
-def weight_mapping(name: str) -> WeightMapping:
-    """What the safetensors files of an architecture store otherwise than its tree; nothing of an unknown one."""
+def weight_mapping(name: str, part_of: str | None = None) -> WeightMapping:
+    """What the safetensors files of an architecture store otherwise than its tree; nothing of an unknown one.
+
+    `part_of`: the class of the vision model whose language model it is; None of others.
+    """
     architecture = find(name)
-    return WeightMapping(() if architecture is None else architecture.weights)
+    own = () if architecture is None else architecture.weights
+    return WeightMapping((*own, *RULES.get(part_of or "", ())))
 
 
 def known_name(published: str) -> str:
