@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 Fields = dict[str, Any]
@@ -44,6 +44,15 @@ class Reference(nn.Module):
         for name, shape in family.shapes(fields).items():
             values = torch.randn(shape) * fields["initializer_range"]
             self.register_parameter(name.replace(".", "/"), nn.Parameter(values, requires_grad=False))
+
+    @classmethod
+    def from_pretrained(cls, folder: Path, **options: Any) -> Reference:
+        fields = json.loads((folder / "config.json").read_text())
+        model = cls(FAMILIES[fields["model_type"]], fields)
+        stored = load_file(folder / "model.safetensors")
+        for name, parameter in model.named_parameters():
+            parameter.copy_(stored[name])
+        return model
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name.replace("/", "."), each) for name, each in super().named_parameters(*args, **options))
