@@ -139,7 +139,7 @@ def single_pool(groups: Sequence[CacheSpec]) -> tuple[CacheSpec, ...]:
     Groups of other kinds stay as they are, after it.
     """
     heads = attention_specs(groups)
-    if not heads:
+    if len({(group.kv_heads, group.key_dim, group.value_dim) for group in heads}) != 1:
         return tuple(groups)
     layers = tuple(sorted(layer for group in heads for layer in group.layers))
     merged = FullAttention(layers, heads[0].kv_heads, heads[0].key_dim, heads[0].value_dim)

@@ -34,6 +34,9 @@ LAYERS = 6  # of the models of architectures: those of every kind that an archit
 # Fields of configurations that transformers has no default for, or one that no published model has.
 UNSTATED: Mapping[str, Mapping[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "Dots1ForCausalLM": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+    "BailingMoeForCausalLM": {"num_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "BailingMoeV2ForCausalLM": {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["attention" if layer == 5 else "mamba" for layer in range(LAYERS)]},
     "BambaForCausalLM": {"attn_layer_indices": [3]},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M-M*-M"},

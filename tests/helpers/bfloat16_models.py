@@ -67,12 +67,38 @@ MINISTRAL3 = {  # longer than the context of pre-training, so that queries grow
         "llama_4_scaling_beta": 0.4,
     },
 }
+ROUTED = {**EXPERTS, **PAD, "moe_intermediate_size": 32}
+ERNIE_MOE = {**PAD, **HEADS, "moe_num_experts": COUNT, "moe_k": 3, "moe_intermediate_size": 32}
+GRANITE_MOE = {**GRANITE, **PAD, **HEADS, "num_local_experts": COUNT, "num_experts_per_tok": 3}
+EXAONE_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_intermediate_size": 32, "sliding_window": 9}
+HUNYUAN_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_topk": 3}
+BAILING = {"head_dim": 64, "moe_intermediate_size": 32}
+AFMOE = {**PAD, **MIXED, "sliding_window": 9, "global_attn_every_n_layers": 2, "mup_enabled": True}
+DBRX = {
+    **PAD,
+    **HEADS,
+    "attn_config": {"kv_n_heads": 1, "clip_qkv": 2.0},
+    "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": COUNT, "moe_top_k": 3},
+}
+MIMO = {
+    **PAD,
+    "head_dim": 64,
+    "v_head_dim": 32,
+    "n_routed_experts": COUNT,
+    "sliding_window": 9,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+        for kind, theta in (("full_attention", 5e6), ("sliding_attention", 1e4))
+    },
+}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model type of transformers, fields of its configuration, and how errors of its tokens are compared."""
+    """A model type of transformers or of `reference_models`, fields of its configuration, and how errors of its tokens
+    are compared.
+    """
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -134,6 +160,19 @@ MIXTURES = {
     "Qwen2MoeForCausalLM": Model("qwen2_moe", {**SHARED, **HEADS, "num_experts_per_tok": 3}, COUNT),
     "Qwen3MoeForCausalLM": Model("qwen3_moe", {**MIXED, "norm_topk_prob": True}, COUNT),
     "Glm4MoeForCausalLM": Model("glm4_moe", {**EXPERTS, **PAD, "moe_intermediate_size": 32, "head_dim": 64}, COUNT),
+    "Glm4MoeLiteForCausalLM": Model("glm4_moe_lite", LATENT, COUNT),
+    "Ernie4_5_MoeForCausalLM": Model("ernie4_5_moe", ERNIE_MOE, COUNT),
+    "Dots1ForCausalLM": Model("dots1", {**ROUTED, "head_dim": 64}, COUNT),
+    "GraniteMoeForCausalLM": Model("granitemoe", GRANITE_MOE, COUNT),
+    "GraniteMoeSharedForCausalLM": Model("granitemoeshared", {**GRANITE_MOE, "shared_intermediate_size": 32}, COUNT),
+    "ExaoneMoeForCausalLM": Model("exaone_moe", {**EXAONE_MOE, "sliding_window_pattern": 2}, COUNT),
+    "HunYuanMoEV1ForCausalLM": Model("hunyuan_v1_moe", HUNYUAN_MOE, COUNT),
+    "PhiMoEForCausalLM": Model("phimoe", {**PAD, **HEADS, "num_local_experts": COUNT, "lm_head_bias": True}),
+    "AfmoeForCausalLM": Model("afmoe", AFMOE),
+    "DbrxForCausalLM": Model("dbrx", DBRX),
+    "MiMoV2FlashForCausalLM": Model("mimo_v2_flash", {**MIMO, "moe_intermediate_size": 32}, COUNT),
+    "BailingMoeForCausalLM": Model("bailing_moe", BAILING, COUNT),
+    "BailingMoeV2ForCausalLM": Model("bailing_moe_v2", BAILING, COUNT),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),
     "MiniMaxM2ForCausalLM": Model("minimax_m2", MINIMAX_M2, COUNT),
     "GptOssForCausalLM": Model("gpt_oss", {**PAD, "head_dim": 64, "num_local_experts": 5, "sliding_window": 5}),

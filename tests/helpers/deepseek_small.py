@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from models_small import SIZES, randomized
-from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config
+from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
 
 LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 10}
 EXPERTS = {
@@ -34,6 +34,10 @@ MODELS: dict[str, Any] = {
     "v2": lambda: DeepseekV2Config(**COMMON, **GROUPS, q_lora_rank=24, topk_method="group_limited_greedy"),
     "v3": lambda: DeepseekV3Config(**COMMON, **GROUPS, q_lora_rank=24, rope_parameters=YARN, attention_bias=True),
     "v3-plain": lambda: DeepseekV3Config(**COMMON, n_group=1, topk_group=1, q_lora_rank=None, norm_topk_prob=False),
+    "glm-lite": lambda: Glm4MoeLiteConfig(**COMMON, q_lora_rank=24),
+    "glm-lite-groups": lambda: Glm4MoeLiteConfig(
+        **COMMON, **GROUPS, q_lora_rank=None, mlp_layer_types=["sparse", "dense", "sparse"], attention_bias=True
+    ),
 }
 
 

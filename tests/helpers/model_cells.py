@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from engine_small import LENGTHS, message
 from models_small import CONFIGS, SIZES, expected_logits, randomized, small_model
+from reference_models import FAMILIES, reference
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
@@ -25,6 +26,7 @@ from srv.types import RequestSpec
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "initializer_range": 0.1}
 OUTPUT = 8
 ATTENTION = ("prefill_attention_backend", "decode_attention_backend")
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mlp.gate.wg.weight", "block_sparse_moe.router.weight")
 Combined = Callable[[Sequence[float]], float]  # one figure for the errors of all tokens
 
 
@@ -41,10 +43,22 @@ def random_model(kind: str, **fields: Any) -> Any:
     if kind in CONFIGS:
         return small_model(kind, **{**SHAPE, **fields})
     given = {**SIZES, **SHAPE, **fields}
+    if kind in FAMILIES:
+        return randomized(reference(kind, **given))
     if isinstance(getattr(CONFIG_MAPPING[kind], "head_dim", None), property):
         del given["head_dim"]
-    config = AutoConfig.for_model(kind, **given)
+    config = made_config(kind, given)
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
+
+
+def made_config(kind: str, fields: dict[str, Any]) -> Any:
+    """The configuration of a class in transformers. DBRX takes sizes by their names there, and lacks a field."""
+    if kind != "dbrx":
+        return AutoConfig.for_model(kind, **fields)
+    names = CONFIG_MAPPING[kind].attribute_map
+    config = AutoConfig.for_model(kind, **{names.get(name, name): value for name, value in fields.items()})
+    config.attn_config.rope_theta = config.rope_parameters["rope_theta"]
+    return config
 
 
 def minimax_m2(**fields: Any) -> Any:
@@ -81,7 +95,7 @@ def decided(kind: str, experts: int, **fields: Any) -> Any:
             row[:experts] = -4.0
             row[members.flatten()[: config.num_experts_per_tok]] = 4.0
         for name, parameter in model.named_parameters():
-            if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+            if name.endswith(ROUTERS):
                 parameter.mul_(0.2)[:, :experts] = torch.eye(experts)
                 routers += 1
             if name.endswith("post_attention_layernorm.weight"):

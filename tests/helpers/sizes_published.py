@@ -27,7 +27,6 @@ DEEPSEEK_V3 = _of(7168, 18432, 61, 128, 128, 129280) | MLA | {
     "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "moe_layer_freq": 1,
 }  # fmt: skip
 GPT_OSS = _of(2880, 2880, 24, 64, 8, 201088, 64, attention_bias=True, sliding_window=128, num_experts_per_tok=4)
-QWEN3_VISION = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "num_heads": 16}
 LLAMA4_VISION = {
     "hidden_size": 1408, "image_size": 336, "intermediate_size": 5632, "num_attention_heads": 16,
     "num_hidden_layers": 34, "patch_size": 14, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
@@ -96,16 +95,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128}
         | {"linear_value_head_dim": 128}
         | QWEN_MOE,
-    ),
-    "Qwen3-VL-30B-A3B": (
-        "Qwen3VLMoeForConditionalGeneration",
-        {
-            "text_config": _of(2048, 6144, 48, 32, 4, 151936, 128, num_experts=128, num_experts_per_tok=8)
-            | {"moe_intermediate_size": 768}
-            | QWEN_MOE,
-            "vision_config": QWEN3_VISION | {"out_hidden_size": 2048, "deepstack_visual_indexes": [8, 16, 24]},
-            "tie_word_embeddings": False,
-        },
     ),
     "gemma-7b": ("GemmaForCausalLM", _of(3072, 24576, 28, 16, 16, 256000, 256)),
     "gemma-2-9b": ("Gemma2ForCausalLM", _of(3584, 14336, 42, 16, 8, 256000, 256, sliding_window=4096)),

@@ -19,10 +19,12 @@ from srv.models.families.registry import BUILT_IN, built_in_native_names, is_nat
 from srv.models.families.trees import tree_for_sizes
 from srv.models.unsupported import UnknownSizes
 
+UNMADE = ("DbrxForCausalLM",)  # whose class reads a field that its configuration does not take
+# With native layers, and a class in transformers.
 CAUSAL = [
     name
     for name in built_in_native_names()
-    if name.endswith(("ForCausalLM", "LMHeadModel")) and model_type_of(name) in CONFIG_MAPPING
+    if name.endswith(("ForCausalLM", "LMHeadModel")) and model_type_of(name) in CONFIG_MAPPING and name not in UNMADE
 ]  # with native layers, of which transformers has the configuration
 KNOWN = sorted(name for name in BUILT_IN if name in CAUSAL or not is_native(name))
 # Values of fields, of which a variation draws one each; "leave" leaves the field out.
@@ -163,7 +165,7 @@ SLIDING, ATTENDING = ("full_attention", "sliding_attention"), "full_attention"
 # The kinds of layers of models whose configurations may state one per layer.
 LAYER_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "qwen3", "gemma2", "gemma3_text", "ministral", "olmo3", "cohere2", "exaone4"), SLIDING),
-    **dict.fromkeys(("gpt_oss", "smollm3", "dots1", "exaone_moe", "mimo_v2_flash"), SLIDING),
+    **dict.fromkeys(("gpt_oss", "smollm3", "dots1", "exaone_moe", "mimo_v2_flash", "afmoe"), SLIDING),
     **dict.fromkeys(("lfm2", "lfm2_moe"), (ATTENDING, "conv")),
     "lfm3": (*SLIDING, "conv"),
     "olmo_hybrid": (ATTENDING, "linear_attention"),

@@ -57,7 +57,8 @@ FIELDS_OF_GGUF: dict[str, dict[str, Any]] = {
 GENERIC = Model("vaultgemma", {**PAD, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 5})
 CHECKPOINTS = {**MODELS, "any other decoder": GENERIC}
 FAST = ("LlamaForCausalLM", "Qwen3MoeForCausalLM")
-ALIBI = ("BloomForCausalLM", "MptForCausalLM")  # on torch's operators
+# Attention is on torch's operators: with ALiBi, and with values of another size than keys.
+ON_TORCH = ("BloomForCausalLM", "MptForCausalLM", "MiMoV2FlashForCausalLM")
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,13 @@ def test_a_bfloat16_checkpoint(name: str, tmp_path: Path) -> None:
     model = CHECKPOINTS[name].made()
     save_bfloat16(model, tmp_path)
     with served(tmp_path, POOL) as engine:
-        if name not in ALIBI:
-            assert_fast_path(engine, "NativeLatentAttention" if "Deepseek" in name else "NativeAttention")
+        if name not in ON_TORCH:
+            assert_fast_path(
+                engine, "NativeLatentAttention" if "kv_lora_rank" in CHECKPOINTS[name].fields else "NativeAttention"
+            )
         computed = engine.generate(requests(prompt_logprobs=0))
         cached = engine.generate(requests())
-        assert (engine.stats().replayed_steps > 0) is (name not in ALIBI)
+        assert (engine.stats().replayed_steps > 0) is (name not in ON_TORCH)
     assert cached[-1].cached_tokens == 32
     for results in (computed, cached):
         assert_as_close_as_transformers(results, model, of=CHECKPOINTS[name].of)

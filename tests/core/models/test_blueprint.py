@@ -13,6 +13,7 @@ import indexed_small
 import pooled_models
 import published_small
 import pytest
+import reference_models
 import torch
 from every import every
 from model_cells import SHAPE
@@ -51,6 +52,9 @@ def configurations() -> dict[str, dict[str, Any]]:
         fields = {**SIZES, **SHAPE, **model.fields, **ATTENDING.get(name, {})}
         if name == "GraniteMoeHybridForCausalLM":
             fields["layer_types"] = ["mamba", "attention", "mamba"][: fields["num_hidden_layers"]]
+        if model.kind in reference_models.FAMILIES:
+            found[name] = reference_models.fields_of(model.kind, fields)
+            continue
         if isinstance(getattr(CONFIG_MAPPING[model.kind], "head_dim", None), property):
             del fields["head_dim"]
         found[name] = AutoConfig.for_model(model.kind, **fields).to_dict()

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from srv import specs
-from srv.models.layers.moe_config import ExpertActivation, Routing
+from srv.models.layers.moe_config import SPARSE_MIXER, ExpertActivation, Routing
 from srv.models.layers.rope_config import RopeConfig
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow, StateTensor
 
@@ -353,9 +353,10 @@ class Attention(Mixer):
 
     `q_norm`, `k_norm`: of each head, or of all heads together, before the rotation; with `norms_rotated`, after it.
     `unit_norm`: divides rotated queries and keys by their root mean square. `gate`: a projection to a gate for each
-    head, whose sigmoid multiplies its result; `gated_queries`: each query is followed by such a gate of its size.
-    `sinks`: scores that are learned. `temperature`: of queries. `clip`: the largest absolute value of queries, keys and
-    values, before the rotation and after norms. The other fields are those of `srv.specs.AttentionLayer`.
+    head, or for each element of its result, whose sigmoid multiplies the result; `gated_queries`: each query is
+    followed by such a gate of its size. `sinks`: scores that are learned. `temperature`: of queries. `clip`: the
+    largest absolute value of queries, keys and values, before the rotation and after norms. The other fields are those
+    of `srv.specs.AttentionLayer`.
     """
 
     qkv: Linear
@@ -518,7 +519,10 @@ class MoE(Part):
         return rows + 3 * shared * item + 7 * _FLOAT32 * self.experts.count
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
-        yield OpUse(ROUTE, {"experts": self.experts.count, "top_k": self.experts.used})
+        if self.routing.scoring == SPARSE_MIXER:
+            yield torch_op(SPARSE_MIXER, self.experts.count)
+        else:
+            yield OpUse(ROUTE, {"experts": self.experts.count, "top_k": self.experts.used})
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from srv.models.blueprint import Attention, Experts, Part, Recurrent, Weight
-from srv.specs import CacheSpec, FullAttention, SlidingWindow
 
 
 @dataclass(frozen=True)
@@ -27,18 +26,6 @@ class UncachedAttention(Attention):
 
     def cache(self, dtype: str) -> None:
         return None
-
-
-@dataclass(frozen=True)
-class UnevenAttention(Attention):
-    """Attention whose values have another size than keys."""
-
-    value_dim: int = field(kw_only=True)
-
-    def cache(self, dtype: str) -> CacheSpec:
-        if self.window is None:
-            return FullAttention((), self.kv_heads, self.head_dim, self.value_dim)
-        return SlidingWindow((), self.kv_heads, self.head_dim, self.value_dim, self.window)
 
 
 @dataclass(frozen=True)

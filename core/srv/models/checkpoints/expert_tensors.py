@@ -5,6 +5,10 @@
     experts.down_proj         [E, H, I]          experts.0.down_proj.weight, …
     experts.down_proj_bias    [E, H]             experts.0.down_proj.bias, …
 
+or, in the checkpoints of some architectures, all rows in a matrix,
+
+    experts.gate_proj, experts.up_proj [E I, H], experts.down_proj [E I, H]
+
 and, beside FP8 weights, what these are multiplied by, and scales of static activations:
 
     _scale_inv, _scale, _weight_scale            weight_scale_inv or weight_scale of each projection
@@ -42,8 +46,14 @@ _SUFFIXES: Mapping[str, str] = MappingProxyType(
     }
 )
 _PROJECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    {
+        "gate_up_proj": ("gate_proj", "up_proj"),
+        "down_proj": ("down_proj",),
+        "gate_proj": ("gate_proj",),
+        "up_proj": ("up_proj",),
+    }
 )
+_ROUTER = "gate.weight"  # beside the experts
 _NAME = re.compile(rf"(.*\.experts)\.({'|'.join(_PROJECTIONS)})({'|'.join(_SUFFIXES)})")
 _PARTS = ("qdata", "scale", "zero_point", "act_pre_scale")  # of a quantized tensor of torchao
 _NAME_OF_PART = re.compile(rf"(.*\.experts)\._({'|'.join(_PROJECTIONS)})_({'|'.join(_PARTS)})")
@@ -70,6 +80,10 @@ class ExpertTensor(NamedTuple):
     def is_part(self) -> bool:
         """Whether it is one of the tensors that torchao makes of a weight."""
         return self.suffix.startswith("_")
+
+    @property
+    def is_down(self) -> bool:
+        return self.projection == "down_proj"
 
     @property
     def projections(self) -> tuple[str, ...]:
@@ -108,38 +122,52 @@ class Division(NamedTuple):
     """How a tensor of all experts is divided.
 
     `parts`: the names of the tensors that it becomes, those of one expert after those of another. `shape`: of each.
-    `kind`: as `scale_kind`, of a scale.
+    `kind`: as `scale_kind`, of a scale. `columns`: as `StackedExperts.columns`, of this tensor.
     """
 
     tensor: ExpertTensor
     parts: tuple[str, ...]
     shape: tuple[int, ...]
     kind: str = ""
+    columns: ExpertColumns = ""
 
 
 def divisions(stored: Mapping[str, tuple[int, ...]], columns: ExpertColumns) -> Iterator[tuple[str, Division]]:
     """The tensors among `stored`, by name and shape, that hold all experts, and how each is divided.
 
     `columns`: as `StackedExperts.columns`; "" where outputs are the rows. Tensors of another number of axes are left
-    out: nothing divides them.
+    out: nothing divides them. The weight of the router tells how many experts are in a matrix of rows, and whether the
+    rows of stacks are outputs.
     """
     for name, shape in stored.items():
         tensor = expert_tensor(name)
         if tensor is None:
             continue
-        count = len(tensor.projections)
-        if tensor.is_scale:
-            weight = stored.get(tensor.weight, ())
+        count, router = len(tensor.projections), stored.get(f"{tensor.prefix.removesuffix('experts')}{_ROUTER}", (0, 0))
+        weight = stored.get(tensor.weight, ())
+        own = _columns_of(tensor, weight, router[1]) if columns == "either" else columns
+        if own == "rows":
+            experts = router[0]
+            if experts and len(shape) == 2 and tensor.is_weight and shape[0] % experts == 0:
+                part = (shape[0] // experts, shape[1])
+                yield name, Division(tensor, tensor.parts(experts), part[::-1] if tensor.is_down else part, "", own)
+        elif tensor.is_scale:
             experts = weight[0] if len(weight) == 3 else shape[0] if shape else 0
-            outputs = weight[2 if columns else 1] if len(weight) == 3 else 0
+            outputs = weight[2 if own else 1] if len(weight) == 3 else 0
             kind = scale_kind(tensor, shape, experts, outputs)
-            yield (
-                name,
-                Division(tensor, tensor.parts(experts), _scale_shape(kind, shape, experts, count, outputs), kind),
-            )
+            divided = _scale_shape(kind, shape, experts, count, outputs)
+            yield name, Division(tensor, tensor.parts(experts), divided, kind, own)
         elif len(shape) == (3 if tensor.is_weight else 2):
-            rows, *inputs = shape[:0:-1] if columns else shape[1:]
-            yield name, Division(tensor, tensor.parts(shape[0]), (rows // count, *inputs))
+            rows, *inputs = shape[:0:-1] if own else shape[1:]
+            yield name, Division(tensor, tensor.parts(shape[0]), (rows // count, *inputs), "", own)
+
+
+def _columns_of(tensor: ExpertTensor, weight: tuple[int, ...], hidden: int) -> ExpertColumns:
+    """Of a weight with three axes: "" if outputs are its rows, by the `hidden` size of the model."""
+    if len(weight) != 3:
+        return ""
+    at = 1 if tensor.is_down else 2  # the axis of the hidden size, if outputs are the rows
+    return "" if weight[at] == hidden != weight[3 - at] else "halves"
 
 
 def scale_kind(tensor: ExpertTensor, shape: tuple[int, ...], experts: int, outputs: int) -> str:

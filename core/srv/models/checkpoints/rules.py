@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 
-ExpertColumns: TypeAlias = Literal["", "halves", "pairs"]
+ExpertColumns: TypeAlias = Literal["", "halves", "pairs", "either", "rows"]
 
 _NUMBER = re.compile(r"\.(\d+)\.")
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -90,9 +90,13 @@ class StackedExperts(NamedTuple):
 
     "experts.gate_up_proj" [E, in, 2 out] and "experts.down_proj" [E, in, out]. `columns`: those of the gate come before
     those of the up projection ("halves"), or they take turns ("pairs"). Stacks with outputs as rows need no rule.
+    "either": some checkpoints have "halves", others outputs as rows; sizes tell which.
+
+    "rows": the experts are in three matrices, the rows of one after those of another. Rows of "experts.gate_proj" and
+    "experts.up_proj" are outputs, and those of "experts.down_proj" inputs.
     """
 
-    columns: Literal["halves", "pairs"]
+    columns: Literal["halves", "pairs", "either", "rows"]
 
 
 class UnitRows(NamedTuple):

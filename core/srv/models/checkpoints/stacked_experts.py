@@ -55,8 +55,11 @@ class StackedExpertStorage(StorageFormat):
 
     def _rows(self, division: Division, stored: Tensor) -> Iterator[Tensor]:
         """Those of a weight or a bias."""
-        rows = stored.transpose(1, 2) if self._columns and stored.dim() > 2 else stored
-        return (part for expert in rows for part in self._divided(expert, len(division.tensor.projections)))
+        if division.columns == "rows":
+            experts = stored.chunk(len(division.parts))
+            return (each.t() for each in experts) if division.tensor.is_down else iter(experts)
+        rows = stored.transpose(1, 2) if division.columns and stored.dim() > 2 else stored
+        return (part for expert in rows for part in _divided(division, expert))
 
     def _scales(self, division: Division, stored: Tensor) -> Iterator[Tensor]:
         count = len(division.tensor.projections)
@@ -73,7 +76,7 @@ class StackedExpertStorage(StorageFormat):
                 yield from stored.reshape(-1)
             case "output":
                 for expert in stored.reshape(experts, -1, 1):
-                    yield from self._divided(expert, count)
+                    yield from _divided(division, expert)
             case "group":
                 for expert in stored:
                     yield from expert.chunk(count, 1)
@@ -81,8 +84,8 @@ class StackedExpertStorage(StorageFormat):
                 for expert in stored:
                     yield from expert.chunk(count)
 
-    def _divided(self, rows: Tensor, count: int) -> tuple[Tensor, ...]:
-        """The rows of each of `count` projections of one expert."""
-        if self._columns == "pairs":
-            return tuple(rows[part::count] for part in range(count))
-        return rows.chunk(count)
+
+def _divided(division: Division, rows: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each projection of one expert."""
+    count = len(division.tensor.projections)
+    return tuple(rows[part::count] for part in range(count)) if division.columns == "pairs" else rows.chunk(count)

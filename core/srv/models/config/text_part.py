@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.families.registry import class_of_type, is_native, text_fields
-from srv.models.families.vision_models import SAME_FOR_TEXT, VISION_CLASSES
+from srv.models.families.vision_models import SAME_FOR_TEXT, TEXT_DEFAULTS, VISION_CLASSES
 
 _THREE_AXES = ("mrope_section", "mrope_interleaved")
 # What transformers fills in for sizes that a nested configuration leaves out, as those of LLaVA 1.5 do.
@@ -37,6 +37,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     nested = config.get("text_config")
     own = dict(nested) if isinstance(nested, Mapping) else {k: v for k, v in config.items() if k != "vision_config"}
     kind = own.get("model_type") or config.get("model_type")
+    own = {**TEXT_DEFAULTS.get(str(kind), {}), **own}
     kind = SAME_FOR_TEXT.get(str(kind), kind)
     for name in ("eos_token_id", "bos_token_id", "pad_token_id", "torch_dtype", "dtype", "quantization_config"):
         if own.get(name) is None and config.get(name) is not None:

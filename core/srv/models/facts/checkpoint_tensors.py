@@ -33,7 +33,9 @@ def checkpoint_tensors(facts: ModelFacts) -> StoredModel:
     types = {name: tensor.dtype for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     renamed = {name: stored for name, stored in names.items() if name != stored}
-    for name, division in divisions(dict(shapes), weight_mapping(facts.architecture).expert_columns):
+    for name, division in divisions(
+        dict(shapes), weight_mapping(facts.architecture, facts.text_part_of).expert_columns
+    ):
         if types.get(division.tensor.weight, FP8) != FP8 and not division.tensor.is_part:
             continue  # what is not quantized is divided when it is loaded
         dtype = types.pop(name)

@@ -13,7 +13,7 @@ from srv.models.families.registry import weight_mapping
 
 def layer_names(architecture: str, part_of: str | None) -> Callable[[str], str | None]:
     """The function from a name in a checkpoint to that in the model, or to None for a tensor that it does not need."""
-    mapping = weight_mapping(architecture)
+    mapping = weight_mapping(architecture, part_of)
 
     def name(stored: str) -> str | None:
         of_text = stored if part_of is None else text_weight_name(stored)

@@ -165,20 +165,19 @@ def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
     """The facts as one of `ranks` ranks sees them: its share of heads, KV heads and parameters."""
     if ranks == 1:
         return model
-    kv_heads = max(1, model.kv_heads // ranks)
     return dataclasses.replace(
         model,
         heads=model.heads // ranks,
-        kv_heads=kv_heads,
-        cache_groups=tuple(_of_rank(group, kv_heads) for group in model.cache_groups),
+        kv_heads=max(1, model.kv_heads // ranks),
+        cache_groups=tuple(_of_rank(group, ranks) for group in model.cache_groups),
     )
 
 
-def _of_rank(group: CacheSpec, kv_heads: int) -> CacheSpec:
+def _of_rank(group: CacheSpec, ranks: int) -> CacheSpec:
     """A cache group as one of several ranks stores it."""
     match group:
         case FullAttention() | SlidingWindow():
-            return msgspec.structs.replace(group, kv_heads=kv_heads)
+            return msgspec.structs.replace(group, kv_heads=max(1, group.kv_heads // ranks))
         case Latent():
             return group  # all heads share the latents, so every rank stores them
         case Recurrent():

@@ -28,7 +28,7 @@ NOT_IN_ORDER = "quantized weights that the checkpoint stores in another order th
 
 def sized_rules(facts: ModelFacts, tree: Part) -> SizedRules | None:
     """The rules of the safetensors files of a model; None if they rename tensors at most."""
-    mapping = weight_mapping(facts.architecture)
+    mapping = weight_mapping(facts.architecture, facts.text_part_of)
     if facts.format == "gguf" or mapping.only_renames:
         return None
     layers, rotary, rotary_dim = derive.attention_layers(tree), mapping.rotary, 0
@@ -43,7 +43,7 @@ def fused_mapping(facts: ModelFacts, method: QuantMethod | None) -> WeightMappin
     """The mapping of a quantized checkpoint, whose fused matrices stay whole; None for all others."""
     if method is None or method.online or facts.format == "gguf":
         return None
-    mapping = weight_mapping(facts.architecture)
+    mapping = weight_mapping(facts.architecture, facts.text_part_of)
     return None if mapping.only_renames else mapping
 
 

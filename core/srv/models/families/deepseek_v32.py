@@ -17,7 +17,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
 from srv.models.families.builders.deepseek import DEFAULTS as BASE
-from srv.models.families.builders.deepseek import WEIGHTS, deepseek_sizes, feed_forward, rotary_dims, sparse_from
+from srv.models.families.builders.deepseek import WEIGHTS, deepseek_sizes, feed_forward, rotary_dims, sparse_layers
 from srv.models.families.builders.latent import index_dims, indexer_part, latent_attention
 from srv.models.families.deepseek_v3 import routing
 from srv.models.layers.moe_config import ExpertActivation
@@ -65,7 +65,7 @@ def sparse_parts(
             f'{layers} layers, and "full" for the first one'
         )
     sizes, latent, rope = deepseek_sizes({name: value for name, value in config.items() if name != "mlp_layer_types"})
-    feeding = feed_forward(config, sizes, routing, _sparse(config, layers), activation)
+    feeding = feed_forward(config, sizes, routing, sparse_layers(config, layers), activation)
     index = index_dims(config)
     own = indexer_part(latent, index, norm_eps=index_norm_eps, rotates_last=index_rotates_last)
 
@@ -82,16 +82,6 @@ def sparse_parts(
         )
 
     return sizes, alike(kinds, attention), feeding
-
-
-def _sparse(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
-    """Whether each layer has experts: by `mlp_layer_types`, or from `first_k_dense_replace` on."""
-    types = config.get("mlp_layer_types")
-    if types is None:
-        return sparse_from(config, layers)
-    if len(types) != layers or set(types) - {"dense", "sparse"}:
-        raise UnsupportedConfig(f"mlp_layer_types = {types!r} is not implemented natively for {layers} layers")
-    return tuple(kind == "sparse" for kind in types)
 
 
 DEFAULTS: Mapping[str, Any] = {

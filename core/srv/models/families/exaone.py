@@ -1,4 +1,4 @@
-"""EXAONE 4 and EXAONE MoE: norms of heads, and a window in most layers. Of the latter, sizes alone are known."""
+"""EXAONE 4: norms of heads, and a window in most layers. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,18 +10,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import DEFAULTS, decoder_sizes, one_window, windows_of_types
 from srv.models.families.builders.sandwich import sandwich_decoder
-from srv.models.families.builders.without_layers import (
-    FULL,
-    SLIDING,
-    attention_of_layers,
-    common,
-    either,
-    every,
-    experts,
-    sizes,
-    sparse_from,
-    windows,
-)
+from srv.models.families.builders.without_layers import FULL, SLIDING, every
 from srv.models.unsupported import UnsupportedConfig
 
 
@@ -56,11 +45,6 @@ def _kinds(config: Mapping[str, Any], layers: int) -> Sequence[str]:
     return [every(int(pattern))(index) for index in range(layers)]
 
 
-def exaone_windows(c: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Every `sliding_window_pattern`-th layer has full attention, and all if there is no window."""
-    return windows(c, every(c["sliding_window_pattern"] if c["sliding_window"] else 1))
-
-
 DENSE = Architecture(
     name="Exaone4ForCausalLM",
     tree=exaone4,
@@ -78,37 +62,4 @@ DENSE = Architecture(
         "sliding_window_pattern": 4,
         "eos_token_id": 2,
     },
-)
-
-
-def exaone_moe(c: Mapping[str, Any]) -> Part:
-    inner, base = c["moe_intermediate_size"], sizes(c)
-    shared = c["num_shared_experts"] * inner
-    moe = experts(base, c["num_experts"], inner, c["num_experts_per_tok"], shared=shared, correction=True)
-    feeding = either(base, moe, sparse_from(c, c["first_k_dense_replace"]))
-    mixers = attention_of_layers(base, exaone_windows(c), norms=parts.head_norms(base))
-    return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
-
-
-MOE = Architecture(
-    name="ExaoneMoeForCausalLM",
-    tree=exaone_moe,
-    defaults=common(
-        102400,
-        4096,
-        16384,
-        32,
-        32,
-        32,
-        2048,
-        sliding_window=4096,
-        sliding_window_pattern=4,
-        first_k_dense_replace=1,
-        moe_intermediate_size=1024,
-        num_experts=64,
-        num_experts_per_tok=8,
-        num_shared_experts=1,
-    ),
-    layers=None,
-    model_type="exaone_moe",
 )

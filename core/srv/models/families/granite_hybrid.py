@@ -22,7 +22,7 @@ from srv.models.unsupported import UnsupportedConfig
 RECURRENT = "linear_attention"
 KINDS = (ATTENTION, RECURRENT)
 _FORMER_KINDS = {"attention": ATTENTION, "mamba": RECURRENT}
-_SHARED = "shared_expert"
+SHARED_EXPERT = "shared_expert"
 
 
 def tree(config: Mapping[str, Any]) -> Part:
@@ -35,9 +35,11 @@ def tree(config: Mapping[str, Any]) -> Part:
     if count:
         routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
         check_experts(routing.top_k, count)
-        feeding = parts.mixture(sizes, count, sizes.intermediate_size, routing, shared=shared, shared_name=_SHARED)
+        feeding = parts.mixture(
+            sizes, count, sizes.intermediate_size, routing, shared=shared, shared_name=SHARED_EXPERT
+        )
     else:
-        feeding = parts.mlp(sizes, inner=shared, name=f"mlp.{_SHARED}")
+        feeding = parts.mlp(sizes, inner=shared, name=f"mlp.{SHARED_EXPERT}")
     if shared <= 0:
         raise UnsupportedConfig(f"shared_intermediate_size = {shared} is not a size")
     attention = parts.attention(
@@ -65,10 +67,11 @@ _NAMES = {
         ("mlp.router", "mlp.gate"),
         ("mlp.input_linear.weight", "mlp.experts.gate_up_proj"),
         ("mlp.output_linear.weight", "mlp.experts.down_proj"),
-        ("shared_mlp.input_linear", f"mlp.{_SHARED}.gate_up_proj"),
-        ("shared_mlp.output_linear", f"mlp.{_SHARED}.down_proj"),
+        ("shared_mlp.input_linear", f"mlp.{SHARED_EXPERT}.gate_up_proj"),
+        ("shared_mlp.output_linear", f"mlp.{SHARED_EXPERT}.down_proj"),
     )
 }
+WEIGHTS = (Rename(_NAMES, parts={"block_sparse_moe": "mlp"}), Split(f"mlp.{SHARED_EXPERT}.gate_up_proj", GATE_UP))
 ARCHITECTURE = Architecture(
     name="GraniteMoeHybridForCausalLM",
     tree=tree,
@@ -85,6 +88,6 @@ ARCHITECTURE = Architecture(
         "position_embedding_type": None,
         "layer_types": None,
     },
-    weights=(Rename(_NAMES, parts={"block_sparse_moe": "mlp"}), Split(f"mlp.{_SHARED}.gate_up_proj", GATE_UP)),
+    weights=WEIGHTS,
     runs_through_transformers=False,
 )

@@ -1,25 +1,24 @@
-"""Hunyuan, dense and with experts: norms of heads after the rotation. Of the latter, sizes alone are known."""
+"""Hunyuan without experts: norms of heads after the rotation. Torch-free."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.blueprint import Layer, Part, alike
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
-from srv.models.families.builders.without_layers import common, experts, sizes
 from srv.models.families.llama import LLAMA_DEFAULTS
 from srv.models.layers.rope_config import rope_parameters
 
 
 def hunyuan(config: Mapping[str, Any]) -> Part:
     sizes = decoder_sizes(with_stretched_base(config))
-    attention = parts.attention(sizes, bias=bool(config["attention_bias"]), norms=parts.head_norms(sizes))
-    attention = dataclasses.replace(attention, norms_rotated=True)
+    attention = parts.attention(
+        sizes, bias=bool(config["attention_bias"]), norms=parts.head_norms(sizes), norms_rotated=True
+    )
     return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, parts.mlp(sizes)))
 
 
@@ -48,28 +47,4 @@ DENSE = Architecture(
     defaults={**LLAMA_DEFAULTS, "vocab_size": 290943, "rms_norm_eps": 1e-5, "eos_token_id": 2},
     model_type="hunyuan_v1_dense",
     weights=(HEAD_NORMS,),
-)
-
-
-def hunyuan_moe(c: Mapping[str, Any]) -> Part:
-    """The number of experts that a token uses may differ per layer."""
-    base = sizes(c)
-    used = c["moe_topk"] if isinstance(c["moe_topk"], list) else [c["moe_topk"]] * base.layers
-    shared = parts.mlp(base, name="shared_mlp")
-    mixer = parts.attention(base, norms=parts.head_norms(base), bias=bool(c["attention_bias"]))
-
-    def layer(used: int) -> Layer:
-        moe = experts(base, c["num_experts"], base.intermediate_size, used, router="gate.wg")
-        return parts.pre_norm(base, mixer, dataclasses.replace(moe, shared=shared))
-
-    return parts.decoder(base, alike(used[: base.layers], layer))
-
-
-MOE = Architecture(
-    name="HunYuanMoEV1ForCausalLM",
-    tree=hunyuan_moe,
-    defaults=common(290943, 4096, 11008, 32, 32, None, 2048, num_experts=1, moe_topk=1),
-    layers=None,
-    model_type="hunyuan_v1_moe",
-    names={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
 )

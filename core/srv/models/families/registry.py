@@ -18,6 +18,7 @@ from typing import Any
 from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.families.architecture import GROUP, Architecture
+from srv.models.families.vision_models import RULES
 from srv.models.unsupported import UnsupportedConfig
 from srv.platform.installed import entries
 
@@ -116,12 +117,16 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
         "ApertusForCausalLM": "apertus",
         "ArceeForCausalLM": "arcee",
+        "AfmoeForCausalLM": "afmoe",
+        "BailingMoeForCausalLM": "bailing_moe",
+        "BailingMoeV2ForCausalLM": "bailing_moe:V2",
         "ChatGLMModel": "chatglm",
+        "DbrxForCausalLM": "dbrx",
         "Dots1ForCausalLM": "dots1",
         "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
         "Exaone4ForCausalLM": "exaone:DENSE",
         "ExaoneForCausalLM": "exaone3",
-        "ExaoneMoeForCausalLM": "exaone:MOE",
+        "ExaoneMoeForCausalLM": "exaone_moe",
         "GPTBigCodeForCausalLM": "gpt_bigcode",
         "Gemma3nForCausalLM": "gemma3n",
         "GemmaForCausalLM": "gemma",
@@ -129,7 +134,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "GraniteMoeForCausalLM": "granite_moe:GRANITE",
         "GraniteMoeSharedForCausalLM": "granite_moe:SHARED",
         "HunYuanDenseV1ForCausalLM": "hunyuan:DENSE",
-        "HunYuanMoEV1ForCausalLM": "hunyuan:MOE",
+        "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
         "InternLM2ForCausalLM": "internlm:INTERNLM2",
         "InternLM3ForCausalLM": "internlm:INTERNLM3",
         "Jais2ForCausalLM": "nemotron:JAIS2",
@@ -149,7 +154,6 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "OlmoForCausalLM": "olmo",
         "PersimmonForCausalLM": "persimmon",
         "PhiMoEForCausalLM": "phimoe",
-        "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
         "SeedOssForCausalLM": "seed_oss",
         "SolarForCausalLM": "solar",
     }
@@ -230,10 +234,14 @@ def gguf_layout(name: str) -> GGUFLayout:
     return architecture.gguf
 
 
-def weight_mapping(name: str) -> WeightMapping:
-    """What the safetensors files of an architecture store otherwise than its tree; nothing of an unknown one."""
+def weight_mapping(name: str, part_of: str | None = None) -> WeightMapping:
+    """What the safetensors files of an architecture store otherwise than its tree; nothing of an unknown one.
+
+    `part_of`: the class of the vision model whose language model it is; None of others.
+    """
     architecture = find(name)
-    return WeightMapping(() if architecture is None else architecture.weights)
+    own = () if architecture is None else architecture.weights
+    return WeightMapping((*own, *RULES.get(part_of or "", ())))
 
 
 def known_name(published: str) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias
 
 ExpertActivation: TypeAlias = Literal["silu", "gelu_tanh", "swiglu_clamped", "silu_clamped"]
-Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_top_k"]
+Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_top_k", "sparse_mixer"]
+SPARSE_MIXER = "sparse_mixer"  # which is no scoring of the op `route_experts`
+JITTER = 0.01  # of "sparse_mixer"
 ROUTER = "router"  # the value of `OpLayer.role` for the layer whose results choose experts
 COUNT_FIELDS = ("num_experts", "num_local_experts")  # the names that configurations have for the number of experts
 
 
 class Routing(NamedTuple):
-    """How a token's experts are chosen and weighted: the arguments of the op `route_experts`.
+    """How a token's experts are chosen and weighted: the arguments of the op `route_experts`, unless it is SparseMixer.
 
     `bias`: whether a learned bias is added to the scores for the choice.
     """

@@ -31,8 +31,10 @@ def inverse_frequencies(rope: RopeConfig, context_length: int) -> tuple[Tensor, 
     `context_length`: the served one, in tokens.
     """
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
-    base = rope.theta**exponents
-    parameters = rope.parameters
+    parameters, theta = rope.parameters, rope.theta
+    if rope.rope_type == "ntk_alpha":
+        theta *= parameters["alpha"] ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    base = theta**exponents
     if rope.rope_type == "linear":
         return 1.0 / base / parameters["factor"], 1.0
     if rope.rope_type == "llama3":

@@ -20,7 +20,9 @@ from typing import Any
 
 from srv.models.unsupported import UnsupportedConfig
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "freq_factors", "proportional")
+ROPE_TYPES = (
+    *("default", "linear", "dynamic", "ntk_alpha", "yarn", "llama3", "longrope", "freq_factors", "proportional"),
+)
 REQUIRED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -38,8 +40,9 @@ class RopeConfig:
 
     `rotary_dim`: how many dimensions of a head are rotated. `rope_type`: one of ROPE_TYPES ("freq_factors" is how GGUF
     files store llama3 scaling: for each frequency, a factor by which it is divided; "proportional" rotates the
-    other dimensions by 0). `context_length`: the model's declared one, in tokens; `original_context_length`: that of
-    pre-training. `parameters`: the variant's own ones.
+    other dimensions by 0; "ntk_alpha" is what Hunyuan calls "dynamic", with an `alpha` that enlarges the base).
+    `context_length`: the model's declared one, in tokens; `original_context_length`: that of pre-training.
+    `parameters`: the variant's own ones.
     """
 
     theta: float
@@ -56,6 +59,8 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, Mapping) or any(isinstance(value, Mapping) for value in parameters.values()):
         raise UnsupportedConfig("its RoPE parameters differ between kinds of layers")
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    if rope_type == "dynamic" and parameters.get("alpha"):
+        rope_type = "ntk_alpha"
     theta = parameters.get("rope_theta") or config.get("rope_theta") or DEFAULT_THETA
     return {**parameters, "rope_type": LEGACY_NAMES.get(rope_type, rope_type), "rope_theta": float(theta)}
 

@@ -57,8 +57,7 @@ class Attention(Mixer):
 
     def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         layer, gate = self.layer, None
-        qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, layer.head_dim)
-        q, k, v = qkv.split_with_sizes(self.head_counts, 1)
+        q, k, v = self.project(x)
         if self._gated_queries:
             q, gate = q.view(-1, layer.heads, 2, layer.head_dim).unbind(2)
         if not self._norms_rotated:
@@ -81,8 +80,14 @@ class Attention(Mixer):
         if gate is not None:
             attended = attended * gate.sigmoid()
         elif self.gate_proj is not None:
-            attended = attended * self.gate_proj.kernel(x).sigmoid().unsqueeze(-1)
-        return self.o_proj.kernel(attended.reshape(-1, layer.heads * layer.head_dim))
+            attended = attended * self.gate_proj.kernel(x).sigmoid().view(*attended.shape[:2], -1)
+        return self.o_proj.kernel(attended.reshape(len(x), -1))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [T, heads, D] each; gates, if there are any, are heads of queries."""
+        qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, self.layer.head_dim)
+        q, k, v = qkv.split_with_sizes(self.head_counts, 1)
+        return q, k, v
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.divided_norms is not None:

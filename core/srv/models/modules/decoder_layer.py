@@ -29,6 +29,7 @@ from srv.models.base import ForwardContext, ModelInputs
 from srv.models.blueprint import recurrent as recurrent_parts
 from srv.models.blueprint.latent import Latent
 from srv.models.blueprint.streams import StreamMixing
+from srv.models.blueprint.uneven import UnevenAttention as UnevenPart
 from srv.models.layers.norm import Norm, joined
 from srv.models.modules.attention import Attention
 from srv.models.modules.delta import GatedDeltaNet
@@ -42,6 +43,7 @@ from srv.models.modules.rglru import RecurrentBlock
 from srv.models.modules.short_conv import ShortConvolution
 from srv.models.modules.state_space import StateSpace
 from srv.models.modules.streams import StreamMixer
+from srv.models.modules.uneven_attention import UnevenAttention
 
 
 class StackLayer(nn.Module, ABC):
@@ -232,6 +234,8 @@ def unless_one(factor: float) -> float | None:
 
 def _mixer(part: blueprint.Mixer, place: Place) -> Mixer:
     match part:
+        case UnevenPart():
+            return UnevenAttention(part, place)
         case blueprint.Attention():
             return Attention(part, place)
         case Latent():

@@ -22,9 +22,11 @@ from srv.models import blueprint
 from srv.models.blueprint import GATED, Activation
 from srv.models.layers.experts import ExpertSizes
 from srv.models.layers.linear import Projection
+from srv.models.layers.moe_config import SPARSE_MIXER
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.place import Place
+from srv.models.modules.routing import sparse_mixer
 from srv.platform.interface import OpArgs
 
 # By activations for which platforms may have ops, of [..., 2 I] for [..., I]: the first half is the gate.
@@ -110,15 +112,16 @@ class LearnedMLP(MLP):
 
 
 class ChoiceBias(WeightModule):
-    """What is added to the scores of experts for the choice: float32 [E]."""
+    """What is added to the scores of experts for the choice: float32 [E], which ERNIE stores as [1, E]."""
 
     def __init__(self, part: blueprint.Tensors, place: Place) -> None:
         super().__init__()
         ((name, shape),) = part.shapes.items()
-        self.name, self.values = place.name(name), place.context.empty(*shape, dtype=torch.float32)
+        self.name, self._shape = place.name(name), shape
+        self.values = place.context.empty(shape[-1], dtype=torch.float32)
 
     def weight_views(self) -> dict[str, Tensor]:
-        return {self.name: self.values}
+        return {self.name: self.values.view(self._shape)}
 
 
 class MoE(nn.Module):
@@ -140,7 +143,12 @@ class MoE(nn.Module):
         self.choice_bias = None if part.choice_bias is None else ChoiceBias(part.choice_bias, place)
         sizes = ExpertSizes(experts.count, experts.used, experts.hidden, experts.inner, experts.activation)
         self.experts = place.factory.experts(place.within(experts).prefix, sizes, experts.bias)
-        self._route = context.bind(blueprint.ROUTE, experts=experts.count, top_k=experts.used)
+        self._route: Callable[..., tuple[Tensor, Tensor]] = sparse_mixer
+        if part.routing.scoring == SPARSE_MIXER:
+            context.ops.note_own(SPARSE_MIXER, OpArgs(context.dtype, {"dim": experts.count}), TORCH)
+        else:
+            sizes_of_op = {"experts": experts.count, "top_k": experts.used}
+            self._route = context.ops.bind(blueprint.ROUTE, OpArgs(context.dtype, sizes_of_op))
         self._routing = part.routing[:-1]
         self._scales_inputs = part.scales_inputs
         self.shared = None if part.shared is None else MLP(part.shared, place.within(part.shared))

@@ -49,6 +49,17 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {**TEXT, "rope_parameters": {**AXES, "mrope_interleaved": True}},
         "vision_config": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
     },
+    "qwen3_vl_moe": {
+        "text_config": {
+            **TEXT,
+            "rope_parameters": AXES,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "mlp_only_layers": [1],
+        },
+        "vision_config": {**QWEN_VISION, "hidden_size": 16, "intermediate_size": 16, "deepstack_visual_indexes": [0]},
+    },
     "gemma3": {
         "text_config": {**TEXT, **GEMMA},
         "vision_config": {**TILES, "model_type": "siglip_vision_model"},
@@ -65,6 +76,7 @@ SERVED_AS = {
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", "Qwen2ForCausalLM"),
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM"),
+    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "Qwen3MoeForCausalLM"),
     "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
     "mllama": ("MllamaForConditionalGeneration", "MllamaForCausalLM"),
 }
@@ -108,6 +120,20 @@ def test_logits_are_those_of_the_whole_model(kind: str, tmp_path: Path) -> None:
         through = built(tmp_path, impl="transformers")
         assert isinstance(through, HFModel)
         torch.testing.assert_close(our_logits(through, tokens), expected, atol=3e-4, rtol=1e-3)
+
+
+def test_experts_of_published_checkpoints_have_inputs_as_rows(tmp_path: Path) -> None:
+    """As of Qwen3-VL; transformers saves those of a new model with outputs as rows."""
+    model = VisionModel("qwen3_vl_moe")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    stored = load_file(path)
+    turned = {name: tensor.transpose(1, 2).contiguous() for name, tensor in stored.items() if ".experts." in name}
+    assert {tuple(tensor.shape) for tensor in turned.values()} == {(6, 48, 40), (6, 20, 48)}
+    save_file({**stored, **turned}, path)
+    tokens = tokens_of(model)
+    ours = our_logits(built(tmp_path, impl="srv"), tokens)
+    torch.testing.assert_close(ours, expected_logits(model, tokens), atol=3e-4, rtol=1e-3)
 
 
 def test_a_language_model_beside_parts_for_images_and_audio(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from sizes_reference import KNOWN, config_class
 
 from srv.models.derive import active_parameters, cache_groups, parameters
 from srv.models.families.llama4_vision import LLAMA4_VISION
-from srv.models.families.qwen3_vl_moe import QWEN3_TEXT, QWEN3_VISION
 from srv.models.families.registry import find
 from srv.models.families.trees import tree_for_sizes
+from srv.models.families.vision_models import TEXT_DEFAULTS
 from srv.models.unsupported import UnknownSizes
 
 # Values that mean the same as transformers' own, or that its class leaves to a file of the checkpoint.
@@ -50,11 +50,7 @@ def test_defaults_are_those_of_transformers() -> None:
         given = {} if facts is None else facts.defaults
         assert given
         wrong[name] = differing(given, config_class(kind), of_class(kind))
-    nested = {
-        "llama4_vision_model": LLAMA4_VISION,
-        "qwen3_vl_moe_text": QWEN3_TEXT,
-        "qwen3_vl_moe_vision": QWEN3_VISION,
-    }
+    nested = {"llama4_vision_model": LLAMA4_VISION, **TEXT_DEFAULTS}
     for kind, given in nested.items():
         wrong[kind] = differing(given, config_class(kind), of_class(kind))
     assert {name: found for name, found in wrong.items() if found} == {}

@@ -88,6 +88,16 @@ def sparse_from(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(index >= dense for index in range(layers))
 
 
+def sparse_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts: by `mlp_layer_types`, or from `first_k_dense_replace` on."""
+    types = config.get("mlp_layer_types")
+    if types is None:
+        return sparse_from(config, layers)
+    if len(types) != layers or set(types) - {"dense", "sparse"}:
+        raise UnsupportedConfig(f"mlp_layer_types = {types!r} is not implemented natively for {layers} layers")
+    return tuple(kind == "sparse" for kind in types)
+
+
 def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing, activation: ExpertActivation) -> MoE:
     count, size = int(config["n_routed_experts"]), int(config["moe_intermediate_size"])
     groups, used = routing.groups, routing.top_groups

@@ -9,7 +9,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from srv.models.blueprint import MLP, Activation, Attention, Decoder, HeadNorms, Layer, Norm, Order, Part, Table, alike
+from srv.models.blueprint import (
+    MLP,
+    Activation,
+    Attention,
+    Decoder,
+    HeadNorms,
+    Layer,
+    MoE,
+    Norm,
+    Order,
+    Part,
+    Table,
+    alike,
+)
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
 from srv.models.layers.rope_config import rope_config
@@ -46,7 +59,7 @@ def learned_positions(sizes: Sizes, count: int, first: int = 0) -> Table:
 def decoder(
     sizes: Sizes,
     attention: Attention | Sequence[Attention],
-    mlp: MLP,
+    mlp: MLP | MoE,
     *,
     order: Order = "sequence",
     separate_norms: bool = True,

@@ -61,17 +61,20 @@ def attention(
     sinks: bool = False,
     gated_queries: bool = False,
     head_gates: bool = False,
+    gated: bool = False,
+    norms_rotated: bool = False,
     name: str = "self_attn",
 ) -> Attention:
     """Grouped-query attention. `bias`: of all projections; `output_bias`: of that of the result, None for the same.
 
     `norms`: of queries and keys. `rope`: None for that of `sizes`, if the layer is `rotated`. `unit_norm`: rotated
     queries and keys are divided by their root mean square. `scale`: None for 1 / sqrt(head_dim). `head_gates`: each
-    head has a gate. The others are fields of `Attention`.
+    head has a gate; `gated`: each element of its result. The others are fields of `Attention`.
     """
     heads, keys, dim, hidden = sizes.heads, sizes.kv_heads * sizes.head_dim, sizes.head_dim, sizes.hidden_size
     q_norm, k_norm = norms or (None, None)
     outputs = {"q_proj": heads * dim * (1 + gated_queries), "k_proj": keys, "v_proj": keys}
+    gate = Linear({"gate_proj": heads}, hidden) if head_gates else None
     return Attention(
         Linear(outputs, hidden, bias, split="out", unit=dim),
         Linear({"o_proj": hidden}, heads * dim, bias if output_bias is None else output_bias, split="in"),
@@ -83,7 +86,7 @@ def attention(
         q_norm,
         k_norm,
         Norm(dim, sizes.norm_eps, learned=False) if unit_norm else None,
-        Linear({"gate_proj": heads}, hidden) if head_gates else None,
+        Linear({"gate_proj": heads * dim}, hidden, split="out", unit=dim) if gated else gate,
         Tensors({"sinks": (heads,)}, divided=True) if sinks else None,
         window,
         chunk,
@@ -91,6 +94,7 @@ def attention(
         alibi,
         gated_queries=gated_queries,
         temperature=temperature,
+        norms_rotated=norms_rotated,
         name=name,
     )
 
