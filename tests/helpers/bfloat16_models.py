@@ -53,6 +53,14 @@ LLAMA4 = {
     "attn_scale": 0.6,
 }
 MINIMAX_M2 = {**PAD, "head_dim": 64, "rotary_dim": 32, "num_local_experts": COUNT, "num_experts_per_tok": 2}
+JAMBA = {
+    **HEADS,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 1,
+    "expert_layer_offset": 0,
+    "num_experts": COUNT,
+}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -128,6 +136,7 @@ RECURRENT = {
         "granitemoehybrid", {**GRANITE, **HEADS, "mamba_n_heads": 32}, of=statistics.fmean
     ),
     "BambaForCausalLM": Model("bamba", {**HEADS, "mamba_n_heads": 32}),
+    "JambaForCausalLM": Model("jamba", JAMBA, COUNT),
     "FalconH1ForCausalLM": Model("falcon_h1", {"head_dim": 64, "mamba_n_heads": 16, "mamba_d_ssm": 128}),
     "NemotronHForCausalLM": Model("nemotron_h", {**HEADS, "hybrid_override_pattern": "M*-M", "mamba_num_heads": 32}),
     "MiniMaxForCausalLM": Model("minimax", {"head_dim": 64}, of=statistics.fmean),

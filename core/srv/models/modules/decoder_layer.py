@@ -39,6 +39,7 @@ from srv.models.modules.mixer import Mixer
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place
 from srv.models.modules.rglru import RecurrentBlock
+from srv.models.modules.selective_scan import SelectiveScan
 from srv.models.modules.short_conv import ShortConvolution
 from srv.models.modules.state_space import StateSpace
 from srv.models.modules.streams import StreamMixer
@@ -246,4 +247,6 @@ def _mixer(part: blueprint.Mixer, place: Place) -> Mixer:
             return LightningAttention(part, place)
         case recurrent_parts.LinearRecurrence():
             return RecurrentBlock(part, place)
+        case recurrent_parts.SelectiveScan():
+            return SelectiveScan(part, place)
     raise InternalError(f"{type(part).__name__} has no module")
