@@ -41,6 +41,19 @@ LATENT = {
     **PAD,
 }
 GEMMA = {**PAD, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 6}
+GEMMA3N = {
+    **PAD,
+    "head_dim": 64,
+    "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 6,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 90,
+    "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.0],
+    "altup_num_inputs": 3,
+    "laurel_rank": 4,
+}
 LLAMA4 = {
     **PAD,
     "head_dim": 128,
@@ -89,6 +102,7 @@ DENSE = {
     "SmolLM3ForCausalLM": Model("smollm3", {**HEADS, "no_rope_layer_interval": 2}),
     "Gemma2ForCausalLM": Model("gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
     "Gemma3ForCausalLM": Model("gemma3", {**GEMMA, "num_hidden_layers": 4, "sliding_window_pattern": 3}),
+    "Gemma3nForCausalLM": Model("gemma3n_text", GEMMA3N),
     "Olmo2ForCausalLM": Model("olmo2", {**PAD, **HEADS}),
     "Phi3ForCausalLM": Model("phi3", {**PAD, **HEADS, "sliding_window": 9}),
     "GlmForCausalLM": Model("glm", {**PAD, "head_dim": 64, "attention_bias": True}),

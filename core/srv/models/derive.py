@@ -24,6 +24,7 @@ from srv.models.blueprint import (
     below,
     walk,
 )
+from srv.models.blueprint.gemma import ReadingAttention
 from srv.models.blueprint.latent import Latent
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow
 
@@ -100,9 +101,12 @@ def projection_parameters(tree: Part) -> int:
 
 
 def attention_layers(tree: Part) -> tuple[AttentionLayer, ...]:
-    """The attention of each layer that has one, with the number of the layer."""
+    """The attention of each layer that has one, with the number of the layer; those that read the cache of another
+    layer have its attention.
+    """
     numbered = ((index, part) for index, layer in enumerate(stack(tree).layers) for _, part in walk(layer))
-    return tuple(part.layer(index) for index, part in numbered if isinstance(part, Attention | Latent))
+    attending = ((index, part) for index, part in numbered if isinstance(part, Attention | Latent))
+    return tuple(part.layer(index) for index, part in attending if not isinstance(part, ReadingAttention))
 
 
 def divided(tree: Part) -> DividedSizes | None:

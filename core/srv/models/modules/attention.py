@@ -40,6 +40,8 @@ class Attention(Mixer):
         self.divided_norms = DividedNorms.of(part, place)
         divides = self.divided_norms is not None
         self.q_norm, self.k_norm = (None if divides else _head_norm(norm, place) for norm in (part.q_norm, part.k_norm))
+        self.v_norm = None if part.v_norm is None else make_norm(part.v_norm, place)
+        self._number = place.layer if part.kept else None  # of the layer, if higher ones attend with its keys
         self._joint_norms = part.q_norm is not None and part.q_norm.size != dim  # over all heads together
         self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
         if part.rope is not None:
@@ -64,6 +66,8 @@ class Attention(Mixer):
             q, k = self.divided_norms.forward(q, k)
         elif self.q_norm is not None and self.k_norm is not None:
             q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        if self.v_norm is not None:
+            v = self._normed(self.v_norm, v)
         if self._clip is not None:
             q, k, v = (each.clamp(-self._clip, self._clip) for each in (q, k, v))
         if self._rotary is not None:
@@ -76,6 +80,8 @@ class Attention(Mixer):
             k = self._unit_norm.forward(k.reshape(-1, dim)).view(k.shape)
         if self.query_factors is not None:
             q = (q * self.query_factors.index_select(0, inputs.positions)).to(q.dtype)
+        if self._number is not None and context.kept is not None:
+            context.kept[self._number] = k, v
         attended = context.attend(layer, q, k, v)
         if gate is not None:
             attended = attended * gate.sigmoid()

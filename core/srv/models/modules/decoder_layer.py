@@ -8,6 +8,7 @@
     normed_residual   ─ norm ─┬─ mixer ─(+)─ norm ─┬─ MLP ─(+)─ …
                               └─────────┘          └───────┘
     streams           each part reads a sum of several residual streams, and its result joins each of them
+    altup             both parts read one of several residual streams, and the layer corrects the others by their result
     single part       ─┬─ norm ─ mixer or MLP ─(+)─ …
                        └─────── residual ──────┘
 
@@ -21,11 +22,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint import gemma as gemma_parts
 from srv.models.blueprint import recurrent as recurrent_parts
 from srv.models.blueprint.latent import Latent
 from srv.models.blueprint.streams import StreamMixing
@@ -33,11 +36,13 @@ from srv.models.layers.norm import Norm, joined
 from srv.models.modules.attention import Attention
 from srv.models.modules.delta import GatedDeltaNet
 from srv.models.modules.feed_forward import MLP, MoE, feed_forward
+from srv.models.modules.gemma import AltUp, Laurel, LayerInput
 from srv.models.modules.latent_attention import LatentAttention
 from srv.models.modules.lightning import LightningAttention
 from srv.models.modules.mixer import Mixer
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place
+from srv.models.modules.reading_attention import ReadingAttention
 from srv.models.modules.rglru import RecurrentBlock
 from srv.models.modules.selective_scan import SelectiveScan
 from srv.models.modules.short_conv import ShortConvolution
@@ -161,6 +166,36 @@ class StreamedLayer(DecoderLayer):
         return None, self.mlp_streams.join(residual, self.feed(self.mlp_norm.forward(read)), weights)
 
 
+class AltUpLayer(DecoderLayer):
+    """The residual is [T, streams, hidden], of which attention and MLP read one (Gemma 3n)."""
+
+    attention_norm: Norm
+    mlp_norm: Norm
+
+    def __init__(self, part: blueprint.Layer, place: Place) -> None:
+        super().__init__(part, place)
+        self.number = place.layer
+        for each in (*part.before, *part.between, *part.after):
+            match each:
+                case gemma_parts.AltUp():
+                    self.altup = AltUp(each, place)
+                case gemma_parts.Laurel():
+                    self.laurel = Laurel(each, place)
+                case gemma_parts.LayerInput():
+                    self.input = LayerInput(each, place)
+
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        predicted = self.altup.predict(residual)
+        active = predicted[:, self.altup.active]
+        read = self.attention_norm.forward(active)
+        mixed = (active + self.mix(read, inputs, context) + self.laurel.forward(read)) * 0.5**0.5
+        streams = self.altup.correct(predicted, mixed + self.feed(self.mlp_norm.forward(mixed)))
+        own = self.input.forward(self.altup.read(streams), inputs.of_layer(self.number))
+        return None, torch.cat((streams[:, :1], streams[:, 1:] + own.unsqueeze(1)), 1)
+
+
 class SinglePartLayer(StackLayer):
     def __init__(self, part: blueprint.SinglePartLayer, place: Place) -> None:
         super().__init__()
@@ -219,6 +254,8 @@ def make_layer(part: blueprint.Layer, place: Place) -> DecoderLayer:
             return NormedResidualLayer(part, place)
         case "streams":
             return StreamedLayer(part, place)
+        case "altup":
+            return AltUpLayer(part, place)
 
 
 def _all_reduce(place: Place) -> Callable[[Tensor], Tensor] | None:
@@ -233,6 +270,8 @@ def unless_one(factor: float) -> float | None:
 
 def _mixer(part: blueprint.Mixer, place: Place) -> Mixer:
     match part:
+        case gemma_parts.ReadingAttention():
+            return ReadingAttention(part, place)
         case blueprint.Attention():
             return Attention(part, place)
         case Latent():
