@@ -54,6 +54,16 @@ GEMMA3N = {
     "altup_num_inputs": 3,
     "laurel_rank": 4,
 }
+GEMMA4 = {
+    **PAD,
+    "head_dim": 64,
+    "global_head_dim": 128,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 6,
+}
 LLAMA4 = {
     **PAD,
     "head_dim": 128,
@@ -103,6 +113,11 @@ DENSE = {
     "Gemma2ForCausalLM": Model("gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
     "Gemma3ForCausalLM": Model("gemma3", {**GEMMA, "num_hidden_layers": 4, "sliding_window_pattern": 3}),
     "Gemma3nForCausalLM": Model("gemma3n_text", GEMMA3N),
+    "Gemma4ForCausalLM": Model(
+        "gemma4_text",
+        {**GEMMA4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97},
+    ),
+    "Gemma4UnifiedForCausalLM": Model("gemma4_unified_text", GEMMA4),
     "Olmo2ForCausalLM": Model("olmo2", {**PAD, **HEADS}),
     "Phi3ForCausalLM": Model("phi3", {**PAD, **HEADS, "sliding_window": 9}),
     "GlmForCausalLM": Model("glm", {**PAD, "head_dim": 64, "attention_bias": True}),

@@ -50,7 +50,7 @@ Activation: TypeAlias = Literal[
 ]
 GATED: tuple[Activation, ...] = ("silu_gated", "gelu_tanh_gated", "gelu_gated")
 Split: TypeAlias = Literal["out", "in"]
-Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams", "altup"]
+Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams", "altup", "scaled"]
 
 
 class Temperature(NamedTuple):
@@ -343,8 +343,8 @@ class Attention(Mixer):
     queries and keys by their root mean square. `gate`: a projection to a gate for each head, whose sigmoid multiplies
     its result; `gated_queries`: each query is followed by such a gate of its size. `sinks`: scores that are learned.
     `temperature`: of queries. `clip`: the largest absolute value of queries, keys and values, before the rotation and
-    after norms. `v_norm`: of each value. `kept`: higher layers attend with its keys and values. The other fields are
-    those of `srv.specs.AttentionLayer`.
+    after norms. `v_norm`: of each value. `keys_are_values`: values are keys before norm and rotation. `kept`: higher
+    layers attend with its keys and values. The other fields are those of `srv.specs.AttentionLayer`.
     """
 
     qkv: Linear
@@ -368,6 +368,7 @@ class Attention(Mixer):
     temperature: Temperature | None = None
     clip: float | None = None
     v_norm: Norm | None = None
+    keys_are_values: bool = False
     kept: bool = False
 
     def layer(self, index: int) -> AttentionLayer:
@@ -545,6 +546,7 @@ class Layer(Part):
     - "normed_residual": one after the other, to what the part has read, not to what was there before the norm.
     - "streams": to each of several residual streams, by learned weights.
     - "altup": to one of several residual streams, and by their sum to the others (`srv.models.blueprint.gemma`).
+    - "scaled": one after the other, then the layer's own input; a learned number multiplies the residual after that.
 
     `mixer_factors`, `factors`: of the mixers and of the feed-forward part. `scales`: by which inputs and results of
     each of several mixers are multiplied.

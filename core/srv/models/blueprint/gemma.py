@@ -1,4 +1,5 @@
-"""Parts of Gemma 3n: several residual streams, inputs of single layers, and attention with the keys of lower layers.
+"""Parts of Gemma 3n and Gemma 4: inputs of single layers, attention with the keys of lower layers, experts beside an
+MLP, and several residual streams.
 
 AltUp (Baykal et al. 2023, arXiv:2301.13310) predicts all streams from each other, and corrects them by what a layer
 makes of the active one. Torch-free.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from srv.models.blueprint import Attention, Embedding, Linear, Norm, Part, Tensors
+from srv.models.blueprint import Attention, Embedding, Linear, MoE, Norm, Part, Tensors
 
 _FLOAT32 = 4  # bytes
 _COPIES = 4  # of all streams that exist at the same time: as they were, predicted, corrected, and a product
@@ -97,3 +98,22 @@ class Laurel(Part):
     left: Linear
     right: Linear
     norm: Norm
+
+
+@dataclass(frozen=True)
+class SideExperts(MoE):
+    """Experts that read the residual itself, beside an MLP (Gemma 4). `router_norm`: of what the router reads, which
+    `scales` then multiply, as they do the weights of experts. `before`, `after`: the norms of inputs and results.
+    `beside`: of the result of the MLP.
+    """
+
+    router_norm: Norm = field(kw_only=True)
+    scales: Tensors = field(kw_only=True)
+    before: Norm = field(kw_only=True)
+    after: Norm = field(kw_only=True)
+    beside: Norm = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class LayerScale(Tensors):
+    """A number by which the residual is multiplied after a layer."""

@@ -56,6 +56,7 @@ class Divisions(NamedTuple):
     head_dim: int
     intermediate: int
     vocab: int
+    other_kv_heads: tuple[int, ...] = ()
     borders: tuple[BlockBorders, ...] = ()
 
     def obstacles(self, ranks: int) -> list[str]:
@@ -69,8 +70,11 @@ class Divisions(NamedTuple):
             )
             if size % ranks
         ]
-        if not is_divisible(self.kv_heads, ranks):
-            found.append(f"its {self.kv_heads} KV heads can neither be divided among {ranks} ranks nor copied evenly")
+        found += [
+            f"its {heads} KV heads can neither be divided among {ranks} ranks nor copied evenly"
+            for heads in (self.kv_heads, *self.other_kv_heads)
+            if not is_divisible(heads, ranks)
+        ]
         if found:
             return found
         return list(dict.fromkeys(clause for each in self.borders if (clause := each.obstacle(ranks)) is not None))
@@ -165,20 +169,19 @@ def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
     """The facts as one of `ranks` ranks sees them: its share of heads, KV heads and parameters."""
     if ranks == 1:
         return model
-    kv_heads = max(1, model.kv_heads // ranks)
     return dataclasses.replace(
         model,
         heads=model.heads // ranks,
-        kv_heads=kv_heads,
-        cache_groups=tuple(_of_rank(group, kv_heads) for group in model.cache_groups),
+        kv_heads=max(1, model.kv_heads // ranks),
+        cache_groups=tuple(_of_rank(group, ranks) for group in model.cache_groups),
     )
 
 
-def _of_rank(group: CacheSpec, kv_heads: int) -> CacheSpec:
+def _of_rank(group: CacheSpec, ranks: int) -> CacheSpec:
     """A cache group as one of several ranks stores it."""
     match group:
         case FullAttention() | SlidingWindow():
-            return msgspec.structs.replace(group, kv_heads=kv_heads)
+            return msgspec.structs.replace(group, kv_heads=max(1, group.kv_heads // ranks))
         case Latent():
             return group  # all heads share the latents, so every rank stores them
         case Recurrent():

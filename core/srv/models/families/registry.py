@@ -121,6 +121,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "ExaoneMoeForCausalLM": "exaone:MOE",
         "GPTBigCodeForCausalLM": "gpt_bigcode",
         "Gemma3nForCausalLM": "gemma3n",
+        "Gemma4ForCausalLM": "gemma4:TEXT",
+        "Gemma4UnifiedForCausalLM": "gemma4:UNIFIED",
         "GemmaForCausalLM": "gemma",
         "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
         "GraniteMoeForCausalLM": "granite_moe:GRANITE",

@@ -8,6 +8,8 @@ from types import MappingProxyType
 VISION_CLASSES = (
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "MllamaForConditionalGeneration",
     "Mistral3ForConditionalGeneration",

@@ -35,7 +35,7 @@ class Attention(Mixer):
             alibi=None if part.alibi is None else part.alibi[first:end],
         )
         self.qkv_proj, self.o_proj = place.linear(part.qkv), place.linear(part.output)
-        self.head_counts = [heads * (1 + part.gated_queries), kv_end - kv_first, kv_end - kv_first]
+        self.head_counts = [heads * (1 + part.gated_queries), *[kv_end - kv_first] * (2 - part.keys_are_values)]
         self.total_heads = sum(self.head_counts)
         self.divided_norms = DividedNorms.of(part, place)
         divides = self.divided_norms is not None
@@ -59,7 +59,8 @@ class Attention(Mixer):
     def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         layer, gate = self.layer, None
         qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, layer.head_dim)
-        q, k, v = qkv.split_with_sizes(self.head_counts, 1)
+        q, k, *values = qkv.split_with_sizes(self.head_counts, 1)
+        v = values[0] if values else k
         if self._gated_queries:
             q, gate = q.view(-1, layer.heads, 2, layer.head_dim).unbind(2)
         if self.divided_norms is not None:

@@ -9,6 +9,7 @@
                               └─────────┘          └───────┘
     streams           each part reads a sum of several residual streams, and its result joins each of them
     altup             both parts read one of several residual streams, and the layer corrects the others by their result
+    scaled            in sequence, with what the layer adds of its own; a number multiplies the residual after that
     single part       ─┬─ norm ─ mixer or MLP ─(+)─ …
                        └─────── residual ──────┘
 
@@ -36,7 +37,7 @@ from srv.models.layers.norm import Norm, joined
 from srv.models.modules.attention import Attention
 from srv.models.modules.delta import GatedDeltaNet
 from srv.models.modules.feed_forward import MLP, MoE, feed_forward
-from srv.models.modules.gemma import AltUp, Laurel, LayerInput
+from srv.models.modules.gemma import AltUp, Laurel, LayerInput, LooseTensors, SideExperts
 from srv.models.modules.latent_attention import LatentAttention
 from srv.models.modules.lightning import LightningAttention
 from srv.models.modules.mixer import Mixer
@@ -196,6 +197,40 @@ class AltUpLayer(DecoderLayer):
         return None, torch.cat((streams[:, :1], streams[:, 1:] + own.unsqueeze(1)), 1)
 
 
+class ScaledLayer(DecoderLayer):
+    """The residual is multiplied by a learned number after the layer (Gemma 4)."""
+
+    def __init__(self, part: blueprint.Layer, place: Place) -> None:
+        super().__init__(part, place)
+        self.number, self.experts, self.input = place.layer, None, None
+        for each in part.after:
+            match each:
+                case gemma_parts.SideExperts():
+                    self.experts = SideExperts(each, place)
+                    self.marked = {**self.marked, place.name("experts"): self.experts}
+                case gemma_parts.LayerInput():
+                    self.input = LayerInput(each, place)
+                case gemma_parts.LayerScale():
+                    self.scale = LooseTensors(each, place)
+
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        read, residual = joined(self.attention_norm, x, residual)
+        read, residual = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
+        total = residual + (
+            self.feed(read) if self.experts is None else self._with_experts(self.experts, read, residual)
+        )
+        if self.input is not None:
+            total = total + self.input.forward(total, inputs.of_layer(self.number))
+        return None, total * self.scale.tensors[0]
+
+    def _with_experts(self, experts: SideExperts, read: Tensor, residual: Tensor) -> Tensor:
+        dense = self._joining(self.mlp.forward(read), experts.beside, None)
+        assert self.mlp_output_norm is not None
+        return self.mlp_output_norm.forward(dense + experts.forward(residual))
+
+
 class SinglePartLayer(StackLayer):
     def __init__(self, part: blueprint.SinglePartLayer, place: Place) -> None:
         super().__init__()
@@ -256,6 +291,8 @@ def make_layer(part: blueprint.Layer, place: Place) -> DecoderLayer:
             return StreamedLayer(part, place)
         case "altup":
             return AltUpLayer(part, place)
+        case "scaled":
+            return ScaledLayer(part, place)
 
 
 def _all_reduce(place: Place) -> Callable[[Tensor], Tensor] | None:

@@ -1,11 +1,11 @@
-"""The modules of Gemma 3n beside attention and MLP: residual streams, and inputs of single layers.
+"""The modules of Gemma 3n and Gemma 4 beside attention and MLP: residual streams, and inputs of single layers.
 
     streams [T, S, H] ─ predict ─┬─ active ─ norm ─┬─ attention ─ norm ─(+ active)─(+ laurel)/√2 ─┬─ MLP ─ norm ─(+)─┐
                                  │                 └─ laurel ──────────────────────────┘          └──────────────────┤
                                  └────────────────────────────────────────────────────────────────────────── correct ┤
     streams ─(+ all but the first: layer's input ─ norm)──────────────────────────────────────────────────────────────┘
 
-Every rank computes all of it.
+This is a layer of Gemma 3n. Every rank computes all but attention, MLP and experts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from srv.models import blueprint
 from srv.models.base import ModelInputs
 from srv.models.blueprint import gemma as gemma_parts
 from srv.models.layers.embedding import VocabularyParallelLookup
 from srv.models.layers.weight_module import WeightModule
+from srv.models.modules.feed_forward import MoE
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place
 
@@ -125,6 +127,39 @@ class Laurel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.norm.forward(self.right.kernel(self.left.kernel(x)))
+
+
+class SideExperts(MoE):
+    """[T, hidden] -> [T, hidden], from the residual; the sum over all ranks."""
+
+    def __init__(self, part: gemma_parts.SideExperts, place: Place) -> None:
+        super().__init__(part, place)
+        self.router_norm, self.before, self.after, self.beside = (
+            make_norm(each, place) for each in (part.router_norm, part.before, part.after, part.beside)
+        )
+        self.scales, self.router_factor = LooseTensors(part.scales, place), part.experts.hidden**-0.5
+        self.communicator = place.context.communicator
+
+    def forward(self, x: Tensor) -> Tensor:
+        of_inputs, of_experts = self.scales.tensors
+        read = self.router_norm.forward(x) * of_inputs * self.router_factor
+        ids, weights = self._route(self.router.kernel(read).float(), None, *self._routing)
+        if self.observe is not None:
+            self.observe(ids)
+        out = self.experts.kernel(self.before.forward(x), ids, weights * of_experts[ids].float())
+        return self.after.forward(out if self.communicator is None else self.communicator.all_reduce(out))
+
+
+class LooseTensors(WeightModule):
+    """Weights that belong to no layer of a kind of its own, in the order of the part."""
+
+    def __init__(self, part: blueprint.Tensors, place: Place) -> None:
+        super().__init__()
+        self.names = tuple(place.within(part).name(name) for name in part.shapes)
+        self.tensors = nn.ParameterList(place.context.empty(*shape) for shape in part.shapes.values())
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return dict(zip(self.names, self.tensors, strict=True))
 
 
 def table_factor(size: int, dtype: torch.dtype) -> float:
