@@ -149,6 +149,7 @@ MIXTURES = {
     "GptOssForCausalLM": Model("gpt_oss", {**PAD, "head_dim": 64, "num_local_experts": 5, "sliding_window": 5}),
     "Llama4ForCausalLM": Model("llama4_text", LLAMA4),
     "DeepseekV2ForCausalLM": Model("deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy"}, COUNT),
+    "MiniCPM3ForCausalLM": Model("minicpm3", {**LATENT, "scale_depth": 1.4, "dim_model_base": 64}),
     "DeepseekV3ForCausalLM": Model("deepseek_v3", {**LATENT, "rope_parameters": YARN, "attention_bias": True}, COUNT),
 }
 # A few tokens of the delta rule have large errors in any rounding, and so have those whose experts it changes.

@@ -79,7 +79,9 @@ def test_a_bfloat16_checkpoint(name: str, tmp_path: Path) -> None:
     save_bfloat16(model, tmp_path)
     with served(tmp_path, POOL) as engine:
         if name not in ALIBI:
-            assert_fast_path(engine, "NativeLatentAttention" if "Deepseek" in name else "NativeAttention")
+            assert_fast_path(
+                engine, "NativeLatentAttention" if "kv_lora_rank" in CHECKPOINTS[name].fields else "NativeAttention"
+            )
         computed = engine.generate(requests(prompt_logprobs=0))
         cached = engine.generate(requests())
         assert (engine.stats().replayed_steps > 0) is (name not in ALIBI)
