@@ -42,6 +42,8 @@ ENCODERS = (
     "distilbert masked",
     "eurobert",
     "eurobert masked",
+    "gemma3 alone",
+    "gemma3 causal",
     "qwen3 alone",
 )
 CLASSIFIERS = (
@@ -56,14 +58,18 @@ CLASSIFIERS = (
     "distilbert classifier",
     "eurobert classifier",
     "eurobert scorer",
+    "gemma3 classifier",
     "qwen3 classifier",
     "llama classifier",
 )
 
 
+LAST = ("qwen3 alone", "gemma3 causal")  # whose tokens do not attend to later ones
+
+
 def pool_of(name: str) -> tuple[str, ...]:
     """A small pool for the models that keep keys."""
-    return ("--max-total-tokens", "512") if name.startswith(("qwen3", "llama")) else ()
+    return ("--max-total-tokens", "512") if name.startswith(("qwen3", "llama", "gemma3 causal")) else ()
 
 
 def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
@@ -72,7 +78,7 @@ def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
     return pytest.mark.parametrize("name", cases)
 
 
-@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert", "gte"))
+@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert", "gte", "gemma3 alone"))
 def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str, tmp_path: Path) -> None:
     model = pooled_model(name, tmp_path)
     facts = read_facts(tmp_path)
@@ -81,7 +87,7 @@ def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str,
     check_sizes(tmp_path, built(tmp_path))
     poolings = list(Pooling) if name in ("bert", "modernbert") else [Pooling.MEAN]
     with engine(tmp_path, "--is-embedding", *pool_of(name)) as running:
-        assert running.context.resolved.config.model.pooling == ("last" if name == "qwen3 alone" else "mean")
+        assert running.context.resolved.config.model.pooling == ("last" if name in LAST else "mean")
         for pooling in poolings:
             specs = [pooled(str(number), each, pooling) for number, each in enumerate(PROMPTS)]
             alone = [running.generate([each])[0] for each in specs]
@@ -171,6 +177,29 @@ def test_a_head_reads_what_it_was_trained_on(tmp_path: Path) -> None:
     pooled_model("bert scorer", tmp_path)
     with pytest.raises(Refusal, match="pooled as cls"), engine(tmp_path, "--pooling", "mean"):
         pass
+
+
+def test_embeddinggemma_as_published(tmp_path: Path) -> None:
+    """Weights without the prefix of the decoder; the mean, two dense layers without bias or activation, and a norm."""
+    model = pooled_model("gemma3 alone", tmp_path)
+    assert "layers.0.self_attn.q_proj.weight" in load_file(tmp_path / "model.safetensors")
+    sizes = {"2_Dense": (48, 80), "3_Dense": (80, 48)}
+    linear = [torch.nn.Linear(*each, bias=False) for each in sizes.values()]
+    identity = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    dense = [
+        ("Dense", folder, {"in_features": inputs, "out_features": outputs, **identity})
+        for folder, (inputs, outputs) in sizes.items()
+    ]
+    write_modules(tmp_path, {"pooling_mode_mean_tokens": True}, *dense, ("Normalize", "4_Normalize", {}))
+    for folder, layer in zip(sizes, linear, strict=True):
+        save_file({"linear.weight": layer.weight.detach()}, tmp_path / folder / "model.safetensors")
+    with engine(tmp_path) as running:
+        assert running.context.resolved.config.model.pooling == "mean"
+        assert running.ready.pages == [6]  # no KV pool
+        results = running.generate([pooled(str(number), each, Pooling.MEAN) for number, each in enumerate(PROMPTS)])
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        mean = pooled_reference(states_of(model, prompt), Pooling.MEAN)
+        close(vector(result), normalize(linear[1](linear[0](mean)), dim=0).detach())
 
 
 def test_dense_layers_and_the_norm_are_those_of_the_files(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen2ForSequenceClassification": "pooled_decoder:QWEN2_CLASSIFIER",
         "Qwen3Model": "pooled_decoder:QWEN3",
         "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
+        "Gemma3TextModel": "pooled_decoder:GEMMA3",
+        "Gemma3TextForSequenceClassification": "pooled_decoder:GEMMA3_CLASSIFIER",
         "ApertusForCausalLM": "apertus",
         "ArceeForCausalLM": "arcee",
         "Dots1ForCausalLM": "dots1",
