@@ -20,7 +20,7 @@ from srv.latent_dims import IndexDims as IndexDims  # part of this interface
 from srv.latent_dims import LatentDims as LatentDims
 from srv.types import PooledHead
 
-LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional", "indexer")
+LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional", "indexer", "relative_bias")
 """What a layer may need beyond causal attention; names for `AttentionLayer.traits` and `BackendSpec.traits`."""
 
 SCALE_BYTES = 4  # in an int8 pool: one float32 per stored vector (the key of one token and KV head, for example)
@@ -168,7 +168,9 @@ class AttentionLayer:
     is `key_dim` + `rope_dim`, and `kv_heads` is 1. `indexer`: None, or how the keys of a query are chosen, in layers of
     latent attention. `bidirectional`: a token also attends to the tokens after it, the
     `window - 1` next ones if there is a window. Such a layer has no place in a pool: all tokens of a sequence are rows
-    of one step, with their keys and values.
+    of one step, with their keys and values. `relative_bias`: learned numbers are added to the scores, by head and by
+    the distance of key and query. `bias_values`: for each head those of the distances -D to D, of which the ends are
+    those of greater distances; None before weights are loaded.
     """
 
     index: int
@@ -186,6 +188,8 @@ class AttentionLayer:
     latent: LatentDims | None = None
     bidirectional: bool = False
     indexer: IndexDims | None = None
+    relative_bias: bool = False
+    bias_values: tuple[tuple[float, ...], ...] | None = None
 
     def result_dim(self, values: int) -> int:
         """The elements per head of the result of attention; `values`: the last axis of its third operand."""
@@ -210,6 +214,8 @@ class AttentionLayer:
             found["indexer"] = "keys chosen by an indexer (sparse attention)"
         if self.bidirectional:
             found["bidirectional"] = "attention to later tokens"
+        if self.relative_bias:
+            found["relative_bias"] = "learned biases by distance"
         return found
 
 

@@ -36,7 +36,7 @@ HEADS_OF: dict[str, dict[str, Any]] = {
     "gemma3": {**HEADS, "head_dim": 64, "query_pre_attn_scalar": 64},
     "nomic": {**HEADS, "head_dim": 64},
 }
-ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "gte", "nomic", "jina", "distilbert", "eurobert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "gte", "nomic", "jina", "distilbert", "eurobert", "mpnet")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 CLASSES = {
     "bert": "Bert",
@@ -48,6 +48,7 @@ CLASSES = {
     "jina": "JinaEmbeddingsV3",
     "distilbert": "DistilBert",
     "eurobert": "EuroBert",
+    "mpnet": "MPNet",
     "gemma3": "Gemma3Text",
     "llama": "Llama",
     "mistral": "Mistral",
@@ -75,6 +76,7 @@ LABELLING = (
     "nomic classifier",
     "jina scorer",
     "distilbert classifier",
+    "mpnet classifier",
     "gemma3 classifier",
     *(f"{family} classifier" for family in DECODERS),
 )

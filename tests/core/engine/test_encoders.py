@@ -40,6 +40,8 @@ ENCODERS = (
     "jina masked",
     "distilbert",
     "distilbert masked",
+    "mpnet",
+    "mpnet masked",
     "eurobert",
     "eurobert masked",
     "gemma3 alone",
@@ -56,6 +58,7 @@ CLASSIFIERS = (
     "nomic classifier",
     "jina scorer",
     "distilbert classifier",
+    "mpnet classifier",
     "eurobert classifier",
     "eurobert scorer",
     "gemma3 classifier",
@@ -78,7 +81,7 @@ def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
     return pytest.mark.parametrize("name", cases)
 
 
-@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert", "gte", "gemma3 alone"))
+@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert", "gte", "mpnet", "gemma3 alone"))
 def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str, tmp_path: Path) -> None:
     model = pooled_model(name, tmp_path)
     facts = read_facts(tmp_path)
@@ -171,6 +174,16 @@ def test_what_an_encoder_cannot_is_refused(arguments: tuple[str, str], text: str
     pooled_model("bert", tmp_path, num_attention_heads=2)
     with pytest.raises(Refusal, match=text), engine(tmp_path, *arguments):
         pass
+
+
+def test_biases_of_all_distances_are_those_of_transformers(tmp_path: Path) -> None:
+    """Of those beyond the prompts of other tests as well: the ends of the table are those of greater distances."""
+    model = pooled_model("mpnet", tmp_path)
+    values = torch.tensor(built(tmp_path).attention_layers[0].bias_values)
+    most = values.shape[1] // 2
+    distances = torch.arange(-3 * most, 3 * most + 1)
+    expected = model.encoder.relative_attention_bias(model.encoder.relative_position_bucket(distances)).T
+    assert torch.equal(values[:, distances.clamp(-most, most) + most], expected)
 
 
 def test_a_head_reads_what_it_was_trained_on(tmp_path: Path) -> None:
@@ -290,7 +303,11 @@ def test_old_names_of_norms_are_read(tmp_path: Path) -> None:
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_act": "silu"}, "hidden_act"),
         ({"architectures": ["JinaBertForMaskedLM"]}, "JinaBertForMaskedLM"),
-        ({"architectures": ["MPNetModel"]}, "MPNetModel"),
+        ({"architectures": ["MegatronBertModel"]}, "MegatronBertModel"),
+        (
+            {"architectures": ["MPNetModel"], "relative_attention_num_buckets": 16},
+            "relative_attention_num_buckets = 16",
+        ),
     ],
 )
 def test_relatives_that_differ_are_refused_by_name(fields: dict[str, Any], text: str, tmp_path: Path) -> None:

@@ -370,6 +370,7 @@ class Attention(Mixer):
     v_norm: Norm | None = None
     keys_are_values: bool = False
     kept: bool = False
+    relative_bias: bool = False
 
     def layer(self, index: int) -> AttentionLayer:
         """The layer with number `index` as backends receive it."""
@@ -385,6 +386,7 @@ class Attention(Mixer):
             sinks=self.sinks is not None,
             alibi=self.alibi,
             bidirectional=self.bidirectional,
+            relative_bias=self.relative_bias,
         )
 
     def cache(self, dtype: str) -> CacheSpec | None:
