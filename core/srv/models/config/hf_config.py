@@ -171,7 +171,7 @@ def _refuse_pickles(path: Path) -> None:
 def _architecture(path: Path, config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
-        return known_name(named[0])
+        return known_name(named[0], config)
     if (name := class_of_type(config.get("model_type"))) is not None and is_native(name):
         return name
     reason = f"config.json names no architecture (model_type is {config.get('model_type')!r})"

@@ -153,6 +153,11 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "SeedOssForCausalLM": "seed_oss",
     }
 )
+# Architectures whose published configurations name the class of another one: by that class, the field that says so, its
+# value, and the architecture.
+_DISTINGUISHED: Mapping[str, tuple[str, Any, str]] = MappingProxyType(
+    {"XLMRobertaModel": ("position_embedding_type", "rotary", "JinaEmbeddingsV3Model")}
+)
 _SUFFIX = "ForCausalLM"
 
 
@@ -235,8 +240,11 @@ def weight_mapping(name: str) -> WeightMapping:
     return WeightMapping(() if architecture is None else architecture.weights)
 
 
-def known_name(published: str) -> str:
+def known_name(published: str, config: Mapping[str, Any]) -> str:
     """The name of an architecture by which `find` knows it, from the class that a configuration names."""
+    field, value, name = _DISTINGUISHED.get(published, ("", None, ""))
+    if field and config.get(field) == value:
+        return name
     return published if published in BUILT_IN else _published_names().get(published, published)
 
 
