@@ -236,7 +236,8 @@ class ModelFacts:
     whose language model these facts describe, or None. `overrides`: the fields of `config` that the user replaced.
     `remote_code`: whether Python code in its folder may be run. `generates`: it generates text; if not, its hidden
     states are pooled. `head`: what follows pooling. `untied`: its output layer is stored and differs from the embedding
-    that its configuration ties it to; `config` does not tie them then.
+    that its configuration ties it to; `config` does not tie them then. `headless`: its configuration names a class with
+    an output layer, which is not stored; `architecture` is the class without it.
 
     Without weights, `parameters`, `weight_bytes` and, of quantized models, `stored_types` follow from the
     configuration, if the sizes of the architecture are known; `unknown_sizes` is a clause that says why they are not,
@@ -272,6 +273,7 @@ class ModelFacts:
     generates: bool = True
     head: PooledHead = PooledHead()  # noqa: RUF009 - immutable
     untied: bool = False
+    headless: bool = False
 
     @property
     def has_pool(self) -> bool:

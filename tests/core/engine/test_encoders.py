@@ -19,6 +19,7 @@ from torch.nn.functional import normalize
 
 from srv.errors import ModelError, Refusal
 from srv.models import derive
+from srv.models.config.tensor_notes import tensor_notes
 from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.testing.pooled import pooled_reference
@@ -184,6 +185,26 @@ def test_biases_of_all_distances_are_those_of_transformers(tmp_path: Path) -> No
     distances = torch.arange(-3 * most, 3 * most + 1)
     expected = model.encoder.relative_attention_bias(model.encoder.relative_position_bucket(distances)).T
     assert torch.equal(values[:, distances.clamp(-most, most) + most], expected)
+
+
+def test_a_decoder_whose_output_layer_is_not_stored_serves_embeddings(tmp_path: Path) -> None:
+    """As Qwen3-Embedding-8B: its configuration names the class that generates text, and ties nothing."""
+    model = pooled_model("qwen3 generator", tmp_path)
+    generator, stored = read_facts(tmp_path), load_file(tmp_path / "model.safetensors")
+    del stored["lm_head.weight"]
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    write_modules(tmp_path, {"pooling_mode_lasttoken": True}, ("Normalize", "2_Normalize", {}))
+    facts = read_facts(tmp_path)
+    assert (generator.architecture, generator.generates, generator.headless) == ("Qwen3ForCausalLM", True, False)
+    assert (facts.architecture, facts.generates, facts.headless) == ("Qwen3Model", False, True)
+    assert facts.parameters == sum(each.numel() for each in stored.values())
+    (note,) = tensor_notes(facts, tmp_path)
+    assert "names a class that generates text, but its weights have no output layer: it is served for" in note
+    with engine(tmp_path, *pool_of("qwen3")) as running:
+        assert running.context.resolved.config.model.is_embedding
+        results = running.generate([pooled(str(number), each, Pooling.LAST) for number, each in enumerate(PROMPTS)])
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        close(vector(result), normalize(pooled_reference(states_of(model, prompt), Pooling.LAST), dim=0))
 
 
 def test_a_head_reads_what_it_was_trained_on(tmp_path: Path) -> None:
