@@ -46,7 +46,8 @@ class ServerSettings:
     bodies of all requests without a response together. `max_request_values` limits the JSON
     values per body (None: enough for a few prompts of token ids). `hidden_size`: elements of an embedding and of a
     hidden state. `access`: who may call. `generates`: the model generates text; `headless`: it does not because its
-    weights lack an output layer. `pooling`: how prompts are pooled; None: nothing that needs pooling is served. `head`: what follows pooling. `score_template`: how a model that
+    weights lack an output layer. `pooling`: how prompts are pooled; None: nothing that needs pooling is served. `head`:
+    what follows pooling. `score_template`: how a model that
     generates text is asked whether a document answers a query.
     `model_info` and `server_info` are returned unchanged. `slow_paths`: the parts of every step that a slower path
     computes, each with the reason, for `/metrics`. `memory`: of each rank, the lines of its memory ledger.

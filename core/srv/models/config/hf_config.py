@@ -73,8 +73,8 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
         untied = _is_untied(_architecture(path, config), config, checkpoint, whole, options)
         facts = _facts(path, merged(config, UNTIED) if untied else config, checkpoint, whole)
         overrides = dict(options.overrides)
-        options_of_model = {"overrides": overrides, "remote_code": options.remote_code}
-        return replace(facts, **options_of_model, untied=untied, headless=alone is not None)
+        facts = replace(facts, untied=untied, headless=alone is not None)
+        return replace(facts, overrides=overrides, remote_code=options.remote_code)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"config.json holds an invalid value ({type(error).__name__}: {error})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY) from error

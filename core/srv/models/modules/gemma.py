@@ -43,7 +43,7 @@ class LayerInputs(nn.Module):
         self.projected_factor = part.projection.inputs**-0.5
 
     def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
-        own = self.lookup(tokens.masked_fill(tokens >= self.rows, 0)) * self.factor
+        own: Tensor = self.lookup(tokens.masked_fill(tokens >= self.rows, 0)) * self.factor
         projected = (self.projection.kernel(x) * self.projected_factor).view(-1, self.size)
         return (self.norm.forward(projected).view(own.shape) + own).mul(0.5**0.5).view(len(x), -1, self.size)
 

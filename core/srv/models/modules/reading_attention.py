@@ -10,6 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint import Norm
 from srv.models.blueprint.gemma import ReadingAttention as ReadingPart
 from srv.models.modules.mixer import Mixer
 from srv.models.modules.norms import make_norm
@@ -32,17 +33,15 @@ class ReadingAttention(Mixer):
         self.source = part.source
         self.q_proj, self.o_proj = place.linear(part.qkv), place.linear(part.output)
         assert part.rope is not None
+        assert isinstance(part.q_norm, Norm)
         sizes = {"head_dim": dim, "rotary_dim": part.rope.rotary_dim}
         self._rotary: Callable[..., tuple[Tensor, Tensor]] = context.ops.bind("rotary", OpArgs(context.dtype, sizes))
         self.cos_sin = place.tables.rotary(part.rope)
-        self.q_norm = None if part.q_norm is None else make_norm(part.q_norm, place)
+        self.q_norm = make_norm(part.q_norm, place)
 
     def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         heads, dim = self.layer.heads, self.layer.head_dim
-        q = self.q_proj.kernel(x)
-        if self.q_norm is not None:
-            q = self.q_norm.forward(q.view(-1, dim))
-        q = q.view(-1, heads, dim)
+        q = self.q_norm.forward(self.q_proj.kernel(x).view(-1, dim)).view(-1, heads, dim)
         q, _ = self._rotary(q, q[:, :1], self.cos_sin, inputs.positions)
         assert context.kept is not None
         attended = context.attend(self.layer, q, *context.kept[self.source])
