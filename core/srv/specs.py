@@ -20,7 +20,7 @@ from srv.latent_dims import IndexDims as IndexDims  # part of this interface
 from srv.latent_dims import LatentDims as LatentDims
 from srv.types import PooledHead
 
-LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional", "indexer")
+LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional", "indexer", "relative_bias")
 """What a layer may need beyond causal attention; names for `AttentionLayer.traits` and `BackendSpec.traits`."""
 
 SCALE_BYTES = 4  # in an int8 pool: one float32 per stored vector (the key of one token and KV head, for example)
@@ -168,7 +168,9 @@ class AttentionLayer:
     is `key_dim` + `rope_dim`, and `kv_heads` is 1. `indexer`: None, or how the keys of a query are chosen, in layers of
     latent attention. `bidirectional`: a token also attends to the tokens after it, the
     `window - 1` next ones if there is a window. Such a layer has no place in a pool: all tokens of a sequence are rows
-    of one step, with their keys and values.
+    of one step, with their keys and values. `relative_bias`: learned numbers are added to the scores, by head and by
+    the distance of key and query. `bias_values`: for each head those of the distances -D to D, of which the ends are
+    those of greater distances; None before weights are loaded.
     """
 
     index: int
@@ -186,6 +188,8 @@ class AttentionLayer:
     latent: LatentDims | None = None
     bidirectional: bool = False
     indexer: IndexDims | None = None
+    relative_bias: bool = False
+    bias_values: tuple[tuple[float, ...], ...] | None = None
 
     def result_dim(self, values: int) -> int:
         """The elements per head of the result of attention; `values`: the last axis of its third operand."""
@@ -210,6 +214,8 @@ class AttentionLayer:
             found["indexer"] = "keys chosen by an indexer (sparse attention)"
         if self.bidirectional:
             found["bidirectional"] = "attention to later tokens"
+        if self.relative_bias:
+            found["relative_bias"] = "learned biases by distance"
         return found
 
 
@@ -230,7 +236,8 @@ class ModelFacts:
     whose language model these facts describe, or None. `overrides`: the fields of `config` that the user replaced.
     `remote_code`: whether Python code in its folder may be run. `generates`: it generates text; if not, its hidden
     states are pooled. `head`: what follows pooling. `untied`: its output layer is stored and differs from the embedding
-    that its configuration ties it to; `config` does not tie them then.
+    that its configuration ties it to; `config` does not tie them then. `headless`: its configuration names a class with
+    an output layer, which is not stored; `architecture` is the class without it.
 
     Without weights, `parameters`, `weight_bytes` and, of quantized models, `stored_types` follow from the
     configuration, if the sizes of the architecture are known; `unknown_sizes` is a clause that says why they are not,
@@ -266,6 +273,7 @@ class ModelFacts:
     generates: bool = True
     head: PooledHead = PooledHead()  # noqa: RUF009 - immutable
     untied: bool = False
+    headless: bool = False
 
     @property
     def has_pool(self) -> bool:

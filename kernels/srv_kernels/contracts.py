@@ -40,6 +40,7 @@ from srv_kernels.recurrent_cases import (
     causal_conv1d_cases,
     gated_delta_rule_cases,
     gated_linear_recurrence_cases,
+    selective_scan_cases,
     state_space_scan_cases,
 )
 from srv_kernels.tolerances import (
@@ -264,6 +265,20 @@ CONTRACTS: Mapping[str, OpContract] = {
             " decay is at most 0",
             sizes=("channels",),
             measure=sizes.last_axis,
+            tolerances=RECURRENT_SUMS,
+            result=torch.float32,
+            module="recurrent_reference",
+        ),
+        _contract(
+            recurrent_oracles.selective_scan,
+            selective_scan_cases,
+            signature="(x [T, C], b [T, N], c [T, N], rates float32 [C, N], step float32 [T, C], states [S, C, N],"
+            " slots int64 [R], lens: R integers) -> (float32 [T, C], new states float32 [R, C, N]): row i has"
+            " lens[i] >= 1 tokens and begins with states[slots[i]], which is not changed; at each token, the state of a"
+            " channel is multiplied by exp(step rates), of which rates are at most 0, and step x b is added; the result"
+            " is the product of the state and c",
+            sizes=("channels", "state_size"),
+            measure=sizes.selective_scan,
             tolerances=RECURRENT_SUMS,
             result=torch.float32,
             module="recurrent_reference",

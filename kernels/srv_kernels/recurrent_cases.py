@@ -114,3 +114,23 @@ def gated_linear_recurrence_cases(dtype: torch.dtype, seed: int) -> Iterator[Cas
     states[2:4] = 1 / 3
     args = (torch.zeros(71, 8, dtype=dtype), decay, states, torch.tensor([3, 2]), lens)
     yield Case("zeros, extreme decays, and other slots that are not finite", args)
+
+
+def selective_scan_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
+    generator = torch.Generator().manual_seed(seed + 14)
+    for lens in _ROWS:
+        for channels, size in ((6, 4), (24, 16)):
+            tokens, sizes = sum(lens), (channels, size, size)
+            x, b, c = random_tensor(generator, tokens, sum(sizes), dtype=dtype).split(sizes, -1)
+            rates = -random_tensor(generator, channels, size, dtype=torch.float32).abs()
+            states = random_tensor(generator, _SLOTS, channels, size, dtype=torch.float32)
+            step = torch.rand(tokens, channels, generator=generator)
+            label = f"rows of {', '.join(map(str, lens))} tokens, {channels} channels, states of {size}"
+            yield Case(label, (x, b, c, rates, step, states, _slots(generator, lens), lens))
+    lens, step = (70, 1), torch.full((71, 8), 0.01)
+    step[1::7] = 900.0  # forgets everything
+    states = torch.full((_SLOTS, 8, 4), torch.inf)
+    states[2:4] = 1 / 3
+    x, b, c = (random_tensor(generator, 71, size, dtype=dtype) for size in (8, 4, 4))
+    args = (x, b, c, torch.full((8, 4), -1.0), step, states, torch.tensor([3, 2]), lens)
+    yield Case("extreme steps, and other slots that are not finite", args)

@@ -109,3 +109,23 @@ def gated_linear_recurrence(
         kept.append(state)
         begin += length
     return torch.stack(out), torch.stack(kept)
+
+
+def selective_scan(
+    x: Tensor, b: Tensor, c: Tensor, rates: Tensor, step: Tensor, states: Tensor, slots: Tensor, lens: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of Mamba (Gu and Dao 2023, arXiv:2312.00752), one token after the other.
+
+    The state of a channel is a vector: exp(step rates) times itself, plus step x b. The result is its product with c.
+    """
+    value, key, query, wide = float64(x) * float64(step), float64(b), float64(c), float64(step)
+    begin, out, kept = 0, [], []
+    for slot, length in zip(slots.tolist(), lens, strict=True):
+        state = float64(states)[slot]
+        for token in range(begin, begin + length):
+            factor = (wide[token].unsqueeze(-1) * float64(rates)).exp()
+            state = state * factor + torch.outer(value[token], key[token])
+            out.append(state @ query[token])
+        kept.append(state)
+        begin += length
+    return torch.stack(out), torch.stack(kept)

@@ -204,6 +204,36 @@ def gated_linear_recurrence(
     return _joined(out), _joined(new)
 
 
+def selective_scan(
+    x: Tensor, b: Tensor, c: Tensor, rates: Tensor, step: Tensor, states: Tensor, slots: Tensor, lens: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """x [T, C], b, c [T, N], rates float32 [C, N], step float32 [T, C], states [S, C, N], slots int64 [R] -> (float32
+    [T, C], new states float32 [R, C, N]).
+
+    The leading rows of one token are computed together; the others one by one. Their factors are computed in chunks,
+    which bounds the memory, and their states one after the other: a scan would read each of them several times.
+    """
+    value, key, query = x.float() * step, b.float(), c.float()
+    kept = states.index_select(0, slots).float()
+    single = _leading_rows_of_one(lens)
+    stepped = kept[:single] * (step[:single].unsqueeze(-1) * rates).exp()
+    stepped.addcmul_(value[:single].unsqueeze(-1), key[:single].unsqueeze(1))
+    out, new, begin = [(stepped @ query[:single].unsqueeze(-1)).squeeze(-1)], [stepped], single
+    for row in range(single, len(lens)):
+        end, state = begin + lens[row], kept[row]
+        for first in range(begin, end, _SELECTED):
+            part = slice(first, min(first + _SELECTED, end))
+            factor = (step[part].unsqueeze(-1) * rates).exp()
+            after = value[part].unsqueeze(-1) * key[part].unsqueeze(1)
+            for token, of_token in enumerate(after):
+                state = of_token.addcmul_(factor[token], state)
+            out.append((after @ query[part].unsqueeze(-1)).squeeze(-1))
+        new.append(state.unsqueeze(0).clone())
+        begin = end
+    return _joined(out), _joined(new)
+
+
+_SELECTED = 16  # tokens
 _SCANNED = 256  # tokens
 
 

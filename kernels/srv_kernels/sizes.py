@@ -46,6 +46,10 @@ def state_space_scan(x: Tensor, b: Tensor, *others: Any) -> tuple[int, ...]:
     return x.shape[1], b.shape[1], x.shape[2], b.shape[2]
 
 
+def selective_scan(x: Tensor, b: Tensor, *others: Any) -> tuple[int, ...]:
+    return x.shape[1], b.shape[1]
+
+
 def route_experts(logits: Tensor, bias: Tensor | None, top_k: int, *others: Any) -> tuple[int, ...]:
     return logits.shape[-1], top_k
 

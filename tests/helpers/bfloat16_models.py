@@ -41,6 +41,29 @@ LATENT = {
     **PAD,
 }
 GEMMA = {**PAD, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 6}
+GEMMA3N = {
+    **PAD,
+    "head_dim": 64,
+    "num_hidden_layers": 5,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 6,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 90,
+    "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.0],
+    "altup_num_inputs": 3,
+    "laurel_rank": 4,
+}
+GEMMA4 = {
+    **PAD,
+    "head_dim": 64,
+    "global_head_dim": 128,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 6,
+}
 LLAMA4 = {
     **PAD,
     "head_dim": 128,
@@ -91,6 +114,14 @@ MIMO = {
         for kind, theta in (("full_attention", 5e6), ("sliding_attention", 1e4))
     },
 }
+JAMBA = {
+    **HEADS,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 1,
+    "expert_layer_offset": 0,
+    "num_experts": COUNT,
+}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -121,6 +152,12 @@ DENSE = {
     "SmolLM3ForCausalLM": Model("smollm3", {**HEADS, "no_rope_layer_interval": 2}),
     "Gemma2ForCausalLM": Model("gemma2", {**GEMMA, "attn_logit_softcapping": 2.0}),
     "Gemma3ForCausalLM": Model("gemma3", {**GEMMA, "num_hidden_layers": 4, "sliding_window_pattern": 3}),
+    "Gemma3nForCausalLM": Model("gemma3n_text", GEMMA3N),
+    "Gemma4ForCausalLM": Model(
+        "gemma4_text",
+        {**GEMMA4, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97},
+    ),
+    "Gemma4UnifiedForCausalLM": Model("gemma4_unified_text", GEMMA4),
     "Olmo2ForCausalLM": Model("olmo2", {**PAD, **HEADS}),
     "Phi3ForCausalLM": Model("phi3", {**PAD, **HEADS, "sliding_window": 9}),
     "GlmForCausalLM": Model("glm", {**PAD, "head_dim": 64, "attention_bias": True}),
@@ -178,6 +215,7 @@ MIXTURES = {
     "GptOssForCausalLM": Model("gpt_oss", {**PAD, "head_dim": 64, "num_local_experts": 5, "sliding_window": 5}),
     "Llama4ForCausalLM": Model("llama4_text", LLAMA4),
     "DeepseekV2ForCausalLM": Model("deepseek_v2", {**LATENT, "topk_method": "group_limited_greedy"}, COUNT),
+    "MiniCPM3ForCausalLM": Model("minicpm3", {**LATENT, "scale_depth": 1.4, "dim_model_base": 64}),
     "DeepseekV3ForCausalLM": Model("deepseek_v3", {**LATENT, "rope_parameters": YARN, "attention_bias": True}, COUNT),
 }
 # A few tokens of the delta rule have large errors in any rounding, and so have those whose experts it changes.
@@ -194,6 +232,7 @@ RECURRENT = {
         "granitemoehybrid", {**GRANITE, **HEADS, "mamba_n_heads": 32}, of=statistics.fmean
     ),
     "BambaForCausalLM": Model("bamba", {**HEADS, "mamba_n_heads": 32}),
+    "JambaForCausalLM": Model("jamba", JAMBA, COUNT),
     "FalconH1ForCausalLM": Model("falcon_h1", {"head_dim": 64, "mamba_n_heads": 16, "mamba_d_ssm": 128}),
     "NemotronHForCausalLM": Model("nemotron_h", {**HEADS, "hybrid_override_pattern": "M*-M", "mamba_num_heads": 32}),
     "MiniMaxForCausalLM": Model("minimax", {"head_dim": 64}, of=statistics.fmean),

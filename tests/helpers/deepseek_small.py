@@ -1,4 +1,4 @@
-"""Small random models of DeepSeek-V2 and V3 in transformers, with sizes that the CPU's native kernels take."""
+"""Small random models of DeepSeek-V2, V3 and MiniCPM 3 in transformers, of sizes that the native kernels take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from models_small import SIZES, randomized
-from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
+from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig, MiniCPM3Config
 
 LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 10}
 EXPERTS = {
@@ -28,11 +28,28 @@ YARN = {
     "mscale": 0.7,
     "mscale_all_dim": 0.9,
 }
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0 + index / 8 for index in range(8)],
+    "long_factor": [2.0] * 8,
+}
 COMMON = {**SIZES, **LATENT, **EXPERTS, "num_key_value_heads": 6, "pad_token_id": 0}
+DENSE = {name: value for name, value in COMMON.items() if name not in EXPERTS}
 MODELS: dict[str, Any] = {
     "v2-lite": lambda: DeepseekV2Config(**COMMON, q_lora_rank=None, rope_parameters=YARN, topk_method="greedy"),
     "v2": lambda: DeepseekV2Config(**COMMON, **GROUPS, q_lora_rank=24, topk_method="group_limited_greedy"),
     "v3": lambda: DeepseekV3Config(**COMMON, **GROUPS, q_lora_rank=24, rope_parameters=YARN, attention_bias=True),
+    "minicpm3": lambda: MiniCPM3Config(
+        **DENSE, q_lora_rank=24, scale_emb=3, scale_depth=1.1, dim_model_base=64, attention_bias=True, mlp_bias=True
+    ),
+    "minicpm3-yarn": lambda: MiniCPM3Config(
+        **{**DENSE, "tie_word_embeddings": False}, q_lora_rank=None, scale_depth=None, rope_parameters=YARN
+    ),
+    "minicpm3-long": lambda: MiniCPM3Config(
+        **{**DENSE, "max_position_embeddings": 64}, q_lora_rank=24, rope_parameters=LONG_ROPE, dim_model_base=None
+    ),
     "v3-plain": lambda: DeepseekV3Config(**COMMON, n_group=1, topk_group=1, q_lora_rank=None, norm_topk_prob=False),
     "glm-lite": lambda: Glm4MoeLiteConfig(**COMMON, q_lora_rank=24),
     "glm-lite-groups": lambda: Glm4MoeLiteConfig(

@@ -25,6 +25,7 @@ from srv.types import RequestSpec
 # and with these logits differ enough for a wrong layer to show.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "initializer_range": 0.1}
 OUTPUT = 8
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "feed_forward.router.weight")
 ATTENTION = ("prefill_attention_backend", "decode_attention_backend")
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mlp.gate.wg.weight", "block_sparse_moe.router.weight")
 Combined = Callable[[Sequence[float]], float]  # one figure for the errors of all tokens
@@ -98,7 +99,7 @@ def decided(kind: str, experts: int, **fields: Any) -> Any:
             if name.endswith(ROUTERS):
                 parameter.mul_(0.2)[:, :experts] = torch.eye(experts)
                 routers += 1
-            if name.endswith("post_attention_layernorm.weight"):
+            if name.endswith(("post_attention_layernorm.weight", "pre_ff_layernorm.weight")):
                 parameter[:experts] = 1.0
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

@@ -85,7 +85,7 @@ def reference_impls() -> list[OpImpl]:
     own = [OpImpl(op.__name__, "torch", lambda args: None, op) for op in ops]
     experts = ("route_experts", "experts", "experts_int8", "experts_gguf", "experts_fp8")
     own += [OpImpl(op, "torch", lambda args: None, f"srv_kernels.expert_reference:{op}") for op in experts]
-    recurrent = ("causal_conv1d", "gated_delta_rule", "gated_linear_recurrence", "state_space_scan")
+    recurrent = ("causal_conv1d", "gated_delta_rule", "gated_linear_recurrence", "selective_scan", "state_space_scan")
     return own + [OpImpl(op, "torch", lambda args: None, f"srv_kernels.recurrent_reference:{op}") for op in recurrent]
 
 

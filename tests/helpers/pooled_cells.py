@@ -33,9 +33,10 @@ HEADS = {"hidden_size": 128, "num_attention_heads": 2, "initializer_range": 0.1}
 HEADS_OF: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 128, "n_heads": 2, "initializer_range": 0.1},
     "eurobert": {**HEADS, "head_dim": 64},
+    "gemma3": {**HEADS, "head_dim": 64, "query_pre_attn_scalar": 64},
     "nomic": {**HEADS, "head_dim": 64},
 }
-ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "gte", "nomic", "jina", "distilbert", "eurobert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "gte", "nomic", "jina", "distilbert", "eurobert", "mpnet")
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")
 CLASSES = {
     "bert": "Bert",
@@ -47,6 +48,8 @@ CLASSES = {
     "jina": "JinaEmbeddingsV3",
     "distilbert": "DistilBert",
     "eurobert": "EuroBert",
+    "mpnet": "MPNet",
+    "gemma3": "Gemma3Text",
     "llama": "Llama",
     "mistral": "Mistral",
     "qwen2": "Qwen2",
@@ -61,6 +64,7 @@ KINDS = {
 }
 EMBEDDING = (
     *(f"{family}{kind}" for family in ENCODERS for kind in ("", " masked")),
+    "gemma3 alone",
     *(f"{family} alone" for family in DECODERS),
 )
 LABELLING = (
@@ -72,6 +76,8 @@ LABELLING = (
     "nomic classifier",
     "jina scorer",
     "distilbert classifier",
+    "mpnet classifier",
+    "gemma3 classifier",
     *(f"{family} classifier" for family in DECODERS),
 )
 

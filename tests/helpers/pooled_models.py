@@ -25,6 +25,9 @@ from transformers import (
     EuroBertForMaskedLM,
     EuroBertForSequenceClassification,
     EuroBertModel,
+    Gemma3TextConfig,
+    Gemma3TextForSequenceClassification,
+    Gemma3TextModel,
     GteConfig,
     GteForMaskedLM,
     GteForSequenceClassification,
@@ -43,6 +46,10 @@ from transformers import (
     ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
     ModernBertModel,
+    MPNetConfig,
+    MPNetForMaskedLM,
+    MPNetForSequenceClassification,
+    MPNetModel,
     NomicBertConfig,
     NomicBertForMaskedLM,
     NomicBertForSequenceClassification,
@@ -84,6 +91,7 @@ DISTILLED: dict[str, Any] = {
     **{"dim": 48, "hidden_dim": 80, "n_layers": 4, "n_heads": 3},
 }
 DECODER: dict[str, Any] = {**SIZES, "num_key_value_heads": 1, "head_dim": 16}
+GEMMA: dict[str, Any] = {**DECODER, "query_pre_attn_scalar": 16, "sliding_window": 8, "sliding_window_pattern": 2}
 EURO: dict[str, Any] = {**DECODER, "mask_token_id": 3}
 # By name: the class, and its configuration.
 MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -125,6 +133,9 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "distilbert": (DistilBertModel, DistilBertConfig, DISTILLED),
     "distilbert masked": (DistilBertForMaskedLM, DistilBertConfig, {**DISTILLED, "sinusoidal_pos_embds": True}),
     "distilbert classifier": (DistilBertForSequenceClassification, DistilBertConfig, {**DISTILLED, "num_labels": 3}),
+    "mpnet": (MPNetModel, MPNetConfig, ROBERTA),
+    "mpnet masked": (MPNetForMaskedLM, MPNetConfig, {**ROBERTA, "hidden_act": "relu"}),
+    "mpnet classifier": (MPNetForSequenceClassification, MPNetConfig, {**ROBERTA, "num_labels": 3}),
     "eurobert": (EuroBertModel, EuroBertConfig, EURO),
     "eurobert masked": (EuroBertForMaskedLM, EuroBertConfig, {**EURO, "attention_bias": True, "mlp_bias": True}),
     "eurobert classifier": (
@@ -136,6 +147,13 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         EuroBertForSequenceClassification,
         EuroBertConfig,
         {**EURO, "num_labels": 1, "classifier_pooling": "bos"},
+    ),
+    "gemma3 alone": (Gemma3TextModel, Gemma3TextConfig, {**GEMMA, "use_bidirectional_attention": True}),
+    "gemma3 causal": (Gemma3TextModel, Gemma3TextConfig, GEMMA),
+    "gemma3 classifier": (
+        Gemma3TextForSequenceClassification,
+        Gemma3TextConfig,
+        {**GEMMA, "use_bidirectional_attention": True, "num_labels": 3},
     ),
     "qwen3 alone": (Qwen3Model, Qwen3Config, DECODER),
     "qwen3 generator": (Qwen3ForCausalLM, Qwen3Config, DECODER),

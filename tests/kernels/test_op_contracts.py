@@ -85,7 +85,7 @@ def test_norm_rounds_before_the_weight_as_published_models_do() -> None:
         assert torch.equal(norm(x[:1], weight, 1e-5), want[:1])
 
 
-@every("op", ["causal_conv1d", "gated_delta_rule", "gated_linear_recurrence", "state_space_scan"])
+@every("op", ["causal_conv1d", "gated_delta_rule", "gated_linear_recurrence", "selective_scan", "state_space_scan"])
 def test_rows_that_decode_beside_a_prompt_are_computed_together(op: str) -> None:
     """A step with more of them calls as many operators."""
 
@@ -96,6 +96,9 @@ def test_rows_that_decode_beside_a_prompt_are_computed_together(op: str) -> None
             args: tuple[Any, ...] = (torch.ones(tokens, 8), torch.ones(8, 4), None, torch.ones(rows + 1, 8, 4))
         elif op == "gated_linear_recurrence":
             args = (torch.ones(tokens, 8), torch.zeros(tokens, 8), torch.ones(rows + 1, 8))
+        elif op == "selective_scan":
+            keys, rates = torch.ones(tokens, 4), torch.zeros(8, 4)
+            args = (torch.ones(tokens, 8), keys, keys, rates, torch.ones(tokens, 8), torch.ones(rows + 1, 8, 4))
         else:
             vectors, rates = torch.ones(tokens, 2, 8), torch.zeros(tokens, 2)
             args = (vectors, vectors, vectors, rates, rates, torch.ones(rows + 1, 2, 8, 8))  # of either op

@@ -30,22 +30,32 @@ class ModelInputs(NamedTuple):
     """The inputs of one forward pass: the tokens of all rows, concatenated.
 
     tokens: int64 [T], token ids. positions: int64 [T], the position of each token in its sequence. types: int64 [T],
-    to which text of a pair each token belongs; None: all tokens have type 0.
+    to which text of a pair each token belongs; None: all tokens have type 0. layers: [T, layers, size], what each
+    layer adds of its own, in models that have such inputs: the model computes them.
     """
 
     tokens: Tensor
     positions: Tensor
     types: Tensor | None = None
+    layers: Tensor | None = None
+
+    def of_layer(self, number: int) -> Tensor:
+        """[T, size], of the layer with that number."""
+        if self.layers is None:
+            raise InternalError(f"layer {number} asks for an input of its own, but the model computed none")
+        return self.layers[:, number]
 
 
 class ForwardContext(NamedTuple):
     """What the layers of one forward pass need beside their inputs. Passed from layer to layer, never global.
 
-    states: the states of recurrent layers, of models that have such layers.
+    states: the states of recurrent layers, of models that have such layers. kept: the keys and values of the pass by
+    the numbers of their layers, of layers with whose keys higher ones attend; None in models without.
     """
 
     attend: Attend
     states: StatesOf = no_states
+    kept: dict[int, tuple[Tensor, Tensor]] | None = None
 
 
 class CausalLM(nn.Module, ABC):

@@ -24,6 +24,7 @@ from srv.models.blueprint import (
     below,
     walk,
 )
+from srv.models.blueprint.gemma import ReadingAttention
 from srv.models.blueprint.latent import Latent
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow
 
@@ -63,13 +64,14 @@ class ExpertMatrices(NamedTuple):
 
 
 class DividedSizes(NamedTuple):
-    """The sizes of a model that are divided among ranks."""
+    """The sizes of a model that are divided among ranks. `other_kv_heads`: of layers that have more or fewer."""
 
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int
     vocab: int
+    other_kv_heads: tuple[int, ...] = ()
 
 
 class ModelOps(NamedTuple):
@@ -100,9 +102,12 @@ def projection_parameters(tree: Part) -> int:
 
 
 def attention_layers(tree: Part) -> tuple[AttentionLayer, ...]:
-    """The attention of each layer that has one, with the number of the layer."""
+    """The attention of each layer that has one, with the number of the layer; those that read the cache of another
+    layer have its attention.
+    """
     numbered = ((index, part) for index, layer in enumerate(stack(tree).layers) for _, part in walk(layer))
-    return tuple(part.layer(index) for index, part in numbered if isinstance(part, Attention | Latent))
+    attending = ((index, part) for index, part in numbered if isinstance(part, Attention | Latent))
+    return tuple(part.layer(index) for index, part in attending if not isinstance(part, ReadingAttention))
 
 
 def divided(tree: Part) -> DividedSizes | None:
@@ -112,10 +117,11 @@ def divided(tree: Part) -> DividedSizes | None:
     if not attention or any(isinstance(part, Recurrent) or not _is_divisible(part) for part in parts):
         return None
     inner = {part.inner for part in parts if isinstance(part, MLP | Experts)}
-    first, vocab = attention[0], stack(tree).embedding.rows
+    first, vocab = attention[0], math.gcd(*(part.rows for part in parts if isinstance(part, Embedding)))
     if isinstance(first, Latent):  # one compressed vector for all heads, which every rank stores
         return DividedSizes(first.heads, 1, first.dims.value_dim, math.gcd(*inner), vocab)
-    return DividedSizes(first.heads, first.kv_heads, first.head_dim, math.gcd(*inner), vocab)
+    others = {part.kv_heads for part in attention if isinstance(part, Attention)} - {first.kv_heads}
+    return DividedSizes(first.heads, first.kv_heads, first.head_dim, math.gcd(*inner), vocab, tuple(sorted(others)))
 
 
 def _is_divisible(part: Part) -> bool:

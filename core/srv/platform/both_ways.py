@@ -18,7 +18,7 @@ _QUERY_BLOCK = 256  # queries per masked call: bounds the mask, and the keys tha
 
 def unsupported(layer: AttentionLayer) -> str | None:
     """Why such a layer is not computed here; None if it is, or if it does not attend to later tokens."""
-    return missing_traits(("window", "bidirectional"), layer) if layer.bidirectional else None
+    return missing_traits(("window", "bidirectional", "relative_bias"), layer) if layer.bidirectional else None
 
 
 def attend_both_ways(
@@ -40,6 +40,11 @@ def attend_both_ways(
         for first, last in pairwise(bounds):
             seen = range(max(0, first - reach), min(length, last + reach))
             mask = None if sees_all else _mask(range(first, last), seen, reach, q)
+            if layer.bias_values is not None:
+                bias = _biases(layer.bias_values, range(first, last), seen, q).view(
+                    layer.kv_heads, group, last - first, -1
+                )
+                mask = bias if mask is None else bias + mask
             keys = slice(begin + seen.start, begin + seen.stop)
             key, value = (x[keys].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
             query = q[begin + first : begin + last].view(last - first, layer.kv_heads, group, -1).permute(1, 2, 0, 3)
@@ -55,3 +60,11 @@ def _mask(queries: range, keys: range, reach: int, like: Tensor) -> Tensor:
     return torch.zeros(distance.shape, dtype=like.dtype, device=like.device).masked_fill_(
         distance.abs() > reach, float("-inf")
     )
+
+
+def _biases(values: Sequence[Sequence[float]], queries: range, keys: range, like: Tensor) -> Tensor:
+    """By `AttentionLayer.bias_values`: like.dtype [heads, queries, keys], on its device."""
+    rows, columns = (torch.arange(each.start, each.stop, device=like.device) for each in (queries, keys))
+    table = torch.tensor(values, dtype=like.dtype, device=like.device)
+    most = table.shape[1] // 2
+    return table[:, (columns - rows[:, None]).clamp(-most, most) + most]

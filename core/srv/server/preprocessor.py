@@ -242,8 +242,9 @@ class RequestPreprocessor:
 
     def _check_generates(self) -> None:
         if not self._settings.generates:
+            why = ", because its weights have no output layer" if self._settings.headless else ""
             raise RequestError(
-                f"{self._settings.model_name} generates no text; use /v1/embeddings, /rerank, /score or /classify",
+                f"{self._settings.model_name} generates no text{why}; use /v1/embeddings, /rerank, /score or /classify",
                 code="no_generation",
             )
 

@@ -45,8 +45,9 @@ class ServerSettings:
     tokenizing them (None: derived from the context length and the longest token). `max_held_request_bytes` limits the
     bodies of all requests without a response together. `max_request_values` limits the JSON
     values per body (None: enough for a few prompts of token ids). `hidden_size`: elements of an embedding and of a
-    hidden state. `access`: who may call. `generates`: the model generates text. `pooling`: how prompts are pooled;
-    None: nothing that needs pooling is served. `head`: what follows pooling. `score_template`: how a model that
+    hidden state. `access`: who may call. `generates`: the model generates text; `headless`: it does not because its
+    weights lack an output layer. `pooling`: how prompts are pooled; None: nothing that needs pooling is served. `head`:
+    what follows pooling. `score_template`: how a model that
     generates text is asked whether a document answers a query.
     `model_info` and `server_info` are returned unchanged. `slow_paths`: the parts of every step that a slower path
     computes, each with the reason, for `/metrics`. `memory`: of each rank, the lines of its memory ledger.
@@ -68,6 +69,7 @@ class ServerSettings:
     vocab_size: int
     hidden_size: int
     generates: bool = True
+    headless: bool = False
     pooling: Pooling | None = None
     head: PooledHead = PooledHead()  # noqa: RUF009 - immutable
     score_template: EncodedTemplate | None = None

@@ -99,6 +99,7 @@ def server_settings(
         vocab_size=min(text.vocab_size, model.vocab_size),
         hidden_size=model.hidden_size,
         generates=model.generates,
+        headless=model.headless,
         head=model.head,
         score_template=_score_template(context, text),
         pooling=Pooling(config.model.pooling) if config.model.is_embedding else None,

@@ -158,10 +158,12 @@ def _native_fits(context: ResolutionContext) -> Requires | Unfit:
         others = f"float16 nor int8 nor {' nor '.join(FLOAT8)}"
         reasons.append(f"kv_cache_dtype {kv_dtype} is neither the activations' dtype {dtype} nor {others}")
     if model is not None:
-        dims = {dim for group in attention_specs(model.cache_groups) for dim in (group.key_dim, group.value_dim)}
-        if len(dims) > 1:
-            reasons.append(f"keys and values have different head dims: {sorted(dims)}")
-        reasons += [reason for dim in sorted(dims) if (reason := head_dim_reason(dim)) is not None]
+        heads = {(group.key_dim, group.value_dim) for group in attention_specs(model.cache_groups)}
+        reasons += [
+            f"keys and values have different head dims: {list(each)}" for each in sorted(heads) if each[0] != each[1]
+        ]
+        dims = sorted({dim for each in heads for dim in each})
+        reasons += [reason for dim in dims if (reason := head_dim_reason(dim)) is not None]
         sizes = [(group.latent_dim, group.rope_dim) for group in model.latents]
         reasons += [reason for each in sizes if (reason := latent_reason(*each)) is not None]
         if sizes and kv_dtype not in (None, "auto", dtype):

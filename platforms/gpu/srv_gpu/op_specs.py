@@ -28,6 +28,7 @@ _RECURRENT_OPS = (
     "causal_conv1d",
     "gated_delta_rule",
     "gated_linear_recurrence",
+    "selective_scan",
     "state_space_scan",
 )
 # PyTorch's operators would dequantize GGUF blocks on the host, and convert a whole output layer to float32, at every

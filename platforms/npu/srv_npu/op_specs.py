@@ -12,7 +12,7 @@ from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv_npu.limits import DTYPES
 
 ASCEND = "ascend"  # the backend of experts
-_RECURRENT_OPS = ("causal_conv1d", "gated_delta_rule", "gated_linear_recurrence", "state_space_scan")
+_RECURRENT_OPS = ("causal_conv1d", "gated_delta_rule", "gated_linear_recurrence", "selective_scan", "state_space_scan")
 MAX_FEATURES = 65535  # input features, and output features, that one npu_quant_matmul takes
 _MAX_EXPERTS = 1024  # groups that one npu_grouped_matmul takes
 MAX_LISTED = 128  # of which each has a weight of its own, as those with scales or biases need

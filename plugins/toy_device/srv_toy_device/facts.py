@@ -72,6 +72,7 @@ _RECURRENT_OPS = (
     "causal_conv1d",
     "gated_delta_rule",
     "gated_linear_recurrence",
+    "selective_scan",
     "state_space_scan",
 )
 OPS = (

@@ -49,7 +49,7 @@ STATES = Recurrent((1, 2), (StateTensor("state", (4,), "float32"),))
             "no_backend_fits",
             "it cannot compute layers 1-2: it does not support multi-head latent attention (MLA)",
         ),
-        (STATES, "JambaForCausalLM", "recurrent_states", "architecture JambaForCausalLM has no native layers"),
+        (STATES, "Zamba2ForCausalLM", "recurrent_states", "architecture Zamba2ForCausalLM has no native layers"),
     ],
 )
 def test_attention_backends_are_not_asked_about_other_cache_groups(

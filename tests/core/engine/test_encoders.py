@@ -19,6 +19,7 @@ from torch.nn.functional import normalize
 
 from srv.errors import ModelError, Refusal
 from srv.models import derive
+from srv.models.config.tensor_notes import tensor_notes
 from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.testing.pooled import pooled_reference
@@ -40,8 +41,12 @@ ENCODERS = (
     "jina masked",
     "distilbert",
     "distilbert masked",
+    "mpnet",
+    "mpnet masked",
     "eurobert",
     "eurobert masked",
+    "gemma3 alone",
+    "gemma3 causal",
     "qwen3 alone",
 )
 CLASSIFIERS = (
@@ -54,16 +59,21 @@ CLASSIFIERS = (
     "nomic classifier",
     "jina scorer",
     "distilbert classifier",
+    "mpnet classifier",
     "eurobert classifier",
     "eurobert scorer",
+    "gemma3 classifier",
     "qwen3 classifier",
     "llama classifier",
 )
 
 
+LAST = ("qwen3 alone", "gemma3 causal")  # whose tokens do not attend to later ones
+
+
 def pool_of(name: str) -> tuple[str, ...]:
     """A small pool for the models that keep keys."""
-    return ("--max-total-tokens", "512") if name.startswith(("qwen3", "llama")) else ()
+    return ("--max-total-tokens", "512") if name.startswith(("qwen3", "llama", "gemma3 causal")) else ()
 
 
 def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
@@ -72,7 +82,7 @@ def of_each(names: Sequence[str], fast: Sequence[str]) -> Any:
     return pytest.mark.parametrize("name", cases)
 
 
-@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert", "gte"))
+@of_each(ENCODERS, ("bert", "xlm-roberta", "modernbert", "gte", "mpnet", "gemma3 alone"))
 def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str, tmp_path: Path) -> None:
     model = pooled_model(name, tmp_path)
     facts = read_facts(tmp_path)
@@ -81,7 +91,7 @@ def test_pooled_states_are_those_of_transformers_alone_and_in_a_batch(name: str,
     check_sizes(tmp_path, built(tmp_path))
     poolings = list(Pooling) if name in ("bert", "modernbert") else [Pooling.MEAN]
     with engine(tmp_path, "--is-embedding", *pool_of(name)) as running:
-        assert running.context.resolved.config.model.pooling == ("last" if name == "qwen3 alone" else "mean")
+        assert running.context.resolved.config.model.pooling == ("last" if name in LAST else "mean")
         for pooling in poolings:
             specs = [pooled(str(number), each, pooling) for number, each in enumerate(PROMPTS)]
             alone = [running.generate([each])[0] for each in specs]
@@ -167,10 +177,63 @@ def test_what_an_encoder_cannot_is_refused(arguments: tuple[str, str], text: str
         pass
 
 
+def test_biases_of_all_distances_are_those_of_transformers(tmp_path: Path) -> None:
+    """Of those beyond the prompts of other tests as well: the ends of the table are those of greater distances."""
+    model = pooled_model("mpnet", tmp_path)
+    values = torch.tensor(built(tmp_path).attention_layers[0].bias_values)
+    most = values.shape[1] // 2
+    distances = torch.arange(-3 * most, 3 * most + 1)
+    expected = model.encoder.relative_attention_bias(model.encoder.relative_position_bucket(distances)).T
+    assert torch.equal(values[:, distances.clamp(-most, most) + most], expected)
+
+
+def test_a_decoder_whose_output_layer_is_not_stored_serves_embeddings(tmp_path: Path) -> None:
+    """As Qwen3-Embedding-8B: its configuration names the class that generates text, and ties nothing."""
+    model = pooled_model("qwen3 generator", tmp_path)
+    generator, stored = read_facts(tmp_path), load_file(tmp_path / "model.safetensors")
+    del stored["lm_head.weight"]
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    write_modules(tmp_path, {"pooling_mode_lasttoken": True}, ("Normalize", "2_Normalize", {}))
+    facts = read_facts(tmp_path)
+    assert (generator.architecture, generator.generates, generator.headless) == ("Qwen3ForCausalLM", True, False)
+    assert (facts.architecture, facts.generates, facts.headless) == ("Qwen3Model", False, True)
+    assert facts.parameters == sum(each.numel() for each in stored.values())
+    (note,) = tensor_notes(facts, tmp_path)
+    assert "names a class that generates text, but its weights have no output layer: it is served for" in note
+    with engine(tmp_path, *pool_of("qwen3")) as running:
+        assert running.context.resolved.config.model.is_embedding
+        results = running.generate([pooled(str(number), each, Pooling.LAST) for number, each in enumerate(PROMPTS)])
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        close(vector(result), normalize(pooled_reference(states_of(model, prompt), Pooling.LAST), dim=0))
+
+
 def test_a_head_reads_what_it_was_trained_on(tmp_path: Path) -> None:
     pooled_model("bert scorer", tmp_path)
     with pytest.raises(Refusal, match="pooled as cls"), engine(tmp_path, "--pooling", "mean"):
         pass
+
+
+def test_embeddinggemma_as_published(tmp_path: Path) -> None:
+    """Weights without the prefix of the decoder; the mean, two dense layers without bias or activation, and a norm."""
+    model = pooled_model("gemma3 alone", tmp_path)
+    assert "layers.0.self_attn.q_proj.weight" in load_file(tmp_path / "model.safetensors")
+    sizes = {"2_Dense": (48, 80), "3_Dense": (80, 48)}
+    linear = [torch.nn.Linear(*each, bias=False) for each in sizes.values()]
+    identity = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    dense = [
+        ("Dense", folder, {"in_features": inputs, "out_features": outputs, **identity})
+        for folder, (inputs, outputs) in sizes.items()
+    ]
+    write_modules(tmp_path, {"pooling_mode_mean_tokens": True}, *dense, ("Normalize", "4_Normalize", {}))
+    for folder, layer in zip(sizes, linear, strict=True):
+        save_file({"linear.weight": layer.weight.detach()}, tmp_path / folder / "model.safetensors")
+    with engine(tmp_path) as running:
+        assert running.context.resolved.config.model.pooling == "mean"
+        assert running.ready.pages == [6]  # no KV pool
+        results = running.generate([pooled(str(number), each, Pooling.MEAN) for number, each in enumerate(PROMPTS)])
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        mean = pooled_reference(states_of(model, prompt), Pooling.MEAN)
+        close(vector(result), normalize(linear[1](linear[0](mean)), dim=0).detach())
 
 
 def test_dense_layers_and_the_norm_are_those_of_the_files(tmp_path: Path) -> None:
@@ -261,7 +324,11 @@ def test_old_names_of_norms_are_read(tmp_path: Path) -> None:
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"hidden_act": "silu"}, "hidden_act"),
         ({"architectures": ["JinaBertForMaskedLM"]}, "JinaBertForMaskedLM"),
-        ({"architectures": ["MPNetModel"]}, "MPNetModel"),
+        ({"architectures": ["MegatronBertModel"]}, "MegatronBertModel"),
+        (
+            {"architectures": ["MPNetModel"], "relative_attention_num_buckets": 16},
+            "relative_attention_num_buckets = 16",
+        ),
     ],
 )
 def test_relatives_that_differ_are_refused_by_name(fields: dict[str, Any], text: str, tmp_path: Path) -> None:

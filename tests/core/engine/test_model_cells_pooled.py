@@ -29,7 +29,7 @@ def marked(name: str) -> Any:
 
 @pytest.mark.parametrize("name", [marked(name) for name in EMBEDDING])
 def test_embeddings_of_a_bfloat16_checkpoint(name: str, tmp_path: Path) -> None:
-    check_cell(name, tmp_path, Pooling.LAST if name.endswith("alone") else Pooling.MEAN)
+    check_cell(name, tmp_path, Pooling.LAST if is_decoder(name) else Pooling.MEAN)
 
 
 @pytest.mark.parametrize("name", [marked(name) for name in LABELLING])

@@ -74,6 +74,57 @@ def test_published_weights_of_gte_have_another_prefix_and_further_heads(name: st
     assert_served(tmp_path, model, name)
 
 
+def test_gte_as_published(tmp_path: Path) -> None:
+    """Classes that transformers does not have, and a scaling of their own, as in `NTKScalingRotaryEmbedding` of the
+    published implementation: the frequencies are (theta factor)^(-2 i / dim) factor^(-2 / dim).
+    """
+    factor, dim = 8.0, 16
+    model = pooled_model("gte", tmp_path)
+    rename(tmp_path, lambda each: f"new.{each.removeprefix('gte.')}")
+    published = {
+        "architectures": ["NewModel", "NewForTokenClassification"],
+        "model_type": "new",
+        "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
+        "rope_theta": 20000,
+        "rope_scaling": {"type": "ntk", "factor": factor},
+    }
+    change_config(tmp_path, lambda fields: {**fields, "rope_parameters": None, **published})
+    exponents = torch.arange(0, dim, 2) / dim
+    frequencies = (20000 * factor) ** -exponents * factor ** (-2 / dim)
+    (rotary,) = (each for each in model.modules() if hasattr(each, "inv_freq"))
+    rotary.inv_freq.copy_(frequencies)
+    assert read_facts(tmp_path).architecture == "GteModel"
+    assert_served(tmp_path, model, "gte")
+
+
+def test_jina_embeddings_v3_as_published(tmp_path: Path) -> None:
+    """The class of XLM-RoBERTa, other names of fields, and the adapters of five tasks beside each matrix."""
+    model = pooled_model("jina", tmp_path)
+    adapted = ("embeddings", "Wqkv.weight", "out_proj.weight", "fc1.weight", "fc2.weight")
+    more: dict[str, torch.Tensor] = {"roberta.pooler.dense.bias": torch.zeros(48)}
+
+    def published(name: str) -> str:
+        if not name.endswith("weight") or not any(each in name for each in adapted):
+            return f"roberta.{name}"
+        stem = f"roberta.{name.removesuffix('weight')}parametrizations.weight"
+        more.update({f"{stem}.0.lora_{side}": torch.ones(5, 4, 48) for side in "AB"})
+        return f"{stem}.original"
+
+    more["roberta.pooler.dense.parametrizations.weight.original"] = torch.zeros(48, 48)
+    rename(tmp_path, published, more)
+    assert "roberta.encoder.layers.3.mixer.Wqkv.parametrizations.weight.0.lora_A" in load_file(
+        tmp_path / "model.safetensors"
+    )
+    theta = read_facts(tmp_path).config["rope_parameters"]["rope_theta"]
+    fields = {"architectures": ["XLMRobertaModel"], "position_embedding_type": "rotary", "rotary_emb_base": theta}
+    dropped = ("model_type", "rope_parameters")
+    change_config(
+        tmp_path, lambda given: {name: value for name, value in given.items() if name not in dropped} | fields
+    )
+    assert read_facts(tmp_path).architecture == "JinaEmbeddingsV3Model"
+    assert_served(tmp_path, model, "jina")
+
+
 def published_nomic(fields: dict[str, Any]) -> dict[str, Any]:
     """A configuration with the names of the published ones."""
     kept = {each: fields[each] for each in ("architectures", "model_type", "vocab_size", "type_vocab_size")}
@@ -134,7 +185,8 @@ def test_the_files_of_sentence_transformers_say_how_states_are_pooled(name: str,
         ("gte", {"hidden_act": "relu"}, "hidden_act = 'relu'"),
         ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type = 'absolute'"),
         ("gte", {"logn_attention_scale": True}, "logn_attention_scale = True"),
-        ("gte", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "RoPE type 'ntk'"),
+        ("gte", {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}}, "rope_scaling.mixed_b = 0.5"),
+        ("gte", {"rope_scaling": {"type": "ntk-aware", "factor": 2.0}}, "RoPE type 'ntk-aware'"),
         ("gte", {"partial_rotary_factor": 0.5}, "8 rotated dimensions of 16"),
         ("nomic", {"activation_function": "geglu"}, "activation_function = 'geglu'"),
         ("nomic", {"moe_every_n_layers": 2}, "moe_every_n_layers = 2"),

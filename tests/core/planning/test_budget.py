@@ -144,7 +144,7 @@ GROUPS = (FullAttention((0,), 4, 64, 64), Recurrent((1, 2), (CONVOLUTION, STATE)
 
 
 @every("architecture,reason", [
-    ("JambaForCausalLM", "architecture JambaForCausalLM has no native layers"),
+    ("Zamba2ForCausalLM", "architecture Zamba2ForCausalLM has no native layers"),
     ("Qwen3NextForCausalLM", "hidden_act = 'gelu' is not implemented natively"),
 ])  # fmt: skip
 def test_recurrent_states_without_native_layers_are_refused(architecture: str, reason: str) -> None:

@@ -161,8 +161,8 @@ def test_lines_of_latent_attention_windows_and_states(tmp_path: Path) -> None:
         "22,528 bytes per token, for the last 512 of a request: 22 layers of attention in bfloat16",
         "native layers",
     ]
-    assert lines("Jamba-v0.1", None) == [
+    assert lines("Jamba-v0.1", "native layers") == [
         "16,384 bytes per token: 4 layers of attention in bfloat16",
         "16,515,072 bytes per request: 28 layers with recurrent states",
-        none,
+        "native layers",
     ]

@@ -18,10 +18,13 @@ LENGTHS = [5, 1, 600]  # the last one has more queries than a block
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 65, 599, 600, 1000])
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_each_row_is_attended_to_alone(window: int | None, kv_heads: int) -> None:
-    layer = AttentionLayer(0, 4, kv_heads, 16, 0.3, window=window, bidirectional=True)
+@pytest.mark.parametrize(("kv_heads", "biased"), [(4, False), (2, False), (2, True)])
+def test_each_row_is_attended_to_alone(window: int | None, kv_heads: int, biased: bool) -> None:
     generator = torch.Generator().manual_seed(3)
+    values = tuple(map(tuple, torch.randn(4, 9, generator=generator).tolist())) if biased else None
+    layer = AttentionLayer(
+        0, 4, kv_heads, 16, 0.3, window=window, bidirectional=True, relative_bias=biased, bias_values=values
+    )
     total = sum(LENGTHS)
     q, k, v = (torch.randn(total, heads, 16, generator=generator) for heads in (4, kv_heads, kv_heads))
     begins = [0, 5, 6, 606]

@@ -58,12 +58,14 @@ def activation_bytes_per_token(context: ResolutionContext) -> float:
         inner = max(inner, layers.mixture.step_bytes(item))
     if layers.recurrent is not None:
         inner = max(inner, layers.recurrent.step_bytes(item))
-    streams = 0 if layers.streams is None else layers.streams.step_bytes(item)
-    return float(8 * hidden * item + inner + streams)
+    kept = sum(each.step_bytes(item) for each in (layers.streams, layers.inputs) if each is not None)
+    return float(8 * hidden * item + inner + kept)
 
 
 def _inner_size(model: ModelFacts) -> int:
     inner = model.config.get("intermediate_size")
+    if isinstance(inner, list) and inner:  # of each layer
+        return max(int(each) for each in inner)
     return inner if isinstance(inner, int) else 4 * model.hidden_size
 
 

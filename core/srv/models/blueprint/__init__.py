@@ -50,7 +50,7 @@ Activation: TypeAlias = Literal[
 ]
 GATED: tuple[Activation, ...] = ("silu_gated", "gelu_tanh_gated", "gelu_gated")
 Split: TypeAlias = Literal["out", "in"]
-Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams"]
+Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams", "altup", "scaled"]
 
 
 class Temperature(NamedTuple):
@@ -355,8 +355,9 @@ class Attention(Mixer):
     `unit_norm`: divides rotated queries and keys by their root mean square. `gate`: a projection to a gate for each
     head, or for each element of its result, whose sigmoid multiplies the result; `gated_queries`: each query is
     followed by such a gate of its size. `sinks`: scores that are learned. `temperature`: of queries. `clip`: the
-    largest absolute value of queries, keys and values, before the rotation and after norms. The other fields are those
-    of `srv.specs.AttentionLayer`.
+    largest absolute value of queries, keys and values, before the rotation and after norms. `v_norm`: of each value.
+    `keys_are_values`: values are keys before norm and rotation. `kept`: higher layers attend with its keys and values.
+    The other fields are those of `srv.specs.AttentionLayer`.
     """
 
     qkv: Linear
@@ -380,6 +381,10 @@ class Attention(Mixer):
     temperature: Temperature | None = None
     clip: float | None = None
     norms_rotated: bool = False
+    v_norm: Norm | None = None
+    keys_are_values: bool = False
+    kept: bool = False
+    relative_bias: bool = False
 
     def layer(self, index: int) -> AttentionLayer:
         """The layer with number `index` as backends receive it."""
@@ -395,6 +400,7 @@ class Attention(Mixer):
             sinks=self.sinks is not None,
             alibi=self.alibi,
             bidirectional=self.bidirectional,
+            relative_bias=self.relative_bias,
         )
 
     def cache(self, dtype: str) -> CacheSpec | None:
@@ -427,13 +433,18 @@ class Attention(Mixer):
 
 @dataclass(frozen=True)
 class MLP(Part):
-    """down(activation(up(x))), with a gate in `up` if the activation has one. Factors: of the gate, of the result."""
+    """down(activation(up(x))), with a gate in `up` if the activation has one. Factors: of the gate, of the result.
+
+    `sparsity`: the share of the gates that are 0, as far as these are normally distributed: the others are what is more
+    than the quantile (Gemma 3n).
+    """
 
     up: Linear
     down: Linear
     activation: Activation = "silu_gated"
     gate_factor: float = 1.0
     factor: float = 1.0
+    sparsity: float = 0.0
 
     @property
     def inner(self) -> int:
@@ -560,6 +571,8 @@ class Layer(Part):
     - "parallel": together. The two parts read the same, or each a norm of the same.
     - "normed_residual": one after the other, to what the part has read, not to what was there before the norm.
     - "streams": to each of several residual streams, by learned weights.
+    - "altup": to one of several residual streams, and by their sum to the others (`srv.models.blueprint.gemma`).
+    - "scaled": one after the other, then the layer's own input; a learned number multiplies the residual after that.
 
     `mixer_factors`, `factors`: of the mixers and of the feed-forward part. `scales`: by which inputs and results of
     each of several mixers are multiplied.

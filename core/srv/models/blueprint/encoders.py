@@ -5,9 +5,10 @@ Torch-free.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from srv.models.blueprint import MLP, Activation, Attention, Norm, Output, Part, Stack, Table
+from srv.models.blueprint import MLP, Activation, Attention, Norm, Output, Part, Stack, Table, Weight
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,19 @@ class EncoderLayer(Part):
 
 
 @dataclass(frozen=True)
+class RelativeBias(Part):
+    """What is added to the scores of all layers: a row of a number per head for each bucket of distances (MPNet)."""
+
+    buckets: int
+    heads: int
+
+    def weights(self) -> Iterator[Weight]:
+        yield Weight("weight", (self.buckets, self.heads))
+
+
+@dataclass(frozen=True)
 class EncoderStack(Stack):
-    """An encoder without a head. `first_position`: the row of the first token in `positions`."""
+    """An encoder without a head. `first_position`: the row of the first token in `positions`. `bias`: of distances."""
 
     layers: tuple[EncoderLayer, ...]
     positions: Table | None
@@ -34,6 +46,7 @@ class EncoderStack(Stack):
     embedding_norm: Norm | None
     final_norm: Norm | None
     first_position: int
+    bias: RelativeBias | None = None
 
 
 @dataclass(frozen=True)

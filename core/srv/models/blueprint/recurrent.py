@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from srv.models.blueprint import Linear, Norm, OpUse, Recurrent, Tensors, torch_op
+from srv.models.blueprint import Linear, Norm, OpUse, Part, Recurrent, Tensors, torch_op
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.recurrent_sizes import (
     GATED_NORM,
     LinearRecurrenceSizes,
     ScanSizes,
+    SelectiveScanSizes,
     ShortConvolutionSizes,
     StateSpaceSizes,
 )
@@ -135,7 +136,38 @@ class LinearRecurrence(Recurrent):
         yield OpUse("gated_linear_recurrence", {"channels": self.sizes.channels})
 
 
-WithStates: TypeAlias = ShortConvolution | DeltaNet | StateSpace | Lightning | LinearRecurrence
+@dataclass(frozen=True)
+class SelectiveScan(Recurrent):
+    """A Mamba mixer. `parameters`: from convolved inputs to steps of a low rank, b and c, each of which has one of
+    `norms`; () for none. `steps`: from these to the steps of channels.
+    """
+
+    inputs: Linear
+    parameters: Linear
+    norms: tuple[Norm, ...]
+    steps: Linear
+    tensors: Tensors
+    output: Linear
+    sizes: SelectiveScanSizes
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        for part in (self.inputs, self.parameters, *self.norms, self.steps, self.tensors, self.output):
+            yield part.name, part
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        return self.sizes.channels, self.sizes.width
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return self.sizes.channels, self.sizes.state_size
+
+    def ops(self, dtype: str) -> Iterator[OpUse]:
+        yield _convolution(self.sizes.channels, self.sizes.width)
+        yield OpUse("selective_scan", self.sizes.op_sizes)
+
+
+WithStates: TypeAlias = ShortConvolution | DeltaNet | StateSpace | Lightning | LinearRecurrence | SelectiveScan
 
 
 def _convolution(channels: int, width: int) -> OpUse:

@@ -1,11 +1,12 @@
 """Which stored tensors fill those of a model, and copies them there. Must not know where they are stored.
 
-Owns what is skipped: RoPE frequencies, which no model reads, and the copy of a tied output layer; and the prefix that
-checkpoints without an output layer leave out.
+Owns what is skipped: RoPE frequencies, which no model reads, the copy of a tied output layer, and keys of layers that
+read those of lower ones; and the prefix that checkpoints without an output layer leave out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from srv.errors import ModelError
 from srv.models.checkpoints.filling import OTHER_CHECKPOINT, check_names
 from srv.models.checkpoints.slices import Slice, Slices
 from srv.models.checkpoints.storage import StorageFormat
-from srv.models.checkpoints.text_names import HEAD, ROTARY
+from srv.models.checkpoints.text_names import HEAD, KEYS_AND_VALUES, QUERIES, ROTARY
 
 _DECODER = "model."  # prefix of the decoder's weights in a causal language model
 
@@ -73,6 +74,15 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 def _unused_names(names: Mapping[str, str], weight_views: Mapping[str, Tensor]) -> set[str]:
-    """Stored tensors that are skipped: RoPE frequencies of old checkpoints, and the copy of a tied output layer."""
+    """Stored tensors that are skipped: RoPE frequencies of old checkpoints, the copy of a tied output layer, and keys
+    and values of layers that have queries alone.
+    """
     tied = {HEAD} - weight_views.keys()
-    return {name for name in names.values() if name.endswith(ROTARY)} | tied
+    reading = _layers(QUERIES, weight_views) - _layers(KEYS_AND_VALUES, weight_views)
+    unread = {name for name in names.values() if (found := KEYS_AND_VALUES.match(name)) and found[1] in reading}
+    return {name for name in names.values() if name.endswith(ROTARY)} | tied | unread
+
+
+def _layers(pattern: re.Pattern[str], names: Collection[str]) -> set[str]:
+    """The numbers of the layers that have such a tensor."""
+    return {found[1] for name in names if (found := pattern.match(name))}

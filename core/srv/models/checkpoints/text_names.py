@@ -30,7 +30,8 @@ _VISION = re.compile(
     r"(model\.)?(visual|vision_tower|vision_model|vision_embed_tokens|embed_vision|audio_tower|embed_audio"
     r"|multi_modal_projector|image_newline)(\.|$)"
 )
-_KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.")
+QUERIES = re.compile(r"model\.layers\.(\d+)\.self_attn\.q_proj\.")
+KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.")
 
 
 def text_weight_name(stored: str) -> str | None:
@@ -57,7 +58,7 @@ def is_unread(name: str, config: Mapping[str, Any]) -> bool:
     Published checkpoints have them nevertheless. `config`: of the language model.
     """
     shared, layers = (int(config.get(each) or 0) for each in ("num_kv_shared_layers", "num_hidden_layers"))
-    found = _KEYS_AND_VALUES.match(name) if shared else None
+    found = KEYS_AND_VALUES.match(name) if shared else None
     return found is not None and int(found[1]) >= layers - shared
 
 

@@ -18,7 +18,7 @@ from srv.dtypes import FLOATS, ITEM_SIZES
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.blueprint import Part
-from srv.models.checkpoints.output_layer import has_separate_head
+from srv.models.checkpoints.output_layer import has_head, has_separate_head
 from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.checkpoints.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.config import layer_fields, unserved
@@ -59,6 +59,7 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
 ENCODER_DECODER_FIELDS = ("decoder_layers", "num_decoder_layers", "decoder_attention_heads")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
+GENERATES, ALONE = "ForCausalLM", "Model"  # ends of the names of classes with an output layer, and without
 REMEDY = "Use the folder of a causal language model that transformers supports"
 
 
@@ -75,10 +76,13 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
         if whole is not None:
             config = text_config(config)
         config = overridden(str(path), config, options.overrides)
+        alone = _class_without_head(_architecture(path, config), config, checkpoint, whole)
+        config = config if alone is None else {**config, "architectures": [alone]}
         untied = _is_untied(_architecture(path, config), config, checkpoint, whole, options)
         facts = _facts(path, merged(config, UNTIED) if untied else config, checkpoint, whole)
         overrides = dict(options.overrides)
-        return replace(facts, overrides=overrides, remote_code=options.remote_code, untied=untied)
+        facts = replace(facts, untied=untied, headless=alone is not None)
+        return replace(facts, overrides=overrides, remote_code=options.remote_code)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"config.json holds an invalid value ({type(error).__name__}: {error})"
         raise ModelError("unsupported_config", str(path), reason, REMEDY) from error
@@ -136,6 +140,21 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     )
 
 
+def _class_without_head(
+    architecture: str, config: Mapping[str, Any], checkpoint: Checkpoint | None, whole: str | None
+) -> str | None:
+    """The class of a decoder alone, if the configuration names the one with an output layer that the weights lack.
+
+    Embedding models are published so (Qwen3-Embedding-8B).
+    """
+    alone = architecture.removesuffix(GENERATES) + ALONE
+    if checkpoint is None or not architecture.endswith(GENERATES) or not is_native(alone):
+        return None
+    rename = layer_names(architecture, whole)
+    names = {each: name for each in checkpoint.tensors if (name := rename(each))}
+    return None if is_tied(with_defaults(architecture, _text_config(config))) or has_head(names) else alone
+
+
 def _is_untied(
     architecture: str, config: Mapping[str, Any], checkpoint: Checkpoint | None, whole: str | None, options: ReadOptions
 ) -> bool:
@@ -180,7 +199,7 @@ def _refuse_pickles(path: Path) -> None:
 def _architecture(path: Path, config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
-        return known_name(named[0])
+        return known_name(named[0], config)
     if (name := class_of_type(config.get("model_type"))) is not None and is_native(name):
         return name
     reason = f"config.json names no architecture (model_type is {config.get('model_type')!r})"

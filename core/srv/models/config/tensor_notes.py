@@ -20,15 +20,19 @@ ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapter_conf
 
 
 def tensor_notes(facts: ModelFacts, folder: Path) -> tuple[str, ...]:
-    """A note on an output layer that is used although the configuration ties it, one per reason to ignore tensors, and
-    one on an adapter beside the weights.
+    """A note on an output layer that is missing, or used although the configuration ties it; one per reason to ignore
+    tensors; and one on an adapter beside the weights.
 
     `folder`: of the headers. Parts for images and audio have another note, and a copy of the embedding needs none.
     """
+    others = (*_ignored_notes(facts, folder), *_adapter_notes(facts, folder))
+    if facts.headless:
+        lacking = f"config.json of {facts.name} names a class that generates text, but its weights have no output layer"
+        return (f"{lacking}: it is served for embeddings", *others)
     if facts.untied:
         own = f"config.json of {facts.name} ties its output layer to the embedding, but its weights have another one"
-        return (f"{own}, which is used", *_ignored_notes(facts, folder), *_adapter_notes(facts, folder))
-    return (*_ignored_notes(facts, folder), *_adapter_notes(facts, folder))
+        return (f"{own}, which is used", *others)
+    return others
 
 
 def _adapter_notes(facts: ModelFacts, folder: Path) -> tuple[str, ...]:

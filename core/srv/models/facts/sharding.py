@@ -56,6 +56,7 @@ class Divisions(NamedTuple):
     head_dim: int
     intermediate: int
     vocab: int
+    other_kv_heads: tuple[int, ...] = ()
     borders: tuple[BlockBorders, ...] = ()
 
     def obstacles(self, ranks: int) -> list[str]:
@@ -69,8 +70,11 @@ class Divisions(NamedTuple):
             )
             if size % ranks
         ]
-        if not is_divisible(self.kv_heads, ranks):
-            found.append(f"its {self.kv_heads} KV heads can neither be divided among {ranks} ranks nor copied evenly")
+        found += [
+            f"its {heads} KV heads can neither be divided among {ranks} ranks nor copied evenly"
+            for heads in (self.kv_heads, *self.other_kv_heads)
+            if not is_divisible(heads, ranks)
+        ]
         if found:
             return found
         return list(dict.fromkeys(clause for each in self.borders if (clause := each.obstacle(ranks)) is not None))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from srv.kept import kept_per_object
 from srv.models import derive
 from srv.models.blueprint import MoE
+from srv.models.blueprint.gemma import AltUp, LayerInputs
 from srv.models.blueprint.recurrent import WithStates
 from srv.models.blueprint.streams import StreamMixing
 from srv.models.families.trees import native_tree_of_model
@@ -23,12 +24,13 @@ def mixture(model: ModelFacts, values: Mapping[str, Any]) -> MoE | None:
 class SpecialLayers(NamedTuple):
     """Layers that need more temporary memory than attention and an MLP do; None of which a model has none.
 
-    `streams`: what mixes those of the residual, if it has several.
+    `streams`: what mixes those of the residual, if it has several. `inputs`: those of single layers.
     """
 
     mixture: MoE | None = None
     recurrent: RecurrentSizes | None = None
-    streams: StreamMixing | None = None
+    streams: StreamMixing | AltUp | None = None
+    inputs: LayerInputs | None = None
 
 
 @kept_per_object
@@ -38,4 +40,5 @@ def special_layers(model: ModelFacts) -> SpecialLayers:
     if isinstance(tree, str):
         return SpecialLayers()
     recurrent = (part.sizes for part in derive.distinct(tree) if isinstance(part, WithStates))
-    return SpecialLayers(derive.find(tree, MoE), next(recurrent, None), derive.find(tree, StreamMixing))
+    streams = derive.find(tree, StreamMixing) or derive.find(tree, AltUp)
+    return SpecialLayers(derive.find(tree, MoE), next(recurrent, None), streams, derive.find(tree, LayerInputs))

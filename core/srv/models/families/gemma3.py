@@ -7,9 +7,10 @@ neither `query_pre_attn_scalar` nor, usually, which layers have a window; both a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from srv.models.blueprint import Attention, Part, alike
+from srv.models.blueprint import Attention, Decoder, Part, alike
 from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, OUTPUT_NORM_NAMES, GGUFLayout
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -26,14 +27,22 @@ from srv.models.unsupported import refuse_unless
 PATTERN = 6  # every sixth layer has full attention
 LAYERS_OF_27B = 62  # the one size whose attention scale does not follow from the size of its heads
 # Only these values of fields that change the computation are implemented; None is as if the field were left out.
-SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "hidden_activation": ("gelu_pytorch_tanh",),
-    "use_bidirectional_attention": (False,),
-}
+SUPPORTED: dict[str, tuple[Any, ...]] = {"hidden_activation": ("gelu_pytorch_tanh",)}
 
 
 def tree(config: Mapping[str, Any]) -> Part:
+    refuse_unless(config, {"use_bidirectional_attention": (False,)})
+    return text_model(config)
+
+
+def text_model(config: Mapping[str, Any]) -> Decoder:
+    """The layers with an output layer. Where tokens attend to later ones, the field of the window counts both sides
+    (EmbeddingGemma).
+    """
     refuse_unless(config, SUPPORTED)
+    both_ways = bool(config.get("use_bidirectional_attention"))
+    if both_ways:
+        config = {**config, "sliding_window": int(config["sliding_window"]) // 2 + 1}
     full = with_rope_of(config, "full_attention", "rope_theta")
     sizes = decoder_sizes(full, reads=("hidden_act",))  # which transformers does not read for this architecture
     bias, norms = bool(config["attention_bias"]), parts.head_norms(sizes, wide=True)
@@ -42,7 +51,8 @@ def tree(config: Mapping[str, Any]) -> Part:
 
     def attention(window: int | None) -> Attention:
         rope = None if window is None else local
-        return parts.attention(sizes, bias=bias, norms=norms, rope=rope, scale=scale, window=window)
+        made = parts.attention(sizes, bias=bias, norms=norms, rope=rope, scale=scale, window=window)
+        return replace(made, bidirectional=both_ways)
 
     mlp, factor = parts.mlp(sizes, activation="gelu_tanh_gated"), sizes.hidden_size**0.5
     return sandwich_decoder(sizes, alike(windows, attention), mlp, wide=True, factor=factor)

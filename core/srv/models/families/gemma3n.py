@@ -1,101 +1,158 @@
-"""Gemma 3n: embeddings per layer, several residual streams, and layers that read the cache of lower ones.
+"""Gemma 3n (text): inputs of single layers, several residual streams, and layers that read the cache of lower ones.
 
-Its sizes alone are known. Torch-free.
+Torch-free. The first layers have MLPs in which most gates are 0.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Layer, Linear, Norm, Part, Tensors, alike
-from srv.models.blueprint.without_layers import Group
+from srv.models.blueprint.gemma import AltUp, Laurel, StreamMean, StreamProjections
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
-from srv.models.families.builders.decoder_fields import Sizes
-from srv.models.families.builders.without_layers import EPS, common, every, sizes, uncached, windows
-
-SANDWICH = (
-    *(parts.BEFORE_MIXER, parts.BEFORE_MLP),
-    *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes, soft_cap, windows_of_pattern
+from srv.models.families.builders.gemma import (
+    attention,
+    layer_input,
+    layer_inputs,
+    reading_attention,
+    sources_of,
 )
+from srv.models.families.builders.sandwich import local_rope, with_rope_of
+from srv.models.unsupported import UnsupportedConfig, refuse_unless
+
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # of models with more layers whose configuration does not say it
 
 
-def gemma3n(c: Mapping[str, Any]) -> Part:
-    """Embeddings per layer, four alternative residual streams, and upper layers that read the cache of lower ones."""
-    hidden, small, layers = c["hidden_size"], c["hidden_size_per_layer_input"], c["num_hidden_layers"]
-    inner, streams, first_shared = c["intermediate_size"], c["altup_num_inputs"], layers - c["num_kv_shared_layers"]
-    widths = tuple(inner[:layers]) if isinstance(inner, list) else (inner,) * layers
-    base, norms, bias = sizes(c), parts.head_norms(sizes(c)), bool(c["attention_bias"])
-    of_streams = _gemma3n_streams(base, small, streams, c["laurel_rank"])
-    before_mixer, after_mixer, before_mlp, after_mlp = (Norm(hidden, EPS, name=name) for name in SANDWICH)
+def tree(config: Mapping[str, Any]) -> Part:
+    refuse_unless(config, {"hidden_activation": ("gelu_pytorch_tanh",)})
+    inner, layers = config["intermediate_size"], int(config["num_hidden_layers"])
+    widths = _of_layers(config, "intermediate_size", inner if isinstance(inner, list) else [inner] * layers)
+    full = {**with_rope_of(config, "full_attention", "rope_theta"), "intermediate_size": widths[0]}
+    sizes = decoder_sizes(full, reads=("hidden_act", "final_logit_softcapping"))
+    ropes = {True: local_rope(config, sizes.head_dim, "rope_local_base_freq"), False: sizes.rope}
+    windows, bias = windows_of_pattern(config, layers), bool(config["attention_bias"])
+    small, streams = int(config["hidden_size_per_layer_input"]), int(config["altup_num_inputs"])
+    before_mixer, after_mixer, before_mlp, after_mlp = (
+        Norm(sizes.hidden_size, sizes.norm_eps, name=name)
+        for name in (
+            *(parts.BEFORE_MIXER, parts.BEFORE_MLP),
+            *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        )
+    )
+    altup, laurel, own = _altup(config, sizes), _laurel(sizes, int(config["laurel_rank"])), layer_input(sizes, small)
 
-    def layer(kind: tuple[int | None, int, bool]) -> Layer:
-        window, width, reads_lower = kind
-        own = parts.attention(base, norms=norms, bias=bias, window=window)
-        if reads_lower:
-            queries = dataclasses.replace(own.qkv, outputs={"q_proj": own.qkv.outputs["q_proj"]})
-            own = uncached(own, qkv=queries, k_norm=None)
-        mlp = parts.mlp(base, activation="gelu_tanh_gated", inner=width)
-        return Layer((before_mixer,), (own,), (after_mixer, before_mlp), mlp, (after_mlp, *of_streams))
+    def layer(kind: tuple[int | None, int | None, bool, int, float]) -> Layer:
+        window, source, kept, width, sparsity = kind
+        of_kind = sizes._replace(rope=ropes[window is not None])
+        mixer = attention(of_kind, bias, window, kept=kept)
+        mlp = parts.mlp(sizes, activation="gelu_tanh_gated", inner=width, sparsity=sparsity)
+        return Layer(
+            (altup, before_mixer),
+            (mixer if source is None else reading_attention(mixer, source),),
+            (after_mixer, laurel, before_mlp),
+            mlp,
+            (after_mlp, own),
+            "altup",
+        )
 
-    shared = [index >= first_shared for index in range(layers)]
-    kinds = zip(windows(c, every(5)), widths, shared, strict=True)
-    before = (
-        Tensors({"weight": (c["vocab_size_per_layer_input"], small * layers)}, name="embed_tokens_per_layer"),
-        Linear({"per_layer_model_projection": small * layers}, hidden),
-        Norm(small, EPS, name="per_layer_projection_norm"),
-        *(
-            Tensors({f"{index}.weight": (hidden, hidden) for index in range(streams - 1)}, name=name)
-            for name in ("altup_projections", "altup_unembed_projections")
+    sources = sources_of(windows, int(config["num_kv_shared_layers"]))
+    kept = [index in sources for index in range(layers)]
+    kinds = zip(windows, sources, kept, widths, _sparsities(config, layers), strict=True)
+    others = range(1, streams)
+    mean = StreamMean(
+        tuple(_projections(sizes, "altup_unembed_projections", range(index, index + 1)) for index in range(streams - 1))
+    )
+    return parts.decoder(
+        sizes,
+        alike(kinds, layer),
+        mean,
+        parts.last_norm(sizes, adds=False),
+        before=(
+            layer_inputs(sizes, int(config["vocab_size_per_layer_input"]), small),
+            StreamProjections(_projections(sizes, "altup_projections", range(len(others)))),
         ),
+        factor=sizes.hidden_size**0.5,
+        factor_dtype="",
+        logits_soft_cap=soft_cap(config, "final_logit_softcapping"),
     )
-    return parts.decoder(base, alike(kinds, layer), before=before)
 
 
-def _gemma3n_streams(base: Sizes, small: int, streams: int, rank: int) -> tuple[Part, ...]:
-    hidden = base.hidden_size
-    altup = (
+def _of_layers(config: Mapping[str, Any], field: str, values: list[Any]) -> list[Any]:
+    if len(values) != config["num_hidden_layers"]:
+        raise UnsupportedConfig(f"{field} has {len(values)} entries for {config['num_hidden_layers']} layers")
+    return values
+
+
+def _sparsities(config: Mapping[str, Any], layers: int) -> list[float]:
+    stated = config.get("activation_sparsity_pattern")
+    if stated is None:
+        sparse = SPARSE_LAYERS if layers > SPARSE_LAYERS else 0
+        return [SPARSITY] * sparse + [0.0] * (layers - sparse)
+    found = [float(each) for each in _of_layers(config, "activation_sparsity_pattern", stated)]
+    if any(not 0 <= each < 1 for each in found):
+        raise UnsupportedConfig(f"activation_sparsity_pattern = {stated} has a value that is no share of the gates")
+    return found
+
+
+def _projections(sizes: Sizes, name: str, numbers: range) -> Linear:
+    return Linear({f"{name}.{index}": sizes.hidden_size for index in numbers}, sizes.hidden_size)
+
+
+def _altup(config: Mapping[str, Any], sizes: Sizes) -> AltUp:
+    hidden, streams, active = sizes.hidden_size, int(config["altup_num_inputs"]), int(config["altup_active_idx"])
+    if not 0 <= active < streams:
+        raise UnsupportedConfig(f"altup_active_idx = {active} is none of {streams} streams (altup_num_inputs)")
+    return AltUp(
         Tensors({"correct_output_scale": (hidden,)}),
-        Linear({"correction_coefs": streams, "prediction_coefs": streams**2}, streams),
+        Linear({"correction_coefs": streams}, streams),
+        Linear({"prediction_coefs": streams**2}, streams),
         Linear({"modality_router": streams}, hidden),
-        Norm(hidden, EPS, name="router_norm"),
+        Norm(hidden, sizes.norm_eps, name="router_norm"),
+        streams,
+        active,
+        bool(config["altup_correct_scale"]),
+        name="altup",
     )
-    laurel = (
-        Linear({"linear_left": rank}, hidden),
-        Linear({"linear_right": hidden}, rank),
-        Norm(hidden, EPS, name="post_laurel_norm"),
-    )
-    return (
-        Group(altup, name="altup"),
-        Group(laurel, name="laurel"),
-        Linear({"per_layer_input_gate": small}, hidden),
-        Linear({"per_layer_projection": hidden}, small),
-        Norm(hidden, EPS, name="post_per_layer_input_norm"),
-    )
+
+
+def _laurel(sizes: Sizes, rank: int) -> Laurel:
+    hidden = sizes.hidden_size
+    norm = Norm(hidden, sizes.norm_eps, name="post_laurel_norm")
+    return Laurel(Linear({"linear_left": rank}, hidden), Linear({"linear_right": hidden}, rank), norm, name="laurel")
 
 
 ARCHITECTURE = Architecture(
     name="Gemma3nForCausalLM",
-    tree=gemma3n,
-    defaults=common(
-        262400,
-        2048,
-        16384,
-        35,
-        8,
-        2,
-        32768,
-        head_dim=256,
-        tie_word_embeddings=True,
-        sliding_window=512,
-        hidden_size_per_layer_input=256,
-        vocab_size_per_layer_input=262144,
-        altup_num_inputs=4,
-        laurel_rank=64,
-        num_kv_shared_layers=15,
-    ),
-    layers=None,
+    tree=tree,
+    defaults={
+        "vocab_size": 262400,
+        "hidden_size": 2048,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+        "final_logit_softcapping": 30.0,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "altup_num_inputs": 4,
+        "altup_active_idx": 0,
+        "altup_correct_scale": True,
+        "laurel_rank": 64,
+        "num_kv_shared_layers": 15,
+    },
     model_type="gemma3n_text",
 )

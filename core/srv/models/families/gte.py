@@ -46,7 +46,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def tree(config: Mapping[str, Any]) -> Encoder:
     refuse_unless(config, _SUPPORTED)
-    activation, sizes = encoders.gated(config, "hidden_act"), rotary_sizes(config)
+    activation, sizes = encoders.gated(config, "hidden_act"), rotary_sizes(_with_scaling(config))
     return encoders.encoder(
         sizes,
         encoders.attention(sizes),
@@ -54,6 +54,19 @@ def tree(config: Mapping[str, Any]) -> Encoder:
         encoders.layer_norm(sizes),
         types=int(config["type_vocab_size"]),
     )
+
+
+def _with_scaling(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The published implementation calls a fixed scaling "ntk" (Su 2023): the base times a factor, and frequencies
+    divided by its power 2 / dim, whatever the length of a text is.
+    """
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("type") != "ntk":
+        return config
+    refuse_unless(scaling, {"mixed_b": ()}, "rope_scaling.")
+    factor, (_, dim) = float(scaling["factor"]), encoders.head_sizes(config, stated=True)
+    divided = {"rope_type": "linear", "factor": factor ** (2 / dim)}
+    return {**config, "rope_theta": float(config["rope_theta"]) * factor, "rope_scaling": divided}
 
 
 _ENCODER: dict[str, str] = {
@@ -82,6 +95,7 @@ ARCHITECTURE = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="gte",
+    published_names=("NewModel",),
     weights=(
         Rename(with_prefixes(_PREFIXES, _ENCODER)),
         Skip(tuple(f"{prefix}{name}" for prefix in _PREFIXES for name in (*_POOLER, *_OTHER_HEADS))),
@@ -90,12 +104,13 @@ ARCHITECTURE = Architecture(
         Permute("mlp.up_gate_proj", "swapped_halves"),
     ),
 )
-MASKED = ARCHITECTURE._replace(name="GteForMaskedLM", model_type=None)
+MASKED = ARCHITECTURE._replace(name="GteForMaskedLM", model_type=None, published_names=("NewForMaskedLM",))
 CLASSIFIER = ARCHITECTURE._replace(
     name="GteForSequenceClassification",
     tree=encoders.classifier_of(tree),
     pooled=encoders.cls_pooled(rotary_positions),
     model_type=None,
+    published_names=("NewForSequenceClassification",),
     weights=(
         Rename({**with_prefixes(_PREFIXES, {**_ENCODER, "pooler.dense": "head.dense"}), "classifier": "score"}),
         Split("self_attn.qkv_proj", QKV),

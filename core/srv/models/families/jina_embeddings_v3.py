@@ -1,7 +1,8 @@
 """Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173): XLM-RoBERTa with rotary positions.
 
 Its model without an adapter is served, which is what transformers computes by itself. The adapters of tasks are LoRA
-weights in folders of their own, and are not loaded.
+weights in folders of their own or, in the files as published, beside the matrix that each of them changes. They are not
+loaded.
 """
 
 from __future__ import annotations
@@ -58,8 +59,20 @@ _ENCODER: dict[str, str] = {
     "encoder.layers.*.mlp.fc2": "model.layers.*.mlp.down_proj",
     "encoder.layers.*.norm2": "model.layers.*.mlp_norm",
 }
+# The modules whose matrices have adapters beside them as published.
+_ADAPTED = (
+    *("embeddings.word_embeddings", "embeddings.token_type_embeddings", "pooler.dense"),
+    *(f"encoder.layers.*.{each}" for each in ("mixer.Wqkv", "mixer.out_proj", "mlp.fc1", "mlp.fc2")),
+)
+_ORIGINAL = "parametrizations.weight.original"
+_ENCODER |= {f"{each}.{_ORIGINAL}": f"{_ENCODER[each]}.weight" for each in _ADAPTED if each in _ENCODER}
 _PREFIX = "roberta."
-_POOLER = tuple(f"{prefix}pooler.dense.{each}" for prefix in ("", _PREFIX) for each in ("weight", "bias"))
+_ADAPTERS = tuple(
+    f"{_PREFIX}{each}.parametrizations.weight.{'0' if '*' in each else '*'}.lora_{side}"
+    for each in _ADAPTED
+    for side in "AB"
+)
+_POOLER = tuple(f"{prefix}pooler.dense.{each}" for prefix in ("", _PREFIX) for each in ("weight", "bias", _ORIGINAL))
 _MASKED_HEAD = (
     "lm_head.bias",
     *(f"lm_head.{name}.{each}" for name in ("decoder", "dense", "layer_norm") for each in ("weight", "bias")),
@@ -71,7 +84,12 @@ ARCHITECTURE = Architecture(
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="jina_embeddings_v3",
-    weights=(Rename(prefix=_PREFIX, names=_ENCODER), Skip((*_POOLER, *_MASKED_HEAD)), Split("self_attn.qkv_proj", QKV)),
+    names={"rotary_emb_base": "rope_theta"},
+    weights=(
+        Rename(prefix=_PREFIX, names=_ENCODER),
+        Skip((*_POOLER, *_MASKED_HEAD, *_ADAPTERS)),
+        Split("self_attn.qkv_proj", QKV),
+    ),
 )
 MASKED = ARCHITECTURE._replace(name="JinaEmbeddingsV3ForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(

@@ -104,6 +104,9 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "DistilBertModel": "distilbert",
         "DistilBertForMaskedLM": "distilbert:MASKED",
         "DistilBertForSequenceClassification": "distilbert:CLASSIFIER",
+        "MPNetModel": "mpnet",
+        "MPNetForMaskedLM": "mpnet:MASKED",
+        "MPNetForSequenceClassification": "mpnet:CLASSIFIER",
         "EuroBertModel": "eurobert",
         "EuroBertForMaskedLM": "eurobert:MASKED",
         "EuroBertForSequenceClassification": "eurobert:CLASSIFIER",
@@ -115,6 +118,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Qwen2ForSequenceClassification": "pooled_decoder:QWEN2_CLASSIFIER",
         "Qwen3Model": "pooled_decoder:QWEN3",
         "Qwen3ForSequenceClassification": "pooled_decoder:QWEN3_CLASSIFIER",
+        "Gemma3TextModel": "pooled_decoder:GEMMA3",
+        "Gemma3TextForSequenceClassification": "pooled_decoder:GEMMA3_CLASSIFIER",
         "ApertusForCausalLM": "apertus",
         "ArceeForCausalLM": "arcee",
         "AfmoeForCausalLM": "afmoe",
@@ -129,6 +134,8 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "ExaoneMoeForCausalLM": "exaone_moe",
         "GPTBigCodeForCausalLM": "gpt_bigcode",
         "Gemma3nForCausalLM": "gemma3n",
+        "Gemma4ForCausalLM": "gemma4:TEXT",
+        "Gemma4UnifiedForCausalLM": "gemma4:UNIFIED",
         "GemmaForCausalLM": "gemma",
         "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
         "GraniteMoeForCausalLM": "granite_moe:GRANITE",
@@ -157,6 +164,11 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "SeedOssForCausalLM": "seed_oss",
         "SolarForCausalLM": "solar",
     }
+)
+# Architectures whose published configurations name the class of another one: by that class, the field that says so, its
+# value, and the architecture.
+_DISTINGUISHED: Mapping[str, tuple[str, Any, str]] = MappingProxyType(
+    {"XLMRobertaModel": ("position_embedding_type", "rotary", "JinaEmbeddingsV3Model")}
 )
 _SUFFIX = "ForCausalLM"
 
@@ -244,8 +256,11 @@ def weight_mapping(name: str, part_of: str | None = None) -> WeightMapping:
     return WeightMapping((*own, *RULES.get(part_of or "", ())))
 
 
-def known_name(published: str) -> str:
+def known_name(published: str, config: Mapping[str, Any]) -> str:
     """The name of an architecture by which `find` knows it, from the class that a configuration names."""
+    field, value, name = _DISTINGUISHED.get(published, ("", None, ""))
+    if field and config.get(field) == value:
+        return name
     return published if published in BUILT_IN else _published_names().get(published, published)
 
 

@@ -11,6 +11,8 @@ from srv.models.checkpoints.rules import Rule, StackedExperts
 VISION_CLASSES = (
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "MllamaForConditionalGeneration",
     "Mistral3ForConditionalGeneration",

@@ -50,6 +50,38 @@ class LinearRecurrenceSizes(NamedTuple):
         return convolution + _STATES_AT_ONCE * self.channels * _FLOAT32
 
 
+class SelectiveScanSizes(NamedTuple):
+    """Those of a Mamba layer. `width`: tokens that the convolution reads. `rank`: of the projection of steps.
+    `conv_bias`: whether the convolution has a bias.
+    """
+
+    channels: int
+    state_size: int
+    width: int
+    rank: int
+    conv_bias: bool
+
+    @property
+    def op_sizes(self) -> Mapping[str, int]:
+        """Those by which the op `selective_scan` is selected."""
+        return {"channels": self.channels, "state_size": self.state_size}
+
+    def step_bytes(self, item: int) -> int:
+        """As `RecurrentSizes.step_bytes`: projections and the convolution; steps, values and results in float32.
+
+        The scan computes the factors and the states of 16 tokens at once, which is as much in a step of any length;
+        a step of a thousand tokens has it.
+        """
+        projected = item * (5 * self.channels + 2 * (self.rank + 2 * self.state_size))
+        convolution = ShortConvolutionSizes(self.channels, self.width).step_bytes(item)
+        scanned = self.channels * (6 + self.state_size // 32 + 1)
+        return projected + convolution + _FLOAT32 * scanned
+
+    def row_bytes(self, item: int) -> int:
+        convolution = ShortConvolutionSizes(self.channels, self.width).row_bytes(item)
+        return convolution + _STATES_AT_ONCE * self.channels * self.state_size * _FLOAT32
+
+
 class ScanSizes(NamedTuple):
     """The sizes of the op `state_space_scan`: heads, groups of heads with one b and c, and the two of a state."""
 

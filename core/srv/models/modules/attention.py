@@ -35,12 +35,14 @@ class Attention(Mixer):
             alibi=None if part.alibi is None else part.alibi[first:end],
         )
         self.qkv_proj, self.o_proj = place.linear(part.qkv), place.linear(part.output)
-        self.head_counts = [heads * (1 + part.gated_queries), kv_end - kv_first, kv_end - kv_first]
+        self.head_counts = [heads * (1 + part.gated_queries), *[kv_end - kv_first] * (2 - part.keys_are_values)]
         self.total_heads = sum(self.head_counts)
         self.divided_norms = DividedNorms.of(part, place)
         divides = self.divided_norms is not None
         self.q_norm, self.k_norm = (None if divides else _head_norm(norm, place) for norm in (part.q_norm, part.k_norm))
         self._norms_rotated = part.norms_rotated
+        self.v_norm = None if part.v_norm is None else make_norm(part.v_norm, place)
+        self._number = place.layer if part.kept else None  # of the layer, if higher ones attend with its keys
         self._joint_norms = part.q_norm is not None and part.q_norm.size != dim  # over all heads together
         self._rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
         if part.rope is not None:
@@ -62,6 +64,8 @@ class Attention(Mixer):
             q, gate = q.view(-1, layer.heads, 2, layer.head_dim).unbind(2)
         if not self._norms_rotated:
             q, k = self._normed(q, k)
+        if self.v_norm is not None:
+            v = self._norm_of(self.v_norm, v)
         if self._clip is not None:
             q, k, v = (each.clamp(-self._clip, self._clip) for each in (q, k, v))
         if self._rotary is not None:
@@ -76,6 +80,8 @@ class Attention(Mixer):
             k = self._unit_norm.forward(k.reshape(-1, dim)).view(k.shape)
         if self.query_factors is not None:
             q = (q * self.query_factors.index_select(0, inputs.positions)).to(q.dtype)
+        if self._number is not None and context.kept is not None:
+            context.kept[self._number] = k, v
         attended = context.attend(layer, q, k, v)
         if gate is not None:
             attended = attended * gate.sigmoid()
@@ -86,8 +92,8 @@ class Attention(Mixer):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [T, heads, D] each; gates, if there are any, are heads of queries."""
         qkv = self.qkv_proj.kernel(x).reshape(-1, self.total_heads, self.layer.head_dim)
-        q, k, v = qkv.split_with_sizes(self.head_counts, 1)
-        return q, k, v
+        q, k, *values = qkv.split_with_sizes(self.head_counts, 1)
+        return q, k, values[0] if values else k
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.divided_norms is not None:

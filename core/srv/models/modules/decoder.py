@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs, NativeModel, torch_dtype
+from srv.models.blueprint.gemma import LayerInputs as LayerInputPart
+from srv.models.blueprint.gemma import StreamMean as StreamMeanPart
+from srv.models.blueprint.gemma import StreamProjections as StreamProjectionPart
 from srv.models.blueprint.streams import StreamMixing, StreamStart
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.embedding import VocabularyParallelLookup
@@ -26,9 +29,11 @@ from srv.models.layers.norm import joined
 from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.attention import Attention
 from srv.models.modules.decoder_layer import DecoderLayer, SinglePartLayer, StackLayer, make_layer, unless_one
+from srv.models.modules.gemma import LayerInputs, StreamMean, StreamProjections
 from srv.models.modules.latent_attention import LatentAttention
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place, PositionTables
+from srv.models.modules.reading_attention import ReadingAttention
 from srv.models.modules.streams import StreamMixer
 from srv.models.modules.weights import prepare_loaded, weight_slices, weight_views
 from srv.specs import AttentionLayer
@@ -47,13 +52,16 @@ class Decoder(NativeModel):
         rows, hidden = part.embedding.rows, part.embedding.size
         self.embedding = factory.embedding(place.within(part.embedding).prefix, rows, hidden)
         self.factor = _embedding_factor(part, context.dtype)
-        self.first = nn.ModuleList(_first(each, place) for each in part.before)
+        self.first = nn.ModuleList(_first(each, place) for each in part.before if not isinstance(each, LayerInputPart))
+        own = (LayerInputs(each, place) for each in part.before if isinstance(each, LayerInputPart))
+        self.layer_inputs = next(own, None)
         self.stack = tuple(self._made(part.layers[index], place, index) for index in range(len(part.layers)))
         self.layers = nn.ModuleList(self.stack)
         self.skips = part.skips
         self.skip_points = frozenset(index for skip in part.skips for index in (skip.source, skip.target))
         *mixing, norm = part.after
-        self.stream_head = next((StreamMixer(each, place) for each in mixing if isinstance(each, StreamMixing)), None)
+        self.stream_head = next((_stream_head(each, place) for each in mixing), None)
+        self.keeps = any(isinstance(each, ReadingAttention) for each in self.modules())
         assert isinstance(norm, blueprint.Norm)
         self.norm = make_norm(norm, place)
         self.generates = output is not None
@@ -98,6 +106,10 @@ class Decoder(NativeModel):
         residual: Tensor = self.lookup(inputs.tokens)
         if self.factor is not None:
             residual = residual * self.factor
+        if self.layer_inputs is not None:
+            inputs = inputs._replace(layers=self.layer_inputs.forward(inputs.tokens, residual))
+        if self.keeps:
+            context = context._replace(kept={})
         for part in self.first:
             residual = part(residual, inputs)
         x: Tensor | None = None
@@ -107,7 +119,7 @@ class Decoder(NativeModel):
                 x, residual = None, self._skipped(index, residual if x is None else residual + x, kept)
             x, residual = layer.forward(x, residual, inputs, context)
         if self.stream_head is not None:
-            residual = self.stream_head.forward(residual)
+            residual = self.stream_head(residual)
         return joined(self.norm, x, residual)[0]
 
     def _skipped(self, index: int, residual: Tensor, kept: dict[int, Tensor]) -> Tensor:
@@ -230,7 +242,19 @@ def _first(part: blueprint.Part, place: Place) -> nn.Module:
             return EmbeddingNorm(part, place)
         case StreamStart():
             return Streams(part.number)
+        case StreamProjectionPart():
+            return StreamProjections(part, place)
     raise InternalError(f"{type(part).__name__} cannot follow an embedding")
+
+
+def _stream_head(part: blueprint.Part, place: Place) -> nn.Module:
+    """What precedes the last norm: [T, streams, hidden] -> [T, hidden]."""
+    match part:
+        case StreamMixing():
+            return StreamMixer(part, place)
+        case StreamMeanPart():
+            return StreamMean(part, place)
+    raise InternalError(f"{type(part).__name__} cannot precede the last norm")
 
 
 def _embedding_factor(part: blueprint.DecoderStack, dtype: torch.dtype) -> float | None:

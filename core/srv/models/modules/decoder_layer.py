@@ -8,6 +8,8 @@
     normed_residual   ─ norm ─┬─ mixer ─(+)─ norm ─┬─ MLP ─(+)─ …
                               └─────────┘          └───────┘
     streams           each part reads a sum of several residual streams, and its result joins each of them
+    altup             both parts read one of several residual streams, and the layer corrects the others by their result
+    scaled            in sequence, with what the layer adds of its own; a number multiplies the residual after that
     single part       ─┬─ norm ─ mixer or MLP ─(+)─ …
                        └─────── residual ──────┘
 
@@ -21,11 +23,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs
+from srv.models.blueprint import gemma as gemma_parts
 from srv.models.blueprint import recurrent as recurrent_parts
 from srv.models.blueprint.latent import Latent
 from srv.models.blueprint.streams import StreamMixing
@@ -34,12 +38,15 @@ from srv.models.layers.norm import Norm, joined
 from srv.models.modules.attention import Attention
 from srv.models.modules.delta import GatedDeltaNet
 from srv.models.modules.feed_forward import MLP, MoE, feed_forward
+from srv.models.modules.gemma import AltUp, Laurel, LayerInput, LooseTensors, SideExperts
 from srv.models.modules.latent_attention import LatentAttention
 from srv.models.modules.lightning import LightningAttention
 from srv.models.modules.mixer import Mixer
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place
+from srv.models.modules.reading_attention import ReadingAttention
 from srv.models.modules.rglru import RecurrentBlock
+from srv.models.modules.selective_scan import SelectiveScan
 from srv.models.modules.short_conv import ShortConvolution
 from srv.models.modules.state_space import StateSpace
 from srv.models.modules.streams import StreamMixer
@@ -162,6 +169,70 @@ class StreamedLayer(DecoderLayer):
         return None, self.mlp_streams.join(residual, self.feed(self.mlp_norm.forward(read)), weights)
 
 
+class AltUpLayer(DecoderLayer):
+    """The residual is [T, streams, hidden], of which attention and MLP read one (Gemma 3n)."""
+
+    attention_norm: Norm
+    mlp_norm: Norm
+
+    def __init__(self, part: blueprint.Layer, place: Place) -> None:
+        super().__init__(part, place)
+        self.number = place.layer
+        for each in (*part.before, *part.between, *part.after):
+            match each:
+                case gemma_parts.AltUp():
+                    self.altup = AltUp(each, place)
+                case gemma_parts.Laurel():
+                    self.laurel = Laurel(each, place)
+                case gemma_parts.LayerInput():
+                    self.input = LayerInput(each, place)
+
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        predicted = self.altup.predict(residual)
+        active = predicted[:, self.altup.active]
+        read = self.attention_norm.forward(active)
+        mixed = (active + self.mix(read, inputs, context) + self.laurel.forward(read)) * 0.5**0.5
+        streams = self.altup.correct(predicted, mixed + self.feed(self.mlp_norm.forward(mixed)))
+        own = self.input.forward(self.altup.read(streams), inputs.of_layer(self.number))
+        return None, torch.cat((streams[:, :1], streams[:, 1:] + own.unsqueeze(1)), 1)
+
+
+class ScaledLayer(DecoderLayer):
+    """The residual is multiplied by a learned number after the layer (Gemma 4)."""
+
+    def __init__(self, part: blueprint.Layer, place: Place) -> None:
+        super().__init__(part, place)
+        self.number, self.experts, self.input = place.layer, None, None
+        for each in part.after:
+            match each:
+                case gemma_parts.SideExperts():
+                    self.experts = SideExperts(each, place)
+                    self.marked = {**self.marked, place.name("experts"): self.experts}
+                case gemma_parts.LayerInput():
+                    self.input = LayerInput(each, place)
+                case gemma_parts.LayerScale():
+                    self.scale = LooseTensors(each, place)
+
+    def forward(
+        self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
+    ) -> tuple[Tensor | None, Tensor]:
+        read, residual = joined(self.attention_norm, x, residual)
+        read, residual = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
+        total = residual + (
+            self.feed(read) if self.experts is None else self._with_experts(self.experts, read, residual)
+        )
+        if self.input is not None:
+            total = total + self.input.forward(total, inputs.of_layer(self.number))
+        return None, total * self.scale.tensors[0]
+
+    def _with_experts(self, experts: SideExperts, read: Tensor, residual: Tensor) -> Tensor:
+        dense = self._joining(self.mlp.forward(read), experts.beside, None)
+        assert self.mlp_output_norm is not None
+        return self.mlp_output_norm.forward(dense + experts.forward(residual))
+
+
 class SinglePartLayer(StackLayer):
     def __init__(self, part: blueprint.SinglePartLayer, place: Place) -> None:
         super().__init__()
@@ -220,6 +291,10 @@ def make_layer(part: blueprint.Layer, place: Place) -> DecoderLayer:
             return NormedResidualLayer(part, place)
         case "streams":
             return StreamedLayer(part, place)
+        case "altup":
+            return AltUpLayer(part, place)
+        case "scaled":
+            return ScaledLayer(part, place)
 
 
 def _all_reduce(place: Place) -> Callable[[Tensor], Tensor] | None:
@@ -236,6 +311,8 @@ def _mixer(part: blueprint.Mixer, place: Place) -> Mixer:
     match part:
         case UnevenPart():
             return UnevenAttention(part, place)
+        case gemma_parts.ReadingAttention():
+            return ReadingAttention(part, place)
         case blueprint.Attention():
             return Attention(part, place)
         case Latent():
@@ -250,4 +327,6 @@ def _mixer(part: blueprint.Mixer, place: Place) -> Mixer:
             return LightningAttention(part, place)
         case recurrent_parts.LinearRecurrence():
             return RecurrentBlock(part, place)
+        case recurrent_parts.SelectiveScan():
+            return SelectiveScan(part, place)
     raise InternalError(f"{type(part).__name__} has no module")

@@ -12,6 +12,10 @@ Owns the order of computation and the names of the weights, from which those of 
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
+import torch
 from torch import Tensor, nn
 
 from srv.errors import InternalError
@@ -27,6 +31,8 @@ from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place, PositionTables
 from srv.models.modules.weights import prepare_loaded, weight_views
 from srv.specs import AttentionLayer
+
+_MOST_DISTANT = 128  # tokens, from which on all distances have one bucket
 
 
 class EncoderLayer(nn.Module):
@@ -76,6 +82,29 @@ class Rows(WeightModule):
         return {f"{self.name}.weight": self.weight}
 
 
+class RelativeBias(WeightModule):
+    """A number per head for each bucket of distances, which are logarithms of great ones (Raffel et al. 2019,
+    arXiv:1910.10683). The first half of the buckets is of keys up to the query, the other one of later keys.
+    """
+
+    def __init__(self, part: encoders.RelativeBias, place: Place) -> None:
+        super().__init__()
+        self.name, self.weight = place.within(part).prefix, place.context.empty(part.buckets, part.heads)
+
+    def values(self) -> tuple[tuple[float, ...], ...]:
+        """As `AttentionLayer.bias_values`, once weights are loaded."""
+        distances = torch.arange(-_MOST_DISTANT, _MOST_DISTANT + 1)
+        half = len(self.weight) // 2
+        exact, far = half // 2, distances.abs().clamp_min(1)
+        scaled = torch.log(far.float() / exact) / math.log(_MOST_DISTANT / exact) * (half - exact)
+        buckets = torch.where(far < exact, distances.abs(), (exact + scaled.long()).clamp_max(half - 1))
+        buckets += half * (distances > 0)
+        return tuple(map(tuple, self.weight.float().cpu()[buckets].T.tolist()))
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return {f"{self.name}.weight": self.weight}
+
+
 class Encoder(NativeModel):
     """A whole model. `positions`, `types`: tables of rows; None in models without them."""
 
@@ -92,6 +121,7 @@ class Encoder(NativeModel):
         self.embed_norm = None if part.embedding_norm is None else make_norm(part.embedding_norm, place)
         self.stack = tuple(EncoderLayer(layer, place.of_layer(index)) for index, layer in enumerate(part.layers))
         self.layers = nn.ModuleList(self.stack)
+        self.bias = None if part.bias is None else RelativeBias(part.bias, place)
         self.final_norm = None if part.final_norm is None else make_norm(part.final_norm, place)
         self.head = None if tree.head is None else ClassificationHead(tree.head, top)
 
@@ -131,3 +161,6 @@ class Encoder(NativeModel):
 
     def prepare_loaded(self) -> None:
         prepare_loaded(self)
+        values = None if self.bias is None else self.bias.values()
+        for layer in self.stack if values is not None else ():
+            layer.attention.layer = dataclasses.replace(layer.attention.layer, bias_values=values)

@@ -10,6 +10,7 @@ by the intermediate size, results are partial sums.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -111,6 +112,30 @@ class LearnedMLP(MLP):
         return self.act_fn.forward
 
 
+class SparseMLP(MLP):
+    """An MLP whose gate is what its values are more than a quantile of all of a token, and 0 elsewhere (Gemma 3n).
+
+    Mean and standard deviation are those of all ranks together, in float32.
+    """
+
+    def __init__(self, part: blueprint.MLP, place: Place) -> None:
+        super().__init__(part, place)
+        self.deviations = statistics.NormalDist().inv_cdf(part.sparsity)
+        self._ranks, self._communicator = place.context.group.size, place.context.communicator
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj.kernel(x).chunk(2, -1)
+        wide = gate.float()
+        mean = self._mean(wide)
+        deviation = self._mean((wide - mean).square()).sqrt()
+        sparse = F.relu(wide - (mean + deviation * self.deviations)).to(x.dtype)
+        return self.down_proj.kernel(self._activate(torch.cat((sparse, up), -1)))
+
+    def _mean(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        return mean if self._communicator is None else self._communicator.all_reduce(mean) / self._ranks
+
+
 class ChoiceBias(WeightModule):
     """What is added to the scores of experts for the choice: float32 [E], which ERNIE stores as [1, E]."""
 
@@ -179,6 +204,8 @@ def feed_forward(part: blueprint.MLP | blueprint.MoE, place: Place) -> MLP | MoE
         return MoE(part, place)
     if isinstance(part, blueprint.LearnedMLP):
         return LearnedMLP(part, place)
+    if part.sparsity:
+        return SparseMLP(part, place)
     is_scaled = (part.gate_factor, part.factor) != (1.0, 1.0)
     return ScaledMLP(part, place) if is_scaled else MLP(part, place)
 

@@ -54,6 +54,10 @@ def dense_attention(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> T
     if layer.alibi is not None:
         scores -= (torch.tensor(layer.alibi)[:, None, None] * distance).to(scores.device)
     hidden = distance < 0
+    if layer.bias_values is not None:
+        values, most = torch.tensor(layer.bias_values), len(layer.bias_values[0]) // 2
+        offset = torch.arange(len(k))[None, :] - torch.arange(len(k) - len(q), len(k))[:, None]
+        scores += values[:, offset.clamp(-most, most) + most].to(scores.device)
     if layer.window is not None:
         hidden |= distance >= layer.window
     if layer.chunk is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from srv.testing.conformance.attention import LONG_ROW, SOFT_CAP, check_typical, run_each
 from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
@@ -58,5 +60,16 @@ def both_ways(kit: Kit) -> str:
             for lengths in ((7,), (3, 1, min(LONG_ROW, PAGES // 2 * setup.layout.page_size), _LOCAL)):
                 rows = [(bench.sequence(), length) for length in lengths]
                 bench.step(rows, "attention to later tokens" + (f" in a window of {window}" if window else ""))
+        if "relative_bias" in setup.spec.traits:
+            check_biases(setup)
+
+    def check_biases(setup: Setup) -> None:
+        """Of each head and distance, of which those beyond the ends of the table have that of the end."""
+        numbers = torch.Generator().manual_seed(3)
+        table = torch.randn(setup.shape.heads, 2 * _LOCAL + 1, generator=numbers)
+        values = tuple(tuple(each) for each in table.tolist())
+        bench = Bench(kit, setup, bidirectional=True, relative_bias=True, bias_values=values)
+        rows = [(bench.sequence(), length) for length in (3, 4 * _LOCAL, 1)]
+        bench.step(rows, "attention to later tokens with biases by distance")
 
     return run_each(select_setups(kit, fields=_ENCODER), check)

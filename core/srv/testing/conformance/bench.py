@@ -307,6 +307,10 @@ def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) ->
     distance = torch.arange(len(keys) - len(q), len(keys))[:, None] - torch.arange(len(keys))[None, :]
     if layer.alibi is not None:
         scores -= torch.tensor(layer.alibi, dtype=torch.float64)[:, None, None] * distance
+    if layer.bias_values is not None:
+        biases = torch.tensor(layer.bias_values, dtype=torch.float64)
+        most = biases.shape[1] // 2
+        scores += biases[:, (-distance).clamp(-most, most) + most]
     if layer.bidirectional:
         distance = distance.abs()
     masked = distance < 0

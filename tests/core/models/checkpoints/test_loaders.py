@@ -94,9 +94,9 @@ def test_progress_counts_every_stored_byte_once(tmp_path: Path) -> None:
     ("changes", "code", "named"),
     [
         (
-            {"model__norm__weight": None, "lm_head__weight": None},
+            {"model__norm__weight": None, "model__layers__0__mlp__up_proj__weight": None},
             "missing_tensors",
-            "lm_head.weight, model.norm.weight",
+            "model.layers.0.mlp.up_proj.weight, model.norm.weight",
         ),
         ({"model__extra__weight": torch.zeros(1)}, "unexpected_tensors", "model.extra.weight"),
         ({"model__norm__weight": torch.zeros(7)}, "shape_mismatch", "model.norm.weight (stored [7], expected [48])"),

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 against transformers: logits, sizes and loaded tensors, through the CPU's attention."""
+"""DeepSeek-V2, V3 and MiniCPM 3 against transformers: logits, sizes and tensors, through the CPU's attention."""
 
 from __future__ import annotations
 
@@ -113,6 +113,8 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
     ("DeepseekV3ForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok = 5 is not between 1 and 4"),
     ("DeepseekV3ForCausalLM", {"kv_lora_rank": 0}, "kv_lora_rank = 0 is not a size"),
     ("DeepseekV3ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+    ("MiniCPM3ForCausalLM", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+    ("MiniCPM3ForCausalLM", {"dim_model_base": -1}, "dim_model_base = -1 is not a positive number"),
 ])  # fmt: skip
 def test_what_is_not_implemented_is_named(architecture: str, fields: dict[str, Any], reason: str) -> None:
     config = {**COMMON, "n_group": 4, "topk_group": 2, "q_lora_rank": None, **fields}

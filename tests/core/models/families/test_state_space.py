@@ -1,4 +1,4 @@
-"""Models with Mamba-2 or lightning attention: logits, sizes and names are those of transformers."""
+"""Models with Mamba, Mamba-2 or lightning attention: logits, sizes and names are those of transformers."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from srv.specs import FullAttention, Recurrent, SlidingWindow
 NAMES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "bamba": "BambaForCausalLM",
+    "jamba": "JambaForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "minimax": "MiniMaxForCausalLM",
@@ -64,6 +65,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bamba": ("bamba", {}),
     "bamba: biases, tied, two attending layers": ("bamba", {**BIASES, "mlp_bias": True, "attn_layer_indices": [0, 2]}),
+    "jamba: experts in every second layer": ("jamba", {}),
+    "jamba: biases, tied, one expert": (
+        "jamba",
+        {"mamba_proj_bias": True, "mamba_conv_bias": False, "tie_word_embeddings": True, "num_experts": 1},
+    ),
+    "jamba: experts in all layers, rank by default": (
+        "jamba",
+        {
+            "expert_layer_period": 1,
+            "expert_layer_offset": 0,
+            "mamba_dt_rank": "auto",
+            "mamba_d_conv": 3,
+            "mamba_expand": 1,
+        },
+    ),
     "falcon_h1": ("falcon_h1", {}),
     "falcon_h1: multipliers": ("falcon_h1", SCALED),
     "falcon_h1: norm before the gate": ("falcon_h1", {**SCALED, **NORMED, "projectors_bias": True, "head_dim": 12}),
@@ -115,7 +131,7 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     assert derive.parameters(tree) == counted == facts.parameters
     check_sizes(tmp_path, ours)
     matrices = {name: each.numel() for name, each in model.named_parameters() if each.dim() > 1}
-    others = ("embed_tokens", ".embeddings", "lm_head", "conv1d", ".gate.", ".router.")
+    others = ("embed_tokens", ".embeddings", "lm_head", "conv1d", "A_log", ".gate.", ".router.")
     assert derive.projection_parameters(tree) == sum(
         count for name, count in matrices.items() if not any(each in name for each in others)
     )
@@ -141,6 +157,10 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bamba", {"attn_layer_indices": []}, "attn_layer_indices = [] names no layer with attention"),
     ("bamba", {"mamba_n_groups": 5}, "12 heads are not a multiple of 5 groups"),
     ("bamba", {"mamba_d_head": 7}, "12 heads of 7 (mamba_n_heads, mamba_d_head) are not 96 in all"),
+    ("jamba", {"attn_layer_period": 9, "attn_layer_offset": 8}, "attn_layer_offset gives none of 3 layers attention"),
+    ("jamba", {"expert_layer_offset": 2}, "expert_layer_offset = 2 is not below expert_layer_period = 2"),
+    ("jamba", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 5 experts is not possible"),
+    ("jamba", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not implemented"),
     ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, "ssm_multipliers has 2 values and not 5"),
     ("falcon_h1", {"lm_head_multiplier": 0.0}, "lm_head_multiplier = 0.0 is not a positive number"),
     ("nemotron_h", {"layers_block_type": ["mlp", "conv"]}, "layers_block_type contains the unknown 'conv'"),
@@ -173,7 +193,7 @@ def test_model_types_are_known() -> None:
     assert {kind: class_of_type(kind) for kind in NAMES} == NAMES
 
 
-@every("kind", ["granitemoehybrid", "minimax"])
+@every("kind", ["granitemoehybrid", "jamba", "minimax"])
 def test_checkpoints_with_the_names_of_transformers_are_read(kind: str, tmp_path: Path) -> None:
     """As transformers has experts in memory; published files have other names."""
     model = small_model(kind)

@@ -255,11 +255,19 @@ async def test_nothing_is_pooled_unless_the_server_was_started_for_it() -> None:
             assert outcome(await server.post(path, **body)) == (400, "embeddings_disabled", None)
 
 
+async def test_a_decoder_without_an_output_layer_says_why_it_generates_no_text() -> None:
+    async with serving(generates=False, headless=True, pooling=Pooling.LAST) as server:
+        refused = await server.post("/v1/completions", prompt="a")
+        assert outcome(refused)[:2] == (400, "no_generation")
+        assert "generates no text, because its weights have no output layer" in refused.json()["error"]["message"]
+
+
 async def test_a_model_that_generates_no_text_says_so_and_is_healthy() -> None:
     async with serving(generates=False, pooling=Pooling.CLS) as server:
         refused = await server.post("/v1/completions", prompt="a")
         assert outcome(refused)[:2] == (400, "no_generation")
         assert "/v1/embeddings" in refused.json()["error"]["message"]
+        assert "output layer" not in refused.json()["error"]["message"]
         assert (await server.http.get("/health_generate")).status_code == 200
         info = (await server.http.get("/get_model_info")).json()
         assert (info["generates"], info["labels"]) == (False, [])

@@ -23,7 +23,7 @@ from srv.models.blueprint import (
     Table,
     alike,
 )
-from srv.models.blueprint.encoders import ClassificationHead, Encoder, EncoderLayer, EncoderStack
+from srv.models.blueprint.encoders import ClassificationHead, Encoder, EncoderLayer, EncoderStack, RelativeBias
 from srv.models.families.architecture import Pooled
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
@@ -49,13 +49,14 @@ def encoder(
     positions: int = 0,
     first_position: int = 0,
     types: int = 0,
+    bias: RelativeBias | None = None,
 ) -> Encoder:
     """An encoder without a head. `norm(name)`: that of hidden states.
 
     `pre_norm`: norms precede attention and MLP, and one follows the last layer; otherwise they follow the additions to
     the residual. `embedding_norm`: a norm follows the embeddings; with `pre_norm`, it is the one before the first
     attention. `positions`: the rows of the table of positions, `first_position` that of the first token, `types` the
-    kinds of tokens; 0 without such a table.
+    kinds of tokens; 0 without such a table. `bias`: of distances, in all layers.
     """
 
     def layer(kind: tuple[Attention, bool]) -> EncoderLayer:
@@ -75,6 +76,7 @@ def encoder(
         norm("embed_norm") if embedding_norm else None,
         norm("final_norm") if pre_norm else None,
         first_position,
+        bias,
         name="model",
     )
     return Encoder(stack, None)
@@ -87,6 +89,7 @@ def attention(
     rope: RopeConfig | None = None,
     window: int | None = None,
     fused: bool = False,
+    relative_bias: bool = False,
 ) -> Attention:
     """Attention in both directions, on one rank. `rope`: None for that of `sizes`. `window`: how far a token sees.
 
@@ -105,6 +108,7 @@ def attention(
         window=window,
         bidirectional=True,
         rope=rope or sizes.rope,
+        relative_bias=relative_bias,
         name="self_attn",
     )
 

@@ -1,6 +1,6 @@
-"""Models with Mamba-2 layers: attention in the others, or beside them in every layer.
+"""Models with Mamba or Mamba-2 layers: attention in the others, or beside them in every layer.
 
-Torch-free. Owns what Granite 4, Bamba, Falcon-H1 and Nemotron-H have in common; the file of each says what
+Torch-free. Owns what Granite 4, Bamba, Falcon-H1, Nemotron-H and Jamba have in common; the file of each says what
 it does otherwise. Raises UnsupportedConfig with the name of a field.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from srv.models.blueprint import Linear, Tensors
-from srv.models.blueprint.recurrent import StateSpace
-from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
+from srv.models.blueprint import Linear, Norm, Tensors
+from srv.models.blueprint.recurrent import SelectiveScan, StateSpace
+from srv.models.layers.recurrent_sizes import ScanSizes, SelectiveScanSizes, StateSpaceSizes
 from srv.models.unsupported import UnsupportedConfig
 
 _NO_LIMIT = (0.0, math.inf)
@@ -39,6 +39,32 @@ def state_space(
         input_factors,
         name=name,
     )
+
+
+def selective_scan(
+    sizes: SelectiveScanSizes, hidden: int, bias: bool, norms: tuple[Norm, ...] = (), name: str = "mamba"
+) -> SelectiveScan:
+    """A Mamba layer. `bias`: of the projections of inputs and results. `norms`: of steps, b and c."""
+    inner, state = sizes.channels, sizes.state_size
+    shapes: dict[str, tuple[int, ...]] = {"conv1d.weight": (inner, 1, sizes.width)}
+    if sizes.conv_bias:
+        shapes["conv1d.bias"] = (inner,)
+    shapes |= {"dt_proj.bias": (inner,), "A_log": (inner, state), "D": (inner,)}
+    return SelectiveScan(
+        Linear({"in_proj": 2 * inner}, hidden, bias),
+        Linear({"x_proj": sizes.rank + 2 * state}, inner),
+        norms,
+        Linear({"dt_proj": inner}, sizes.rank),
+        Tensors(shapes),
+        Linear({"out_proj": hidden}, inner, bias),
+        sizes,
+        name=name,
+    )
+
+
+def step_rank(stated: Any, hidden: int) -> int:
+    """The rank of the projection of steps, from its field."""
+    return math.ceil(hidden / 16) if stated == "auto" else int(stated)
 
 
 def mamba_sizes(config: Mapping[str, Any], inner: int) -> StateSpaceSizes:

@@ -118,13 +118,14 @@ def mlp(
     activation: Activation = "silu_gated",
     *,
     inner: int | None = None,
+    sparsity: float = 0.0,
     name: str = "mlp",
 ) -> MLP:
-    """`inner`: the elements of a token between the projections; None for those of `sizes`."""
+    """`inner`: the elements of a token between the projections; None for those of `sizes`. `sparsity`: as of `MLP`."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size if inner is None else inner
     first = ("gate_proj", "up_proj") if activation in GATED else ("up_proj",)
     up = Linear(dict.fromkeys(first, inner), hidden, bias, split="out")
-    return MLP(up, Linear({"down_proj": hidden}, inner, bias, split="in"), activation, name=name)
+    return MLP(up, Linear({"down_proj": hidden}, inner, bias, split="in"), activation, sparsity=sparsity, name=name)
 
 
 def mixture(
