@@ -25,6 +25,8 @@ from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TENSOR_TYPES, TensorType
 
 ROPE_FREQ_FACTORS = "rope_freqs.weight"  # divides the RoPE frequencies: configuration, not a weight
+LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # likewise, one or the other
+ROPE_FACTORS = (ROPE_FREQ_FACTORS, *LONG_ROPE_FACTORS)
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_AXES = 4
@@ -40,13 +42,17 @@ TableEntry = tuple[str, tuple[int, ...], TensorType, int]  # name, shape, type, 
 
 
 class GGUFTensor(NamedTuple):
-    """One tensor of a file. `shape`: slowest axis first, as in torch; `offset` from the start of the file; in bytes."""
+    """One tensor of a file. `shape`: slowest axis first, as in torch; `offset` from the start of the file; in bytes.
+
+    `rows`: of a part of a stored tensor, which rows it consists of, counted from `offset`; None: consecutive ones.
+    """
 
     name: str
     shape: tuple[int, ...]
     type: TensorType
     offset: int
     size: int
+    rows: tuple[int, ...] | None = None
 
 
 class GGUFHeader(NamedTuple):
@@ -71,7 +77,8 @@ def read_header(
 ) -> GGUFHeader:
     """Read the header of a GGUF file.
 
-    `decode_arrays`: keys of the arrays to decode; the others are skipped. None decodes every array.
+    `decode_arrays`: keys of the arrays to decode, which may lack the architecture's prefix; the others are skipped.
+    None decodes every array.
     `search`: strings to search for in arrays of strings that are skipped, by key. This takes a fifth of the time of
     decoding the array. Raises ModelError with code not_found, truncated, damaged or unsupported_format.
     """
@@ -199,7 +206,8 @@ class _Reader:
             return self._scalar(self._code(kind, key))
         kind = int(self._scalar("I"))
         count = int(self._scalar("Q"))
-        decode = self.decode_arrays is None or key in self.decode_arrays
+        wanted = self.decode_arrays
+        decode = wanted is None or key in wanted or key.partition(".")[2] in wanted
         if kind == STRING:
             return self._strings(key, count, decode)
         code = f"{count}{self._code(kind, key)}"
