@@ -304,15 +304,18 @@ def served_logits(model: CausalLM, facts: ModelFacts, tokens: Tensor) -> Tensor:
     return our_logits(model, tokens)
 
 
-def write_gguf(name: str, folder: Path, path: Path, kind: Kind = Kind.F32) -> None:
+def write_gguf(
+    name: str, folder: Path, path: Path, kind: Kind = Kind.F32, *, experts: Kind | None = None, tensors: int = 0
+) -> None:
     """Write the checkpoint in `folder`, of the model of a case, as a GGUF file.
 
-    Matrices are stored as `kind`, and the checkpoint gets their dequantized values. Routers, convolutions and vectors
-    stay in float32.
+    Matrices are stored as `kind`, those of experts as `experts` if it is given, and the checkpoint gets their
+    dequantized values. Routers, convolutions and vectors stay in float32. `tensors`: how many a file has at most, if
+    there are to be several.
     """
     record = recorded()[name]
     sources = load_file(folder / "model.safetensors")
-    writer = gguf.GGUFWriter(path, record["metadata"]["general.architecture"])
+    writer = gguf.GGUFWriter(path, record["metadata"]["general.architecture"], split_max_tensors=tensors)
     for key, value in record["metadata"].items():
         if key != "general.architecture":
             _add(writer, key, value)
@@ -323,9 +326,10 @@ def write_gguf(name: str, folder: Path, path: Path, kind: Kind = Kind.F32) -> No
         if kind == Kind.F32 or not _is_quantized(tensor, values):
             writer.add_tensor(tensor, values)
             continue
-        data = gguf.quants.quantize(values, kind)
-        writer.add_tensor(tensor, data, raw_dtype=kind)
-        store(made, gguf.quants.dequantize(data, kind).reshape(values.shape), sources)
+        own = experts if experts is not None and "_exps" in tensor else kind
+        data = gguf.quants.quantize(values, own)
+        writer.add_tensor(tensor, data, raw_dtype=own)
+        store(made, gguf.quants.dequantize(data, own).reshape(values.shape), sources)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -16,7 +16,7 @@ second half:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
@@ -64,7 +64,8 @@ def load_gguf(
     query and key rows are whole heads. Raises ModelError: missing_tensors, unexpected_tensors, shape_mismatch,
     unsupported_quantization, damaged (a scale is not a finite number), and those of `read_header`.
     """
-    stored = weights_by_name(read_header(Path(facts.path)), rules)
+    header = read_header(Path(facts.path))
+    stored = weights_by_name(header, rules)
     weight_views, slices = _with_latent_parts(weight_views, slices, stored)
     shapes = {name: _shape(tensor, weight_views.get(name)) for name, tensor in stored.items()}
     check_names(facts.path, weight_views, shapes, slices=slices)
@@ -74,7 +75,7 @@ def load_gguf(
     copies_bytes = any(view.dtype == torch.uint8 for view in weight_views.values())
     with ExitStack() as stack:
         stack.enter_context(own_threads(reading.threads, one=copies_bytes))
-        data = _contents(Path(facts.path), reading, stack)
+        data = _contents(header.paths, reading, stack)
 
         def load(name: str) -> None:
             view, tensor = weight_views[name], stored[name]
@@ -132,14 +133,16 @@ def _change(name: str, layout: GGUFLayout) -> Callable[[Tensor], Tensor] | None:
     return (lambda values: values.float() - offset) if offset else None
 
 
-def _contents(path: Path, reading: Reading, stack: ExitStack) -> Callable[[GGUFTensor], _Bytes]:
+def _contents(paths: Sequence[Path], reading: Reading, stack: ExitStack) -> Callable[[GGUFTensor], _Bytes]:
     """The stored bytes of a tensor, as long as the stack is open."""
     if not reading.mapped:
-        file = stack.enter_context(FileBytes(path))
-        return lambda tensor: numpy.frombuffer(file.read(tensor.offset, _extent(tensor)), dtype=numpy.uint8)
-    # The mapping is only read, but torch warns about arrays that are not writable; "c" is copy-on-write.
-    mapped = numpy.memmap(path, dtype=numpy.uint8, mode="c")
-    return lambda tensor: mapped[tensor.offset : tensor.offset + _extent(tensor)]
+        files = [stack.enter_context(FileBytes(path)) for path in paths]
+        return lambda tensor: numpy.frombuffer(
+            files[tensor.file].read(tensor.offset, _extent(tensor)), dtype=numpy.uint8
+        )
+    # A mapping is only read, but torch warns about arrays that are not writable; "c" is copy-on-write.
+    mapped = [numpy.memmap(path, dtype=numpy.uint8, mode="c") for path in paths]
+    return lambda tensor: mapped[tensor.file][tensor.offset : tensor.offset + _extent(tensor)]
 
 
 def _extent(tensor: GGUFTensor) -> int:

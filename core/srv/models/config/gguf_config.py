@@ -85,7 +85,7 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
     quantization, dtype = _types(header, stored_types)
     context = usable_context(config, config["max_position_embeddings"])
     return ModelFacts(
-        name=path.stem,
+        name=path.stem.removesuffix(f"-00001-of-{len(header.paths):05}"),
         path=str(path.absolute()),
         format="gguf",
         architecture=config["architectures"][0],
@@ -231,10 +231,6 @@ def _config(meta: _Metadata) -> dict[str, Any]:
 
 def _refuse_unsupported(meta: _Metadata) -> None:
     metadata = meta.header.metadata
-    if metadata.get("split.count", 1) > 1:
-        parts = metadata["split.count"]
-        remedy = "Join the parts with llama.cpp's `llama-gguf-split --merge`"
-        raise ModelError("unsupported_format", meta.path, f"it is one of {parts} parts", remedy)
     if metadata.get("general.type", "model") != "model":
         raise meta.unsupported(f"it holds a {metadata['general.type']}, not a whole model")
     window, context = meta.get("attention.sliding_window"), meta.get("context_length")
@@ -300,7 +296,7 @@ def _floats(header: GGUFHeader, name: str) -> list[float]:
     if tensor.type.name != "F32" or tensor.size > 65536:
         reason = f"tensor {name} has {tensor.size} bytes of type {tensor.type.name}"
         raise ModelError("unsupported_config", str(header.path), reason, REMEDY)
-    with header.path.open("rb") as file:
+    with header.paths[tensor.file].open("rb") as file:
         file.seek(tensor.offset)
         return list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,15 @@ import torch
 from every import every
 from gguf import GGMLQuantizationType as Kind
 from gguf_cases import CASES, recorded, served_logits, write_gguf
-from models_small import built, expected_logits, tokens_of
+from models_small import built, expected_logits, our_logits, tokens_of
 from planned_sizes import planned_bytes
 
+from srv.errors import ModelError
+from srv.models.checkpoints.reading import Reading
 from srv.models.families.registry import gguf_names
+from srv.models.locate import located
 from srv.models.read import read_facts
+from srv.quantization.layers.blocks import GGUFExperts
 
 
 @pytest.mark.slow
@@ -32,6 +37,46 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     checkpoint = read_facts(tmp_path)
     assert (facts.architecture, facts.parameters) == (checkpoint.architecture, checkpoint.parameters)
     assert ours.loaded_bytes() == planned_bytes(path, dequantize_weights=False)
+
+
+def test_experts_of_gpt_oss_are_in_mxfp4(tmp_path: Path) -> None:
+    """As its published files have them, beside biases, which the blocks do not contain."""
+    model, path = CASES["gpt-oss"].made(), tmp_path / "model.gguf"
+    model.save_pretrained(tmp_path)
+    write_gguf("gpt-oss", tmp_path, path, Kind.Q8_0, experts=Kind.MXFP4)
+    model = type(model).from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float32).eval()
+    ours, tokens = built(path, impl="srv", dequantize=False), tokens_of(model)
+    assert sum(isinstance(module, GGUFExperts) for module in ours.modules()) == 2
+    torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4)
+    assert ours.loaded_bytes() == planned_bytes(path, dequantize_weights=False)
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    """The first one is named, or their folder; the table of tensors is that of all."""
+    case = CASES["llama"]
+    model = case.made()
+    folder, files = tmp_path / "folder", tmp_path / "files"
+    model.save_pretrained(folder)
+    files.mkdir()
+    write_gguf("llama", folder, files / "tiny.gguf", tensors=9)
+    names = [f"tiny-{part:05}-of-00003.gguf" for part in (1, 2, 3)]
+    assert sorted(each.name for each in files.iterdir()) == names
+    first = located(files)
+    assert first == files / names[0]
+    facts = read_facts(first)
+    assert (facts.name, facts.parameters) == ("tiny", model.num_parameters())
+    tokens = tokens_of(model)
+    for reading in (Reading(), Reading(mapped=False)):
+        ours = our_logits(built(first, impl="srv", reading=reading), tokens)
+        torch.testing.assert_close(ours, expected_logits(model, tokens), atol=2e-4, rtol=1e-4)
+    with pytest.raises(ModelError, match=f"one of 3 parts. Give the first one, {names[0]}"):
+        read_facts(files / names[1])
+    shutil.copy(files / names[1], files / names[2])
+    with pytest.raises(ModelError, match=f"{names[2]} is not part 3 of this model"):
+        read_facts(first)
+    (files / names[2]).unlink()
+    with pytest.raises(ModelError, match=f"{names[2]}: it cannot be read"):
+        read_facts(first)
 
 
 def test_every_architecture_that_is_read_was_converted() -> None:
