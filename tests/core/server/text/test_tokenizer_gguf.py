@@ -232,6 +232,30 @@ def test_nfc_normalization_only_where_the_model_uses_it() -> None:
     assert smollm.decode(smollm.encode("e\u0301")) == "e\u0301"
 
 
+WORDS = "Hi中文you're 1234567  x\n\nहि!"
+SPLITS = {
+    "kimi-k2": ["Hi", "中文", "you're", " ", "123", "456", "7", " ", " x", "\n\n", "हि", "!"],
+    "tiny_aya": ["Hi中文you're", " ", "1", "234", "567", " ", " x", "\n\n", "हि", "!"],
+    "superbpe": ["Hi中文you're ", "1", "234", "567", "  x\n\nहि!"],
+    "bloom": ["Hi中文you're", " 1234567", " ", " x", "\n\n", "हि", "!"],
+    "viking": ["Hi中文you're", " ", *"1234567", " ", " x", "\n\n", "हि", "!"],
+    "youtu": ["Hi", "中文", "you're", " ", *"1234567", " ", " x", "\n\n", "हि", "!"],
+    "spark2_5": ["Hi", "中文", "you", "'re", " ", *"1234567", " ", " x", "\n", "\n", "हि", "!"],
+    "exaone-moe": ["Hi中文you", "'re", " ", *"1234567", " ", " x", "\n\n", "हि", "!"],
+    "ufakzeka": ["Hi中文you", "'re", " ", *"1234567", " ", " x", "\n\n", "ह", "ि!"],
+    "minicpm5": ["Hi中文you", "'re", " ", "123", "456", "7", " ", " x", "\n\n", "ह", "ि!"],
+    "granite-embed-multi-97m": ["Hi中文you're", " ", "123", "456", "7", " ", " x", "\n\n", "हि", "!"],
+    "exaone": ["Hi中文you", "'re", " ", *"1234567", " ", " x", "\n", "\n", "ह", "ि!"],
+}
+
+
+@every("name", SPLITS)
+def test_words_that_a_pre_tokenizer_makes(name: str) -> None:
+    made = PRE_TOKENIZERS[name].build().pre_tokenize_str(WORDS)
+    encoded = ["".join(CHARACTER_OF_BYTE[byte] for byte in word.encode()) for word in SPLITS[name]]
+    assert [word for word, _ in made] == encoded
+
+
 @every("name", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_preserves_the_text(name: str) -> None:
     text = processor(byte_level_metadata(**{"tokenizer.ggml.pre": name}))
