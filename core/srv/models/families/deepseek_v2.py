@@ -49,7 +49,7 @@ ARCHITECTURE = Architecture(
         "norm_topk_prob": False,
         "routed_scaling_factor": 1.0,
     },
-    gguf=gguf_layout(first_k_dense_replace=0, n_routed_experts=None),
+    gguf=gguf_layout(first_k_dense_replace=0),
     model_type="deepseek_v2",
     weights=WEIGHTS,
     runs_through_transformers=False,

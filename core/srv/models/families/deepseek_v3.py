@@ -56,7 +56,7 @@ ARCHITECTURE = Architecture(
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
-    gguf=gguf_layout(marks=("exp_probs_b",), first_k_dense_replace=0),
+    gguf=gguf_layout("noaux_tc", marks=("exp_probs_b",), first_k_dense_replace=0),
     model_type="deepseek_v3",
     weights=WEIGHTS,
     runs_through_transformers=False,

@@ -42,8 +42,11 @@ _LATENT_NAMES = layer_names(
 )
 
 
-def gguf_layout(marks: tuple[str, ...] = (), **constants: Any) -> GGUFLayout:
-    """Of files for the architecture "deepseek2" of llama.cpp, by which it means V2 and V3."""
+def gguf_layout(method: str | None = None, marks: tuple[str, ...] = (), **constants: Any) -> GGUFLayout:
+    """Of files for the architecture "deepseek2" of llama.cpp, by which it means V2 and V3.
+
+    `method`: the field `topk_method` of all files; None: whether they have groups of experts decides.
+    """
     return GGUFLayout(
         "deepseek2",
         weights=(_LATENT_NAMES, SHARED_EXPERTS, *WEIGHTS),
@@ -68,29 +71,26 @@ def gguf_layout(marks: tuple[str, ...] = (), **constants: Any) -> GGUFLayout:
             "expert_weights_norm": "norm_topk_prob",
             "expert_gating_func": "gguf_gating",
         },
-        constants={"q_lora_rank": None, **constants},
+        constants={"q_lora_rank": None, "topk_method": method, **constants},
         complete=_of_gguf,
         marks=marks,
     )
 
 
 def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
-    """Files have the size of whole keys, and nothing says whether groups are ranked by one expert or by several."""
-    own = {"gguf_key_length", "gguf_gating"}
-    if config.get("gguf_gating") == 1 and config["model_type"] == "deepseek_v3":
-        raise UnsupportedConfig("expert_gating_func = 1 (softmax) with a bias of experts is not implemented")
-    rotated, groups = config["qk_rope_head_dim"], config.get("n_group") or 1
+    """Files have the size of whole keys."""
+    own, method = {"gguf_key_length", "gguf_gating"}, config["topk_method"]
+    if method is not None and config.get("gguf_gating") == 1:
+        raise UnsupportedConfig(f"expert_gating_func = 1 (softmax) with topk_method = {method} is not implemented")
+    rotated, grouped = config["qk_rope_head_dim"], (config.get("n_group") or 1) > 1
     rope = {name: value for name, value in config["rope_parameters"].items() if name != "partial_rotary_factor"}
-    method = "noaux_tc" if config["model_type"] == "deepseek_v3" else "greedy"
-    if method == "greedy" and groups > 1:
-        method = "group_limited_greedy"
     return {
         **{name: value for name, value in config.items() if name not in own},
         "qk_nope_head_dim": config["gguf_key_length"] - rotated,
         "head_dim": rotated,
         "num_key_value_heads": config["num_attention_heads"],
         "rope_parameters": rope,
-        "topk_method": method,
+        "topk_method": method or ("group_limited_greedy" if grouped else "greedy"),
     }
 
 
