@@ -18,14 +18,15 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
 from latent_steps import Steps
-from models_small import our_logits, randomized
+from models_small import expected_logits, our_logits, randomized
 from numpy.typing import NDArray
 from recurrent_small import recurrent_logits
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
-from srv.models.base import CausalLM
+from srv.models.base import CausalLM, ForwardContext, ModelInputs
+from srv.models.transformers.hf_check import DenseCache
 from srv.specs import Latent, ModelFacts, Recurrent
 
 Values = NDArray[np.float32]
@@ -51,8 +52,8 @@ class Case:
     """A model type of transformers, and fields of its configuration.
 
     `published`: fields of config.json as files of the hub have them, which the converter reads and transformers does
-    not write; None removes one. `neutral`: constants that the converter multiplies into weights, with values that
-    change none.
+    not write; None removes one, and NULL is null. `neutral`: constants that the converter multiplies into weights,
+    with values that change none.
     """
 
     kind: str
@@ -74,7 +75,18 @@ class Case:
         return model
 
 
+NULL = "null"
 NO_HEAD_DIM = {"head_dim": "absent"}
+NO_KV = {**NO_HEAD_DIM, "num_key_value_heads": "absent"}
+NOMIC = {
+    "n_positions": 8192,
+    "activation_function": "swiglu",
+    "causal": False,
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "rotary_emb_interleaved"), False),
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_scale_base": NULL,
+    "max_position_embeddings": None,
+}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SHARED = {**EXPERTS, "shared_expert_intermediate_size": 64}
 DEEPSEEK = {
@@ -130,6 +142,12 @@ CASES: dict[str, Case] = {
     "ernie4_5": Case("ernie4_5"),
     "qwen2moe": Case("qwen2_moe", {**SHARED, **NO_HEAD_DIM}),
     "qwen3moe": Case("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "bert": Case("bert", NO_KV, auto=AutoModel),
+    "xlm-roberta": Case(
+        "xlm-roberta", {**NO_KV, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 66}, auto=AutoModel
+    ),
+    "modern-bert": Case("modernbert", {**NO_KV, "local_attention": 8, "num_hidden_layers": 4}, auto=AutoModel),
+    "nomic-bert": Case("nomic_bert", NO_KV, NOMIC, auto=AutoModel),
     "mpt": Case(
         "mpt", {"n_layers": 2, "n_heads": 4, "d_model": 64, **NO_HEAD_DIM}, {"architectures": ["MPTForCausalLM"]}
     ),
@@ -296,12 +314,26 @@ CASES: dict[str, Case] = {
 
 
 def served_logits(model: CausalLM, facts: ModelFacts, tokens: Tensor) -> Tensor:
-    """Our logits, whatever the layers of a model keep."""
+    """Our logits, whatever the layers of a model keep; of an encoder, its hidden states."""
+    if not facts.generates:
+        cache = DenseCache()
+        cache.rows = (("a", 0, len(tokens)),)
+        with torch.inference_mode():
+            return model(ModelInputs(tokens, torch.arange(len(tokens))), ForwardContext(cache.attend))
     if isinstance(group := facts.cache_groups[0], Latent):
         return Steps(model, group).run([([9, 2, 7, 1, 8, 3], tokens, 0)])
     if any(isinstance(group, Recurrent) for group in facts.cache_groups):
         return recurrent_logits(model, facts, tokens)
     return our_logits(model, tokens)
+
+
+def expected(model: Any, tokens: Tensor) -> Tensor:
+    """The same from transformers."""
+    if isinstance(model, PreTrainedModel) and model.get_output_embeddings() is not None:
+        return expected_logits(model, tokens)
+    with torch.no_grad():
+        states: Tensor = model(input_ids=tokens.unsqueeze(0)).last_hidden_state[0]
+    return states
 
 
 def write_gguf(

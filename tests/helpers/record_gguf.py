@@ -17,7 +17,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf_cases import CASES, RECORDED
+from gguf_cases import CASES, NULL, RECORDED
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -93,7 +93,8 @@ def of_layers(tensors: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def configure(folder: Path, fields: dict[str, Any]) -> None:
     path = folder / "config.json"
     config = {**json.loads(path.read_text()), **fields}
-    path.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    kept = {name: value for name, value in config.items() if value is not None}
+    path.write_text(json.dumps({name: None if value == NULL else value for name, value in kept.items()}))
 
 
 def factors(ratios: NDArray[Any]) -> list[tuple[int, float]]:
@@ -119,7 +120,9 @@ def convert(folder: Path) -> gguf.GGUFReader:
 
     target = folder / "model.gguf"
     vocabulary = {f"t{index}": index for index in range(hparams["vocab_size"])}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"type": "WordPiece", "vocab": vocabulary}, "added_tokens": []})
+    )
     WithoutTokenizer(folder, gguf.LlamaFileType.ALL_F32, target, eager=True, hparams=hparams).write()
     return gguf.GGUFReader(target)
 

@@ -67,6 +67,22 @@ SHARED_EXPERTS = layer_names(
 )
 
 
+# Of encoders, in which norms follow attention and MLP.
+ENCODER_NAMES = (
+    Rename(
+        {
+            "token_embd_norm": "model.embed_norm",
+            "position_embd": "model.embed_positions",
+            "token_types": "model.embed_types",
+        }
+    ),
+    layer_names({"attn_output_norm": "attention_norm", "layer_output_norm": "mlp_norm"}),
+)
+ENCODER_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+# Encoders say that they attend in both directions, and how their results are pooled.
+ENCODER_KEYS = {"attention.causal": "gguf_causal", "pooling_type": "gguf_pooling"}
+
+
 def state_space_names(prefix: str) -> Rename:
     """The names of a Mamba-2 layer, or of one with the gated delta rule; `prefix`: of the part of a layer."""
     return layer_names(
@@ -90,9 +106,9 @@ class GGUFLayout(NamedTuple):
 
     Their weights: `weights` is what they store otherwise than most: a `PermuteRotary`, a `Split`, and a `Rename` of
     tensors that others do not have, or have under other names (`layer_names`). `rules_if`: further rules, before these,
-    where a field of the configuration is true. `orders(config)`: rows that are stored in another order, by the last
-    parts of the names of layers. `norms_plus_one`: the weights of norms are stored with 1 added to them, but for
-    `plain_norms`, the ends of their names.
+    where a field of the configuration is true. `whole`: fused matrices that layers have as well. `orders(config)`: rows
+    that are stored in another order, by the last parts of the names of layers. `norms_plus_one`: the weights of norms
+    are stored with 1 added to them, but for `plain_norms`, the ends of their names.
 
     Their configuration, with the names of Hugging Face: `fields` are in the metadata, by their keys without the prefix:
     numbers, or lists with one for each layer. Such a file must contain all of them, but may lack `optional_fields`.
@@ -114,6 +130,7 @@ class GGUFLayout(NamedTuple):
     orders: Callable[[Mapping[str, Any]], Mapping[str, RowOrder]] | None = None
     marks: tuple[str, ...] = ()
     rules_if: Mapping[str, tuple[Rename | Split, ...]] = MappingProxyType({})
+    whole: tuple[str, ...] = ()
 
     @property
     def has_experts(self) -> bool:
@@ -123,7 +140,8 @@ class GGUFLayout(NamedTuple):
     def mapping(self, config: Mapping[str, Any]) -> WeightMapping:
         """The rules of the architecture, before those of all files. `config`: the fields of the model."""
         more = (rule for field, rules in self.rules_if.items() if config.get(field) for rule in rules)
-        return WeightMapping((*more, *self.weights, _TOP_LEVEL_NAMES, _LAYER_NAMES, *_FUSED, Skip(ROPE_FACTORS)))
+        fused = (rule for rule in _FUSED if rule.matrix not in self.whole)
+        return WeightMapping((*more, *self.weights, _TOP_LEVEL_NAMES, _LAYER_NAMES, *fused, Skip(ROPE_FACTORS)))
 
     @property
     def permutes_heads(self) -> bool:

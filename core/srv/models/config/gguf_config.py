@@ -16,13 +16,14 @@ from typing import Any
 
 from srv.errors import ModelError
 from srv.models import derive
+from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_header import LONG_ROPE_FACTORS, ROPE_FREQ_FACTORS, GGUFHeader, read_header
 from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, needed_tensors
 from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
 from srv.models.families.registry import find_gguf, gguf_names
-from srv.models.families.trees import MAX_LAYERS, native_tree
+from srv.models.families.trees import MAX_LAYERS, native_tree, pooled_of
 from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
 from srv.models.unsupported import UnsupportedConfig
@@ -53,6 +54,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_gating_func": (0, 1),  # a softmax
     "attention.causal": (True,),
 }
+# Values of `pooling_type`; the others are none, and the score of a pair of texts.
+POOLING_TYPES = {1: "mean", 2: "cls", 3: "last"}
 # These may be arrays, with an entry for each layer.
 PER_LAYER = (
     *("attention.head_count_kv", "feed_forward_length"),
@@ -83,7 +86,10 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     stored_types = _stored_types(header)
     quantization, dtype = _types(header, stored_types)
-    context = usable_context(config, config["max_position_embeddings"])
+    context, tree = usable_context(config, config["max_position_embeddings"]), _tree(config)
+    pooled = None if tree is None else pooled_of(config["architectures"][0], config)
+    if pooled is not None:
+        context = pooled.positions or context
     return ModelFacts(
         name=path.stem.removesuffix(f"-00001-of-{len(header.paths):05}"),
         path=str(path.absolute()),
@@ -101,20 +107,29 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         context_length=context,
         parameters=sum(stored_types.values()),
         weight_bytes=sum(tensor.size for tensor in needed_tensors(header).values()),
-        cache_groups=_cache_groups(config, context, dtype),
+        cache_groups=_cache_groups(config, tree, context, dtype),
         end_tokens=_end_tokens(meta),
         stored_types=stored_types,
         column_block=_column_block(header),
+        pooling=POOLING_TYPES.get(meta.get("pooling_type")) or (None if pooled is None else pooled.pooled_by),
+        generates=pooled is None,
     )
 
 
-def _cache_groups(config: Mapping[str, Any], context: int, dtype: str) -> tuple[CacheSpec, ...]:
-    """Those of native layers; without any, no layer is known to have a window."""
+def _tree(config: Mapping[str, Any]) -> Part | None:
+    """That of native layers; None if they do not support the configuration."""
     try:
-        return derive.cache_groups(native_tree(config["architectures"][0], config), context, dtype)
+        return native_tree(config["architectures"][0], config)
     except UnsupportedConfig:
-        layers, size = range(int(config["num_hidden_layers"])), config["head_dim"]
-        return (FullAttention(tuple(layers), config["num_key_value_heads"], size, size),)
+        return None
+
+
+def _cache_groups(config: Mapping[str, Any], tree: Part | None, context: int, dtype: str) -> tuple[CacheSpec, ...]:
+    """Those of native layers; without any, no layer is known to have a window."""
+    if tree is not None:
+        return derive.cache_groups(tree, context, dtype)
+    layers, size = range(int(config["num_hidden_layers"])), config["head_dim"]
+    return (FullAttention(tuple(layers), config["num_key_value_heads"], size, size),)
 
 
 class _Metadata:
@@ -149,15 +164,15 @@ class _Metadata:
             raise ModelError("damaged", self.path, reason, REMEDY)
         return value
 
-    def field(self, key: str) -> float | list[int]:
-        """A number that the file must have, or one for each layer."""
+    def field(self, key: str) -> float | str | list[int]:
+        """A number or name that the file must have, or a number for each layer."""
         self._refuse_array(key)
         value = self.get(key)
         if value is None:
             raise ModelError("damaged", self.path, f"it lacks metadata {self.prefix}.{key}", REMEDY)
         if isinstance(value, tuple):
             return list(map(int, value))
-        return value if isinstance(value, int) else float(value)
+        return value if isinstance(value, int | str) else float(value)
 
     def size(self, tensor: str, axis: int) -> int:
         """The size of a tensor that the file must have."""

