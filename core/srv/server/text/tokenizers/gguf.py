@@ -113,6 +113,8 @@ class _Vocabulary:
         for merge in self._array("merges", str):
             split = merge.find(" ", 1)
             merges.append((merge[:split], merge[split + 1 :]))
+        if not merges:
+            self._damaged("it has no merges (tokenizer.ggml.merges)")
         tokenizer = self._bpe(merges=merges, ignore_merges=pre_tokenizer.ignore_merges)
         tokenizer.pre_tokenizer = pre_tokenizer.build()
         if (normalizer := pre_tokenizer.normalizer()) is not None:
@@ -180,7 +182,7 @@ class _Vocabulary:
         def to_bytes(token: int) -> bytes:
             return b"" if self.types[token] == UNUSED else sentencepiece_bytes(self.tokens[token])
 
-        return self._source(tokenizer, to_bytes, strip_space=add_prefix, default_bos=False)
+        return self._source(tokenizer, to_bytes, strip_space=add_prefix, default_bos=False, default_eos=True)
 
     def word_pieces(self) -> TextSource:
         """WordPiece. Texts are in lower case, without accents, unless any token has a capital letter."""
@@ -188,6 +190,8 @@ class _Vocabulary:
         cased = any(text != text.lower() for text in plain if not text.startswith(f"{METASPACE}["))
         role = self.special_by_role.get("unk_token")
         unknown = UNKNOWN_PIECE if role is None else self.tokens[role]
+        if unknown not in self.ids:
+            self._damaged(f"its vocabulary has no token {unknown} for unknown words")
         tokenizer = Tokenizer(
             models.WordPiece(
                 {self._written(token): token for token in range(len(self.tokens))},
@@ -246,11 +250,17 @@ class _Vocabulary:
         return self.special | frozenset(plain)
 
     def _source(
-        self, tokenizer: Tokenizer, to_bytes: Callable[[int], bytes], *, strip_space: bool, default_bos: bool
+        self,
+        tokenizer: Tokenizer,
+        to_bytes: Callable[[int], bytes],
+        *,
+        strip_space: bool,
+        default_bos: bool,
+        default_eos: bool = False,
     ) -> TextSource:
         affixes = SpecialTokenAffixes(
             prefix=self._affix("bos_token", self._get("add_bos_token", default_bos)),
-            suffix=self._affix("eos_token", self._get("add_eos_token", False)),
+            suffix=self._affix("eos_token", self._get("add_eos_token", default_eos)),
         )
         codec = ByteCodec(to_bytes, len(self.tokens), self.special, strip_space)
         special_tokens = {role: self.tokens[token] for role, token in self.special_by_role.items()}
