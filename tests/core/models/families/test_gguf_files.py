@@ -10,12 +10,21 @@ import torch
 from every import every
 from gguf import GGMLQuantizationType as Kind
 from gguf_cases import CASES, expected, recorded, served_logits, write_gguf
-from models_small import built, expected_logits, our_logits, tokens_of
+from models_reference_ops import reference_ops
+from models_small import HOST, built, expected_logits, our_logits, tokens_of
 from planned_sizes import planned_bytes
 
+from srv.dist.group import RankGroup
 from srv.errors import ModelError
+from srv.models.build import load_layers
+from srv.models.checkpoints.gguf_loader import load_gguf
+from srv.models.checkpoints.matching import cut
 from srv.models.checkpoints.reading import Reading
-from srv.models.families.registry import gguf_names
+from srv.models.facts.gguf_rules import gguf_rules
+from srv.models.families.registry import gguf_layout, gguf_names
+from srv.models.families.trees import native_tree
+from srv.models.layers.context import BuildContext
+from srv.models.layers.factory import LayerFactory
 from srv.models.locate import located
 from srv.models.read import read_facts
 from srv.quantization.layers.blocks import GGUFExperts
@@ -49,6 +58,25 @@ def test_experts_of_gpt_oss_are_in_mxfp4(tmp_path: Path) -> None:
     assert sum(isinstance(module, GGUFExperts) for module in ours.modules()) == 2
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=2e-4, rtol=1e-4)
     assert ours.loaded_bytes() == planned_bytes(path, dequantize_weights=False)
+
+
+@every("name", ["deepseek3", "glm4", "gpt-oss", "phi3"])
+def test_ranks_load_their_parts(name: str, tmp_path: Path) -> None:
+    """Of fused and permuted matrices, of the two parts of an up-projection, and of experts and their biases."""
+    CASES[name].made().save_pretrained(tmp_path)
+    write_gguf(name, tmp_path, path := tmp_path / "model.gguf")
+    facts = read_facts(path)
+    whole, tree = built(path, impl="srv").weight_views(), native_tree(facts.architecture, facts.config)
+    for rank in range(2):
+        context = BuildContext(HOST, torch.float32, reference_ops(), RankGroup(rank=rank, size=2))
+        model = load_layers(facts.architecture)(tree, LayerFactory(context), 64)
+        views, slices = model.weight_views(), model.weight_slices()
+        with torch.no_grad():
+            load_gguf(facts, gguf_layout(facts.architecture), gguf_rules(facts), views, slices=slices)
+        assert slices
+        assert views.keys() == whole.keys()
+        for each, view in views.items():
+            torch.testing.assert_close(view, cut(whole[each], slices.get(each)), rtol=0, atol=0)
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
