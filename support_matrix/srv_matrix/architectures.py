@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from srv.models.families.registry import BUILT_IN, built_in_native_names, is_native, runs_through_transformers
+from srv.models.families.registry import BUILT_IN, built_in_native_names, find, is_native, runs_through_transformers
 from srv_matrix.marks import GENERATED, escape, text_of
 from srv_matrix.repository import MatrixError, Repository
 
@@ -149,14 +149,15 @@ def architecture_page(table: ArchitectureTable) -> str:
         f"Every model type of transformers {table.transformers} with a causal class. A tiny random model of each was",
         "launched on the CPU in float32: with native layers where srv has them, else with the class of transformers on",
         "paged attention. Its greedy tokens were compared with those of transformers, for several requests in a batch",
-        "and for each alone, with prompts computed in chunks.",
+        "and for each alone, with prompts computed in chunks. The last column has the `general.architecture` of GGUF",
+        "files that are read.",
         "",
         "| Classes | Served with equal tokens | of |",
         "| --- | ---: | ---: |",
         *(_counted(table, declared) for declared in (True, False)),
         "",
-        "| Model type | Class | Layers | Equal | Attention |",
-        "| --- | --- | --- | :---: | --- |",
+        "| Model type | Class | Layers | Equal | Attention | GGUF |",
+        "| --- | --- | --- | :---: | --- | --- |",
         *(_row(row) for row in table.rows),
         "",
         "## Why the others are not served",
@@ -193,7 +194,9 @@ def _counted(table: ArchitectureTable, declared: bool) -> str:
 def _row(row: ArchitectureRow) -> str:
     equal = "✅ yes" if row.outcome == "equal" else "no"
     traits = ", ".join(each.replace("_", " ") for each in row.traits) or (FULL if row.path else "")
-    return f"| `{row.model_type}` | `{row.architecture}` | {row.path or row.outcome} | {equal} | {traits} |"
+    found = find(row.architecture)
+    layout = "" if found is None or found.gguf is None else f"`{found.gguf.name}`"
+    return f"| `{row.model_type}` | `{row.architecture}` | {row.path or row.outcome} | {equal} | {traits} | {layout} |"
 
 
 def _reasons(rows: Sequence[ArchitectureRow]) -> Iterator[str]:

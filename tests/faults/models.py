@@ -6,6 +6,7 @@ _LOADERS = "tests/core/models/checkpoints/test_loaders.py"
 _SHARDING = "tests/core/models/test_sharding.py"
 _DECODER = "tests/core/models/families/test_decoder.py"
 _GEMMA3 = "tests/core/models/families/test_gemma3.py"
+_GGUF_FILES = "tests/core/models/families/test_gguf_files.py"
 _GGUF = "tests/core/models/config/test_gguf_config.py"
 _HF = "tests/core/models/config/test_hf_config.py"
 _LAYER_NORM = "tests/core/models/families/test_layer_norm.py"
@@ -73,18 +74,26 @@ FAULTS = (
     Fault(
         name="rope-rows-stay-interleaved",
         file="core/srv/models/checkpoints/gguf_loader.py",
-        text="*view.shape[1:]).transpose(1, 2)",
-        planted="*view.shape[1:])",
+        text="ordered: _Rows = (begins[:, None] + period).ravel()",
+        planted="ordered: _Rows = numpy.arange(outputs)",
         effect="Every Llama model from a GGUF file generates nonsense.",
         tests=(_LOADERS,),
     ),
     Fault(
         name="rank-reads-the-first-rows-of-a-gguf",
         file="core/srv/models/checkpoints/gguf_loader.py",
-        text="stored = stored[part.begin * row : part.end * row]",
-        planted="stored = stored[: (part.end - part.begin) * row]",
+        text="chosen = slice(begin + start, begin + end)",
+        planted="chosen = slice(start, end)",
         effect="With several ranks and a GGUF file, all ranks hold the weights of the first one: nonsense.",
         tests=(_SHARDING,),
+    ),
+    Fault(
+        name="tensors-of-all-gguf-files-read-from-the-first",
+        file="core/srv/models/checkpoints/gguf_loader.py",
+        text="mapped[tensor.file][tensor.offset",
+        planted="mapped[0][tensor.offset",
+        effect="A model in several GGUF files generates nonsense.",
+        tests=(f"{_GGUF_FILES}::test_a_model_in_several_files",),
     ),
     Fault(
         name="gguf-axes-not-reversed",
@@ -177,8 +186,8 @@ FAULTS = (
     Fault(
         name="gguf-norms-keep-the-added-one",
         file="core/srv/models/checkpoints/gguf_loader.py",
-        text="values = values.float() - offset",
-        planted="values = values.float()",
+        text="(lambda values: values.float() - offset)",
+        planted="(lambda values: values.float())",
         effect="Gemma 3 from a GGUF file generates nonsense: its norms multiply by 2 + weight.",
         tests=(_GEMMA3,),
     ),

@@ -19,7 +19,7 @@ from srv.args.prerequisites import PREREQUISITES, with_prerequisite
 from srv.args.spec import Argument
 from srv.cli import main as cli
 from srv.errors import PlatformUnavailable
-from srv.models.families.registry import built_in_native_names, find_gguf, gguf_names
+from srv.models.families.registry import built_in_native_names, find
 from srv.platform.facts import Support
 from srv.platform.manifest import EngineContext
 from srv.platform.placeholder import PlatformPlaceholder
@@ -230,9 +230,7 @@ def test_models_are_the_native_ones_and_those_of_transformers() -> None:
     names = {feature.removeprefix("model:") for feature in shown.of_kind("model")}
     assert {name.partition("/")[0] for name in names} == {*built_in_native_names(), OTHERS}
     assert {name.partition("/")[0] for name in names if name.endswith("/gguf")} == {
-        found.name
-        for name, experts in itertools.product(gguf_names(), (False, True))
-        if (found := find_gguf(name, experts=experts)) is not None
+        name for name in built_in_native_names() if (found := find(name)) is not None and found.gguf is not None
     }
     assert cell(shown, "model:LlamaForCausalLM/gguf").status is Status.SUPPORTED
     others = [cell(shown, f"model:{OTHERS}/safetensors", variant) for variant in VARIANTS]

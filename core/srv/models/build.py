@@ -28,6 +28,7 @@ from srv.models.checkpoints.stacked_experts import StackedExpertStorage
 from srv.models.checkpoints.storage import StorageFormat
 from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers
 from srv.models.facts.checkpoint_tensors import checkpoint_tensors
+from srv.models.facts.gguf_rules import gguf_rules
 from srv.models.facts.layer_names import layer_names
 from srv.models.facts.weight_rules import fused_mapping, sized_rules
 from srv.models.families.registry import BUILT_IN, find, gguf_layout
@@ -161,7 +162,7 @@ def _load(
     if load_format == "dummy":
         load_dummy(weight_views, seed, progress, slices)
     elif load_format == "gguf":
-        load_gguf(facts, gguf_layout(facts.architecture), weight_views, progress, slices, reading)
+        load_gguf(facts, gguf_layout(facts.architecture), gguf_rules(facts), weight_views, progress, slices, reading)
     elif load_format == FROM_LOADERS:
         rename = layer_names(facts.architecture, facts.text_part_of)
         load_from_sources(loaders, facts, weight_views, progress, storage, slices, rename)

@@ -11,6 +11,7 @@ Every error of the hub becomes a ModelError. Must not know what any header means
 
 from __future__ import annotations
 
+import posixpath
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from srv.errors import ModelError
-from srv.models.checkpoints.gguf_header import ROPE_FREQ_FACTORS, header_size, read_header
+from srv.models.checkpoints.gguf_header import ROPE_FACTORS, header_size, part_names, read_header
 from srv.models.checkpoints.safetensors_header import INDEX, MAX_HEADER_BYTES, SINGLE, leaves_folder, weight_files
 
 # Weights in torch's pickle format are never downloaded, because srv does not load pickles.
@@ -55,6 +56,18 @@ class HubModel(NamedTuple):
     file: str | None = None
     revision: str | None = None
     cache: Path | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The GGUF file, or all files of its model, the first one first. Raises ModelError if it is another one."""
+        if self.file is None:
+            return ()
+        folder, name = posixpath.split(self.file)
+        try:
+            return tuple(posixpath.join(folder, each) for each in part_names(name)) or (self.file,)
+        except ValueError as error:
+            remedy = f"Give the first one, {posixpath.join(folder, str(error))}"
+            raise ModelError("unsupported_format", self.name, "it is one of several parts", remedy) from error
 
     @property
     def name(self) -> str:
@@ -93,7 +106,7 @@ def is_cached(model: HubModel, listing: Listing, code: bool = False) -> bool:
     """Whether a download would find everything that it needs in the hub's cache. `code`: as in `fetch`."""
     from huggingface_hub import try_to_load_from_cache
 
-    names = [model.file] if model.file else [name for name in listing.sizes if _matches(name, _patterns(code))]
+    names = list(model.files) if model.file else [name for name in listing.sizes if _matches(name, _patterns(code))]
     cached = (try_to_load_from_cache(model.repo, name, model.cache, listing.commit) for name in names)
     return all(isinstance(each, str) for each in cached)
 
@@ -107,8 +120,11 @@ def fetch(model: HubModel, code: bool = False) -> Path:
 
     with _hub_errors(model):
         if model.file is not None:
-            found = hf_hub_download(model.repo, model.file, revision=model.revision, cache_dir=model.cache)
-            return Path(found).absolute()
+            files = [
+                hf_hub_download(model.repo, name, revision=model.revision, cache_dir=model.cache)
+                for name in model.files
+            ]
+            return Path(files[0]).absolute()
         found = snapshot_download(
             model.repo, revision=model.revision, allow_patterns=list(_patterns(code)), cache_dir=model.cache
         )
@@ -130,7 +146,9 @@ def read_headers(model: HubModel, listing: Listing) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True)
         if model.file is not None:
-            _copy_gguf(remote, model.file, path)
+            for name in model.files:
+                _copy_gguf(remote, name, folder / Path(name).name)
+            _copy_factors(remote, model.files, path)
         else:
             _copy_folder(remote, folder)
         yield path
@@ -216,7 +234,7 @@ def _copy_safetensors(remote: _Remote, name: str, path: Path) -> None:
 
 
 def _copy_gguf(remote: _Remote, name: str, path: Path) -> None:
-    """Chunks until the header is complete, and the only tensor of which the reader of facts needs the values."""
+    """Chunks until the header is complete."""
     size = remote.size(name)
     data = b""
     while len(data) < size:
@@ -225,12 +243,18 @@ def _copy_gguf(remote: _Remote, name: str, path: Path) -> None:
         _write_sparse(path, {0: data}, len(data))
         if header_size(path) is not None:
             break
-    parts = {0: data}
-    _write_sparse(path, parts, size)
-    factors = read_header(path).tensors.get(ROPE_FREQ_FACTORS)
-    if factors is not None and factors.size <= _MAX_FREQ_FACTORS:
-        parts[factors.offset] = remote.read(name, factors.offset, factors.offset + factors.size)
-        _write_sparse(path, parts, size)
+    _write_sparse(path, {0: data}, size)
+
+
+def _copy_factors(remote: _Remote, names: Sequence[str], path: Path) -> None:
+    """The only tensors of which the reader of facts needs the values; `path`: of the first of the files."""
+    header = read_header(path)
+    found = (header.tensors[each] for each in ROPE_FACTORS if each in header.tensors)
+    for tensor in found:
+        if tensor.size <= _MAX_FREQ_FACTORS:
+            with header.paths[tensor.file].open("r+b") as file:
+                file.seek(tensor.offset)
+                file.write(remote.read(names[tensor.file], tensor.offset, tensor.offset + tensor.size))
 
 
 def _write_sparse(path: Path, parts: Mapping[int, bytes], size: int) -> None:

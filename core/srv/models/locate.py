@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from srv.errors import ModelError
+from srv.models.checkpoints.gguf_header import part_names
 from srv.models.checkpoints.safetensors_header import unreadable
 from srv.models.hub import HubModel, fetch
 
@@ -83,11 +84,19 @@ def on_hub(model_path: str | None, revision: str | None = None, cache: Path | No
 
 
 def located(path: Path) -> Path:
-    """The model at an existing path; a folder with a single GGUF file means that file. Raises ModelError."""
+    """The model at an existing path; a folder with the GGUF files of one model means that model. Raises ModelError."""
     try:
         return _located(path)
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _parts_from(file: Path) -> set[str]:
+    """The names of the files of a model, if this is the first of several."""
+    try:
+        return set(part_names(file.name))
+    except ValueError:
+        return set()
 
 
 def _exists(path: Path) -> bool:
@@ -111,7 +120,7 @@ def _located(path: Path) -> Path:
         reason = "it is neither a file nor a folder"
         raise ModelError("unsupported_format", str(path), reason, "Give a GGUF file, or the folder of the checkpoint")
     files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
+    if len(files) == 1 or (files and {file.name for file in files} <= _parts_from(files[0])):
         return files[0]
     if files:
         names = ", ".join(file.name for file in files)

@@ -105,6 +105,11 @@ def test_hub_id_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
     assert locate("org/name/sub/f.gguf") == tmp_path / "f.gguf"
     assert asked == ["org/name", "sub/f.gguf"]
+    asked.clear()
+    parts = [f"sub/f-{part:05}-of-00002.gguf" for part in (1, 2)]
+    assert locate(f"org/name/{parts[0]}") == tmp_path / "f.gguf"
+    assert asked == ["org/name", parts[0], "org/name", parts[1]]
+    assert refusal(f"org/name/{parts[1]}").remedy == f"Give the first one, {parts[0]}"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from args_world import CONFIG
 from e2e_support import clean_environment
+from gguf_cases import CASES, write_gguf
 from local_hub import LocalHub, running_hub
 from sparse_weights import write_shard
 
@@ -119,6 +120,16 @@ def test_a_plan_reads_the_header_of_a_gguf_file(hub: LocalHub, environment: dict
     begin_of_data = min(tensor.offset for tensor in read_header(demo_model()).tensors.values())
     assert 0 < hub.sent["org/demo/model.gguf"] < begin_of_data + 2 * MIB < local.weight_bytes / 10
     assert downloaded(tmp_path) == []
+
+
+def test_a_plan_reads_the_headers_of_all_parts_of_a_gguf_model(hub: LocalHub, environment: dict[str, str]) -> None:
+    folder = hub.root / "org" / "parts"
+    CASES["phi3-long"].made().save_pretrained(folder)
+    write_gguf("phi3-long", folder, folder / "tiny.gguf", tensors=9)
+    done = srv(environment, "plan", "--json", "--model-path", "org/parts/tiny-00001-of-00002.gguf")
+    plan = json.loads(done.stdout)
+    assert plan["model"] == "tiny", done.stderr
+    assert set(hub.sent) == {f"org/parts/tiny-{part:05}-of-00002.gguf" for part in (1, 2)}
 
 
 def test_what_is_wrong_with_a_header_names_the_model(hub: LocalHub, environment: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from bisect import insort
 from collections.abc import Collection, Mapping
@@ -25,6 +26,8 @@ from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TENSOR_TYPES, TensorType
 
 ROPE_FREQ_FACTORS = "rope_freqs.weight"  # divides the RoPE frequencies: configuration, not a weight
+LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # likewise, one or the other
+ROPE_FACTORS = (ROPE_FREQ_FACTORS, *LONG_ROPE_FACTORS)
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_AXES = 4
@@ -32,6 +35,9 @@ MAX_KEY_BYTES = 65535
 MAX_ENTRIES = 1 << 20  # of tensors, and of metadata pairs
 DEFAULT_ALIGNMENT = 32
 STRING, ARRAY = 8, 9
+PARTS, PART = "split.count", "split.no"
+MAX_PARTS = 1000
+_PART = re.compile(r"(?P<name>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf")
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 DOWNLOAD_AGAIN = "The file is incomplete or damaged: download it again and compare its checksum"
 
@@ -40,21 +46,27 @@ TableEntry = tuple[str, tuple[int, ...], TensorType, int]  # name, shape, type, 
 
 
 class GGUFTensor(NamedTuple):
-    """One tensor of a file. `shape`: slowest axis first, as in torch; `offset` from the start of the file; in bytes."""
+    """One tensor of a file. `shape`: slowest axis first, as in torch; `offset` from the start of the file; in bytes.
+
+    `rows`: of a part of a stored tensor, which rows it consists of, counted from `offset`; None: consecutive ones.
+    `file`: of a model in several files, which one has it.
+    """
 
     name: str
     shape: tuple[int, ...]
     type: TensorType
     offset: int
     size: int
+    rows: tuple[int, ...] | None = None
+    file: int = 0
 
 
 class GGUFHeader(NamedTuple):
-    """The header of a file.
+    """The header of a file, or of all files of a model, whose metadata are those of the first one.
 
-    `metadata` contains the scalars (int, float, bool, str) and the requested arrays (tuples); `skipped` has the
-    lengths of the other arrays. `tensors`: by name, in file order. `found`: for each array that was searched, the
-    first index of each string that was found in it.
+    `paths`: of the files. `metadata` contains the scalars (int, float, bool, str) and the requested arrays (tuples);
+    `skipped` has the lengths of the other arrays. `tensors`: by name, in file order. `found`: for each array that was
+    searched, the first index of each string that was found in it.
     """
 
     path: Path
@@ -62,6 +74,21 @@ class GGUFHeader(NamedTuple):
     tensors: Mapping[str, GGUFTensor]
     skipped: Mapping[str, int] = MappingProxyType({})
     found: Mapping[str, Mapping[str, int]] = MappingProxyType({})
+    paths: tuple[Path, ...] = ()
+
+
+def part_names(name: str) -> tuple[str, ...]:
+    """The names of all files of a model, from that of one; () if it is not named as one of several.
+
+    Raises ValueError if it is not the first one.
+    """
+    found = _PART.fullmatch(name)
+    if found is None:
+        return ()
+    if int(found["part"]) != 1:
+        raise ValueError(f"{found['name']}-{1:05}-of-{found['count']}.gguf")
+    count = min(int(found["count"]), MAX_PARTS)
+    return tuple(f"{found['name']}-{part:05}-of-{found['count']}.gguf" for part in range(1, count + 1))
 
 
 def read_header(
@@ -69,13 +96,41 @@ def read_header(
     decode_arrays: Collection[str] | None = (),
     search: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> GGUFHeader:
-    """Read the header of a GGUF file.
+    """Read the header of a GGUF file. If the model is in several, `path` is the first one, and all are read.
 
-    `decode_arrays`: keys of the arrays to decode; the others are skipped. None decodes every array.
+    `decode_arrays`: keys of the arrays to decode, which may lack the architecture's prefix; the others are skipped.
+    None decodes every array.
     `search`: strings to search for in arrays of strings that are skipped, by key. This takes a fifth of the time of
     decoding the array. Raises ModelError with code not_found, truncated, damaged or unsupported_format.
     """
     path = Path(path)
+    header = _read_file(path, decode_arrays, search)
+    count = header.metadata.get(PARTS, 1)
+    if not isinstance(count, int) or count <= 1:
+        return header._replace(paths=(path,))
+    try:
+        names = part_names(path.name)
+    except ValueError as error:
+        raise _not_whole(path, count, f"Give the first one, {error}") from error
+    if len(names) != count:
+        raise _not_whole(
+            path, count, "Name them NAME-00001-of-00003.gguf, or join them with `llama-gguf-split --merge`"
+        )
+    tensors = dict(header.tensors)
+    for number, name in enumerate(names[1:], 1):
+        part = _read_file(path.with_name(name), (), MappingProxyType({}))
+        if part.metadata.get(PARTS) != count or part.metadata.get(PART) != number or tensors.keys() & part.tensors:
+            reason = f"{name} is not part {number + 1} of this model"
+            raise ModelError("damaged", str(path), reason, "Download all parts from one place")
+        tensors |= {name: tensor._replace(file=number) for name, tensor in part.tensors.items()}
+    return header._replace(tensors=tensors, paths=tuple(path.with_name(name) for name in names))
+
+
+def _not_whole(path: Path, count: int, remedy: str) -> ModelError:
+    return ModelError("unsupported_format", str(path), f"it is one of {count} parts", remedy)
+
+
+def _read_file(path: Path, decode_arrays: Collection[str] | None, search: Mapping[str, Collection[str]]) -> GGUFHeader:
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -199,7 +254,8 @@ class _Reader:
             return self._scalar(self._code(kind, key))
         kind = int(self._scalar("I"))
         count = int(self._scalar("Q"))
-        decode = self.decode_arrays is None or key in self.decode_arrays
+        wanted = self.decode_arrays
+        decode = wanted is None or key in wanted or key.partition(".")[2] in wanted
         if kind == STRING:
             return self._strings(key, count, decode)
         code = f"{count}{self._code(kind, key)}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from srv.models.checkpoints.rules import QKV, WeightMapping
@@ -42,6 +43,9 @@ class RowOrder(NamedTuple):
         rows = self.rows
         blocks = [{row // block for row in rows[begin : begin + block]} for begin in range(0, len(rows), block)]
         return None if any(len(each) > 1 for each in blocks) else [each.pop() for each in blocks]
+
+
+_NO_ORDERS: Mapping[str, RowOrder] = MappingProxyType({})
 
 
 def swapped_halves(outputs: int) -> RowOrder:
@@ -110,6 +114,7 @@ class SizedRules:
 
     `attention`: the layers of the whole model. `rotary_dim`: the dimensions per head whose rotary pairs are adjacent.
     `unit_rows`: the names of matrices whose rows are divided by their norms.
+    `stored_orders`: further layers and tensors with rows in another order, by the last parts of their names.
     """
 
     def __init__(
@@ -118,12 +123,14 @@ class SizedRules:
         attention: Sequence[AttentionLayer],
         rotary_dim: int,
         unit_rows: Collection[str] = (),
+        stored_orders: Mapping[str, RowOrder] = _NO_ORDERS,
     ) -> None:
         self.unit_rows = unit_rows
         gated = mapping.rotary is not None and mapping.rotary.gated_queries
-        self.mapping, self._rotary_dim = mapping, rotary_dim
+        self.mapping, self._rotary_dim, self.stored_orders = mapping, rotary_dim, stored_orders
         self._attention = tuple(map(_with_gates, attention) if gated else attention)
         orders = dict(self._of_attention(self._attention[0])) if attention else {}
+        orders |= stored_orders
         self._orders: Mapping[str, RowOrder] = {name: order for name, order in orders.items() if order.moves}
         self._swapped = tuple(name for name, rows in mapping.permuted.items() if rows == "swapped_halves")
 

@@ -146,11 +146,10 @@ class WeightMapping:
         if self._parts:
             stored = ".".join(self._parts.get(part, part) for part in stored.split("."))
         for rule in self._renames:
-            module, suffix = _divided(stored.removeprefix(rule.prefix))
-            number = _NUMBER.search(module)
-            pattern = module if number is None else _NUMBER.sub(".*.", module, count=1)
-            whole = rule.names.get(f"{pattern}.{suffix}")
-            name = whole or rule.names.get(pattern)
+            bare = stored.removeprefix(rule.prefix)
+            (module, suffix), number = _divided(bare), _NUMBER.search(bare)
+            whole = rule.names.get(_NUMBER.sub(".*.", bare, count=1))
+            name = whole or rule.names.get(_NUMBER.sub(".*.", module, count=1))
             if name is not None:
                 name = name if number is None else name.replace("*", number[1], 1)
                 return name if whole else f"{name}.{rule.suffixes.get(suffix, suffix)}"
@@ -196,8 +195,8 @@ def _names_of(rule: Rename, pattern: str) -> list[str]:
 
 
 def _paths(rule: Split) -> tuple[str, ...]:
-    parent = rule.matrix.rpartition(".")[0]
-    return tuple(f"{parent}.{part}" for part in rule.parts)
+    parent, dot, _ = rule.matrix.rpartition(".")
+    return tuple(f"{parent}{dot}{part}" for part in rule.parts)
 
 
 def _divided(name: str) -> tuple[str, str]:

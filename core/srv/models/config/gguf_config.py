@@ -16,13 +16,14 @@ from typing import Any
 
 from srv.errors import ModelError
 from srv.models import derive
-from srv.models.checkpoints.gguf_header import ROPE_FREQ_FACTORS, GGUFHeader, read_header
-from srv.models.checkpoints.gguf_layout import EXPERT_COUNT
+from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_header import LONG_ROPE_FACTORS, ROPE_FREQ_FACTORS, GGUFHeader, read_header
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, needed_tensors
 from srv.models.checkpoints.gguf_types import OP_TYPES
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
 from srv.models.families.registry import find_gguf, gguf_names
-from srv.models.families.trees import MAX_LAYERS, native_tree
+from srv.models.families.trees import MAX_LAYERS, native_tree, pooled_of
 from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, ReadOptions
 from srv.models.unsupported import UnsupportedConfig
@@ -46,6 +47,20 @@ UNSUPPORTED_KEYS = (
     "embedding_scale",
     "attention.temperature_scale",
 )
+# Likewise, with values that change nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_group_count": (0, 1),
+    "expert_gating_func": (0, 1),  # a softmax
+    "attention.causal": (True,),
+}
+# Values of `pooling_type`; the others are none, and the score of a pair of texts.
+POOLING_TYPES = {1: "mean", 2: "cls", 3: "last"}
+# These may be arrays, with an entry for each layer.
+PER_LAYER = (
+    *("attention.head_count_kv", "feed_forward_length"),
+    *("attention.sliding_window_pattern", "attention.recurrent_layers"),
+)
 # If a model is sharded over ranks:
 DIVIDED_BY_COLUMNS = (".attn_output.weight", *(f".ffn_down{kind}.weight" for kind in ("", "_exps", "_shexp")))
 REMEDY = "Use another GGUF file, or the Hugging Face folder of this model"
@@ -56,7 +71,7 @@ def read_gguf(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFacts:
 
     Raises ModelError as `read_header` does, and unknown_architecture, unknown_override, unsupported_config.
     """
-    header = read_header(path, search={TOKENS: TURN_ENDS})
+    header = read_header(path, PER_LAYER, search={TOKENS: TURN_ENDS})
     meta = _Metadata(header)
     try:
         facts = _facts(meta, overridden(str(path), _config(meta), options.overrides))
@@ -71,9 +86,12 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     stored_types = _stored_types(header)
     quantization, dtype = _types(header, stored_types)
-    context = usable_context(config, config["max_position_embeddings"])
+    context, tree = usable_context(config, config["max_position_embeddings"]), _tree(config)
+    pooled = None if tree is None else pooled_of(config["architectures"][0], config)
+    if pooled is not None:
+        context = pooled.positions or context
     return ModelFacts(
-        name=path.stem,
+        name=path.stem.removesuffix(f"-00001-of-{len(header.paths):05}"),
         path=str(path.absolute()),
         format="gguf",
         architecture=config["architectures"][0],
@@ -88,21 +106,30 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         head_dim=head_dim,
         context_length=context,
         parameters=sum(stored_types.values()),
-        weight_bytes=sum(tensor.size for tensor in header.tensors.values()),
-        cache_groups=_cache_groups(config, context, dtype),
+        weight_bytes=sum(tensor.size for tensor in needed_tensors(header).values()),
+        cache_groups=_cache_groups(config, tree, context, dtype),
         end_tokens=_end_tokens(meta),
         stored_types=stored_types,
         column_block=_column_block(header),
+        pooling=POOLING_TYPES.get(meta.get("pooling_type")) or (None if pooled is None else pooled.pooled_by),
+        generates=pooled is None,
     )
 
 
-def _cache_groups(config: Mapping[str, Any], context: int, dtype: str) -> tuple[CacheSpec, ...]:
-    """Those of native layers; without any, no layer is known to have a window."""
+def _tree(config: Mapping[str, Any]) -> Part | None:
+    """That of native layers; None if they do not support the configuration."""
     try:
-        return derive.cache_groups(native_tree(config["architectures"][0], config), context, dtype)
+        return native_tree(config["architectures"][0], config)
     except UnsupportedConfig:
-        layers, size = range(int(config["num_hidden_layers"])), config["head_dim"]
-        return (FullAttention(tuple(layers), config["num_key_value_heads"], size, size),)
+        return None
+
+
+def _cache_groups(config: Mapping[str, Any], tree: Part | None, context: int, dtype: str) -> tuple[CacheSpec, ...]:
+    """Those of native layers; without any, no layer is known to have a window."""
+    if tree is not None:
+        return derive.cache_groups(tree, context, dtype)
+    layers, size = range(int(config["num_hidden_layers"])), config["head_dim"]
+    return (FullAttention(tuple(layers), config["num_key_value_heads"], size, size),)
 
 
 class _Metadata:
@@ -111,11 +138,12 @@ class _Metadata:
     def __init__(self, header: GGUFHeader) -> None:
         self.header, self.path = header, str(header.path)
         self.prefix = header.metadata.get("general.architecture")
-        architecture = find_gguf(self.prefix, experts=bool(self.get(EXPERT_COUNT)))
+        architecture = find_gguf(self.prefix, experts=bool(self.get(EXPERT_COUNT)), marks=_marks(header))
         if architecture is None or architecture.gguf is None:
             reason = f"its architecture is {self.prefix!r}; srv serves GGUF files of {', '.join(gguf_names())}"
             raise ModelError("unknown_architecture", self.path, reason, REMEDY)
         self.architecture, self.layout = architecture.name, architecture.gguf
+        self.model_type = architecture.model_type or self.prefix
 
     def get(self, key: str) -> Any:
         return self.header.metadata.get(f"{self.prefix}.{key}")
@@ -128,21 +156,34 @@ class _Metadata:
         self._refuse_array(key)
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, int) or not 0 < value <= limit:
+        smallest = 1
+        if isinstance(value, tuple):
+            value, smallest = max(value, default=0), 0  # some layers have none
+        if not isinstance(value, int) or not smallest <= value <= limit:
             reason = f"metadata {self.prefix}.{key} is {value!r}, not an integer from 1 to {limit}"
             raise ModelError("damaged", self.path, reason, REMEDY)
         return value
 
-    def number(self, key: str) -> float:
-        """A number that the file must have."""
+    def field(self, key: str) -> float | str | list[int]:
+        """A number or name that the file must have, or a number for each layer."""
         self._refuse_array(key)
         value = self.get(key)
         if value is None:
             raise ModelError("damaged", self.path, f"it lacks metadata {self.prefix}.{key}", REMEDY)
-        return float(value)
+        if isinstance(value, tuple):
+            return list(map(int, value))
+        return value if isinstance(value, int | str) else float(value)
+
+    def size(self, tensor: str, axis: int) -> int:
+        """The size of a tensor that the file must have."""
+        found = self.header.tensors.get(tensor)
+        if found is None or len(found.shape) <= axis:
+            raise ModelError("damaged", self.path, f"it lacks {tensor}", REMEDY)
+        return found.shape[axis]
 
     def _refuse_array(self, key: str) -> None:
-        if f"{self.prefix}.{key}" in self.header.skipped:
+        is_array = f"{self.prefix}.{key}" in self.header.skipped or isinstance(self.get(key), tuple)
+        if is_array and not self.layout.reads(key):
             raise self.unsupported(f"metadata {self.prefix}.{key} differs between layers")
 
     def token(self, kind: str) -> int | None:
@@ -153,14 +194,21 @@ class _Metadata:
         return ModelError("unsupported_config", self.path, reason, REMEDY)
 
 
+def _marks(header: GGUFHeader) -> set[str]:
+    """The names of tensors within layers, and the keys of the metadata, both without their prefixes."""
+    keys = {key.partition(".")[2] for key in header.metadata}
+    return keys | {(*name.split(".", 3), "", "")[2] for name in header.tensors if name.startswith("blk.")}
+
+
 def _config(meta: _Metadata) -> dict[str, Any]:
     """The configuration that transformers' class of this architecture would have."""
     _refuse_unsupported(meta)
     heads, hidden = meta.count("attention.head_count"), meta.count("embedding_length")
     head_dim = meta.count("attention.key_length", hidden // heads)
-    if meta.count("attention.value_length", head_dim) != head_dim:
+    reads = meta.layout.reads
+    if meta.count("attention.value_length", head_dim) != head_dim and not reads("attention.value_length"):
         raise meta.unsupported("its keys and values have heads of different sizes")
-    epsilon = meta.get("attention.layer_norm_rms_epsilon")
+    epsilon = meta.get("attention.layer_norm_rms_epsilon") or meta.get("attention.layer_norm_epsilon")
     tensors = meta.header.tensors
     embedding = tensors.get("token_embd.weight")
     if epsilon is None or embedding is None or embedding.shape[-1] != hidden:
@@ -168,11 +216,11 @@ def _config(meta: _Metadata) -> dict[str, Any]:
         raise ModelError("damaged", meta.path, reason, REMEDY)
     config = {
         "architectures": [meta.architecture],
-        "model_type": meta.prefix,
+        "model_type": meta.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "intermediate_size": meta.count("feed_forward_length"),
-        "num_hidden_layers": meta.count("block_count", limit=MAX_LAYERS),
+        "num_hidden_layers": meta.count("block_count", limit=MAX_LAYERS) - int(meta.get("nextn_predict_layers") or 0),
         "num_attention_heads": heads,
         "num_key_value_heads": meta.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -180,33 +228,35 @@ def _config(meta: _Metadata) -> dict[str, Any]:
         "rms_norm_eps": float(epsilon),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "attention_bias": any(name.endswith((".attn_q.bias", ".attn_qkv.bias")) for name in tensors),
+        "mlp_bias": any(name.endswith(".ffn_gate.bias") for name in tensors),
         "use_sliding_window": False,
         "rope_parameters": _rope(meta, head_dim),
         "bos_token_id": meta.token("bos"),
         "eos_token_id": meta.token("eos"),
         "pad_token_id": meta.token("padding"),
-        **{field: meta.number(key) for key, field in meta.layout.fields.items()},
-        **{field: meta.number(key) for key, field in meta.layout.optional_fields.items() if meta.has(key)},
+        **meta.layout.constants,
+        **{field: name in tensors for field, name in meta.layout.present.items()},
+        **{field: meta.size(tensor, axis) for field, (tensor, axis) in meta.layout.sizes.items()},
+        **{field: meta.field(key) for key, field in meta.layout.fields.items()},
+        **{field: meta.field(key) for key, field in meta.layout.optional_fields.items() if meta.has(key)},
     }
     return config if meta.layout.complete is None else meta.layout.complete(config)
 
 
 def _refuse_unsupported(meta: _Metadata) -> None:
     metadata = meta.header.metadata
-    if metadata.get("split.count", 1) > 1:
-        parts = metadata["split.count"]
-        remedy = "Join the parts with llama.cpp's `llama-gguf-split --merge`"
-        raise ModelError("unsupported_format", meta.path, f"it is one of {parts} parts", remedy)
     if metadata.get("general.type", "model") != "model":
         raise meta.unsupported(f"it holds a {metadata['general.type']}, not a whole model")
     window, context = meta.get("attention.sliding_window"), meta.get("context_length")
-    reads_window = "attention.sliding_window" in meta.layout.fields
+    reads_window = meta.layout.reads("attention.sliding_window")
     if window and context and window < context and not reads_window:
         raise meta.unsupported(f"metadata {meta.prefix}.attention.sliding_window = {window!r} is not implemented")
     for key in UNSUPPORTED_KEYS:
-        if meta.get(key) and key not in meta.layout.fields:
+        if meta.get(key) and not meta.layout.reads(key):
+            raise meta.unsupported(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
+    for key, neutral in NEUTRAL.items():
+        if meta.has(key) and meta.get(key) not in neutral and not meta.layout.reads(key):
             raise meta.unsupported(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
 
 
@@ -214,7 +264,7 @@ def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` as transformers names them. YaRN's attention factor is computed as in llama.cpp."""
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(meta.get("rope.freq_base") or 10000.0)}
     dim = meta.count("rope.dimension_count", head_dim)
-    if dim != head_dim and meta.layout.permutes:
+    if dim != head_dim and meta.layout.permutes_heads:
         # The file's row order pairs dimensions across whole heads, so it does not show which dimensions are rotated.
         raise meta.unsupported(f"only {dim} of {head_dim} dimensions of its heads are rotated")
     if dim != head_dim:
@@ -223,15 +273,36 @@ def _rope(meta: _Metadata, head_dim: int) -> dict[str, Any]:
     kind = kind or ("linear" if factor else "none")
     if ROPE_FREQ_FACTORS in meta.header.tensors:
         parameters |= {"rope_type": "freq_factors", "freq_factors": _floats(meta.header, ROPE_FREQ_FACTORS)}
+    elif all(name in meta.header.tensors for name in LONG_ROPE_FACTORS):
+        parameters |= _long_rope(meta)
     elif kind in ("linear", "yarn") and factor:
         parameters |= {"rope_type": kind, "factor": float(factor)}
         if kind == "yarn":
-            parameters["original_max_position_embeddings"] = meta.count("rope.scaling.original_context_length")
-            scale = float(meta.get("rope.scaling.attn_factor") or 1.0)
-            parameters["attention_factor"] = scale * (0.1 * math.log(float(factor)) + 1.0)
+            parameters |= _yarn(meta, float(factor))
     elif kind != "none":
         raise meta.unsupported(f"RoPE scaling {kind!r} with factor {factor!r} is not implemented for GGUF files")
     return parameters
+
+
+def _long_rope(meta: _Metadata) -> dict[str, Any]:
+    short, long = (_floats(meta.header, name) for name in LONG_ROPE_FACTORS)
+    original = meta.count("rope.scaling.original_context_length")
+    found = {"short_factor": short, "long_factor": long, "original_max_position_embeddings": original}
+    scale = meta.get("rope.scaling.attn_factor")
+    return {"rope_type": "longrope", **found} | ({} if scale is None else {"attention_factor": float(scale)})
+
+
+def _yarn(meta: _Metadata, factor: float) -> dict[str, Any]:
+    """The scale of latent attention is a number of its own, a tenth of that in Hugging Face's configuration."""
+    found: dict[str, Any] = {
+        "original_max_position_embeddings": meta.count("rope.scaling.original_context_length"),
+        "beta_fast": meta.get("rope.scaling.yarn_beta_fast") or 32.0,
+        "beta_slow": meta.get("rope.scaling.yarn_beta_slow") or 1.0,
+    }
+    if (scale := meta.get("rope.scaling.yarn_log_multiplier")) is not None:
+        return found | dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * float(scale), 6))
+    whole, scale = meta.get("rope.scaling.yarn_attn_factor"), float(meta.get("rope.scaling.attn_factor") or 1.0)
+    return found | {"attention_factor": float(whole or scale * (0.1 * math.log(factor) + 1.0))}
 
 
 def _floats(header: GGUFHeader, name: str) -> list[float]:
@@ -240,7 +311,7 @@ def _floats(header: GGUFHeader, name: str) -> list[float]:
     if tensor.type.name != "F32" or tensor.size > 65536:
         reason = f"tensor {name} has {tensor.size} bytes of type {tensor.type.name}"
         raise ModelError("unsupported_config", str(header.path), reason, REMEDY)
-    with header.path.open("rb") as file:
+    with header.paths[tensor.file].open("rb") as file:
         file.seek(tensor.offset)
         return list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
 
@@ -248,9 +319,8 @@ def _floats(header: GGUFHeader, name: str) -> list[float]:
 def _stored_types(header: GGUFHeader) -> dict[str, int]:
     """The number of parameters that are stored in each type."""
     counts: Counter[str] = Counter()
-    for tensor in header.tensors.values():
-        if tensor.name != ROPE_FREQ_FACTORS:
-            counts[tensor.type.name] += math.prod(tensor.shape)
+    for tensor in needed_tensors(header).values():
+        counts[tensor.type.name] += math.prod(tensor.shape)
     return dict(counts)
 
 

@@ -8,8 +8,9 @@ from srv.models.checkpoints.expert_tensors import divisions
 from srv.models.checkpoints.gguf_header import read_header
 from srv.models.checkpoints.gguf_layout import weights_by_name
 from srv.models.checkpoints.safetensors_header import read_checkpoint
+from srv.models.facts.gguf_rules import gguf_rules
 from srv.models.facts.layer_names import layer_names
-from srv.models.families.registry import gguf_layout, weight_mapping
+from srv.models.families.registry import weight_mapping
 from srv.quantization.formats.fp8_weights import DTYPE as FP8
 from srv.quantization.method import StoredModel
 from srv.specs import ModelFacts
@@ -22,7 +23,7 @@ def checkpoint_tensors(facts: ModelFacts) -> StoredModel:
     """
     path = Path(facts.path)
     if facts.format == "gguf":
-        weights = weights_by_name(read_header(path), gguf_layout(facts.architecture))
+        weights = weights_by_name(read_header(path), gguf_rules(facts))
         return StoredModel(facts, {name: each.type.name for name, each in weights.items()})
     checkpoint = read_checkpoint(path)
     if checkpoint is None:

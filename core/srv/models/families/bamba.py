@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
-from srv.models.checkpoints.rules import Rename
+from srv.models.checkpoints.gguf_layout import GGUFLayout, state_space_names
+from srv.models.checkpoints.rules import PermuteRotary, Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
-from srv.models.families.builders.mamba import MAMBA_DEFAULTS, mamba_sizes, state_space
+from srv.models.families.builders.mamba import GGUF_FIELDS, MAMBA_DEFAULTS, mamba_of_gguf, mamba_sizes, state_space
 from srv.models.unsupported import UnsupportedConfig
 
 
@@ -33,6 +34,13 @@ def tree(config: Mapping[str, Any]) -> Part:
 STORED = (
     Rename(parts={"feed_forward": "mlp", "pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}),
 )
+
+
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    heads = config["gguf_kv_heads"]
+    return mamba_of_gguf({**config, "attn_layer_indices": [index for index, count in enumerate(heads) if count]})
+
+
 ARCHITECTURE = Architecture(
     name="BambaForCausalLM",
     tree=tree,
@@ -46,6 +54,12 @@ ARCHITECTURE = Architecture(
         "attn_layer_indices": None,
         "mlp_bias": False,
     },
+    gguf=GGUFLayout(
+        "granitehybrid",
+        weights=(state_space_names("mamba"), PermuteRotary()),
+        fields=GGUF_FIELDS,
+        complete=_of_gguf,
+    ),
     weights=STORED,
     runs_through_transformers=False,
 )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint.encoders import Encoder
+from srv.models.checkpoints.gguf_layout import ENCODER_FIELDS, ENCODER_KEYS, ENCODER_NAMES, GGUFLayout
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
@@ -108,14 +109,26 @@ ENCODER_WEIGHTS = (
 ARCHITECTURE = Architecture(
     name="BertModel",
     tree=tree,
+    gguf=GGUFLayout(
+        "bert",
+        weights=ENCODER_NAMES,
+        fields=ENCODER_FIELDS,
+        optional_fields=ENCODER_KEYS,
+        sizes={
+            "max_position_embeddings": ("position_embd.weight", 0),
+            "type_vocab_size": ("token_types.weight", 0),
+        },
+        constants={"hidden_act": "gelu"},
+    ),
     pooled=encoders.mean_pooled(positions),
     defaults=DEFAULTS,
     layers=LAYERS,
     model_type="bert",
     weights=ENCODER_WEIGHTS,
 )
-MASKED = ARCHITECTURE._replace(name="BertForMaskedLM", model_type=None)
+MASKED = ARCHITECTURE._replace(gguf=None, name="BertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
+    gguf=None,
     name="BertForSequenceClassification",
     tree=encoders.classifier_of(tree),
     pooled=encoders.cls_pooled(positions),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
@@ -46,6 +47,11 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "vocab_size": 250880,
     },
+    gguf=GGUFLayout(
+        "bloom",
+        weights=(Rename({"token_embd_norm": "model.embed_norm"}),),
+        fields={"attention.layer_norm_epsilon": "layer_norm_epsilon", "context_length": "seq_length"},
+    ),
     weights=(
         *FALCON.weights,
         Rename(prefix="transformer.", names={"word_embeddings_layernorm": "model.embed_norm"}),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from srv.models.blueprint import Attention, Part
+from srv.models.checkpoints.gguf_layout import HEAD_NORM_NAMES, GGUFLayout
 from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
@@ -57,9 +58,18 @@ def parallel(config: Mapping[str, Any], sizes: Sizes, attention: Attention | Seq
     )
 
 
+GGUF_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+
+
 ARCHITECTURE = Architecture(
     name="CohereForCausalLM",
     tree=tree,
     defaults={**COHERE_DEFAULTS, "rope_theta": 500000.0, "use_qk_norm": False},
+    gguf=GGUFLayout(
+        "command-r",
+        weights=(HEAD_NORM_NAMES, *WEIGHTS),
+        fields=GGUF_FIELDS,
+        present={"use_qk_norm": "blk.0.attn_q_norm.weight"},
+    ),
     weights=WEIGHTS,
 )

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Attention, Part, alike
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import windows_of_pattern
-from srv.models.families.cohere import COHERE_DEFAULTS, WEIGHTS, cohere_sizes, parallel
+from srv.models.families.cohere import COHERE_DEFAULTS, GGUF_FIELDS, WEIGHTS, cohere_sizes, parallel
 
 PATTERN = 4  # every fourth layer has full attention
 
@@ -31,5 +32,10 @@ ARCHITECTURE = Architecture(
     name="Cohere2ForCausalLM",
     tree=tree,
     defaults={**COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": PATTERN},
+    gguf=GGUFLayout(
+        "cohere2",
+        weights=WEIGHTS,
+        fields={**GGUF_FIELDS, "attention.sliding_window": "sliding_window"},
+    ),
     weights=WEIGHTS,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from srv.models.blueprint import Part
 from srv.models.families.architecture import Architecture
-from srv.models.families.builders.deepseek import DEFAULTS, WEIGHTS, deepseek_tree, groups_of
+from srv.models.families.builders.deepseek import DEFAULTS, WEIGHTS, deepseek_tree, gguf_layout, groups_of
 from srv.models.layers.moe_config import Routing
 from srv.models.unsupported import UnsupportedConfig
 
@@ -49,6 +49,7 @@ ARCHITECTURE = Architecture(
         "norm_topk_prob": False,
         "routed_scaling_factor": 1.0,
     },
+    gguf=gguf_layout(first_k_dense_replace=0),
     model_type="deepseek_v2",
     weights=WEIGHTS,
     runs_through_transformers=False,

@@ -11,7 +11,7 @@ from typing import Any
 
 from srv.models.blueprint import Part
 from srv.models.families.architecture import Architecture
-from srv.models.families.builders.deepseek import DEFAULTS, WEIGHTS, deepseek_tree, groups_of
+from srv.models.families.builders.deepseek import DEFAULTS, WEIGHTS, deepseek_tree, gguf_layout, groups_of
 from srv.models.layers.moe_config import Routing
 from srv.models.unsupported import refuse_unless
 
@@ -56,6 +56,7 @@ ARCHITECTURE = Architecture(
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
+    gguf=gguf_layout("noaux_tc", marks=("exp_probs_b",), first_k_dense_replace=0),
     model_type="deepseek_v3",
     weights=WEIGHTS,
     runs_through_transformers=False,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout, layer_names
 from srv.models.checkpoints.rules import QKV, Permute, Rename, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
@@ -56,6 +57,12 @@ def _kv_heads(config: Mapping[str, Any]) -> int | None:
     return 1 if config["multi_query"] else None
 
 
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """Only models with few key heads have a norm for each part of a layer."""
+    grouped, two = config["num_kv_heads"] > 1, config["gguf_two_norms"]
+    return {**config, "new_decoder_architecture": grouped, "num_ln_in_parallel_attn": 2 if two else 1}
+
+
 ARCHITECTURE = Architecture(
     name="FalconForCausalLM",
     tree=tree,
@@ -75,6 +82,19 @@ ARCHITECTURE = Architecture(
         "parallel_attn": True,
         "tie_word_embeddings": True,
     },
+    gguf=GGUFLayout(
+        "falcon",
+        weights=(layer_names({"attn_qkv": "self_attn.query_key_value"}), Split("self_attn.query_key_value", QKV)),
+        fields={"attention.layer_norm_epsilon": "layer_norm_epsilon", "attention.head_count_kv": "num_kv_heads"},
+        sizes={"ffn_hidden_size": ("blk.0.ffn_up.weight", 0)},
+        present={"gguf_two_norms": "blk.0.attn_norm_2.weight"},
+        rules_if={
+            "gguf_two_norms": (
+                layer_names({"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}),
+            )
+        },
+        complete=_of_gguf,
+    ),
     weights=(
         Rename(
             prefix="transformer.",

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout, layer_names, state_space_names
 from srv.models.families.architecture import Architecture
 from srv.models.families.bamba import STORED
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
-from srv.models.families.builders.mamba import MAMBA_DEFAULTS, mamba_sizes, state_space
+from srv.models.families.builders.mamba import GGUF_FIELDS, MAMBA_DEFAULTS, mamba_of_gguf, mamba_sizes, state_space
 from srv.models.unsupported import UnsupportedConfig
 
 
@@ -47,6 +48,14 @@ _SCALARS = (
     *("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
     *("attention_in_multiplier", "attention_out_multiplier"),
 )
+
+
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """The constants have been multiplied into the weights."""
+    inner = config["gguf_inner"]
+    return mamba_of_gguf({**config, "mamba_d_ssm": inner, "mamba_norm_before_gate": False})
+
+
 ARCHITECTURE = Architecture(
     name="FalconH1ForCausalLM",
     tree=tree,
@@ -66,6 +75,18 @@ ARCHITECTURE = Architecture(
         "mlp_multipliers": None,
         "ssm_multipliers": None,
     },
+    gguf=GGUFLayout(
+        "falcon-h1",
+        weights=(state_space_names("mamba"), layer_names({"ffn_norm": "post_attention_layernorm.weight"})),
+        fields=GGUF_FIELDS,
+        present={
+            "mamba_rms_norm": "blk.0.ssm_norm.weight",
+            "mamba_conv_bias": "blk.0.ssm_conv1d.bias",
+            "mamba_proj_bias": "blk.0.ssm_in.bias",
+            "projectors_bias": "blk.0.ssm_out.bias",
+        },
+        complete=_of_gguf,
+    ),
     model_type="falcon_h1",
     weights=STORED,
     runs_through_transformers=False,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Attention, Part
+from srv.models.checkpoints.gguf_layout import FUSED_MLP, GGUFLayout
 from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -49,5 +50,6 @@ ARCHITECTURE = Architecture(
     name="GlmForCausalLM",
     tree=tree,
     defaults=GLM_DEFAULTS,
+    gguf=GGUFLayout("chatglm", weights=(FUSED_MLP, PermuteRotary(rotated_dims))),
     weights=(Split("mlp.gate_up_proj", GATE_UP), PermuteRotary(rotated_dims)),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import FUSED_MLP, OUTPUT_NORM_NAMES, GGUFLayout
 from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Rename, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -22,6 +23,7 @@ ARCHITECTURE = Architecture(
     name="Glm4ForCausalLM",
     tree=tree,
     defaults=GLM_DEFAULTS,
+    gguf=GGUFLayout("glm4", weights=(OUTPUT_NORM_NAMES, FUSED_MLP, PermuteRotary(rotated_dims))),
     weights=(
         Rename(
             {

@@ -6,6 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import MoE, Part
+from srv.models.checkpoints.gguf_layout import (
+    EXPERT_COUNT,
+    EXPERT_FIELDS,
+    HEAD_NORM_NAMES,
+    SHARED_EXPERTS,
+    GGUFLayout,
+    layer_names,
+)
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import DEFAULTS, Sizes, decoder_sizes
@@ -61,5 +69,28 @@ ARCHITECTURE = Architecture(
         "first_k_dense_replace": 1,
         "norm_topk_prob": True,
     },
+    gguf=GGUFLayout(
+        "glm4moe",
+        weights=(
+            HEAD_NORM_NAMES,
+            SHARED_EXPERTS,
+            layer_names({"post_attention_norm": "post_attention_layernorm"}),
+        ),
+        fields={
+            **EXPERT_FIELDS,
+            EXPERT_COUNT: "n_routed_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "leading_dense_block_count": "first_k_dense_replace",
+        },
+        optional_fields={
+            "expert_shared_count": "n_shared_experts",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_weights_norm": "norm_topk_prob",
+            "expert_gating_func": "gguf_gating",
+        },
+        present={"use_qk_norm": "blk.0.attn_q_norm.weight"},
+    ),
     model_type="glm4_moe",
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split, Transpose
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
@@ -51,6 +52,12 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 50256,
         "tie_word_embeddings": True,
     },
+    gguf=GGUFLayout(
+        "gpt2",
+        weights=(Rename({"position_embd": "model.embed_positions"}),),
+        fields={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        sizes={"max_position_embeddings": ("position_embd.weight", 0), "n_inner": ("blk.0.ffn_up.weight", 0)},
+    ),
     model_type="gpt2",
     weights=(
         Rename(

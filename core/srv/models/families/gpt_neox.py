@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Order, Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import QKV, Permute, Rename, Skip, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
@@ -24,6 +25,11 @@ def tree(config: Mapping[str, Any]) -> Part:
     attention = parts.attention(sizes, bias=bias)
     order: Order = "parallel" if config["use_parallel_residual"] else "sequence"
     return layer_norm.decoder(sizes, attention, parts.mlp(sizes, True, activation), order=order)
+
+
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    share = config["gguf_rotary_dim"] / config["head_dim"]
+    return {**config, "rotary_pct": share, "rotary_emb_base": config["rope_parameters"]["rope_theta"]}
 
 
 ARCHITECTURE = Architecture(
@@ -45,6 +51,16 @@ ARCHITECTURE = Architecture(
         "use_parallel_residual": True,
         "attention_bias": True,
     },
+    gguf=GGUFLayout(
+        "gptneox",
+        fields={
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+            "rope.dimension_count": "gguf_rotary_dim",
+        },
+        constants={"hidden_act": "gelu"},
+        complete=_of_gguf,
+    ),
     model_type="gpt_neox",
     weights=(
         Rename(

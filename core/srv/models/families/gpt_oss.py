@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Attention, Part, alike
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, GGUFLayout, layer_names
 from srv.models.checkpoints.rules import StackedExperts
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -52,6 +53,10 @@ def tree(config: Mapping[str, Any]) -> Part:
     return parts.decoder(sizes, parts.pre_norm_layers(sizes, attentions, experts))
 
 
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "rope_parameters": {**config["rope_parameters"], "truncate": False}}
+
+
 ARCHITECTURE = Architecture(
     name="GptOssForCausalLM",
     tree=tree,
@@ -73,6 +78,17 @@ ARCHITECTURE = Architecture(
         "sliding_window": 128,
         "sliding_window_pattern": PATTERN,
     },
+    gguf=GGUFLayout(
+        "gpt-oss",
+        weights=(layer_names({"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"}),),
+        fields={
+            **EXPERT_FIELDS,
+            EXPERT_COUNT: "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "attention.sliding_window": "sliding_window",
+        },
+        complete=_of_gguf,
+    ),
     model_type="gpt_oss",
     weights=(StackedExperts("pairs"),),
     runs_through_transformers=False,

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import MLP, MoE, Part
-from srv.models.checkpoints.rules import GATE_UP, Rename, Split
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, GGUFLayout, layer_names, state_space_names
+from srv.models.checkpoints.rules import GATE_UP, PermuteRotary, Rename, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
 from srv.models.families.builders.layer_types import ATTENTION, check_experts, has_attention
-from srv.models.families.builders.mamba import MAMBA_DEFAULTS, mamba_sizes, state_space
+from srv.models.families.builders.mamba import GGUF_FIELDS, MAMBA_DEFAULTS, mamba_of_gguf, mamba_sizes, state_space
 from srv.models.families.granite import CONSTANTS
 from srv.models.layers.moe_config import Routing
 from srv.models.unsupported import UnsupportedConfig
@@ -72,6 +73,17 @@ _NAMES = {
     )
 }
 WEIGHTS = (Rename(_NAMES, parts={"block_sparse_moe": "mlp"}), Split(f"mlp.{SHARED_EXPERT}.gate_up_proj", GATE_UP))
+
+
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """Files of models without experts have the size of the shared MLP as that of the MLP."""
+    kinds = [ATTENTION if each else RECURRENT for each in config["gguf_kv_heads"]]
+    shared = config.get("shared_intermediate_size") or config["intermediate_size"]
+    own = {"layer_types": kinds, "shared_intermediate_size": shared}
+    rotated = "rope" if config.get("gguf_rotated") else None
+    return mamba_of_gguf({**config, **own, "position_embedding_type": rotated})
+
+
 ARCHITECTURE = Architecture(
     name="GraniteMoeHybridForCausalLM",
     tree=tree,
@@ -88,6 +100,24 @@ ARCHITECTURE = Architecture(
         "position_embedding_type": None,
         "layer_types": None,
     },
+    gguf=GGUFLayout(
+        "granitehybrid",
+        weights=(
+            PermuteRotary(),
+            state_space_names("mamba"),
+            layer_names({f"ffn_{part}": f"mlp.{SHARED_EXPERT}.{part}_proj" for part in ("gate", "up", "down")}),
+        ),
+        fields={**GGUF_FIELDS, **CONSTANTS},
+        optional_fields={
+            **EXPERT_FIELDS,
+            EXPERT_COUNT: "num_local_experts",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+            "rope.scaling.finetuned": "gguf_rotated",
+        },
+        constants={"num_local_experts": 0},
+        complete=_of_gguf,
+        marks=("attention.scale",),
+    ),
     weights=WEIGHTS,
     runs_through_transformers=False,
 )

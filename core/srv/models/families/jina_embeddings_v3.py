@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint.encoders import Encoder
+from srv.models.checkpoints.gguf_layout import ENCODER_FIELDS, ENCODER_KEYS, ENCODER_NAMES, GGUFLayout
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
@@ -80,6 +81,14 @@ _MASKED_HEAD = (
 ARCHITECTURE = Architecture(
     name="JinaEmbeddingsV3Model",
     tree=tree,
+    gguf=GGUFLayout(
+        "jina-bert-v3",
+        weights=ENCODER_NAMES,
+        fields=ENCODER_FIELDS,
+        optional_fields=ENCODER_KEYS,
+        sizes={"type_vocab_size": ("token_types.weight", 0)},
+        constants={"hidden_act": "gelu"},
+    ),
     pooled=encoders.mean_pooled(rotary_positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
@@ -91,8 +100,9 @@ ARCHITECTURE = Architecture(
         Split("self_attn.qkv_proj", QKV),
     ),
 )
-MASKED = ARCHITECTURE._replace(name="JinaEmbeddingsV3ForMaskedLM", model_type=None)
+MASKED = ARCHITECTURE._replace(gguf=None, name="JinaEmbeddingsV3ForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
+    gguf=None,
     name="JinaEmbeddingsV3ForSequenceClassification",
     tree=encoders.classifier_of(tree),
     pooled=encoders.cls_pooled(rotary_positions),

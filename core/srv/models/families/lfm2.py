@@ -12,6 +12,7 @@ from typing import Any
 
 from srv.models.blueprint import Attention, Linear, Part, Tensors
 from srv.models.blueprint.recurrent import ShortConvolution
+from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, GGUFLayout, layer_names
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -124,6 +125,26 @@ _WEIGHTS = (
         suffixes={"expert_bias": "e_score_correction_bias"},
     ),
 )
+_GGUF_NAMES = (
+    HEAD_NORM_NAMES,
+    Rename({"token_embd_norm": "model.norm"}),
+    layer_names({f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")}),
+)
+_GGUF_FIELDS = {
+    "attention.head_count_kv": "gguf_kv_heads",
+    "attention.layer_norm_rms_epsilon": "norm_eps",
+    "shortconv.l_cache": "conv_L_cache",
+}
+_GGUF_PRESENT = {"conv_bias": "blk.0.shortconv.conv.bias"}
+
+
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """Layers without key heads are those with convolutions."""
+    heads = config["gguf_kv_heads"]
+    types = [ATTENTION if each else "conv" for each in heads] if isinstance(heads, list) else None
+    return {**{name: value for name, value in config.items() if name != "gguf_kv_heads"}, "layer_types": types}
+
+
 DENSE = Architecture(
     name="Lfm2ForCausalLM",
     tree=dense_tree,
@@ -135,6 +156,14 @@ DENSE = Architecture(
         "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": True,
     },
+    gguf=GGUFLayout(
+        "lfm2",
+        weights=_GGUF_NAMES,
+        fields=_GGUF_FIELDS,
+        constants={"block_auto_adjust_ff_dim": False},
+        present=_GGUF_PRESENT,
+        complete=_of_gguf,
+    ),
     weights=_WEIGHTS,
     runs_through_transformers=False,
 )
@@ -154,6 +183,20 @@ SPARSE = Architecture(
         "routed_scaling_factor": 1.0,
         "norm_topk_prob": True,
     },
+    gguf=GGUFLayout(
+        "lfm2moe",
+        weights=_GGUF_NAMES,
+        fields={
+            **_GGUF_FIELDS,
+            **EXPERT_FIELDS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        optional_fields={"expert_gating_func": "gguf_gating"},
+        constants={"norm_topk_prob": True, "use_expert_bias": True},
+        present=_GGUF_PRESENT,
+        complete=_of_gguf,
+    ),
     model_type="lfm2_moe",
     weights=_WEIGHTS,
     runs_through_transformers=False,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Attention, MoE, Part, Temperature, alike
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, GGUFLayout, layer_names
 from srv.models.checkpoints.rules import PermuteRotary, Rename, StackedExperts
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -18,6 +19,7 @@ from srv.models.layers.moe_config import Routing
 from srv.models.unsupported import UnsupportedConfig
 
 KINDS = ("full_attention", "chunked_attention")
+EXPERTS_OF_MAVERICK = 128
 
 
 def tree(config: Mapping[str, Any]) -> Part:
@@ -74,6 +76,11 @@ def _sparse_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(index in sparse for index in range(layers))
 
 
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """Files say neither which layers rotate nor how queries grow. Of two published sizes, one has norms of heads."""
+    return {**config, "use_qk_norm": config["num_local_experts"] != EXPERTS_OF_MAVERICK}
+
+
 ARCHITECTURE = Architecture(
     name="Llama4ForCausalLM",
     tree=tree,
@@ -101,6 +108,18 @@ ARCHITECTURE = Architecture(
         "floor_scale": 8192,
         "attn_scale": 0.1,
     },
+    gguf=GGUFLayout(
+        "llama4",
+        weights=(layer_names({"ffn_gate_inp": "mlp.router"}), PermuteRotary(rotated_dims)),
+        fields={
+            **EXPERT_FIELDS,
+            EXPERT_COUNT: "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+            "feed_forward_length": "intermediate_size_mlp",
+        },
+        complete=_of_gguf,
+    ),
     model_type="llama4_text",
     weights=(Rename(parts={"feed_forward": "mlp"}), PermuteRotary(rotated_dims), StackedExperts("halves")),
     runs_through_transformers=False,

@@ -9,6 +9,7 @@ from typing import Any
 
 from srv.models.blueprint import Attention, alike
 from srv.models.blueprint.encoders import Encoder
+from srv.models.checkpoints.gguf_layout import ENCODER_KEYS, ENCODER_NAMES, GGUFLayout, layer_names
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture, Pooled
 from srv.models.families.builders import encoders
@@ -108,14 +109,35 @@ _MASKED_HEAD = ("head.dense.weight", "head.dense.bias", "head.norm.weight", "hea
 ARCHITECTURE = Architecture(
     name="ModernBertModel",
     tree=tree,
+    gguf=GGUFLayout(
+        "modern-bert",
+        weights=(
+            *ENCODER_NAMES,
+            Rename({"output_norm": "model.final_norm"}),
+            layer_names({"attn_norm": "attention_norm", "ffn_norm": "mlp_norm", "ffn_up": "mlp.gate_up_proj"}),
+        ),
+        fields={
+            "attention.layer_norm_rms_epsilon": "norm_eps",
+            "attention.sliding_window": "local_attention",
+            "rope.freq_base": "global_rope_theta",
+        },
+        optional_fields={
+            **ENCODER_KEYS,
+            "hidden_activation": "hidden_activation",
+            "attention.sliding_window_pattern": "global_attn_every_n_layers",
+            "rope.freq_base_swa": "local_rope_theta",
+        },
+        whole=("self_attn.qkv_proj", "gate_up_proj"),
+    ),
     pooled=encoders.mean_pooled(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
     model_type="modernbert",
     weights=(Rename(prefix=_PREFIX, names=_NAMES), Skip((*_MASKED_HEAD, "decoder.weight", "decoder.bias"))),
 )
-MASKED = ARCHITECTURE._replace(name="ModernBertForMaskedLM", model_type=None)
+MASKED = ARCHITECTURE._replace(gguf=None, name="ModernBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
+    gguf=None,
     name="ModernBertForSequenceClassification",
     tree=_classifier,
     pooled=_pooled,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import QKV, Rename, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
@@ -54,6 +55,12 @@ def _slopes(heads: int) -> tuple[float, ...]:
     return slopes if len(slopes) == heads else (slopes[1::2] + slopes[::2])[:heads]
 
 
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """A bound of 0 is none."""
+    attention = {"alibi": True, "alibi_bias_max": config["gguf_alibi"], "clip_qkv": config.get("gguf_clip") or None}
+    return {**config, "attn_config": attention, "num_key_value_heads": None}
+
+
 ARCHITECTURE = Architecture(
     name="MptForCausalLM",
     tree=tree,
@@ -66,6 +73,15 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "vocab_size": 50368,
     },
+    gguf=GGUFLayout(
+        "mpt",
+        fields={"context_length": "max_seq_len", "attention.max_alibi_bias": "gguf_alibi"},
+        optional_fields={
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+            "attention.clamp_kqv": "gguf_clip",
+        },
+        complete=_of_gguf,
+    ),
     weights=(
         Rename(
             prefix="transformer.",

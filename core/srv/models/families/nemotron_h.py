@@ -11,11 +11,12 @@ from typing import Any
 from srv.models.blueprint import Linear, Part, Tensors
 from srv.models.blueprint.recurrent import StateSpace
 from srv.models.blueprint.without_layers import Group, UngatedExperts
+from srv.models.checkpoints.gguf_layout import GGUFLayout, layer_names, state_space_names
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
-from srv.models.families.builders.mamba import check_step_limit, state_space
+from srv.models.families.builders.mamba import GGUF_FIELDS, check_step_limit, mamba_of_gguf, state_space
 from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
 from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
@@ -94,6 +95,29 @@ def _experts(c: Mapping[str, Any], base: Sizes, bias: bool) -> Part:
 
 # Of published files and of those that transformers saves.
 _PREFIX = {"backbone": "model"}
+_SIZES_OF_GGUF = {
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "n_groups": "mamba_n_groups",
+    "ssm_state_size": "mamba_d_state",
+    "conv_kernel": "mamba_d_conv",
+}
+
+
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """A layer without key heads and without an MLP is one of Mamba-2.
+
+    The rows of queries and keys are in the order of rotary pairs, though nothing rotates them: it is that of both.
+    """
+    kinds = [
+        ATTENTION if heads else DENSE if inner else RECURRENT
+        for heads, inner in zip(config["gguf_kv_heads"], config["gguf_inner_sizes"], strict=True)
+    ]
+    made = mamba_of_gguf(config)
+    sizes = {new: made.pop(old) for new, old in _SIZES_OF_GGUF.items()}
+    return {**made, **sizes, "layers_block_type": kinds}
+
+
 ARCHITECTURE = Architecture(
     name="NemotronHForCausalLM",
     tree=tree,
@@ -124,6 +148,32 @@ ARCHITECTURE = Architecture(
         "mamba_hidden_act": "silu",
         "time_step_limit": None,
     },
+    gguf=GGUFLayout(
+        "nemotron_h",
+        weights=(
+            state_space_names(MIXER),
+            layer_names(
+                {
+                    "attn_norm": "norm",
+                    "attn_q": f"{MIXER}.q_proj",
+                    "attn_k": f"{MIXER}.k_proj",
+                    "attn_v": f"{MIXER}.v_proj",
+                    "attn_output": f"{MIXER}.o_proj",
+                    "ffn_up": f"{MIXER}.up_proj",
+                    "ffn_down": f"{MIXER}.down_proj",
+                }
+            ),
+        ),
+        fields={
+            **GGUF_FIELDS,
+            "feed_forward_length": "gguf_inner_sizes",
+        },
+        optional_fields={
+            "attention.layer_norm_epsilon": "layer_norm_epsilon",
+            "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+        },
+        complete=_of_gguf,
+    ),
     model_type="nemotron_h",
     weights=(Rename({"model.embeddings": "model.embed_tokens", "model.norm_f": "model.norm"}, parts=_PREFIX),),
     names={"layer_types": "layers_block_type", "num_local_experts": "n_routed_experts"},

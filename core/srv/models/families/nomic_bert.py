@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint.encoders import Encoder
+from srv.models.checkpoints.gguf_layout import ENCODER_FIELDS, ENCODER_KEYS, ENCODER_NAMES, GGUFLayout
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
@@ -102,6 +103,13 @@ _MASKED_HEAD = (
 ARCHITECTURE = Architecture(
     name="NomicBertModel",
     tree=tree,
+    gguf=GGUFLayout(
+        "nomic-bert",
+        weights=ENCODER_NAMES,
+        fields=ENCODER_FIELDS,
+        optional_fields=ENCODER_KEYS,
+        sizes={"type_vocab_size": ("token_types.weight", 0)},
+    ),
     pooled=encoders.mean_pooled(positions),
     defaults=_DEFAULTS,
     layers=LAYERS,
@@ -112,8 +120,9 @@ ARCHITECTURE = Architecture(
         Split("self_attn.qkv_proj", QKV),
     ),
 )
-MASKED = ARCHITECTURE._replace(name="NomicBertForMaskedLM", model_type=None)
+MASKED = ARCHITECTURE._replace(gguf=None, name="NomicBertForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
+    gguf=None,
     name="NomicBertForSequenceClassification",
     tree=encoders.classifier_of(tree),
     pooled=encoders.cls_pooled(positions),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, GGUFLayout
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes
@@ -42,4 +43,10 @@ ARCHITECTURE = Architecture(
         "norm_topk_prob": False,
         "clip_qkv": None,
     },
+    gguf=GGUFLayout(
+        "olmoe",
+        weights=(HEAD_NORM_NAMES,),
+        fields=EXPERT_FIELDS,
+        optional_fields={"attention.clamp_kqv": "clip_qkv", "expert_feed_forward_length": "intermediate_size"},
+    ),
 )

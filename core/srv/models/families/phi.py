@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
@@ -48,6 +49,12 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 2,
         "tie_word_embeddings": False,
     },
+    gguf=GGUFLayout(
+        "phi2",
+        fields={"attention.layer_norm_epsilon": "layer_norm_eps"},
+        sizes={"intermediate_size": ("blk.0.ffn_up.weight", 0)},
+        constants={"hidden_act": "gelu_new"},
+    ),
     weights=(
         Rename(
             {

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import FUSED_MLP, GGUFLayout
 from srv.models.checkpoints.rules import GATE_UP, QKV, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -36,5 +37,13 @@ ARCHITECTURE = Architecture(
         "rms_norm_eps": 1e-5,
         "eos_token_id": 32000,
     },
+    gguf=GGUFLayout(
+        "phi3",
+        weights=(FUSED_MLP,),
+        optional_fields={
+            "attention.sliding_window": "sliding_window",
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+    ),
     weights=(Split("self_attn.qkv_proj", QKV), Split("mlp.gate_up_proj", GATE_UP)),
 )

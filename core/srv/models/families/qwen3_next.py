@@ -13,6 +13,15 @@ from typing import Any
 
 from srv.models.blueprint import MLP, Linear, MoE, Norm, Part, Tensors
 from srv.models.blueprint.recurrent import DeltaNet
+from srv.models.checkpoints.gguf_layout import (
+    EXPERT_FIELDS,
+    HEAD_NORM_NAMES,
+    GGUFLayout,
+    layer_names,
+    state_space_names,
+)
+from srv.models.checkpoints.row_orders import RowOrder
+from srv.models.checkpoints.rules import Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
@@ -22,6 +31,8 @@ from srv.models.layers.moe_config import Routing
 from srv.models.unsupported import UnsupportedConfig
 
 KINDS = ("linear_attention", "full_attention")
+# Fields that only GGUF files set: `by_heads` and `tiled` of `DeltaSizes`.
+BY_HEADS, TILED = "gguf_by_heads", "gguf_tiled"
 
 
 def delta_net(sizes: DeltaSizes, hidden: int, eps: float) -> DeltaNet:
@@ -44,7 +55,7 @@ def tree(config: Mapping[str, Any]) -> Part:
     dense, step = set(config["mlp_only_layers"] or ()), int(config["decoder_sparse_step"])
     routing = Routing(int(config["num_experts_per_tok"]), renormalize=bool(config["norm_topk_prob"]))
     is_sparse = tuple(i not in dense and int(config["num_experts"]) > 0 and (i + 1) % step == 0 for i in layers)
-    return gated_tree(config, routing, is_sparse, by_heads=True)
+    return gated_tree(config, routing, is_sparse, by_heads=config.get(BY_HEADS, True))
 
 
 def gated_tree(
@@ -64,6 +75,7 @@ def gated_tree(
         int(config["linear_value_head_dim"]),
         int(config["linear_conv_kernel_dim"]),
         by_heads,
+        tiled=bool(config.get(TILED)),
     )
     if delta.value_heads % delta.key_heads:
         reason = f"{delta.value_heads} value heads are not a multiple of {delta.key_heads} key heads"
@@ -92,6 +104,61 @@ def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing) -> MoE:
     if shared <= 0:
         raise UnsupportedConfig(f"shared_expert_intermediate_size = {shared} is not a size")
     return parts.mixture(sizes, count, inner, routing, shared=shared, shared_gate=True)
+
+
+GGUF_NAMES = (
+    state_space_names("linear_attn"),
+    HEAD_NORM_NAMES,
+    layer_names(
+        {
+            "attn_qkv": "linear_attn.in_proj_qkv",
+            "attn_gate": "linear_attn.in_proj_z",
+            "ssm_in": "linear_attn.in_proj_qkvz",  # of older files
+            "ssm_ba": "linear_attn.in_proj_ba",
+            "ssm_alpha": "linear_attn.in_proj_a",
+            "ssm_beta": "linear_attn.in_proj_b",
+            "post_attention_norm": "post_attention_layernorm",
+        }
+    ),
+)
+GGUF_FIELDS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": "gguf_inner",
+}
+GGUF_LAYERS = {
+    "attention.recurrent_layers": "gguf_recurrent",
+    "full_attention_interval": "full_attention_interval",
+}
+GGUF_EXPERTS = {
+    **EXPERT_FIELDS,
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+PLAIN_NORM = "linear_attn.norm.weight"
+
+
+def of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """Layers of multi-token prediction follow those that are listed."""
+    recurrent, own = config.get("gguf_recurrent"), ("gguf_inner", "gguf_recurrent")
+    made = {name: value for name, value in config.items() if name not in own}
+    made["linear_value_head_dim"] = config["gguf_inner"] // config["linear_num_value_heads"]
+    if recurrent is not None:
+        made["layer_types"] = [KINDS[not each] for each in recurrent[: config["num_hidden_layers"]]]
+    return made
+
+
+def _gguf_orders(config: Mapping[str, Any]) -> dict[str, RowOrder]:
+    """Files have the rates and decays of one key head after the other."""
+    if config.get(BY_HEADS, True):
+        return {}
+    heads = int(config["linear_num_key_heads"])
+    each = int(config["linear_num_value_heads"]) // heads
+    rows = range(2 * each * heads)
+    halves = ([row for row in rows if row // each % 2 == half] for half in range(2))
+    return {"linear_attn.in_proj_ba": RowOrder(tuple(row for half in halves for row in half))}
 
 
 # The values that transformers uses for fields that a configuration of either family leaves out.
@@ -131,6 +198,19 @@ ARCHITECTURE = Architecture(
         "num_experts": 512,
         "norm_topk_prob": True,
     },
+    gguf=GGUFLayout(
+        "qwen3next",
+        weights=GGUF_NAMES,
+        fields={**GGUF_FIELDS, **GGUF_EXPERTS},
+        optional_fields=GGUF_LAYERS,
+        present={BY_HEADS: "blk.0.ssm_in.weight", "gguf_apart": "blk.0.attn_gate.weight"},
+        rules_if={"gguf_apart": (Split("linear_attn.in_proj_ba", ("in_proj_b", "in_proj_a")),)},
+        constants={"norm_topk_prob": True},
+        complete=of_gguf,
+        norms_plus_one=True,
+        plain_norms=(PLAIN_NORM,),
+        orders=_gguf_orders,
+    ),
     model_type="qwen3_next",
     runs_through_transformers=False,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -219,12 +219,14 @@ def runs_through_transformers(name: str) -> bool:
     return architecture is None or architecture.runs_through_transformers
 
 
-def find_gguf(name: object, *, experts: bool = False) -> Architecture | None:
+def find_gguf(name: object, *, experts: bool = False, marks: Collection[str] = ()) -> Architecture | None:
     """The architecture of a GGUF file, by its `general.architecture`, and whether the model has experts.
 
-    Raises PluginError as `find` does.
+    `marks`: as of `GGUFLayout`, those of the file and others. Raises PluginError as `find` does.
     """
     mine = [each for each in map(_built_in, BUILT_IN) if each.gguf and each.gguf.name == name]
+    marked = [each for each in mine if each.gguf and any(mark in marks for mark in each.gguf.marks)]
+    mine = marked or [each for each in mine if each.gguf and not each.gguf.marks] or mine
     if mine:
         alike = (each for each in mine if each.gguf and each.gguf.has_experts == experts)
         return find(next(alike, mine[0]).name)

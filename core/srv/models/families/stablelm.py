@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Order, Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
 from srv.models.unsupported import refuse_unless
@@ -53,5 +54,13 @@ ARCHITECTURE = Architecture(
         "use_parallel_residual": False,
         "use_qkv_bias": False,
     },
+    gguf=GGUFLayout(
+        "stablelm",
+        fields={
+            "attention.layer_norm_epsilon": "layer_norm_eps",
+            "use_parallel_residual": "use_parallel_residual",
+        },
+        present={"use_qkv_bias": "blk.0.attn_q.bias"},
+    ),
     runs_through_transformers=False,
 )

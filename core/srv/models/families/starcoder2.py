@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
+from srv.models.checkpoints.gguf_layout import GGUFLayout
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import layer_norm, parts
@@ -49,6 +50,12 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "use_bias": True,
     },
+    gguf=GGUFLayout(
+        "starcoder2",
+        fields={"attention.layer_norm_epsilon": "norm_epsilon"},
+        constants={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
+        present={"use_bias": "blk.0.ffn_up.bias"},
+    ),
     weights=(
         Rename(
             {

@@ -11,7 +11,7 @@ from typing import Any
 from srv.errors import PluginError
 from srv.models.blueprint import Part
 from srv.models.checkpoints.gguf_layout import GGUFLayout
-from srv.models.checkpoints.rules import RULES, PermuteRotary, Rename, Skip
+from srv.models.checkpoints.rules import RULES, PermuteRotary, Rename, Skip, Split
 from srv.models.families.architecture import GROUP, Architecture, Pooled
 from srv.platform.extensions import Extensions, contested
 
@@ -30,7 +30,8 @@ def _fault(architecture: Architecture) -> tuple[str, str] | None:
         if not isinstance(rule, RULES):
             return "weights", f"has {rule!r}, which is no rule"
     for rule in () if layout is None else layout.weights:
-        if not isinstance(rule, Rename | Skip) and rule != PermuteRotary():
+        plain = isinstance(rule, PermuteRotary) and rule == PermuteRotary(rule.dims)
+        if not plain and not isinstance(rule, Rename | Skip | Split):
             return "gguf.weights", f"has {rule!r}, which GGUF files do not take"
     return None
 

@@ -14,7 +14,8 @@ class DeltaSizes(NamedTuple):
     `by_heads`: in checkpoints, the rows of one matrix are queries, keys, values and gates of one key head after the
     other (Qwen3-Next); otherwise each has a matrix of its own, or shares one with those of all heads after it.
     `apart`: each of them has a matrix of its own, and so has the convolution of each (OLMo Hybrid). `negative`: rates
-    are between 0 and 2 in place of 0 and 1, so that a state may change its sign.
+    are between 0 and 2 in place of 0 and 1, so that a state may change its sign. `tiled`: the matrix of results reads
+    the value heads of each key head in turns, the first of all of them first (GGUF files of Qwen3.5).
     """
 
     key_heads: int
@@ -25,6 +26,7 @@ class DeltaSizes(NamedTuple):
     by_heads: bool = True
     apart: bool = False
     negative: bool = False
+    tiled: bool = False
 
     @property
     def keys(self) -> int:

@@ -74,6 +74,8 @@ class GatedDeltaNet(Mixer):
         state.index_copy_(0, states.slots, new_state.to(state.dtype))
         normed = self.norm.forward(out.reshape(-1, sizes.value_dim).to(x.dtype))
         gated = (normed * F.silu(z.reshape(-1, sizes.value_dim).float())).to(x.dtype)
+        if sizes.tiled:
+            gated = gated.view(len(x), sizes.key_heads, -1, sizes.value_dim).transpose(1, 2)
         return self.out_proj.kernel(gated.reshape(len(x), -1))
 
     def _divided(self, qkvz: Tensor, ba: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

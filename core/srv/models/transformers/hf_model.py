@@ -30,6 +30,7 @@ from srv.models.checkpoints.filling import OTHER_CHECKPOINT, Meter, Progress
 from srv.models.checkpoints.gguf_loader import load_gguf
 from srv.models.checkpoints.safetensors_header import read_checkpoint
 from srv.models.checkpoints.text_names import ROTARY, TEXT_PREFIXES, text_weight_name
+from srv.models.facts.gguf_rules import gguf_rules
 from srv.models.families.registry import encoder_names, gguf_layout, is_native
 from srv.models.families.trees import native_tree_of_model
 from srv.models.options import UNTIED, merged
@@ -220,7 +221,7 @@ def build_hf(
     if load_format == "dummy":
         load_dummy(targets, seed, progress)
     elif load_format == "gguf":
-        load_gguf(facts, gguf_layout(facts.architecture), targets, progress)
+        load_gguf(facts, gguf_layout(facts.architecture), gguf_rules(facts), targets, progress)
     wrapped.learn(facts, device, dtype, places)
     if skeleton is None:
         check_layers(wrapped.attention_layers)

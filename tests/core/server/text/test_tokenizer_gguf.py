@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ import regex
 from every import every
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers.implementations import BertWordPieceTokenizer
 
 from srv.errors import ModelError, RequestError
 from srv.models.chat_templates import templates_in_metadata
@@ -232,6 +235,30 @@ def test_nfc_normalization_only_where_the_model_uses_it() -> None:
     assert smollm.decode(smollm.encode("e\u0301")) == "e\u0301"
 
 
+WORDS = "Hi中文you're 1234567  x\n\nहि!"
+SPLITS = {
+    "kimi-k2": ["Hi", "中文", "you're", " ", "123", "456", "7", " ", " x", "\n\n", "हि", "!"],
+    "tiny_aya": ["Hi中文you're", " ", "1", "234", "567", " ", " x", "\n\n", "हि", "!"],
+    "superbpe": ["Hi中文you're ", "1", "234", "567", "  x\n\nहि!"],
+    "bloom": ["Hi中文you're", " 1234567", " ", " x", "\n\n", "हि", "!"],
+    "viking": ["Hi中文you're", " ", *"1234567", " ", " x", "\n\n", "हि", "!"],
+    "youtu": ["Hi", "中文", "you're", " ", *"1234567", " ", " x", "\n\n", "हि", "!"],
+    "spark2_5": ["Hi", "中文", "you", "'re", " ", *"1234567", " ", " x", "\n", "\n", "हि", "!"],
+    "exaone-moe": ["Hi中文you", "'re", " ", *"1234567", " ", " x", "\n\n", "हि", "!"],
+    "ufakzeka": ["Hi中文you", "'re", " ", *"1234567", " ", " x", "\n\n", "ह", "ि!"],
+    "minicpm5": ["Hi中文you", "'re", " ", "123", "456", "7", " ", " x", "\n\n", "ह", "ि!"],
+    "granite-embed-multi-97m": ["Hi中文you're", " ", "123", "456", "7", " ", " x", "\n\n", "हि", "!"],
+    "exaone": ["Hi中文you", "'re", " ", *"1234567", " ", " x", "\n", "\n", "ह", "ि!"],
+}
+
+
+@every("name", SPLITS)
+def test_words_that_a_pre_tokenizer_makes(name: str) -> None:
+    made = PRE_TOKENIZERS[name].build().pre_tokenize_str(WORDS)
+    encoded = ["".join(CHARACTER_OF_BYTE[byte] for byte in word.encode()) for word in SPLITS[name]]
+    assert [word for word, _ in made] == encoded
+
+
 @every("name", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_preserves_the_text(name: str) -> None:
     text = processor(byte_level_metadata(**{"tokenizer.ggml.pre": name}))
@@ -250,6 +277,62 @@ def test_file_sets_the_bos_and_eos_tokens(add_bos: bool | None, add_eos: bool | 
     assert len(text.encode("he", add_special_tokens=False)) == 1
 
 
+def test_word_pieces_are_those_of_bert() -> None:
+    """The file has words with U+2581 and their continuations without ##."""
+    words = ["the", "un", "##aff", "##able", "cafe", "!", "中", "文", "##s", "x", "##y", "[unused1]"]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    reference = BertWordPieceTokenizer({text: number for number, text in enumerate([*special, *words])})
+    stored = [word[2:] if word.startswith("##") else f"\u2581{word}" for word in words]
+    metadata = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": (*special, *stored),
+        "tokenizer.ggml.token_type": (3,) * len(special) + (1,) * len(stored),
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.cls_token_id": 2,
+        "tokenizer.ggml.seperator_token_id": 3,
+        "tokenizer.ggml.mask_token_id": 4,
+    }
+    text = processor(metadata)
+    for sample in (*SAMPLES.values(), "The UNAFFABLE Café!  中文s xyyq [MASK] xs"):
+        assert text.encode(sample, add_special_tokens=False) == reference.encode(sample, add_special_tokens=False).ids
+    ids = text.encode("The unaffable cafe!", add_special_tokens=True)
+    assert (ids[0], ids[-1]) == (2, 3)
+    assert text.decode(ids) == "the unaffable cafe !"
+    cased = processor({**metadata, "tokenizer.ggml.tokens": (*special, *stored[:-1], "\u2581The")})
+    assert token_texts(cased, "The")[1:-1] == [" The"]
+
+
+def test_unigrams_are_those_of_a_tokenizer_of_the_same_pieces() -> None:
+    reference = Tokenizer(models.Unigram())
+    reference.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
+    reference.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    )
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False)
+    reference.train_from_iterator([SAMPLES["digits"], SAMPLES["east asian"], "the cat sat on the mat"] * 3, trainer)
+    pieces = json.loads(reference.to_str())["model"]["vocab"]
+    metadata = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": tuple(piece for piece, _ in pieces),
+        "tokenizer.ggml.scores": tuple(float(score) for _, score in pieces),
+        "tokenizer.ggml.token_type": (3, 3, 3, 2) + (1,) * (len(pieces) - 4),
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.padding_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    text = processor(metadata)
+    for sample in ("the  cat sat on  the mat", "In 2024, don't", "中文字符", "zzz \u1234"):
+        assert text.encode(sample, add_special_tokens=False) == reference.encode(sample, add_special_tokens=False).ids
+    ids = text.encode("the cat", add_special_tokens=True)
+    assert (ids[0], ids[-1], text.decode(ids)) == (0, 2, "the cat")
+    with pytest.raises(ModelError, match="pieces or its map of characters are invalid"):
+        processor({**metadata, "tokenizer.ggml.precompiled_charsmap": (1, 2)})
+
+
 def test_user_defined_tokens_are_matched_and_unused_ones_have_no_text() -> None:
     metadata = byte_level_metadata()
     text, tokens = processor(metadata), metadata["tokenizer.ggml.tokens"]
@@ -262,7 +345,10 @@ def test_user_defined_tokens_are_matched_and_unused_ones_have_no_text() -> None:
     [
         ({"tokenizer.ggml.pre": "martian"}, "unknown_pretokenizer", "'martian'"),
         ({"tokenizer.ggml.pre": None}, "unknown_pretokenizer", "is missing"),
-        ({"tokenizer.ggml.model": "bert"}, "unknown_tokenizer", "'bert'"),
+        ({"tokenizer.ggml.merges": ()}, "damaged", "has no merges"),
+        ({"tokenizer.ggml.model": "rwkv"}, "unknown_tokenizer", "'rwkv'"),
+        ({"tokenizer.ggml.model": "bert"}, "damaged", "has no token"),
+        ({"tokenizer.ggml.model": "t5"}, "damaged", "and 0 scores"),
         ({"tokenizer.ggml.model": None}, "no_tokenizer", "tokenizer.ggml.model is None"),
         ({"tokenizer.ggml.tokens": None}, "no_tokenizer", "no vocabulary"),
         ({"tokenizer.ggml.token_type": (1, 2)}, "damaged", "2 token types"),

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.models.blueprint import MLP, MoE, Part
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, SHARED_EXPERTS, GGUFLayout, layer_names
 from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
@@ -27,6 +28,72 @@ def rotary_dims(config: Mapping[str, Any]) -> int:
 
 
 WEIGHTS = (PermuteRotary(rotary_dims),)
+_LATENT_NAMES = layer_names(
+    {
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",  # or both of its parts
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
+    }
+)
+
+
+def gguf_layout(method: str | None = None, marks: tuple[str, ...] = (), **constants: Any) -> GGUFLayout:
+    """Of files for the architecture "deepseek2" of llama.cpp, by which it means V2 and V3.
+
+    `method`: the field `topk_method` of all files; None: whether they have groups of experts decides.
+    """
+    return GGUFLayout(
+        "deepseek2",
+        weights=(_LATENT_NAMES, SHARED_EXPERTS, *WEIGHTS),
+        fields={
+            "attention.key_length": "gguf_key_length",
+            "attention.value_length": "v_head_dim",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "rope.dimension_count": "qk_rope_head_dim",
+        },
+        optional_fields={
+            **EXPERT_FIELDS,
+            EXPERT_COUNT: "n_routed_experts",
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.key_length_mla": "gguf_key_length",
+            "attention.value_length_mla": "v_head_dim",
+            "leading_dense_block_count": "first_k_dense_replace",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "n_shared_experts",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_weights_norm": "norm_topk_prob",
+            "expert_gating_func": "gguf_gating",
+        },
+        constants={"q_lora_rank": None, "topk_method": method, **constants},
+        complete=_of_gguf,
+        marks=marks,
+    )
+
+
+def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """Files have the size of whole keys."""
+    own, method = {"gguf_key_length", "gguf_gating"}, config["topk_method"]
+    if method is not None and config.get("gguf_gating") == 1:
+        raise UnsupportedConfig(f"expert_gating_func = 1 (softmax) with topk_method = {method} is not implemented")
+    rotated, grouped = config["qk_rope_head_dim"], (config.get("n_group") or 1) > 1
+    rope = {name: value for name, value in config["rope_parameters"].items() if name != "partial_rotary_factor"}
+    return {
+        **{name: value for name, value in config.items() if name not in own},
+        "qk_nope_head_dim": config["gguf_key_length"] - rotated,
+        "head_dim": rotated,
+        "num_key_value_heads": config["num_attention_heads"],
+        "rope_parameters": rope,
+        "topk_method": method or ("group_limited_greedy" if grouped else "greedy"),
+    }
+
+
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "hidden_act": "silu",

@@ -109,3 +109,21 @@ MAMBA_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "time_step_limit": None,
     }
 )
+# The sizes of Mamba-2 layers in the metadata of GGUF files.
+GGUF_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "attention.head_count_kv": "gguf_kv_heads",
+        "ssm.conv_kernel": "mamba_d_conv",
+        "ssm.state_size": "mamba_d_state",
+        "ssm.group_count": "mamba_n_groups",
+        "ssm.inner_size": "gguf_inner",
+        "ssm.time_step_rank": "mamba_n_heads",
+    }
+)
+
+
+def mamba_of_gguf(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a GGUF file with the fields that follow from `GGUF_FIELDS`."""
+    inner = config["gguf_inner"]
+    own = {"mamba_expand": inner / config["hidden_size"], "mamba_d_head": inner // config["mamba_n_heads"]}
+    return {**{name: value for name, value in config.items() if not name.startswith("gguf_")}, **own}

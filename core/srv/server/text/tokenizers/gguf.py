@@ -1,8 +1,9 @@
 """Builds tokenizers from the metadata of GGUF files, without converting to another format first.
 
 Owns the meaning of `tokenizer.*` keys. Must not know how a header is read or how text is split (`pretokenize`). There
-are two models: "gpt2" (byte-level BPE with a merge table) and "llama" (SentencePiece BPE, whose merges follow from the
-scores of the pieces; a character without a piece becomes byte tokens). A byte without a token in a byte-level
+are four models: "gpt2" (byte-level BPE with a merge table), "llama" (SentencePiece BPE, whose merges follow from the
+scores of the pieces; a character without a piece becomes byte tokens), "t5" (SentencePiece unigrams, of XLM-RoBERTa)
+and "bert" (WordPiece, whose tokens begin with U+2581 if they begin a word). A byte without a token in a byte-level
 vocabulary is dropped, as in llama.cpp: SmolLM2 has none for some control characters and the first bytes of unassigned
 planes.
 """
@@ -10,10 +11,11 @@ planes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from tokenizers import AddedToken, Tokenizer, models, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_header import read_header
@@ -22,8 +24,11 @@ from srv.server.text.tokenizers.codec import METASPACE, ByteCodec, byte_level_by
 from srv.server.text.tokenizers.pretokenize import PRE_TOKENIZERS, PreTokenizer
 from srv.server.text.tokenizers.source import TextSource
 
+UNKNOWN_PIECE = "[UNK]"
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # values of tokenizer.ggml.token_type; 1 is normal
-ARRAYS = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges", "scores"))
+ARRAYS = tuple(
+    f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges", "scores", "precompiled_charsmap")
+)
 REMEDY = "Use the original model's tokenizer with --tokenizer-path FOLDER"
 ROLE_KEYS = {
     "bos_token": "bos_token_id",
@@ -53,7 +58,12 @@ def source_from_metadata(metadata: Mapping[str, Any], origin: str) -> TextSource
         return vocabulary.byte_level()
     if kind == "llama":
         return vocabulary.sentencepiece()
-    reason = f"tokenizer.ggml.model is {kind!r}; srv reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)"
+    if kind == "t5":
+        return vocabulary.unigrams()
+    if kind == "bert":
+        return vocabulary.word_pieces()
+    known = "'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE), 't5' (SentencePiece unigrams) and 'bert' (WordPiece)"
+    reason = f"tokenizer.ggml.model is {kind!r}; srv reads {known}"
     raise ModelError("no_tokenizer" if kind is None else "unknown_tokenizer", origin, reason, REMEDY)
 
 
@@ -103,6 +113,8 @@ class _Vocabulary:
         for merge in self._array("merges", str):
             split = merge.find(" ", 1)
             merges.append((merge[:split], merge[split + 1 :]))
+        if not merges:
+            self._damaged("it has no merges (tokenizer.ggml.merges)")
         tokenizer = self._bpe(merges=merges, ignore_merges=pre_tokenizer.ignore_merges)
         tokenizer.pre_tokenizer = pre_tokenizer.build()
         if (normalizer := pre_tokenizer.normalizer()) is not None:
@@ -146,6 +158,67 @@ class _Vocabulary:
 
         return self._source(tokenizer, to_bytes, strip_space=add_prefix, default_bos=True)
 
+    def unigrams(self) -> TextSource:
+        """SentencePiece unigrams, with the file's map of characters; repeated spaces are one."""
+        scores = self._array("scores", float)
+        if len(scores) != len(self.tokens):
+            self._damaged(f"it has {len(self.tokens)} tokens and {len(scores)} scores")
+        pieces = list(zip(self.tokens, scores, strict=True))
+        unknown = self._id("unknown_token_id")
+        try:
+            tokenizer = Tokenizer(models.Unigram(pieces, unk_id=unknown, byte_fallback=BYTE in self.types))
+            charsmap = self._array("precompiled_charsmap", int)
+            mapped = [normalizers.Precompiled(bytes(byte % 256 for byte in charsmap))] if charsmap else []
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            self._damaged(f"its pieces or its map of characters are invalid ({error})")
+        tokenizer.normalizer = normalizers.Sequence([*mapped, normalizers.Replace(Regex(" {2,}"), " ")])
+        add_prefix = bool(self._get("add_space_prefix", True))
+        scheme: Literal["always", "never"] = "always" if add_prefix else "never"
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(METASPACE, prepend_scheme=scheme)]
+        )
+        self._add_tokens(tokenizer)
+
+        def to_bytes(token: int) -> bytes:
+            return b"" if self.types[token] == UNUSED else sentencepiece_bytes(self.tokens[token])
+
+        return self._source(tokenizer, to_bytes, strip_space=add_prefix, default_bos=False, default_eos=True)
+
+    def word_pieces(self) -> TextSource:
+        """WordPiece. Texts are in lower case, without accents, unless any token has a capital letter."""
+        plain = [text for token, text in enumerate(self.tokens) if token not in self.special]
+        cased = any(text != text.lower() for text in plain if not text.startswith(f"{METASPACE}["))
+        role = self.special_by_role.get("unk_token")
+        unknown = UNKNOWN_PIECE if role is None else self.tokens[role]
+        if unknown not in self.ids:
+            self._damaged(f"its vocabulary has no token {unknown} for unknown words")
+        tokenizer = Tokenizer(
+            models.WordPiece(
+                {self._written(token): token for token in range(len(self.tokens))},
+                unk_token=unknown,
+                max_input_chars_per_word=100,
+            )
+        )
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._add_tokens(tokenizer)
+
+        def to_bytes(token: int) -> bytes:
+            return sentencepiece_bytes(self.tokens[token])
+
+        source = self._source(tokenizer, to_bytes, strip_space=True, default_bos=True)
+        suffix = self._affix("sep_token", self._get("add_sep_token", True))
+        prefix = source.affixes.prefix if source.affixes else ()
+        affixes = SpecialTokenAffixes(prefix or self._affix("cls_token", self._get("add_bos_token", True)), suffix)
+        return replace(source, affixes=affixes)
+
+    def _written(self, token: int) -> str:
+        """A token as BERT's own vocabulary has it: with ## if it continues a word."""
+        text = self.tokens[token]
+        if token in self.special or self.types[token] in (CONTROL, UNKNOWN):
+            return text
+        return text[1:] if text.startswith(METASPACE) else f"##{text}"
+
     def _merges(self, scores: Sequence[float]) -> list[tuple[str, str]]:
         """SentencePiece merges the neighbours whose concatenation has the highest score: each split of a piece into two
         pieces is a merge, ranked by the score of the piece."""
@@ -177,11 +250,17 @@ class _Vocabulary:
         return self.special | frozenset(plain)
 
     def _source(
-        self, tokenizer: Tokenizer, to_bytes: Callable[[int], bytes], *, strip_space: bool, default_bos: bool
+        self,
+        tokenizer: Tokenizer,
+        to_bytes: Callable[[int], bytes],
+        *,
+        strip_space: bool,
+        default_bos: bool,
+        default_eos: bool = False,
     ) -> TextSource:
         affixes = SpecialTokenAffixes(
             prefix=self._affix("bos_token", self._get("add_bos_token", default_bos)),
-            suffix=self._affix("eos_token", self._get("add_eos_token", False)),
+            suffix=self._affix("eos_token", self._get("add_eos_token", default_eos)),
         )
         codec = ByteCodec(to_bytes, len(self.tokens), self.special, strip_space)
         special_tokens = {role: self.tokens[token] for role, token in self.special_by_role.items()}

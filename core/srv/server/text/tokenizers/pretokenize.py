@@ -1,7 +1,8 @@
 """The pre-tokenizers of byte-level BPE, by their names in GGUF files (`tokenizer.ggml.pre`, defined by llama.cpp).
 
 Owns the table of names. Must not know files or vocabularies. Each entry does the same as the original model's
-tokenizer.json. Other names are refused, because a wrong split gives wrong ids without any error.
+tokenizer.json. Other names are refused, because a wrong split gives wrong ids without any error: those of llama.cpp
+whose tokens are not bytes (gemma4, granite-embed-multi-311m, sarvam-moe, whitespace), and afmoe.
 """
 
 from __future__ import annotations
@@ -55,6 +56,43 @@ DEEPSEEK_LLM = (
     r"\p{N}+",
 )
 PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
+SPARK = (
+    *DEEPSEEK_V3[:2],
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
+    r"\p{N}",
+)
+JAIS2 = LLAMA3.removesuffix(SPACES) + (
+    r"\s*[\r\n]+|" + "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"\s{1}"
+)
+YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    GPT4O.replace(r"\p{N}{1,3}", r"\p{N}"),
+)
+# Letters other than Chinese characters, which are words of their own.
+KIMI_UPPER, KIMI_LOWER = (f"[{letters}&&[^\\p{{Han}}]]" for letters in (UPPER[1:-1], LOWER[1:-1]))
+KIMI_K2 = (
+    r"\p{Han}+|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}*{KIMI_LOWER}+{CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}+{KIMI_LOWER}*{CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + SPACES
+)
+WITH_MARKS = (
+    r"[^\r\n\p{L}\p{N}]?((?=[\p{L}\p{M}])([^a-z]))*((?=[\p{L}\p{M}])([^A-Z]))+" + CONTRACTIONS + "?"
+    r"|[^\r\n\p{L}\p{N}]?((?=[\p{L}\p{M}])([^a-z]))+((?=[\p{L}\p{M}])([^A-Z]))*" + CONTRACTIONS + "?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + SPACES
+)
+BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+EXAONE_MOE = CONTRACTIONS + (
+    r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+CHAMELEON = (
+    *("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}"),
+    *(r"[\p{P}!-/:-@\[-`{-~]", GPT2),
+)
 FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")
 
 
@@ -82,21 +120,44 @@ class PreTokenizer:
 def _table() -> dict[str, PreTokenizer]:
     digits = (r"\p{N}", GPT2)
     families = [
-        (PreTokenizer((GPT2,)), "gpt-2 phi-2 jais trillion gigachat a.x-4.0 mellum granite-docling exaone4"),
+        (
+            PreTokenizer((GPT2,)),
+            "gpt-2 phi-2 jais trillion gigachat a.x-4.0 mellum granite-docling exaone4 modern-bert roberta-bpe "
+            "jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code",
+        ),
         (PreTokenizer((GPT2,), nfc=True), "mpt olmo"),
-        (PreTokenizer(digits), "smollm starcoder refact codeshell minerva-7b"),
+        (PreTokenizer(digits), "smollm starcoder refact codeshell minerva-7b exaone mellum2"),
         (PreTokenizer(digits, nfc=True), "command-r"),
-        (PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True), "llama3 llama-v3 llama-bpe falcon3 lfm2"),
-        (PreTokenizer((LLAMA3,)), "dbrx smaug-bpe glm4 chatglm-bpe"),
-        (PreTokenizer((QWEN2,), nfc=True), "qwen2"),
-        (PreTokenizer((QWEN2,)), "deepseek-r1-qwen stablelm2 hunyuan grok-2"),
+        (
+            PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True),
+            "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        ),
+        (PreTokenizer((LLAMA3,)), "dbrx smaug-bpe chatglm-bpe"),
+        (PreTokenizer((LLAMA3,), ignore_merges=True), "glm4 glm5"),
+        (PreTokenizer((r"\p{N}{1,3}", LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")), ignore_merges=True), "minicpm5"),
+        (PreTokenizer((JAIS2,)), "jais-2"),
+        (PreTokenizer((QWEN2,), nfc=True), "qwen2 kormo f2llmv2 megrez"),
+        (PreTokenizer((QWEN2,)), "deepseek-r1-qwen stablelm2 hunyuan grok-2 solar-open"),
+        (PreTokenizer((QWEN2.removeprefix(f"{CONTRACTIONS}|"),)), "ufakzeka"),
+        (PreTokenizer(("[^\n]+|[\n]+", QWEN2)), "laguna"),
         (PreTokenizer((QWEN35,), nfc=True), "qwen35"),
         (PreTokenizer((SEED_CODER,)), "seed-coder"),
         (PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
-        (PreTokenizer((GPT4O,)), "gpt-4o llama4"),
+        (PreTokenizer(YOUTU, ignore_merges=True), "youtu"),
+        (PreTokenizer((GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
+        (PreTokenizer((WITH_MARKS,), ignore_merges=True), "granite-embed-multi-97m"),
+        (PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)), "tiny_aya cohere2moe"),
+        (PreTokenizer((KIMI_K2,)), "kimi-k2"),
+        (PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")), "superbpe"),
+        (PreTokenizer((BAILING,)), "bailingmoe bailingmoe2 llada-moe"),
+        (PreTokenizer((EXAONE_MOE,)), "exaone-moe"),
         (PreTokenizer(DEEPSEEK_LLM), "deepseek-llm"),
         (PreTokenizer(DEEPSEEK_CODER), "deepseek-coder"),
-        (PreTokenizer(DEEPSEEK_V3), "deepseek-v3 hunyuan-dense"),
+        (PreTokenizer(DEEPSEEK_V3), "deepseek-v3 hunyuan-dense hy_v4 joyai-llm"),
+        (PreTokenizer(SPARK), "spark2_5"),
+        (PreTokenizer((BLOOM,)), "bloom poro-chat gpt3-finnish"),
+        (PreTokenizer((BLOOM, r"\p{N}")), "viking"),
+        (PreTokenizer(CHAMELEON, add_bos=True), "chameleon"),
         (PreTokenizer(FALCON), "falcon"),
         (PreTokenizer((PUNCTUATION, GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), "default"),
     ]
