@@ -148,6 +148,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "OlmoForCausalLM": "olmo",
         "PhiMoEForCausalLM": "phimoe",
         "SeedOssForCausalLM": "seed_oss",
+        "XverseForCausalLM": "xverse",
     }
 )
 _SUFFIX = "ForCausalLM"
