@@ -38,6 +38,7 @@ UNSTATED: Mapping[str, Mapping[str, Any]] = {
     "BailingMoeForCausalLM": {"num_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "BailingMoeV2ForCausalLM": {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512},
     "GraniteMoeHybridForCausalLM": {"layer_types": ["attention" if layer == 5 else "mamba" for layer in range(LAYERS)]},
+    "XverseForCausalLM": {"num_experts": 64, "moe_top_k": 6, "num_shared_experts": 2},
     "BambaForCausalLM": {"attn_layer_indices": [3]},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M-M*-M"},
 }

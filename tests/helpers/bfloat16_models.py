@@ -210,6 +210,7 @@ MIXTURES = {
     "MiMoV2FlashForCausalLM": Model("mimo_v2_flash", {**MIMO, "moe_intermediate_size": 32}, COUNT),
     "BailingMoeForCausalLM": Model("bailing_moe", BAILING, COUNT),
     "BailingMoeV2ForCausalLM": Model("bailing_moe_v2", BAILING, COUNT),
+    "XverseForCausalLM": Model("xverse", {**HEADS, "intermediate_size": 32}),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),
     "MiniMaxM2ForCausalLM": Model("minimax_m2", MINIMAX_M2, COUNT),
     "GptOssForCausalLM": Model("gpt_oss", {**PAD, "head_dim": 64, "num_local_experts": 5, "sliding_window": 5}),

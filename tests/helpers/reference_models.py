@@ -186,6 +186,68 @@ def _bailing_route(c: Fields, w: Weights, name: str, x: Tensor) -> tuple[Tensor,
     return ids, weights / weights.sum(-1, keepdim=True) * c["routed_scaling_factor"]
 
 
+def _xverse_shapes(c: Fields) -> Shapes:
+    hidden, inner = c["hidden_size"], c["intermediate_size"]
+    dim = hidden // c["num_attention_heads"]
+    shapes: Shapes = {"model.norm.weight": (hidden,)}
+    shapes |= dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (c["vocab_size"], hidden))
+    for layer in range(c["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        norms = (f"{prefix}.input_layernorm.weight", f"{prefix}.post_attention_layernorm.weight")
+        shapes |= dict.fromkeys(norms, (hidden,))
+        shapes |= dict.fromkeys((f"{prefix}.self_attn.{name}_proj.weight" for name in "qo"), (hidden, hidden))
+        keys = (c["num_key_value_heads"] * dim, hidden)
+        shapes |= dict.fromkeys((f"{prefix}.self_attn.{name}_proj.weight" for name in "kv"), keys)
+        mlps = [(f"{prefix}.mlp", inner)]
+        if c["num_experts"]:
+            shapes |= {f"{prefix}.mlp.router.weight": (c["num_experts"], hidden)}
+            mlps = [(f"{prefix}.mlp.experts.{expert}", inner) for expert in range(c["num_experts"])]
+            mlps += [(f"{prefix}.mlp.shared_experts", inner * c["num_shared_experts"])]
+        for name, size in mlps:
+            shapes |= dict.fromkeys((f"{name}.gate_proj.weight", f"{name}.up_proj.weight"), (size, hidden))
+            shapes |= {f"{name}.down_proj.weight": (hidden, size)}
+    return shapes
+
+
+def _xverse(c: Fields, w: Weights, tokens: Tensor) -> Tensor:
+    """xverse_moe.py of SGLang, and xverse.py of vLLM for models without experts."""
+    heads, keys, eps = c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
+    dim = c["hidden_size"] // heads
+
+    def feed(x: Tensor, name: str) -> Tensor:
+        return gated(x, *(w[f"{name}.{part}_proj.weight"] for part in ("gate", "up", "down")))
+
+    x = w["model.embed_tokens.weight"][tokens]
+    for layer in range(c["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        y = rms_norm(x, w[f"{prefix}.input_layernorm.weight"], eps)
+        q, k, v = (
+            F.linear(y, w[f"{prefix}.self_attn.{name}_proj.weight"]).view(len(x), count, dim)
+            for name, count in (("q", heads), ("k", keys), ("v", keys))
+        )
+        out = attended(rotated(q, c["rope_theta"], dim), rotated(k, c["rope_theta"], dim), v, dim**-0.5)
+        x = x + F.linear(out, w[f"{prefix}.self_attn.o_proj.weight"])
+        y, name = rms_norm(x, w[f"{prefix}.post_attention_layernorm.weight"], eps), f"{prefix}.mlp"
+        if not c["num_experts"]:
+            x = x + feed(y, name)
+            continue
+        best = F.linear(y, w[f"{name}.router.weight"]).float().softmax(-1).topk(c["moe_top_k"])
+        weights = best.values / best.values.sum(-1, keepdim=True) if c["norm_topk_prob"] else best.values
+        routed = mixed(y, best.indices, weights, lambda each, row, name=name: feed(row, f"{name}.experts.{each}"))
+        x = x + routed + feed(y, f"{name}.shared_experts")
+    return F.linear(rms_norm(x, w["model.norm.weight"], eps), w["lm_head.weight"])
+
+
+_XVERSE: Fields = {
+    "architectures": ["XverseForCausalLM"],
+    "model_type": "xverse",
+    "rope_theta": 600.0,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 8,
+    "moe_top_k": 3,
+    "num_shared_experts": 2,
+    "norm_topk_prob": False,
+}
 _BAILING: Fields = {
     "architectures": ["BailingMoeForCausalLM"],
     "model_type": "bailing_moe",
@@ -203,6 +265,7 @@ _EMBEDDINGS = "model.word_embeddings.weight"
 # By model types.
 FAMILIES: dict[str, Family] = {
     "bailing_moe": Family("BailingMoeForCausalLM", _BAILING, _bailing_shapes, _bailing, _EMBEDDINGS),
+    "xverse": Family("XverseForCausalLM", _XVERSE, _xverse_shapes, _xverse),
     "bailing_moe_v2": Family(
         "BailingMoeV2ForCausalLM",
         {

@@ -163,6 +163,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "PhiMoEForCausalLM": "phimoe",
         "SeedOssForCausalLM": "seed_oss",
         "SolarForCausalLM": "solar",
+        "XverseForCausalLM": "xverse",
     }
 )
 # Architectures whose published configurations name the class of another one: by that class, the field that says so, its

@@ -171,6 +171,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "bailing_moe",
         {**BAILING, "use_qkv_bias": True, "norm_topk_prob": False, "num_shared_experts": None},
     ),
+    "xverse": ("xverse", {}),
+    "xverse with weights of a sum of 1": ("xverse", {"norm_topk_prob": True, "num_shared_experts": 1}),
+    "xverse without experts": ("xverse", {"num_experts": None}),
     "bailing_moe_v2": ("bailing_moe_v2", BAILING),
     "bailing_moe_v2 without norms of heads, wholly rotated": (
         "bailing_moe_v2",
@@ -196,6 +199,7 @@ SHARDED = [
     "mimo_v2_flash",
     "bailing_moe with biases, and weights as they are",
     "bailing_moe_v2",
+    "xverse",
 ]
 
 
@@ -290,6 +294,8 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
             {"moe_shared_expert_intermediate_size": 7},
             "moe_shared_expert_intermediate_size = 7",
         ),
+        ("XverseForCausalLM", {"bias": True}, "bias = True"),
+        ("XverseForCausalLM", {"num_experts": 2, "moe_top_k": 3}, "num_experts_per_tok = 3 of 2 experts"),
         ("Glm4MoeLiteForCausalLM", {"rope_interleave": False}, "rope_interleave = False"),
         ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense", "moe", "moe"]}, "mlp_layer_types = ['dense', 'moe'"),
     ],
