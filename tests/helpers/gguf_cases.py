@@ -148,6 +148,12 @@ CASES: dict[str, Case] = {
     ),
     "modern-bert": Case("modernbert", {**NO_KV, "local_attention": 8, "num_hidden_layers": 4}, auto=AutoModel),
     "nomic-bert": Case("nomic_bert", NO_KV, NOMIC, auto=AutoModel),
+    "jina-bert-v3": Case(
+        "jina_embeddings_v3",
+        {**NO_KV, "type_vocab_size": 1, "pad_token_id": 1},
+        {"architectures": ["XLMRobertaModel"], "lora_adaptations": ["task"]},
+        auto=AutoModel,
+    ),
     "mpt": Case(
         "mpt", {"n_layers": 2, "n_heads": 4, "d_model": 64, **NO_HEAD_DIM}, {"architectures": ["MPTForCausalLM"]}
     ),
@@ -337,15 +343,22 @@ def expected(model: Any, tokens: Tensor) -> Tensor:
 
 
 def write_gguf(
-    name: str, folder: Path, path: Path, kind: Kind = Kind.F32, *, experts: Kind | None = None, tensors: int = 0
+    name: str,
+    folder: Path,
+    path: Path,
+    kind: Kind = Kind.F32,
+    *,
+    experts: Kind | None = None,
+    tensors: int = 0,
+    record: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the checkpoint in `folder`, of the model of a case, as a GGUF file.
 
     Matrices are stored as `kind`, those of experts as `experts` if it is given, and the checkpoint gets their
     dequantized values. Routers, convolutions and vectors stay in float32. `tensors`: how many a file has at most, if
-    there are to be several.
+    there are to be several. `record`: in place of that of the case.
     """
-    record = recorded()[name]
+    record = record or recorded()[name]
     sources = load_file(folder / "model.safetensors")
     writer = gguf.GGUFWriter(path, record["metadata"]["general.architecture"], split_max_tensors=tensors)
     for key, value in record["metadata"].items():

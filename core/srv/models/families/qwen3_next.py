@@ -107,7 +107,6 @@ def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing) -> MoE:
 
 
 GGUF_NAMES = (
-    state_space_names("linear_attn"),
     HEAD_NORM_NAMES,
     layer_names(
         {
@@ -120,6 +119,7 @@ GGUF_NAMES = (
             "post_attention_norm": "post_attention_layernorm",
         }
     ),
+    state_space_names("linear_attn"),
 )
 GGUF_FIELDS = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",

@@ -60,6 +60,22 @@ def test_experts_of_gpt_oss_are_in_mxfp4(tmp_path: Path) -> None:
     assert ours.loaded_bytes() == planned_bytes(path, dequantize_weights=False)
 
 
+def test_older_files_of_qwen3_next_have_queries_keys_values_and_gates_of_each_head_together(tmp_path: Path) -> None:
+    """As its checkpoints do."""
+    record = recorded()["qwen3next"]
+    tensors = dict(record["tensors"])
+    layers = tensors.pop("blk.{}.attn_qkv.weight")["layers"]
+    del tensors["blk.{}.attn_gate.weight"]
+    source = "model.layers.{}.linear_attn.in_proj_qkvz.weight"
+    whole = {"source": source, "shape": [192, 64], "begin": 0, "axes": [[192 * 64, 1]], "layers": layers}
+    model, path = CASES["qwen3next"].made(), tmp_path / "model.gguf"
+    model.save_pretrained(tmp_path)
+    write_gguf("qwen3next", tmp_path, path, record={**record, "tensors": {**tensors, "blk.{}.ssm_in.weight": whole}})
+    tokens, facts = tokens_of(model), read_facts(path)
+    ours = served_logits(built(path, impl="srv"), facts, tokens)
+    torch.testing.assert_close(ours, expected(model, tokens), atol=2e-4, rtol=1e-4)
+
+
 @every("name", ["deepseek3", "glm4", "gpt-oss", "phi3"])
 def test_ranks_load_their_parts(name: str, tmp_path: Path) -> None:
     """Of fused and permuted matrices, of the two parts of an up-projection, and of experts and their biases."""
