@@ -29,6 +29,7 @@ DOWNLOAD_AGAIN = "The file is incomplete or damaged: download it again and compa
 _PREDICTION = ".eh_proj.weight"  # joins the embedding of the next token and a hidden state
 _QWEN_PREDICTION = "mtp."  # where "fc" does it
 _MIMO_PREDICTION = "model.mtp_layers."
+_ERNIE_PREDICTION = "model.mtp_"  # where "linear_proj" does it
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -150,9 +151,12 @@ def _read(folder: Path, paths: tuple[Path, ...], stamps: Stamps) -> Checkpoint:
 
 def _prediction_layers(names: Iterable[str]) -> tuple[str, ...]:
     """The prefixes of layers that predict further tokens (MTP), which are not served: those after the model's own."""
-    of_qwen = f"{_QWEN_PREDICTION}fc.weight"
-    ends = (name for name in names if name.endswith(_PREDICTION) or name == of_qwen)
-    found = [_QWEN_PREDICTION if name == of_qwen else name.removesuffix(_PREDICTION[1:]) for name in ends]
+    joined = {
+        f"{_QWEN_PREDICTION}fc.weight": _QWEN_PREDICTION,
+        f"{_ERNIE_PREDICTION}linear_proj.0.weight": _ERNIE_PREDICTION,
+    }
+    ends = (name for name in names if name.endswith(_PREDICTION) or name in joined)
+    found = (joined.get(name, name.removesuffix(_PREDICTION[1:])) for name in ends)
     return (*found, _MIMO_PREDICTION)
 
 

@@ -16,7 +16,7 @@ from model_cells import made_config
 from models_small import GRANITE, SIZES, built, expected_logits, our_logits, randomized, tokens_of
 from planned_sizes import check_sizes
 from reference_models import FAMILIES, reference
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from thread_ranks import on_ranks
 from transformers import AutoModelForCausalLM
 
@@ -237,6 +237,25 @@ def test_logits_and_parameter_counts_are_those_of_the_reference(case: str, tmp_p
     assert counted >= sum(parameter.numel() for parameter in model.parameters())
     assert facts.parameters == derive.parameters(native_tree(facts.architecture, facts.config)) == counted
     check_sizes(tmp_path, ours)
+
+
+@every(
+    ("case", "names"),
+    [
+        ("ernie4_5_moe", ("model.mtp_linear_proj.0.weight", "model.mtp_block.0.mlp.up_proj.weight")),
+        ("exaone_moe", ("mtp.fc.weight", "mtp.layers.0.input_layernorm.weight")),
+        ("mimo_v2_flash", ("model.mtp.layers.0.eh_proj.weight", "model.mtp.layers.0.enorm.weight")),
+        ("bailing_moe_v2", ("model.layers.3.eh_proj.weight", "model.layers.3.enorm.weight")),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_not_read(case: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    """Their names are those of published checkpoints."""
+    saved(case, tmp_path)
+    before, path = read_facts(tmp_path), tmp_path / "model.safetensors"
+    save_file({**load_file(path), **{name: torch.ones(3) for name in names}}, path)
+    facts = read_facts(tmp_path)
+    assert facts.parameters == before.parameters
+    assert built(tmp_path, impl="srv").loaded_bytes() == facts.weight_bytes == before.weight_bytes
 
 
 @every("case", SHARDED)
