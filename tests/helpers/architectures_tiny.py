@@ -169,6 +169,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_text": {**SHARED_KEYS, "global_head_dim": 2 * HEAD_DIM},
     "gemma4_unified_text": {**SHARED_KEYS, "global_head_dim": 2 * HEAD_DIM},
     "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": {"layer_types": DELTA_AND_ATTENTION},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},

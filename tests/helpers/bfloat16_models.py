@@ -121,6 +121,8 @@ JAMBA = {
     "expert_layer_period": 1,
     "expert_layer_offset": 0,
     "num_experts": COUNT,
+    "mamba_dt_rank": 8,
+    "mamba_d_state": 16,
 }
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
