@@ -174,6 +174,10 @@ CASES: dict[str, Case] = {
         },
     ),
     "deepseek3": Case("deepseek_v3", {**DEEPSEEK, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "deepseek32": Case(
+        "deepseek_v32",
+        {**DEEPSEEK, "index_n_heads": 24, "index_head_dim": 32, "index_topk": 8, "pad_token_id": None},
+    ),
     "glm4": Case("glm4", {"attention_bias": True, "partial_rotary_factor": 0.5}),
     "chatglm": Case("glm", {"attention_bias": True, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}),
     "glm4moe": Case(

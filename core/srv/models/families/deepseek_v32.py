@@ -12,12 +12,20 @@ from typing import Any
 from srv.models.blueprint import MLP, MoE, Part, alike
 from srv.models.blueprint.indexers import indexer_types
 from srv.models.blueprint.latent import Latent
+from srv.models.checkpoints.gguf_layout import layer_names
 from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
 from srv.models.families.builders.deepseek import DEFAULTS as BASE
-from srv.models.families.builders.deepseek import WEIGHTS, deepseek_sizes, feed_forward, rotary_dims, sparse_layers
+from srv.models.families.builders.deepseek import (
+    WEIGHTS,
+    deepseek_sizes,
+    feed_forward,
+    gguf_layout,
+    rotary_dims,
+    sparse_layers,
+)
 from srv.models.families.builders.latent import index_dims, indexer_part, latent_attention
 from srv.models.families.deepseek_v3 import routing
 from srv.models.layers.moe_config import ExpertActivation
@@ -100,6 +108,21 @@ DEFAULTS: Mapping[str, Any] = {
     "eos_token_id": 1,
 }
 
+_GGUF_INDEXER = layer_names(
+    {
+        "indexer.attn_q_b": "self_attn.indexer.wq_b",
+        "indexer.attn_k": "self_attn.indexer.wk",
+        "indexer.k_norm": "self_attn.indexer.k_norm",
+        "indexer.proj": "self_attn.indexer.weights_proj",
+    }
+)
+_GGUF_INDEX_FIELDS = {
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}
+_GGUF = gguf_layout("noaux_tc", first_k_dense_replace=0)
+
 V32 = Architecture(
     name="DeepseekV32ForCausalLM",
     tree=v32_tree,
@@ -115,6 +138,11 @@ V32 = Architecture(
         "topk_group": 4,
         "index_n_heads": 64,
     },
+    gguf=_GGUF._replace(
+        name="deepseek32",
+        weights=(_GGUF_INDEXER, *_GGUF.weights),
+        fields={**_GGUF.fields, **_GGUF_INDEX_FIELDS},
+    ),
     model_type="deepseek_v32",
     weights=WEIGHTS,
     runs_through_transformers=False,
