@@ -84,6 +84,7 @@ EFFECTS: Mapping[str, str] = {
     "quantization_param_path": SCALES + "test_quantization_param_path",
     "calculate_kv_scales": SCALES + "test_calculate_kv_scales",
     "fp8_gemm_backend": PRODUCTS + "test_fp8_gemm_backend",
+    "activation_precision": "tests/platforms/cpu/test_precision.py::test_activation_precision",
     "mxfp4_moe_precision": PRODUCTS + "test_mxfp4_moe_precision",
     # limits of clients
     "api_key_file": LIMITS + "test_api_key_file",

@@ -69,7 +69,7 @@ def test_arguments_are_the_published_ones_and_our_own() -> None:
     ours |= {"max_held_request_bytes", "max_connections", "connection_timeout_seconds"}
     ours |= {"api_key_file", "admin_api_key", "allowed_hosts", "allowed_origins"}
     ours |= {"dequantize_weights", "pooling", "score_template", "ui", "access_log", "uds", "root_path", "api_keys_file"}
-    ours |= {"share_cache", "trust_request_chat_template"}
+    ours |= {"share_cache", "trust_request_chat_template", "activation_precision"}
     ours |= {"ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "calculate_kv_scales"}
     of_other_releases = {"attn_cp_size", "nsa_prefill_cp_mode", "speculative_draft_model_quantization"}
     ours |= of_other_releases  # of SGLang, for which vendors' launch lines are written

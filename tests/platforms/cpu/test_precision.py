@@ -16,9 +16,11 @@ from srv.testing.engine import LocalEngine, user_input
 from srv_cpu.op_specs import NATIVE, NATIVE_FULL
 from srv_kernels import oracles
 from srv_kernels.cpu.library import load
+from srv_matrix.pytest_plugin import covers
 
 pytestmark = pytest.mark.skipif(load().library is None, reason="the native kernels are not built")
-FULL = ("--activation-precision", "full")
+FLAG = "--activation-precision"
+FULL = (FLAG, "full")
 WEIGHTS = ("AWQ", "awq"), ("GPTQ with an order of inputs", "gptq in another order")
 
 
@@ -97,10 +99,13 @@ def test_a_value_without_effect_is_refused(form: str, kind: str, code: str, tmp_
     assert found == ([code] if code else [])
 
 
-def test_an_engine_binds_what_is_planned(tmp_path: Path) -> None:
+@covers("activation_precision=int8", "activation_precision=full", platform="cpu")
+def test_activation_precision(tmp_path: Path) -> None:
     write_stored(tmp_path, made("phi3"), stored_form("awq"))
-    arguments = ["--device", "cpu", "--model-path", str(tmp_path), "--dtype", "float32", *FULL]
-    with LocalEngine.launch([*arguments, "--max-total-tokens", "256"]) as engine:
-        running = engine.ready.kernels
-        assert running == {kernel.key: kernel.name for kernel in engine.context.kernels.kernels}
-    assert {name for key, name in running.items() if key.startswith("linear_gguf ")} == {NATIVE_FULL}
+    bound = {"int8": NATIVE, "full": NATIVE_FULL}
+    for value, name in bound.items():
+        arguments = ["--device", "cpu", "--model-path", str(tmp_path), "--dtype", "float32", FLAG, value]
+        with LocalEngine.launch([*arguments, "--max-total-tokens", "256"]) as engine:
+            running = engine.ready.kernels
+            assert running == {kernel.key: kernel.name for kernel in engine.context.kernels.kernels}
+        assert {each for key, each in running.items() if key.startswith("linear_gguf ")} == {name}

@@ -19,6 +19,7 @@ from srv.args.groups.schedule import ScheduleArgs
 from srv.args.groups.weights import WeightsArgs
 from srv.platform.facts import Constraint, ResolutionContext
 from srv.quantization.formats.fp8 import METHOD as FP8
+from srv.quantization.formats.online import INT8WO
 from srv.quantization.registry import method_of
 from srv.specs import SlidingWindow
 
@@ -40,7 +41,7 @@ EFFECTIVE_WITH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "quantization_param_path": {"kv_cache_dtype": "fp8_e4m3"},
         "calculate_kv_scales": {"kv_cache_dtype": "fp8_e4m3"},
         "fp8_gemm_backend": {"quantization": FP8.name},
-        "activation_precision": {"torchao_config": "int8wo"},
+        "activation_precision": {"torchao_config": INT8WO.name},
     }
 )
 

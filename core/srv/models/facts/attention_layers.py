@@ -11,7 +11,6 @@ from srv.models.families.trees import native_tree_of_model
 from srv.specs import AttentionLayer, ModelFacts, attention_specs
 
 SINKS = ("flint", "granite_swa", "granitemoe_swa")  # model types with attention sinks in all layers
-WINDOW_SINKS = ("mimo_v2_flash",)  # and in those with a window
 
 
 @kept_per_object
@@ -44,7 +43,7 @@ def _of_facts(model: ModelFacts) -> tuple[AttentionLayer, ...]:
             window=group.window or (window if isinstance(window, int) and window > 0 else None),
             soft_cap=float(cap) if isinstance(cap, (int, float)) and cap else None,
             chunk=_chunk(config, index),
-            sinks=config.get("model_type") in (SINKS if group.window is None else SINKS + WINDOW_SINKS),
+            sinks=config.get("model_type") in SINKS,
         )
         for group in attention_specs(model.cache_groups)
         for index in group.layers

@@ -39,7 +39,7 @@ def test_logits_and_parameter_counts_are_those_of_the_published_code(case: str, 
     torch.testing.assert_close(our_logits(ours, TOKENS), expected, atol=2e-4, rtol=1e-4)
     assert expected.std() > 0.3, "the logits are too flat for the comparison to mean anything"
     (published,) = model.config["architectures"]
-    assert facts.architecture == known_name(published)
+    assert facts.architecture == known_name(published, model.config)
     counted = sum(tensor.numel() for tensor in weights.values())
     assert facts.parameters == derive.parameters(native_tree(facts.architecture, facts.config)) == counted
     assert facts.context_length == 256
@@ -139,7 +139,7 @@ def test_layers_of_mimo_that_predict_further_tokens_are_named(tmp_path: Path) ->
 )
 def test_fields_that_are_not_implemented_are_refused_by_name(case: str, fields: dict[str, Any], named: str) -> None:
     model: Published = CASES[case]
-    name = known_name(model.config["architectures"][0])
+    name = known_name(model.config["architectures"][0], model.config)
     native_tree(name, model.config)
     with pytest.raises(UnsupportedConfig, match=re.escape(named)):
         native_tree(name, {**model.config, **fields})

@@ -49,20 +49,6 @@ SERVED: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 8},  # which does not hand on keyword arguments to its attention
     "bert": {**PLAIN, "is_decoder": True},  # which computes more after its last norm than an output layer
     "roberta": {**PLAIN, "is_decoder": True},  # whose first position is not 0
-    "glm4_moe_lite": {  # whose values are smaller than its keys
-        "num_key_value_heads": 6,
-        "q_lora_rank": 12,
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "moe_intermediate_size": 24,
-        "first_k_dense_replace": 1,
-    },
     "gpt_oss": {**EXPERTS, "head_dim": 8, "sliding_window": 5},  # which has attention sinks
     "mimo_v2_flash": {  # which has them in layers with a window, whose KV heads are twice as many
         **EXPERTS,
@@ -286,12 +272,12 @@ def test_unknown_architecture(tmp_path: Path) -> None:
 
 def test_an_encoder_without_native_layers_is_refused_with_those_that_have_them(tmp_path: Path) -> None:
     small_model("llama").save_pretrained(tmp_path)
-    edit_config(tmp_path, architectures=["MPNetModel"], model_type="mpnet")
+    edit_config(tmp_path, architectures=["DebertaModel"], model_type="deberta")
     with pytest.raises(ModelError) as caught:
         built(tmp_path)
     assert str(caught.value) == (
-        f"model MPNetModel ({tmp_path}): transformers {transformers.__version__} has no causal model of that type"
-        " (model_type 'mpnet'), and srv has no native layers for it, by which alone encoders are computed."
+        f"model DebertaModel ({tmp_path}): transformers {transformers.__version__} has no causal model of that type"
+        " (model_type 'deberta'), and srv has no native layers for it, by which alone encoders are computed."
         f" Serve an encoder of a class that has them ({', '.join(encoder_names())}), or a causal model"
         " [unsupported_architecture]"
     )
