@@ -122,7 +122,7 @@ L1 = (
         "pool.accounting",
         "memory() accounts for a pool, with as many bytes as it has",
         "Return the bytes that are free now according to the driver, not at start-up, and in no other unit.",
-        (*POOL, "platform.memory"),
+        (*POOL, "platform.memory", "pool.cache_specs"),
     ),
     _device_check(
         "backends.exercised",

@@ -389,7 +389,7 @@ GRAPHS = (
         "row_counts",
         "captured steps with different row counts can be replayed alternately, and one with many rows",
         "Store the state of a captured step by its key.",
-        (*_CAPTURED, "attention.mixed", "graph.replay", "graph.lengths"),
+        (*_CAPTURED, "attention.mixed", "graph.replay", "graph.lengths", "graph.padding"),
     ),
     _graph_check(
         "back_to_back",

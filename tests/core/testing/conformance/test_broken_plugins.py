@@ -247,7 +247,8 @@ def test_attention_is_judged_although_keys_and_values_are_stored_wrongly(
 ) -> None:
     report = reports[fault.plugin].result()
     unjudged = [each.check for each in report.of("skipped") if f"{fault.check} failed" in each.message]
-    assert unjudged == [check.name for check in GRAPHS]
+    without_a_fault = {each.check for each in reports["unbroken"].result().of("skipped")}
+    assert unjudged == [check.name for check in GRAPHS if check.name not in without_a_fault]
     passed = {each.check for each in report.of("passed")}
     assert {"attention.several_pages", "attention.gqa", "attention.extend", "attention.window_pages"} <= passed
 

@@ -1,6 +1,6 @@
 """Attention stores the keys and values of all layers in the buffers of the first layer.
 
-Caught by attention.layers at L2, naming "12 layers".
+Caught by attention.layers at L2, naming "66 layers".
 """
 
 from __future__ import annotations
