@@ -257,7 +257,8 @@ def _check_candidates(kit: Kit) -> str:
 def top_k(kit: Kit) -> str:
     """The same with the k most likely tokens; of those that equal the last one, any that fit may be kept, or all."""
     rows = [Row(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)]
-    seen = _check_exact(kit, [*rows, Row(logits(MEDIUM, 24), top_k=300)], Row(_large_logits(25), top_k=3))
+    rows += [Row(logits(MEDIUM, 24), top_k=300), Row(logits(4 * MEDIUM, 27), top_k=2500)]
+    seen = _check_exact(kit, rows, Row(_large_logits(25), top_k=3))
     tied = logits(SMALL, 26)
     tied[[4, 11, 30, 49]] = np.sort(tied)[-4]
     row = Row(tied, top_k=5)
