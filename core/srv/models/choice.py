@@ -83,10 +83,13 @@ def choose_layers(
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     stored = quantization_methods.method_of(facts)
     dequantized = stored if method is None and stored is not None and resolved_format == "safetensors" else None
-    if tree is None and method is not None and resolved_format != "gguf":
-        done = "would be quantized" if method.online else "are quantized"
-        when = " at load" if method.online else ""
-        reason = f"its weights {done} with {method.name}{when}, which only native layers support: {fallback}"
+    if tree is None and method is not None and resolved_format == "gguf":
+        method = None  # the loader dequantizes its blocks
+    if tree is None and method is not None and (method.online or method.schemes is None):
+        reason = f"its weights are quantized with {method.name}, which does not say how each layer holds them"
+        if method.online:
+            reason = f"its weights would be quantized with {method.name} at load"
+        reason += f", which only native layers support: {fallback}"
         argument = "--torchao-config" if online_quantization else "--quantization"
         remedy = f"Leave out {argument}" if method.online else "Use the checkpoint in full precision"
         if method.dequantizable:

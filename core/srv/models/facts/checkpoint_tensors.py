@@ -8,6 +8,7 @@ from srv.models.checkpoints.expert_tensors import divisions
 from srv.models.checkpoints.gguf_header import read_header
 from srv.models.checkpoints.gguf_layout import weights_by_name
 from srv.models.checkpoints.safetensors_header import read_checkpoint
+from srv.models.checkpoints.text_names import text_weight_name
 from srv.models.facts.layer_names import layer_names
 from srv.models.families.registry import gguf_layout, weight_mapping
 from srv.quantization.formats.fp8_weights import DTYPE as FP8
@@ -43,3 +44,17 @@ def checkpoint_tensors(facts: ModelFacts) -> StoredModel:
         shapes |= dict.fromkeys(division.parts, division.shape)
         renamed |= dict.fromkeys(division.parts, names[name])
     return StoredModel(facts, types, shapes, renamed)
+
+
+def text_tensors(facts: ModelFacts) -> StoredModel:
+    """What safetensors files store of a language model, by its names there: no rule of an architecture is applied.
+
+    Raises ModelError if the files are damaged.
+    """
+    checkpoint = read_checkpoint(Path(facts.path))
+    if checkpoint is None:
+        return StoredModel(facts, {})
+    rename = str if facts.text_part_of is None else text_weight_name
+    named = {name: tensor for stored, tensor in checkpoint.tensors.items() if (name := rename(stored)) is not None}
+    shapes = {name: tensor.shape for name, tensor in named.items()}
+    return StoredModel(facts, {name: tensor.dtype for name, tensor in named.items()}, shapes)
