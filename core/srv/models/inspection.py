@@ -12,6 +12,7 @@ import sys
 
 import msgspec
 
+from srv.models.choice import LayerChoice
 from srv.specs import AttentionLayer, ModelFacts
 
 MODULE = "srv.models.transformers.inspection_process"
@@ -27,21 +28,44 @@ class Refused(msgspec.Struct, frozen=True):
     remedy: str
 
 
+class QuantizedOp(msgspec.Struct, frozen=True):
+    """A call of an op on quantized weights, with the sizes by which its implementation is chosen."""
+
+    op: str
+    sizes: dict[str, int]
+
+
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """`refused`: why the class of transformers cannot be served. `layers`: its attention layers, () if they only show
-    with weights. `unknown`: why nothing is known, "" if it is."""
+    with weights. `quantized`: a clause that says how many of its modules hold quantized weights, "" if none does.
+    `ops`: what they call, each once. `unknown`: why nothing is known of its attention, "" if it is."""
 
     refused: Refused | None = None
     layers: tuple[AttentionLayer, ...] = ()
+    quantized: str = ""
+    ops: tuple[QuantizedOp, ...] = ()
     unknown: str = ""
 
 
-def inspect_model(facts: ModelFacts, timeout_s: float = TIMEOUT_S) -> Inspection:
-    """Build the class that transformers has for a model, without weights, and find its attention layers."""
+class Question(msgspec.Struct, frozen=True):
+    """`method`, `dequantized`: the names of those of a `LayerChoice`, "" for None."""
+
+    facts: ModelFacts
+    method: str = ""
+    dequantized: str = ""
+
+
+def inspect_model(facts: ModelFacts, choice: LayerChoice | None = None, timeout_s: float = TIMEOUT_S) -> Inspection:
+    """Build the class that transformers has for a model, without weights, and find its attention layers.
+
+    `choice`: how its weights are held; None for unquantized ones.
+    """
+    methods = () if choice is None else (choice.method, choice.dequantized)
+    question = Question(facts, *("" if method is None else method.name for method in methods))
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", MODULE],
-            input=msgspec.json.encode(facts),
+            input=msgspec.json.encode(question),
             capture_output=True,
             timeout=timeout_s,
             env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1"},

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -32,7 +31,7 @@ class ConvertedTensor:
 
 @dataclass
 class _Group:
-    """Stored tensors that are converted together, to `parts`. `sources`: the names in files, and those for `storage`."""
+    """Stored tensors that become `parts` together. `sources`: their names in files, and those for `storage`."""
 
     storage: StorageFormat
     sources: dict[str, str]

@@ -44,9 +44,7 @@ class ClassNames:
 
     def of(self, stored: str) -> ClassTensor:
         """As transformers finds it. The name that it returns may be that of no tensor of the class."""
-        name, pattern = rename_source_key(
-            stored, self._renamings, self._converters, self._prefix, self._tensors
-        )
+        name, pattern = rename_source_key(stored, self._renamings, self._converters, self._prefix, self._tensors)
         if name not in self._tensors and stored in self._tensors:
             return ClassTensor(stored)
         for converter in self._converters if pattern is not None else ():

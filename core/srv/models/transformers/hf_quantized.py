@@ -23,14 +23,16 @@ from transformers.pytorch_utils import Conv1D
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.facts.checkpoint_tensors import text_tensors
+from srv.models.inspection import QuantizedOp
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import DOWN, GATE, UP, ExpertSizes, ExpertWeights
 from srv.models.layers.linear import Projection
 from srv.models.layers.moe_config import ExpertActivation, expert_names
 from srv.models.transformers.hf_names import ClassNames, ClassTensor, stacks_experts
+from srv.platform.experts import EXPERT_OP_OF
 from srv.quantization.load_method import make_factory
 from srv.quantization.method import UP_PROJECTION, QuantMethod, StoredModel
-from srv.quantization.schemes import Int8, LayerSchemes
+from srv.quantization.schemes import Int8, LayerSchemes, Scheme
 from srv.specs import ModelFacts
 
 _GATE_UP = "gate_up_proj"  # the parameters of experts in transformers
@@ -84,19 +86,33 @@ class _Shape(nn.Module):
         return super().__getattr__(name)
 
 
+class HeldLinear(NamedTuple):
+    """`stored`: its name in the checkpoint."""
+
+    stored: str
+    outputs: int
+    inputs: int
+    scheme: Scheme
+
+
+class HeldExperts(NamedTuple):
+    sizes: ExpertSizes
+    scheme: Scheme
+
+
 class QuantizedModules(NamedTuple):
     """The modules of a class whose weights a checkpoint stores quantized.
 
     `method`: None if there are none. `stored`: the tensors of the checkpoint, by the names of layers. `layers`: the
-    name of each stored layer that is quantized, by its name in the checkpoint. `linears`: the names of modules, with
-    those of their layers in the checkpoint. `experts`: the sizes of those in modules of these names.
+    name of each stored layer that is quantized, by its name in the checkpoint. `linears`, `experts`: by the names of
+    modules.
     """
 
     method: QuantMethod | None = None
     stored: StoredModel | None = None
     layers: Mapping[str, str] = MappingProxyType({})
-    linears: Mapping[str, str] = MappingProxyType({})
-    experts: Mapping[str, ExpertSizes] = MappingProxyType({})
+    linears: Mapping[str, HeldLinear] = MappingProxyType({})
+    experts: Mapping[str, HeldExperts] = MappingProxyType({})
 
     def __bool__(self) -> bool:
         return bool(self.linears or self.experts)
@@ -106,6 +122,18 @@ class QuantizedModules(NamedTuple):
         parts = [f"{len(self.linears)} linear layers"]
         parts += [f"the experts of {len(self.experts)} layers"] if self.experts else []
         return f"{' and '.join(parts)} hold weights of {name}"
+
+    def ops(self) -> tuple[QuantizedOp, ...]:
+        """What the modules call, each once."""
+        linears = (QuantizedOp(each.scheme.op, _sizes_of(each)) for each in self.linears.values())
+        experts = (
+            QuantizedOp(EXPERT_OP_OF.get(each.scheme.op, ""), each.sizes.op_sizes) for each in self.experts.values()
+        )
+        found: list[QuantizedOp] = []
+        for each in (*linears, *experts):
+            if each not in found:
+                found.append(each)
+        return tuple(found)
 
     def held_name(self, stored: str) -> str | None:
         """The name that a tensor of the checkpoint has in the layers of these modules; None for all other tensors."""
@@ -120,6 +148,10 @@ class QuantizedModules(NamedTuple):
             return None if self.held_name(stored) is not None else stored
         name = self.layers[layer]
         return f"{name}.{suffix}" if self.method is not None and _becomes_float(self.method, name) else None
+
+
+def _sizes_of(linear: HeldLinear) -> dict[str, int]:
+    return {"inputs": linear.inputs, "outputs": linear.outputs}
 
 
 def split_name(stored: str) -> tuple[str, str]:
@@ -189,19 +221,20 @@ class _Finder:
         assert self._method.schemes is not None  # `choose_layers` has refused others
         schemes = self._method.schemes(stored)
         by_name = {name: layer for layer, name in layers.items()}
-        linears = {
-            name: by_name.get(name, name)
-            for name, module in self._linears.items()
-            if (name in by_name or not stored.types)
-            and not _becomes_float(self._method, name)
-            and schemes((name,), module.in_features, False) is not None
-        }
+        linears: dict[str, HeldLinear] = {}
+        for name, module in self._linears.items():
+            if (stored.types and name not in by_name) or _becomes_float(self._method, name):
+                continue
+            scheme = schemes((name,), module.in_features, False)
+            if scheme is not None:
+                sizes = module.out_features, module.in_features
+                linears[name] = HeldLinear(by_name.get(name, name), *sizes, scheme)
         experts = dict(self._experts({_module_of(each) for each in layers.values()}, schemes, bool(stored.types)))
         found = QuantizedModules(self._method, stored, layers, linears, experts)
         for layer, goal in goals.items():
             held = found.held_name(f"{layer}.weight") is not None or _becomes_float(self._method, layers[layer])
             if not held and (goal.name in self._names or goal.converter is not None):
-                self._refuse(layer, goal)
+                raise self._refused_layer(layer, goal)
         return found
 
     def _layer_name(self, layer: str, goal: ClassTensor) -> str:
@@ -229,7 +262,7 @@ class _Finder:
             {name: stored for name, stored in names.items() if name != stored},
         )
 
-    def _experts(self, quantized: set[str], schemes: LayerSchemes, known: bool) -> Iterator[tuple[str, ExpertSizes]]:
+    def _experts(self, quantized: set[str], schemes: LayerSchemes, known: bool) -> Iterator[tuple[str, HeldExperts]]:
         """The experts in modules of the class that the method holds; `quantized`: the modules, if they are `known`."""
         for name, module in self._modules.items():
             if not hasattr(module, "has_gate") or (known and name not in quantized):
@@ -237,17 +270,20 @@ class _Finder:
             sizes = self._sizes(name, module)
             if isinstance(sizes, str):
                 if known:
-                    self._refuse_experts(name, sizes)
+                    raise self._refused_experts(name, sizes)
                 continue
             named = zip(expert_names(name, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
-            held = {schemes(names, inputs, False) for names, inputs in named}
-            if held == {None}:
+            first, down = (schemes(names, inputs, False) for names, inputs in named)
+            if first is None and down is None:
                 continue
             refused = None if self._method.experts is None else self._method.experts(False)
-            if refused is not None or None in held or Int8("static") in held:
-                why = "they are quantized in part" if None in held else "their activations have static scales"
-                self._refuse_experts(name, why if refused is None else refused[0])
-            yield name, sizes
+            if refused is not None:
+                raise self._refused_experts(name, refused[0])
+            if first is None or down is None:
+                raise self._refused_experts(name, "they are quantized in part")
+            if Int8("static") in (first, down):
+                raise self._refused_experts(name, "their activations have static scales")
+            yield name, HeldExperts(sizes, first)
 
     def _sizes(self, name: str, module: Any) -> ExpertSizes | str:
         """The sizes of experts that compute what the op of experts does; a clause if they do not."""
@@ -269,16 +305,16 @@ class _Finder:
             return f"its class has them in parameters of other shapes than [{experts}, {2 * inner}, {hidden}]"
         return ExpertSizes(experts, count, hidden, inner, activation)
 
-    def _refuse_experts(self, name: str, why: str) -> None:
+    def _refused_experts(self, name: str, why: str) -> ModelError:
         reason = f"the experts {name} are quantized with {self._method.name}, which no layers can hold here: {why}"
-        raise _refused(self._facts, reason, self._remedy())
+        return _refused(self._facts, reason, self._remedy())
 
-    def _refuse(self, layer: str, goal: ClassTensor) -> None:
+    def _refused_layer(self, layer: str, goal: ClassTensor) -> ModelError:
         module = goal.name.rpartition(".")[0]
         kind = type(self._modules.get(module)).__name__
         how = f"is in {goal.name}, which its class makes of several weights" if goal.converter else f"is of {kind}"
         reason = f"{layer} is quantized with {self._method.name}, but in transformers it {how}, not a linear layer"
-        raise _refused(self._facts, reason, self._remedy())
+        return _refused(self._facts, reason, self._remedy())
 
     def _remedy(self) -> str:
         if not self._method.dequantizable:
@@ -289,7 +325,7 @@ class _Finder:
 def without_data(model: Any, modules: QuantizedModules, path: str) -> None:
     """Put modules in place of the quantized ones that compute shapes alone. `model`: one without weights."""
     for name in modules.linears:
-        model.set_submodule(name, _Shape(name, path, model.get_submodule(name).out_features))
+        model.set_submodule(name, _Shape(name, path, modules.linears[name].outputs))
     for name in modules.experts:
         model.set_submodule(name, _Shape(name, path, None))
 
@@ -300,9 +336,10 @@ def placeholders(model: Any, modules: QuantizedModules, dtype: torch.dtype) -> I
     It has the shape of the parameter, and one element. Without it, transformers would allocate all of them.
     """
     element = torch.zeros((), dtype=dtype)
-    for name in (*modules.linears, *modules.experts):
+    named = {name: linear.stored for name, linear in modules.linears.items()}
+    for name, stored in {**named, **{each: each for each in modules.experts}}.items():
         for parameter, tensor in model.get_submodule(name).named_parameters():
-            yield f"{modules.linears.get(name, name)}.{parameter}", element.expand(tensor.shape)
+            yield f"{stored}.{parameter}", element.expand(tensor.shape)
 
 
 def replace_quantized(model: Any, modules: QuantizedModules, context: BuildContext) -> dict[str, Tensor]:
@@ -310,13 +347,13 @@ def replace_quantized(model: Any, modules: QuantizedModules, context: BuildConte
     if modules.method is None or modules.stored is None:
         return {}
     factory, views = make_factory(modules.method, context, modules.stored), dict[str, Tensor]()
-    for name in modules.linears:
-        linear = model.get_submodule(name)
-        layer = factory.linear({name: linear.out_features}, linear.in_features, linear.bias is not None)
+    for name, linear in modules.linears.items():
+        bias = model.get_submodule(name).bias is not None
+        layer = factory.linear({name: linear.outputs}, linear.inputs, bias)
         model.set_submodule(name, QuantizedLinear(layer))
         views |= layer.weight_views()
-    for name, sizes in modules.experts.items():
-        experts = factory.experts(name, sizes)
+    for name, held in modules.experts.items():
+        experts = factory.experts(name, held.sizes)
         model.set_submodule(name, QuantizedExperts(experts))
         views |= experts.weight_views()
     return views
