@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from srv.dtypes import FLOATS
 from srv.models.checkpoints.expert_tensors import divisions
 from srv.models.checkpoints.gguf_header import read_header
 from srv.models.checkpoints.gguf_layout import weights_by_name
@@ -14,6 +16,8 @@ from srv.models.families.registry import gguf_layout, weight_mapping
 from srv.quantization.formats.fp8_weights import DTYPE as FP8
 from srv.quantization.method import StoredModel
 from srv.specs import ModelFacts
+
+_TENSOR = re.compile(r"(.+?)\.(weight\.\w.*|[^.]+)")  # bitsandbytes adds suffixes to the names of weights
 
 
 def checkpoint_tensors(facts: ModelFacts) -> StoredModel:
@@ -58,3 +62,14 @@ def text_tensors(facts: ModelFacts) -> StoredModel:
     named = {name: tensor for stored, tensor in checkpoint.tensors.items() if (name := rename(stored)) is not None}
     shapes = {name: tensor.shape for name, tensor in named.items()}
     return StoredModel(facts, {name: tensor.dtype for name, tensor in named.items()}, shapes)
+
+
+def split_name(stored: str) -> tuple[str, str]:
+    """The layer that a stored tensor belongs to, and what it is there."""
+    found = _TENSOR.fullmatch(stored)
+    return (stored, "") if found is None else (found[1], found[2])
+
+
+def quantized_layers(stored: StoredModel) -> dict[str, None]:
+    """The names of the layers some of whose tensors are not floats, in the order of the checkpoint."""
+    return dict.fromkeys(split_name(name)[0] for name, dtype in stored.types.items() if dtype not in FLOATS)

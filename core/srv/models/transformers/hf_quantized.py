@@ -20,9 +20,8 @@ from transformers.activations import GELUTanh, SiLUActivation
 from transformers.integrations.moe import use_experts_implementation
 from transformers.pytorch_utils import Conv1D
 
-from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.models.facts.checkpoint_tensors import text_tensors
+from srv.models.facts.checkpoint_tensors import quantized_layers, split_name, text_tensors
 from srv.models.inspection import QuantizedOp
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import DOWN, GATE, UP, ExpertSizes, ExpertWeights
@@ -31,14 +30,13 @@ from srv.models.layers.moe_config import ExpertActivation, expert_names
 from srv.models.transformers.hf_names import ClassNames, ClassTensor, stacks_experts
 from srv.platform.experts import EXPERT_OP_OF
 from srv.quantization.load_method import make_factory
-from srv.quantization.method import UP_PROJECTION, QuantMethod, StoredModel
+from srv.quantization.method import QuantMethod, StoredModel
 from srv.quantization.schemes import Int8, LayerSchemes, Scheme
 from srv.specs import ModelFacts
 
 _GATE_UP = "gate_up_proj"  # the parameters of experts in transformers
 _OPERANDS = ["self", "hidden_states", "top_k_index", "top_k_weights"]
 _ACTIVATIONS: Mapping[type, ExpertActivation] = {nn.SiLU: "silu", SiLUActivation: "silu", GELUTanh: "gelu_tanh"}
-_TENSOR = re.compile(r"(.+?)\.(weight\.\w.*|[^.]+)")  # bitsandbytes adds suffixes to the names of weights
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _OTHERS = "Use the checkpoint in full precision"
 
@@ -147,22 +145,11 @@ class QuantizedModules(NamedTuple):
         if layer not in self.layers:
             return None if self.held_name(stored) is not None else stored
         name = self.layers[layer]
-        return f"{name}.{suffix}" if self.method is not None and _becomes_float(self.method, name) else None
+        return f"{name}.{suffix}" if self.method is not None and self.method.makes_floats(name) else None
 
 
 def _sizes_of(linear: HeldLinear) -> dict[str, int]:
     return {"inputs": linear.inputs, "outputs": linear.outputs}
-
-
-def split_name(stored: str) -> tuple[str, str]:
-    """The layer that a stored tensor belongs to, and what it is there."""
-    found = _TENSOR.fullmatch(stored)
-    return (stored, "") if found is None else (found[1], found[2])
-
-
-def _becomes_float(method: QuantMethod, layer: str) -> bool:
-    """Whether the storage format of a method makes floats of the weight of a layer in any case."""
-    return method.up_projections and layer.endswith(UP_PROJECTION)
 
 
 def _module_of(expert: str) -> str:
@@ -181,7 +168,7 @@ def find_quantized(model: Any, facts: ModelFacts, method: QuantMethod) -> Quanti
 def check_dequantized(model: Any, facts: ModelFacts, method: QuantMethod) -> None:
     """Refuse quantized weights that do not become those of the class when they are dequantized. Raises ModelError."""
     names, modules = ClassNames(model), dict(model.named_modules())
-    for layer in _quantized_layers(text_tensors(facts)):
+    for layer in quantized_layers(text_tensors(facts)):
         clause = None
         if layer.endswith((f".experts.{_GATE_UP}", f".experts.{DOWN}", ".experts")):
             clause = f"the quantized weights of all experts of {layer} are in one tensor"
@@ -189,11 +176,6 @@ def check_dequantized(model: Any, facts: ModelFacts, method: QuantMethod) -> Non
             clause = f"{layer} has its inputs as rows"
         if clause is not None:
             raise _refused(facts, f"its weights are quantized with {method.name}, and {clause}", _OTHERS)
-
-
-def _quantized_layers(stored: StoredModel) -> dict[str, None]:
-    """The names of layers some of whose tensors are not floats, in the order of the checkpoint."""
-    return dict.fromkeys(split_name(name)[0] for name, dtype in stored.types.items() if dtype not in FLOATS)
 
 
 def _refused(facts: ModelFacts, reason: str, remedy: str) -> ModelError:
@@ -214,7 +196,7 @@ class _Finder:
         self._text = text_tensors(facts)
 
     def find(self) -> QuantizedModules:
-        quantized = _quantized_layers(self._text)
+        quantized = quantized_layers(self._text)
         goals = {layer: self._names.of(f"{layer}.weight") for layer in quantized}
         layers = {layer: self._layer_name(layer, goal) for layer, goal in goals.items()}
         stored = self._renamed(layers)
@@ -223,7 +205,7 @@ class _Finder:
         by_name = {name: layer for layer, name in layers.items()}
         linears: dict[str, HeldLinear] = {}
         for name, module in self._linears.items():
-            if (stored.types and name not in by_name) or _becomes_float(self._method, name):
+            if (stored.types and name not in by_name) or self._method.makes_floats(name):
                 continue
             scheme = schemes((name,), module.in_features, False)
             if scheme is not None:
@@ -232,7 +214,7 @@ class _Finder:
         experts = dict(self._experts({_module_of(each) for each in layers.values()}, schemes, bool(stored.types)))
         found = QuantizedModules(self._method, stored, layers, linears, experts)
         for layer, goal in goals.items():
-            held = found.held_name(f"{layer}.weight") is not None or _becomes_float(self._method, layers[layer])
+            held = found.held_name(f"{layer}.weight") is not None or self._method.makes_floats(layers[layer])
             if not held and (goal.name in self._names or goal.converter is not None):
                 raise self._refused_layer(layer, goal)
         return found
