@@ -12,7 +12,6 @@ import sys
 
 import msgspec
 
-from srv.models.choice import LayerChoice
 from srv.specs import AttentionLayer, ModelFacts
 
 MODULE = "srv.models.transformers.inspection_process"
@@ -48,24 +47,24 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """`method`, `dequantized`: the names of those of a `LayerChoice`, "" for None."""
+    """`method`, `dequantized`: the names of those of a `srv.models.choice.LayerChoice`, "" for None."""
 
     facts: ModelFacts
     method: str = ""
     dequantized: str = ""
 
 
-def inspect_model(facts: ModelFacts, choice: LayerChoice | None = None, timeout_s: float = TIMEOUT_S) -> Inspection:
+def inspect_model(
+    facts: ModelFacts, method: str = "", dequantized: str = "", timeout_s: float = TIMEOUT_S
+) -> Inspection:
     """Build the class that transformers has for a model, without weights, and find its attention layers.
 
-    `choice`: how its weights are held; None for unquantized ones.
+    `method`, `dequantized`: as in `Question`.
     """
-    methods = () if choice is None else (choice.method, choice.dequantized)
-    question = Question(facts, *("" if method is None else method.name for method in methods))
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", MODULE],
-            input=msgspec.json.encode(question),
+            input=msgspec.json.encode(Question(facts, method, dequantized)),
             capture_output=True,
             timeout=timeout_s,
             env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1"},

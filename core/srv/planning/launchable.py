@@ -53,12 +53,12 @@ def check_launch(
     target: Target,
     model: ModelFacts | None,
     resolved: Resolved,
-    inspect: Callable[[ModelFacts, LayerChoice], Inspection] | None = inspect_model,
+    inspect: Callable[[ModelFacts, str, str], Inspection] | None = inspect_model,
     files: Path | None = None,
 ) -> LaunchCheck:
     """Whether a resolved launch gets as far as the weights, and by what kernels it would compute.
 
-    `inspect`: asks transformers for a model without native layers; None leaves that to the engine, which asks at once.
+    `inspect`: as `inspect_model`, of models without native layers; None leaves that to the engine, which asks at once.
     `files`: where the headers of the files of a model lie that is not on this machine; its weights are not there.
     """
     here = None if model is None or files is not None else Path(model.path)
@@ -104,7 +104,7 @@ def check_launch(
     if resolved.provenance["kv_cache_dtype"].layer is not Layer.USER:
         notes += unused_scheme(resolved.config, model, supported="fp8_kv" in resolved.capabilities)
     if choice.tree is None and inspect is not None:
-        answer = inspect(model, choice)
+        answer = inspect(model, *("" if each is None else each.name for each in (choice.method, choice.dequantized)))
         refusals += _of_transformers(target, model, resolved, answer)
         if choice.method is not None and answer.quantized:
             notes += (f"{model.name}: {answer.quantized}, in the class of transformers",)

@@ -21,7 +21,6 @@ from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejection, as_s
 from srv.models import hub
 from srv.models.checkpoints.safetensors_header import forget_headers
 from srv.models.checkpoints.third_party import described
-from srv.models.choice import LayerChoice
 from srv.models.inspection import Inspection, inspect_model
 from srv.models.layers.rope_config import long_rope_length
 from srv.models.locate import locate, located, on_hub
@@ -232,12 +231,12 @@ class FoundModel:
     remote: bool = False
     _inspection: Inspection | None = None
 
-    def examine(self, facts: ModelFacts, choice: LayerChoice) -> Inspection:
-        """What transformers says of it; asked once."""
+    def examine(self, facts: ModelFacts, method: str = "", dequantized: str = "") -> Inspection:
+        """As `inspect_model`; asked once."""
         if self._inspection is None and self.remote and runs_code(facts):
             self._inspection = Inspection(unknown="its Python code is not on this machine yet")
         if self._inspection is None:
-            self._inspection = inspect_model(replace(facts, path=str(self.files)), choice)
+            self._inspection = inspect_model(replace(facts, path=str(self.files)), method, dequantized)
         return self._inspection
 
 

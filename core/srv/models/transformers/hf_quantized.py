@@ -38,6 +38,7 @@ _GATE_UP = "gate_up_proj"  # the parameters of experts in transformers
 _OPERANDS = ["self", "hidden_states", "top_k_index", "top_k_weights"]
 _ACTIVATIONS: Mapping[type, ExpertActivation] = {nn.SiLU: "silu", SiLUActivation: "silu", GELUTanh: "gelu_tanh"}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_EXPERTS = re.compile(r"(.*\.experts)(\.|$)")
 _OTHERS = "Use the checkpoint in full precision"
 
 
@@ -168,14 +169,20 @@ def find_quantized(model: Any, facts: ModelFacts, method: QuantMethod) -> Quanti
 def check_dequantized(model: Any, facts: ModelFacts, method: QuantMethod) -> None:
     """Refuse quantized weights that do not become those of the class when they are dequantized. Raises ModelError."""
     names, modules = ClassNames(model), dict(model.named_modules())
-    for layer in quantized_layers(text_tensors(facts)):
-        clause = None
-        if layer.endswith((f".experts.{_GATE_UP}", f".experts.{DOWN}", ".experts")):
-            clause = f"the quantized weights of all experts of {layer} are in one tensor"
-        elif isinstance(modules.get(names.of(f"{layer}.weight").name.removesuffix(".weight")), Conv1D):
-            clause = f"{layer} has its inputs as rows"
-        if clause is not None:
-            raise _refused(facts, f"its weights are quantized with {method.name}, and {clause}", _OTHERS)
+    clauses = (_no_floats(names, modules, layer) for layer in quantized_layers(text_tensors(facts)))
+    if (clause := next((each for each in clauses if each is not None), None)) is not None:
+        raise _refused(facts, f"its weights are quantized with {method.name}, and {clause}", _OTHERS)
+
+
+def _no_floats(names: ClassNames, modules: Mapping[str, nn.Module], layer: str) -> str | None:
+    """Why the dequantized weight of a stored layer cannot be given to the class; None if it can."""
+    name = names.of(f"{layer}.weight").name
+    if isinstance(modules.get(name.removesuffix(".weight")), Conv1D):
+        return f"{layer} has its inputs as rows"
+    experts = _EXPERTS.match(layer)
+    if experts is not None and experts[1] in modules and name not in names:
+        return f"its class in transformers has all experts of a layer in one tensor, and does not make it of {layer}"
+    return None
 
 
 def _refused(facts: ModelFacts, reason: str, remedy: str) -> ModelError:
@@ -289,19 +296,21 @@ class _Finder:
 
     def _refused_experts(self, name: str, why: str) -> ModelError:
         reason = f"the experts {name} are quantized with {self._method.name}, which no layers can hold here: {why}"
-        return _refused(self._facts, reason, self._remedy())
+        return _refused(self._facts, reason, self._remedy)
 
     def _refused_layer(self, layer: str, goal: ClassTensor) -> ModelError:
         module = goal.name.rpartition(".")[0]
         kind = type(self._modules.get(module)).__name__
         how = f"is in {goal.name}, which its class makes of several weights" if goal.converter else f"is of {kind}"
         reason = f"{layer} is quantized with {self._method.name}, but in transformers it {how}, not a linear layer"
-        return _refused(self._facts, reason, self._remedy())
+        return _refused(self._facts, reason, self._remedy)
 
+    @property
     def _remedy(self) -> str:
-        if not self._method.dequantizable:
+        layers = quantized_layers(self._text)
+        if not self._method.dequantizable or any(_no_floats(self._names, self._modules, each) for each in layers):
             return _OTHERS
-        return "Set --dequantize-weights: the weights then take the model's dtype; or use the checkpoint in bfloat16"
+        return "Set --dequantize-weights: the weights then take the model's dtype"
 
 
 def without_data(model: Any, modules: QuantizedModules, path: str) -> None:
