@@ -148,12 +148,10 @@ def test_an_engine_serves_quantized_layers(tmp_path: Path, caplog: pytest.LogCap
     assert "14 linear layers hold weights of fp8" in caplog.text
 
 
-def refusals(folder: Path, **values: str) -> tuple[str, str, str]:
+def refusals(folder: Path, *flags: str) -> tuple[str, str, str]:
     """Code, reason and remedy of a launch; those of a plan are the same."""
-    impl, dequantize = values.get("model_impl", "auto"), "dequantize_weights" in values
-    error = refused(folder, impl=impl, dequantize=dequantize)
-    arguments = ["--device", "cpu:avx512", "--model-path", str(folder), "--model-impl", impl]
-    (found,) = make_plan(user_input([*arguments, *(["--dequantize-weights"] if dequantize else [])])).refusals
+    error = refused(folder, dequantize=bool(flags))
+    (found,) = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder), *flags])).refusals
     assert (found.code, error.reason in found.reason, error.remedy in found.remedy) == (error.code, True, True), found
     return error.code, error.reason, error.remedy
 
@@ -165,18 +163,18 @@ def test_experts_that_no_op_computes_are_refused_before_weights_are_read(tmp_pat
     assert (code, remedy) == ("unsupported_quantization", "Use the checkpoint in full precision")
     assert "the experts model.layers.0.mlp.experts are quantized with awq" in reason
     assert reason.endswith("its class computes more than an activation between their products")
-    _, reason, remedy = refusals(tmp_path, dequantize_weights="")
+    _, reason, remedy = refusals(tmp_path, "--dequantize-weights")
     assert "does not make it of model.layers.0.mlp.experts.0.down_proj" in reason
     assert remedy == "Use the checkpoint in full precision"
 
 
-@pytest.mark.slow
 def test_weights_with_inputs_as_rows_are_refused(tmp_path: Path) -> None:
     written(tmp_path, "gpt2", "gptq")
-    code, reason, _ = refusals(tmp_path, model_impl="transformers")
-    assert (code, "transformer.h.0.attn.c_attn is quantized with gptq" in reason) == ("unsupported_quantization", True)
-    _, reason, _ = refusals(tmp_path, model_impl="transformers", dequantize_weights="")
-    assert reason.endswith("transformer.h.0.attn.c_attn has its inputs as rows")
+    error = refused(tmp_path, impl="transformers")
+    assert "transformer.h.0.attn.c_attn is quantized with gptq" in error.reason
+    assert error.remedy == "Use the checkpoint in full precision"
+    error = refused(tmp_path, impl="transformers", dequantize=True)
+    assert error.reason.endswith("transformer.h.0.attn.c_attn has its inputs as rows")
 
 
 def test_a_class_that_multiplies_in_another_way_takes_dequantized_weights(tmp_path: Path) -> None:

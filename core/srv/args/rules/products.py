@@ -25,8 +25,12 @@ def _no_fp8_products(context: ResolutionContext) -> str | None:
 
 
 def _method(model: ModelFacts, context: ResolutionContext) -> QuantMethod | None:
+    """How the layers hold weights. Classes of transformers dequantize GGUF files, and quantize nothing at load."""
     named, online = context["quantization"], context["torchao_config"]
-    return chosen(model, named, online, dequantize=bool(context["dequantize_weights"]))
+    method = chosen(model, named, online, dequantize=bool(context["dequantize_weights"]))
+    if method is None or context["model_impl"] != "transformers":
+        return method
+    return None if method.online or model.format == "gguf" else method
 
 
 def quantizes_inputs(context: ResolutionContext) -> bool:
