@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,11 @@ from models_small import built, edit_weights, expected_logits, our_logits, rando
 from packed_weights import exact_formula
 from planned_sizes import planned_bytes
 from quantized_cells import METHODS
+from safetensors.torch import load_file, save_file
 from stored_orders import Stored, stored_form, write_stored
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, MllamaForCausalLM
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 from srv.errors import ModelError
 from srv.models.choice import choose_layers
@@ -115,6 +118,22 @@ def test_activations_are_rounded_where_the_scheme_says_so(tmp_path: Path) -> Non
         if isinstance(module, nn.Linear) and name != "lm_head":
             model.set_submodule(name, RoundedInputs(module))
     check(tmp_path, model, dequantize=False)
+
+
+@every("form", ["awq", "bitsandbytes nf4"])
+def test_the_language_model_in_a_vision_folder(form: str, tmp_path: Path) -> None:
+    """Whose tensors have other names than those of its class."""
+    folder = tmp_path / form
+    config = MllamaTextConfig(**{**SIZES, "num_hidden_layers": 3}, cross_attention_layers=[1])
+    text = randomized(MllamaForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float32))
+    model = write_stored(folder, text, stored_form(form))
+    file, stated = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    vision = {"vision_model.patch_embedding.weight": torch.zeros(4, 4)}
+    save_file({**{f"language_model.{name}": tensor for name, tensor in load_file(file).items()}, **vision}, file)
+    whole = {"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama", "vision_config": {}}
+    whole |= {"text_config": stated, "quantization_config": stated["quantization_config"]}
+    (folder / "config.json").write_text(json.dumps(whole))
+    assert list(quantized_modules(check(folder, model, dequantize=False))) != []
 
 
 def test_random_weights(tmp_path: Path) -> None:

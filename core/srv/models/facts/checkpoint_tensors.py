@@ -59,9 +59,14 @@ def text_tensors(facts: ModelFacts) -> StoredModel:
     if checkpoint is None:
         return StoredModel(facts, {})
     rename = str if facts.text_part_of is None else text_weight_name
-    named = {name: tensor for stored, tensor in checkpoint.tensors.items() if (name := rename(stored)) is not None}
-    shapes = {name: tensor.shape for name, tensor in named.items()}
-    return StoredModel(facts, {name: tensor.dtype for name, tensor in named.items()}, shapes)
+    named = {name: stored for stored in checkpoint.tensors if (name := rename(stored)) is not None}
+    tensors = {name: checkpoint.tensors[stored] for name, stored in named.items()}
+    return StoredModel(
+        facts,
+        {name: tensor.dtype for name, tensor in tensors.items()},
+        {name: tensor.shape for name, tensor in tensors.items()},
+        {name: stored for name, stored in named.items() if name != stored},
+    )
 
 
 def split_name(stored: str) -> tuple[str, str]:

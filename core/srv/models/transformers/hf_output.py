@@ -33,7 +33,8 @@ class Float32Output(nn.Module):
 def keep_float32(model: Any, context: BuildContext) -> None:
     """Replace the output layer of a `...ForCausalLM`, if it is a plain one of 16 bits and the platform has the op.
 
-    A quantized one stays, and its layer returns float32 where it can. A `ClassHead` that was made before keeps the class's own layer.
+    A quantized one stays, and its layer returns float32 where it can. A `ClassHead` that was made before keeps the
+    class's own layer.
     """
     layer = model.get_output_embeddings()
     if isinstance(layer, QuantizedLinear):

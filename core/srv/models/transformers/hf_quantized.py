@@ -243,12 +243,12 @@ class _Finder:
         for stored in self._text.types:
             layer, suffix = split_name(stored)
             names[f"{layers[layer]}.{suffix}" if layer in layers else stored] = stored
-        types, shapes = self._text.types, self._text.shapes
+        types, shapes, files = self._text.types, self._text.shapes, self._text.stored_names
         return StoredModel(
             self._facts,
             {name: types[stored] for name, stored in names.items()},
             {name: shapes[stored] for name, stored in names.items()},
-            {name: stored for name, stored in names.items() if name != stored},
+            {name: own for name, stored in names.items() if (own := files.get(stored, stored)) != name},
         )
 
     def _experts(self, quantized: set[str], schemes: LayerSchemes, known: bool) -> Iterator[tuple[str, HeldExperts]]:
