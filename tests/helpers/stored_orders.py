@@ -51,7 +51,8 @@ DEEPSEEK = {"qk_nope_head_dim": 16, "qk_head_dim": 32, "kv_lora_rank": 32, "v_he
 DEEPSEEK |= {"num_key_value_heads": 4, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 64}
 DEEPSEEK |= {"q_lora_rank": 32, "num_hidden_layers": 2}
 LINEAR = re.compile(
-    r"(_proj|_proj_with_mqa|\.query_key_value|\.dense|\.dense_h_to_4h|\.dense_4h_to_h|\.c_attn|\.c_fc|\.c_proj)\.weight$"
+    r"(_proj|_proj_with_mqa|\.query_key_value|\.dense|\.dense_h_to_4h|\.dense_4h_to_h|\.c_attn|\.c_fc|\.c_proj"
+    r"|\.w[123]|\.fc[12])\.weight$"
 )
 _FUSED_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)$")
 

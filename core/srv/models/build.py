@@ -103,7 +103,7 @@ def build(
         from srv.models.transformers.hf_model import build_hf
         from srv.models.transformers.hf_output import keep_float32
 
-        wrapped = build_hf(facts, choice.load_format, device, dtype, seed, progress, cache_places, check_layers, length)
+        wrapped = build_hf(facts, choice, context, seed, progress, check_layers, length, reading)
         keep_float32(wrapped.model, context)
         return inference_ready(wrapped)
     model, storage = native_layers(facts, choice, context, length)

@@ -83,17 +83,10 @@ def choose_layers(
         raise ModelError("unsupported_sharding", facts.path, reason, "Leave --tp-size at 1")
     stored = quantization_methods.method_of(facts)
     dequantized = stored if method is None and stored is not None and resolved_format == "safetensors" else None
-    if tree is None and method is not None and resolved_format != "gguf":
-        done = "would be quantized" if method.online else "are quantized"
-        when = " at load" if method.online else ""
-        reason = f"its weights {done} with {method.name}{when}, which only native layers support: {fallback}"
-        argument = "--torchao-config" if online_quantization else "--quantization"
-        remedy = f"Leave out {argument}" if method.online else "Use the checkpoint in full precision"
-        if method.dequantizable:
-            remedy = "Set --dequantize-weights: the weights then take the model's dtype"
-        if model_impl == "transformers" and is_native(facts.architecture):
-            remedy = "Leave --model-impl at auto"
-        raise ModelError("unsupported_quantization", facts.path, reason, remedy)
+    if tree is None and method is not None and resolved_format == "gguf":
+        method = None  # the loader dequantizes its blocks
+    if tree is None and method is not None and (method.online or method.schemes is None):
+        raise _of_native_layers_alone(facts, method, fallback, model_impl, online_quantization)
     if tree is not None and method is not None:
         check_rules(facts, tree, method, ranks)
     if tree is not None and dequantized is not None:
@@ -104,6 +97,22 @@ def choose_layers(
         reason, remedy = f"its experts cannot be quantized with {method.name}: {refused[0]}", refused[1]
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     return LayerChoice(tree, method, resolved_format, fallback, dequantized)
+
+
+def _of_native_layers_alone(
+    facts: ModelFacts, method: QuantMethod, fallback: str, model_impl: str, online: str | None
+) -> ModelError:
+    """The refusal of a method by which classes of transformers cannot hold weights."""
+    reason, remedy = f"its weights are quantized with {method.name}", "Use the checkpoint in full precision"
+    if method.online:
+        reason = f"its weights would be quantized with {method.name} at load"
+        remedy = f"Leave out {'--torchao-config' if online else '--quantization'}"
+    elif method.dequantizable:
+        remedy = "Set --dequantize-weights: the weights then take the model's dtype"
+    if model_impl == "transformers" and is_native(facts.architecture):
+        remedy = "Leave --model-impl at auto"
+    reason += f", which only native layers support: {fallback}"
+    return ModelError("unsupported_quantization", facts.path, reason, remedy)
 
 
 def _check_generates(facts: ModelFacts, fallback: str) -> None:

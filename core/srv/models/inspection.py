@@ -27,21 +27,44 @@ class Refused(msgspec.Struct, frozen=True):
     remedy: str
 
 
+class QuantizedOp(msgspec.Struct, frozen=True):
+    """A call of an op on quantized weights, with the sizes by which its implementation is chosen."""
+
+    op: str
+    sizes: dict[str, int]
+
+
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """`refused`: why the class of transformers cannot be served. `layers`: its attention layers, () if they only show
-    with weights. `unknown`: why nothing is known, "" if it is."""
+    with weights. `quantized`: a clause that says how many of its modules hold quantized weights, "" if none does.
+    `ops`: what they call, each once. `unknown`: why nothing is known of its attention, "" if it is."""
 
     refused: Refused | None = None
     layers: tuple[AttentionLayer, ...] = ()
+    quantized: str = ""
+    ops: tuple[QuantizedOp, ...] = ()
     unknown: str = ""
 
 
-def inspect_model(facts: ModelFacts, timeout_s: float = TIMEOUT_S) -> Inspection:
-    """Build the class that transformers has for a model, without weights, and find its attention layers."""
+class Question(msgspec.Struct, frozen=True):
+    """`method`, `dequantized`: the names of those of a `srv.models.choice.LayerChoice`, "" for None."""
+
+    facts: ModelFacts
+    method: str = ""
+    dequantized: str = ""
+
+
+def inspect_model(
+    facts: ModelFacts, method: str = "", dequantized: str = "", timeout_s: float = TIMEOUT_S
+) -> Inspection:
+    """Build the class that transformers has for a model, without weights, and find its attention layers.
+
+    `method`, `dequantized`: as in `Question`.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", MODULE],
-            input=msgspec.json.encode(facts),
+            input=msgspec.json.encode(Question(facts, method, dequantized)),
             capture_output=True,
             timeout=timeout_s,
             env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "HF_HUB_OFFLINE": "1"},

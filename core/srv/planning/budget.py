@@ -22,11 +22,12 @@ from srv.models.facts.sharding import divisions, rank_share
 from srv.planning.offload import host_layers
 from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.planning.states import divide_states
-from srv.planning.weights import WeightBytes, native_of, quantization_method, weight_sizes
+from srv.planning.weights import WeightBytes, class_bytes, native_of, quantization_method, weight_sizes
 from srv.platform.facts import DeviceFacts
 from srv.quantization.registry import dequantizes, find, method_of
 from srv.specs import ModelFacts
 
+_CLASS = "transformers"  # the value of --model-impl for its classes
 SMALLEST_REQUEST = 2  # one prompt token and one output token
 
 
@@ -196,7 +197,10 @@ def _whole_bytes(config: Config, model: ModelFacts) -> WeightBytes:
         return weight_sizes(config, model, method)
     if model.quantization is not None and find(model.quantization) is None:
         return WeightBytes(model.weight_bytes, model.weight_bytes)
-    if (tree := native_of(model)) is not None and method_of(model) is not None and model.format != "gguf":
+    tree, stored = native_of(model), method_of(model)
+    if stored is not None and model.format == "safetensors" and (tree is None or config.model.model_impl == _CLASS):
+        return class_bytes(model, stored, config.model.dtype, dequantize=True)
+    if tree is not None and stored is not None and model.format != "gguf":
         floats = derive.parameters(tree) * item_size(config.model.dtype)  # what its method stores is dequantized
         return WeightBytes(floats, floats)
     integers = model.stored_types.get("int8", 0)  # which layers keep

@@ -6,12 +6,13 @@ method which of them multiply its weights, and the platform's facts what impleme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from srv.models.blueprint import OpUse
 from srv.models.derive import OUTPUT, ExpertMatrices, Matrix, ModelOps
+from srv.models.inspection import QuantizedOp
 from srv.models.layers.moe_config import expert_names
 from srv.planning.kernel import Kernel, logits_key
 from srv.platform.experts import EXPERT_OP_OF, EXPERTS, INT8
@@ -61,6 +62,14 @@ def op_kernels(table: OpTable, ops: ModelOps, schemes: LayerSchemes) -> Iterator
     yield from seen.values()
     experts = [_of_experts(table, each, schemes) for each in ops.experts]
     yield from {(kernel.key, kernel.name): kernel for kernel in experts}.values()
+
+
+def quantized_kernels(table: OpTable, ops: Iterable[QuantizedOp]) -> Iterator[Kernel]:
+    """A Kernel for each call on quantized weights that the modules of a class of transformers make."""
+    for each in ops:
+        key, what = op_key(each.op, table.dtype, each.sizes), _what(each.op, table.dtype, each.sizes)
+        if each.op:
+            yield _kernel(table, key, what, table.choose(each.op, table.dtype, each.sizes))
 
 
 def _of_experts(table: OpTable, experts: ExpertMatrices, schemes: LayerSchemes) -> Kernel:

@@ -6,7 +6,7 @@ refuses; `/get_server_info` shows it with what the engine reports to have bound 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, assert_never
 
 from srv.args.config import ARGUMENTS
@@ -18,6 +18,7 @@ from srv.models import derive
 from srv.models.blueprint import Part
 from srv.models.choice import LayerChoice
 from srv.models.facts.weight_rules import layer_schemes
+from srv.models.inspection import QuantizedOp
 from srv.planning.kernel import (
     ATTENTION_SLOTS,
     DEQUANTIZED,
@@ -30,14 +31,14 @@ from srv.planning.kernel import (
     layers_name,
     write_key,
 )
-from srv.planning.kernel_ops import NOT_SERVED, OpTable, op_kernels
+from srv.planning.kernel_ops import NOT_SERVED, OpTable, op_kernels, quantized_kernels
 from srv.planning.kernel_steps import step_kernels
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
 from srv.planning.weights import schemes_of_rank, types_are_known
 from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend, with_added
 from srv.platform.experts import SLOT as MOE_SLOT
-from srv.platform.facts import WRITE_KV, OpCall
+from srv.platform.facts import WRITE_KV, OpCall, OpSpec
 from srv.platform.layers import layer_names
 from srv.platform.op_choice import AUTO, FULL, NAMED_BY, PRECISION, argument_name, choose_op
 from srv.quantization import registry as quantization_methods
@@ -103,6 +104,12 @@ def plan_kernels(
     return KernelPlan((*kernels, *step_kernels(resolved)), tuple(planner.rejections))
 
 
+def plan_quantized(target: Target, resolved: Resolved, method: QuantMethod, ops: Sequence[QuantizedOp]) -> KernelPlan:
+    """The part of a plan about the quantized weights in a class of transformers, by what their layers call."""
+    planner = _Planner(target, resolved)
+    return KernelPlan(tuple(planner.of_quantized(method, ops)), tuple(planner.rejections))
+
+
 class _Planner:
     """Makes the plan of one launch, and collects what refuses it."""
 
@@ -112,15 +119,20 @@ class _Planner:
 
     def of_model(self, model: ModelFacts, choice: LayerChoice) -> Iterator[Kernel]:
         tree, ranks = choice.tree, self._config.parallel.tp_size
-        method = None if tree is None else choice.method  # transformers computes with dequantized weights
         yield self._layers(choice)
-        weights = self._weights(model, method, native=tree is not None)
+        weights = self._weights(model, choice.method, native=tree is not None)
         if weights is not None:
             yield weights
         yield from self._attention(model, tree)
         if tree is not None:
             part = tree.of_rank(ranks) if ranks > 1 and derive.divided(tree) is not None else tree
-            yield from self._ops(model, tree, part, method)
+            yield from self._ops(model, tree, part, choice.method)
+
+    def of_quantized(self, method: QuantMethod, ops: Sequence[QuantizedOp]) -> Iterator[Kernel]:
+        if not self._target.manifest.facts.ops:
+            return  # which `of_model` has said
+        table = self._table(self._target.manifest.facts.ops)
+        yield from (self._checked(kernel, method) for kernel in quantized_kernels(table, ops))
 
     def of_backend(self, part: str, what: str, key: str, choice: BackendChoice) -> Kernel:
         rejected, slower = _rejected(choice), self._slower(choice)
@@ -166,7 +178,8 @@ class _Planner:
         elif self._config.model.load_format == "dummy":
             why, chosen = "random weights are not quantized (load_format is dummy)", True
         else:
-            why, chosen = "transformers computes with dequantized weights only", self._is_users("model_impl")
+            why = "transformers computes with the dequantized weights of GGUF files only"
+            chosen = self._is_users("model_impl")
         if not found.value and self._is_users("dequantize_weights"):
             shown = ARGUMENTS["dequantize_weights"].show(found.value)
             remedy = "Leave it out, or remove the cause."
@@ -232,18 +245,26 @@ class _Planner:
         if method is not None and not types_are_known(model):
             yield _unknown("the types of the tensors are in the header of its file, which is not here")
             return
-        invariant = self._config.schedule.enable_deterministic_inference
         experts = self._resolved.backends.get(MOE_SLOT)
         if experts is not None:
             specs = of_backend(with_added(specs, [experts.spec]), experts.spec.name)
-        named, full = named_implementations(self._config), self._config.platform.activation_precision == FULL
-        table = OpTable(platform, specs, self._target.device, dtype, invariant, named, full)
-        for kernel in op_kernels(table, ops, schemes_of_rank(tree, layer_schemes(model, method))):
-            if kernel.name is None:
-                self._refuse_op(kernel)
-            elif method is not None and kernel.slower and _op(kernel) in method.ops:
-                self._refuse_unasked(kernel, method)
+        for kernel in op_kernels(self._table(specs), ops, schemes_of_rank(tree, layer_schemes(model, method))):
+            self._checked(kernel, method)
             yield kernel if experts is None else self._of_experts(kernel, experts)
+
+    def _table(self, specs: Sequence[OpSpec]) -> OpTable:
+        invariant = self._config.schedule.enable_deterministic_inference
+        named, full = named_implementations(self._config), self._config.platform.activation_precision == FULL
+        dtype, platform = self._config.model.dtype, self._target.manifest.name
+        return OpTable(platform, specs, self._target.device, dtype, invariant, named, full)
+
+    def _checked(self, kernel: Kernel, method: QuantMethod | None) -> Kernel:
+        """A kernel, which is refused if there is none, or a slow one that the user did not ask for."""
+        if kernel.name is None:
+            self._refuse_op(kernel)
+        elif method is not None and kernel.slower and _op(kernel) in method.ops:
+            self._refuse_unasked(kernel, method)
+        return kernel
 
     def _of_experts(self, kernel: Kernel, choice: BackendChoice) -> Kernel:
         """An op of experts with what the choice of their backend left out and why; any other op as it is."""

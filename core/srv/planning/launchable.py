@@ -21,7 +21,7 @@ from srv.models.choice import LayerChoice, choose_layers
 from srv.models.config.tensor_notes import is_uncompared, tensor_notes
 from srv.models.inspection import Inspection, inspect_model
 from srv.planning.kernel import ATTENTION_SLOTS
-from srv.planning.kernels import KernelPlan, plan_kernels
+from srv.planning.kernels import KernelPlan, plan_kernels, plan_quantized
 from srv.planning.kv_scales import configured_scales, has_scales, missing_scales, unused_scheme
 from srv.planning.offload import host_layers, moves_weights
 from srv.planning.reply_formats import unusable_reply_formats
@@ -53,12 +53,12 @@ def check_launch(
     target: Target,
     model: ModelFacts | None,
     resolved: Resolved,
-    inspect: Callable[[ModelFacts], Inspection] | None = inspect_model,
+    inspect: Callable[[ModelFacts, str, str], Inspection] | None = inspect_model,
     files: Path | None = None,
 ) -> LaunchCheck:
     """Whether a resolved launch gets as far as the weights, and by what kernels it would compute.
 
-    `inspect`: asks transformers for a model without native layers; None leaves that to the engine, which asks at once.
+    `inspect`: as `inspect_model`, of models without native layers; None leaves that to the engine, which asks at once.
     `files`: where the headers of the files of a model lie that is not on this machine; its weights are not there.
     """
     here = None if model is None or files is not None else Path(model.path)
@@ -104,8 +104,13 @@ def check_launch(
     if resolved.provenance["kv_cache_dtype"].layer is not Layer.USER:
         notes += unused_scheme(resolved.config, model, supported="fp8_kv" in resolved.capabilities)
     if choice.tree is None and inspect is not None:
-        answer = inspect(model)
+        answer = inspect(model, *("" if each is None else each.name for each in (choice.method, choice.dequantized)))
         refusals += _of_transformers(target, model, resolved, answer)
+        if choice.method is not None and answer.quantized:
+            notes += (f"{model.name}: {answer.quantized}, in the class of transformers",)
+            quantized = plan_quantized(target, resolved, choice.method, answer.ops)
+            refusals += quantized.rejections
+            kernels = KernelPlan((*kernels.kernels, *quantized.kernels), (*kernels.rejections, *quantized.rejections))
         if answer.unknown:
             unchecked.append(f"whether the class of {model.architecture} in transformers fits: {answer.unknown}")
     return LaunchCheck(refusals, tuple(unchecked), kernels=kernels, notes=notes)

@@ -231,12 +231,12 @@ class FoundModel:
     remote: bool = False
     _inspection: Inspection | None = None
 
-    def examine(self, facts: ModelFacts) -> Inspection:
-        """What transformers says of it; asked once."""
+    def examine(self, facts: ModelFacts, method: str = "", dequantized: str = "") -> Inspection:
+        """As `inspect_model`; asked once."""
         if self._inspection is None and self.remote and runs_code(facts):
             self._inspection = Inspection(unknown="its Python code is not on this machine yet")
         if self._inspection is None:
-            self._inspection = inspect_model(replace(facts, path=str(self.files)))
+            self._inspection = inspect_model(replace(facts, path=str(self.files)), method, dequantized)
         return self._inspection
 
 

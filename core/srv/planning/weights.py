@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +19,12 @@ from srv.kept import kept_per_object
 from srv.models import derive
 from srv.models.blueprint import Experts, MoE, Part, walk
 from srv.models.checkpoints.gguf_types import OP_TYPES
+from srv.models.checkpoints.text_names import needed_tensors
+from srv.models.facts.checkpoint_tensors import quantized_layers, split_name, text_tensors
 from srv.models.facts.weight_rules import fused_mapping, layer_schemes
 from srv.models.families.trees import native_tree_of_model
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.method import QuantMethod
+from srv.quantization.method import QuantMethod, StoredModel, shape_of_bytes
 from srv.quantization.registry import chosen, dequantizes
 from srv.quantization.schemes import LayerSchemes, Matrix, Scheme, prepared_bytes, row_bytes
 from srv.specs import ModelFacts
@@ -111,14 +114,55 @@ def weight_sizes(config: Config, model: ModelFacts, method: QuantMethod) -> Weig
     A checkpoint that is refused counts as it is stored, and so does one of a method that does not say its schemes.
     """
     native, dtype = native_of(model), config.model.dtype
-    if native is None or method.schemes is None:
+    if method.schemes is None:
         return WeightBytes(model.weight_bytes, model.weight_bytes)
+    if native is None or config.model.model_impl == "transformers":
+        return class_bytes(model, method, dtype)
     if not types_are_known(model):
         return _by_types(model, item_size(dtype))
     try:
         return _walked(model, method, dtype)
     except ModelError:
         return WeightBytes(model.weight_bytes, model.weight_bytes)
+
+
+@kept_per_object
+def class_bytes(model: ModelFacts, method: QuantMethod, dtype: str, *, dequantize: bool = False) -> WeightBytes:
+    """Those of a class of transformers, by the headers of the checkpoint; as it is stored where they do not show more.
+
+    `dequantize`: all quantized weights become floats.
+    """
+    stored = text_tensors(model)
+    try:
+        schemes = None if dequantize or method.schemes is None else method.schemes(stored)
+        counted = [_layer_bytes(stored, method, schemes, layer, item_size(dtype)) for layer in quantized_layers(stored)]
+    except ModelError:
+        counted = [None]
+    if not stored.types or None in counted:
+        return WeightBytes(model.weight_bytes, model.weight_bytes)
+    known = [each for each in counted if each is not None]
+    quantized = quantized_layers(stored)
+    floats = (name for name in needed_tensors(model) if split_name(name)[0] not in quantized)
+    others = sum(prod(stored.shapes[name]) for name in floats) * item_size(dtype)
+    return WeightBytes(
+        others + sum(each.loaded for each in known), others + sum(max(each.loaded, each.prepared) for each in known)
+    )
+
+
+def _layer_bytes(
+    stored: StoredModel, method: QuantMethod, schemes: LayerSchemes | None, layer: str, item: int
+) -> WeightBytes | None:
+    """Those of a quantized linear layer in a class of transformers, of which no two are one matrix."""
+    shape = (method.matrix_shape or shape_of_bytes)(stored, layer)
+    if shape is None:
+        return None
+    outputs, inputs = shape
+    scheme = None if schemes is None or method.makes_floats(layer) else schemes((layer,), inputs, False)
+    bias = prod(stored.shapes[f"{layer}.bias"]) * item if f"{layer}.bias" in stored.types else 0
+    if scheme is None:
+        return WeightBytes(outputs * inputs * item + bias, outputs * inputs * item + bias)
+    matrix, bias = Matrix((layer,), (outputs,), inputs), bias * scheme.has_biases
+    return WeightBytes(scheme.bytes(matrix) + bias, scheme.prepared_bytes(matrix) + bias)
 
 
 @kept_per_object

@@ -71,6 +71,15 @@ def not_detected(folder: Path, config: Mapping[str, Any]) -> bool | str:
     return False
 
 
+def shape_of_bytes(model: StoredModel, layer: str, suffix: str = "weight") -> tuple[int, int] | None:
+    """The shape of a weight that is stored as a matrix of 8-bit elements; None if it is not."""
+    name = f"{layer}.{suffix}"
+    shape, dtype = model.shapes.get(name, ()), model.types.get(name, "")
+    if len(shape) != 2 or not (dtype == "int8" or dtype.startswith("float8")):
+        return None
+    return shape[0], shape[1]
+
+
 class QuantMethod(NamedTuple):
     """The facts of one quantization method.
 
@@ -104,6 +113,9 @@ class QuantMethod(NamedTuple):
       UnknownStorage, and so may the function. `stored` itself is None if no size is claimed without weights.
     - `block_types`: the types of the blocks as which it always holds quantized weights, if they are `Blocks`.
     - `packed`: the checkpoint has fewer stored elements than there are weights.
+    - `matrix_shape(model, layer)`: the outputs and inputs of a quantized linear layer of the checkpoint, by the shapes
+      of its tensors; None if they do not show them. `matrix_shape` itself is None for methods that store the weight of
+      a layer as a matrix of 8-bit elements, `weight`.
 
     How its layers compute, and what they do not:
 
@@ -145,6 +157,7 @@ class QuantMethod(NamedTuple):
     at_load: Callable[[ModelFacts], str | None] | None = None
     note: str = ""
     fused_experts: bool = False
+    matrix_shape: Callable[[StoredModel, str], tuple[int, int] | None] | None = None
     row_tensors: tuple[str, ...] = ()
     row_block: Callable[[ModelFacts], int] | None = None
     turns_inputs: bool = False
@@ -152,3 +165,7 @@ class QuantMethod(NamedTuple):
     dtype: str = ""
     fp8_inputs: bool = False
     of_form: Callable[[ModelFacts], QuantMethod] | None = None
+
+    def makes_floats(self, layer: str) -> bool:
+        """Whether the storage format dequantizes the weight of a layer, whatever is asked for."""
+        return self.up_projections and layer.endswith(UP_PROJECTION)

@@ -25,7 +25,7 @@ FOREIGN = model(architecture="ImaginedForCausalLM")
 CAPPED = AttentionLayer(index=0, heads=8, kv_heads=4, head_dim=64, scale=0.125, soft_cap=50.0)
 
 
-def never(facts: ModelFacts) -> Inspection:
+def never(*asked: object) -> Inspection:
     raise AssertionError("models with native layers need no other process")
 
 
@@ -61,12 +61,12 @@ def test_models_that_cannot_be_built(facts: ModelFacts, values: dict[str, Any], 
 
 def test_answers_of_transformers() -> None:
     refused = Refused("unsupported_architecture", "Imagined", "it has no such class", "Serve another model")
-    (rejection,) = check(FOREIGN, lambda facts: Inspection(refused=refused)).refusals
+    (rejection,) = check(FOREIGN, lambda *asked: Inspection(refused=refused)).refusals
     assert (rejection.code, rejection.reason) == ("unsupported_architecture", "Imagined: it has no such class")
-    (rejection,) = check(FOREIGN, lambda facts: Inspection(layers=(CAPPED,))).refusals
+    (rejection,) = check(FOREIGN, lambda *asked: Inspection(layers=(CAPPED,))).refusals
     assert (rejection.code, rejection.what, rejection.value) == ("layers_unsupported", "attention_backend", "plain")
     assert "a soft cap of 50.0" in rejection.reason
-    unknown = check(FOREIGN, lambda facts: Inspection(unknown="there is no torch"))
+    unknown = check(FOREIGN, lambda *asked: Inspection(unknown="there is no torch"))
     assert unknown.refusals == ()
     assert unknown.unchecked[-1] == ("whether the class of ImaginedForCausalLM in transformers fits: there is no torch")
 

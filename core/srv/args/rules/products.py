@@ -18,8 +18,6 @@ READS = ("quantization", "torchao_config", "dequantize_weights", "model_impl")  
 def _no_fp8_products(context: ResolutionContext) -> str | None:
     if context.model is None or context["fp8_gemm_backend"] == AUTO:
         return None
-    if context["model_impl"] == "transformers":
-        return "transformers computes with dequantized weights only (model_impl is transformers)"
     method = _method(context.model, context)
     if method is not None and "linear_fp8" in method.ops:
         return None
@@ -27,18 +25,20 @@ def _no_fp8_products(context: ResolutionContext) -> str | None:
 
 
 def _method(model: ModelFacts, context: ResolutionContext) -> QuantMethod | None:
+    """How the layers hold weights. Classes of transformers dequantize GGUF files, and quantize nothing at load."""
     named, online = context["quantization"], context["torchao_config"]
-    return chosen(model, named, online, dequantize=bool(context["dequantize_weights"]))
+    method = chosen(model, named, online, dequantize=bool(context["dequantize_weights"]))
+    if method is None or context["model_impl"] != "transformers":
+        return method
+    return None if method.online or model.format == "gguf" else method
 
 
 def quantizes_inputs(context: ResolutionContext) -> bool:
-    """Whether native layers have FP8 weights, and the checkpoint states that their inputs are quantized to FP8, too.
+    """Whether the layers have FP8 weights, and the checkpoint states that their inputs are quantized to FP8, too.
 
     For the defaults of platforms that have such products; it reads `READS`.
     """
-    if context.model is None or context["model_impl"] == "transformers":
-        return False
-    method = _method(context.model, context)
+    method = None if context.model is None else _method(context.model, context)
     return method is not None and method.fp8_inputs
 
 
@@ -61,8 +61,8 @@ def _other_activations(context: ResolutionContext) -> str | None:
 def _rounds_nothing(context: ResolutionContext) -> str | None:
     if context.model is None or context[PRECISION] != FULL:
         return None
-    if context["model_impl"] == "transformers":
-        return "transformers computes with dequantized weights only (model_impl is transformers)"
+    if context["model_impl"] == "transformers" and context.model.format == "gguf":
+        return "transformers computes with the dequantized weights of GGUF files only (model_impl is transformers)"
     method = _method(context.model, context)
     if method is not None and not _WEIGHTS_ALONE.isdisjoint(method.ops):
         return None

@@ -95,7 +95,7 @@ def _quantized_at_load(context: ResolutionContext) -> str | None:
 def _native_layers(context: ResolutionContext) -> str | None:
     if context["torchao_config"] is None or context["model_impl"] != "transformers":
         return None
-    return "the layers of transformers support unquantized weights only"
+    return "the layers of transformers do not quantize weights while they are loaded"
 
 
 def _native_layers_at_load(context: ResolutionContext) -> str | None:
@@ -103,8 +103,8 @@ def _native_layers_at_load(context: ResolutionContext) -> str | None:
     if method is None:
         return None
     return (
-        f"{method.name} quantizes the weights of this checkpoint while they are loaded, and the layers of transformers "
-        "support unquantized weights only"
+        f"{method.name} quantizes the weights of this checkpoint while they are loaded, which the layers of "
+        "transformers do not"
     )
 
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,16 +23,21 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import logging as hf_logging
 
-from srv.errors import ModelError, SrvError, listed
+from srv.errors import InternalError, ModelError, SrvError, listed
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
+from srv.models.checkpoints.converted_tensors import converted_tensors
 from srv.models.checkpoints.dummy import load_dummy
 from srv.models.checkpoints.filling import OTHER_CHECKPOINT, Meter, Progress
 from srv.models.checkpoints.gguf_loader import load_gguf
-from srv.models.checkpoints.safetensors_header import read_checkpoint
+from srv.models.checkpoints.reading import MAPPED, Reading
+from srv.models.checkpoints.safetensors_header import forget_headers, read_checkpoint
+from srv.models.checkpoints.safetensors_loader import load_safetensors
 from srv.models.checkpoints.text_names import ROTARY, TEXT_PREFIXES, text_weight_name
-from srv.models.facts.gguf_rules import gguf_rules
+from srv.models.choice import LayerChoice
+from srv.models.facts.checkpoint_tensors import text_tensors
 from srv.models.families.registry import encoder_names, gguf_layout, is_native
 from srv.models.families.trees import native_tree_of_model
+from srv.models.layers.context import BuildContext
 from srv.models.options import UNTIED, merged
 from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
 from srv.models.transformers.hf_attention import (
@@ -49,8 +54,19 @@ from srv.models.transformers.hf_attention import (
 )
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.models.transformers.hf_claims import NO_BACKENDS, check_claims, masked_windows, pool_heads
+from srv.models.transformers.hf_names import ClassNames
 from srv.models.transformers.hf_output import ClassHead, body_of, first_position
+from srv.models.transformers.hf_quantized import (
+    QuantizedModules,
+    check_dequantized,
+    find_quantized,
+    placeholders,
+    quantized_modules,
+    replace_quantized,
+    without_data,
+)
 from srv.models.transformers.hf_rope import fix_long_rope
+from srv.quantization.load_method import make_storage
 from srv.specs import AttentionLayer, ModelFacts
 
 log = logging.getLogger(__name__)
@@ -91,6 +107,13 @@ class HFModel(CausalLM):
         """Those with a cache of their own; a layer that reads the cache of another is equal to it."""
         found = self._found
         return tuple(fitted.layer for index, fitted in sorted(found.fitted.items()) if index not in found.sources)
+
+    def loaded_bytes(self) -> int:
+        """Those of quantized layers are what a loader fills, of which not all are parameters."""
+        modules = list(quantized_modules(self))
+        held = {id(each) for module in modules for each in module.parameters()}
+        floats = sum(each.nbytes for each in self.parameters() if id(each) not in held)
+        return floats + sum(view.nbytes for module in modules for view in module.layer.weight_views().values())
 
     def marked_modules(self) -> dict[str, nn.Module]:
         """By the names that the class of transformers gives them."""
@@ -191,56 +214,95 @@ class HFModel(CausalLM):
 
 def build_hf(
     facts: ModelFacts,
-    load_format: str,
-    device: torch.device,
-    dtype: torch.dtype,
+    choice: LayerChoice,
+    context: BuildContext,
     seed: int,
     progress: Progress | None,
-    places: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     check_layers: Callable[[Sequence[AttentionLayer]], None] = lambda layers: None,
     context_length: int | None = None,
+    reading: Reading = MAPPED,
 ) -> HFModel:
     """The model of `facts` through transformers. Raises ModelError: unsupported_architecture and loaders' codes.
 
-    places: as `BuildContext.cache_places`. check_layers, context_length: as in `srv.models.build.build`.
+    `choice`: how its weights are held. check_layers, context_length, reading: as in `srv.models.build.build`.
     """
-    config, skeleton = check_without_weights(facts)
+    config, skeleton, modules = check_without_weights(facts, choice)
     fix_long_rope(config, context_length or facts.context_length)
     if skeleton is not None:
         check_layers(skeleton.attention_layers)
     if getattr(config, "prefix_lm", False):
         log.warning(PREFIX_LM, facts.name)
+    dtype, device = context.dtype, context.device
     with _build_errors(facts):
-        if load_format == "safetensors":
+        if choice.load_format != "safetensors":
+            model = _make(facts, config, dtype=dtype)
+        elif choice.method is None and choice.dequantized is None:
             model = _from_folder(facts, config, dtype, progress)
         else:
-            model = _make(facts, config, dtype=dtype)
+            model = _from_quantized(facts, config, dtype, choice, modules, reading)
+    views = replace_quantized(model, modules, context)
+    if modules:
+        log.info("%s: %s", facts.name, modules)
     # Some classes call the interface without declaring it (`is_backend_compatible`); the trial passes show which do.
     wrapped = HFModel(model, facts, device, by_call=skeleton is not None and skeleton.by_call)
-    targets = {name: parameter.data for name, parameter in wrapped.model.named_parameters()}
-    if load_format == "dummy":
-        load_dummy(targets, seed, progress)
-    elif load_format == "gguf":
-        load_gguf(facts, gguf_layout(facts.architecture), gguf_rules(facts), targets, progress)
-    wrapped.learn(facts, device, dtype, places)
+    _fill(facts, choice, wrapped, views, modules, seed, progress, reading)
+    wrapped.learn(facts, device, dtype, context.cache_places)
     if skeleton is None:
         check_layers(wrapped.attention_layers)
     return wrapped
 
 
-def check_without_weights(facts: ModelFacts) -> tuple[Any, HFModel | None]:
-    """The configuration of transformers, and the model without weights, which knows its attention layers.
+def _fill(
+    facts: ModelFacts,
+    choice: LayerChoice,
+    wrapped: HFModel,
+    views: Mapping[str, Tensor],
+    modules: QuantizedModules,
+    seed: int,
+    progress: Progress | None,
+    reading: Reading,
+) -> None:
+    """Load what transformers has not. `views`: of the quantized layers."""
+    held = {id(each) for module in quantized_modules(wrapped.model) for each in module.parameters()}
+    floats = {name: each.data for name, each in wrapped.model.named_parameters() if id(each) not in held}
+    if choice.load_format == "dummy":
+        load_dummy({**floats, **views}, seed, progress)
+    elif choice.load_format == "gguf":
+        load_gguf(facts, gguf_layout(facts.architecture), gguf_rules(facts), floats, progress)
+    elif modules.method is not None and modules.stored is not None:
+        storage = make_storage(modules.method, modules.stored)
+        rename = partial(_text_name, facts, modules.held_name)
+        load_safetensors(Path(facts.path), views, progress, storage, rename=rename, reading=reading)
+        forget_headers()
+    invalid = (module.layer.validate_loaded() for module in quantized_modules(wrapped.model))
+    if (reason := next((each for each in invalid if each is not None), None)) is not None:
+        raise ModelError("unsupported_quantization", facts.path, reason, "Quantize the model again")
 
-    It is None if these only show in a pass with weights: some classes choose what they compute by values of tensors,
-    which a pass without data does not have. Raises ModelError: unsupported_architecture, unsupported_config.
+
+def check_without_weights(
+    facts: ModelFacts, choice: LayerChoice | None = None
+) -> tuple[Any, HFModel | None, QuantizedModules]:
+    """The configuration of transformers, the model without weights, which knows its attention layers, and which of its
+    modules hold quantized weights. `choice`: how the weights are held; None for unquantized ones.
+
+    The model is None if these only show in a pass with weights: some classes choose what they compute by values of
+    tensors, which a pass without data does not have. Raises ModelError: unsupported_architecture, unsupported_config,
+    unsupported_quantization.
     """
     register()
     _check_known(facts)
     with _build_errors(facts):
         config = _config(facts)
+    _drop_quantization(config)
+    modules = QuantizedModules()
     try:
         with torch.device("meta"):
             model = _make(facts, copy.deepcopy(config))
+        if choice is not None and choice.method is not None:
+            modules = find_quantized(model, facts, choice.method)
+            without_data(model, modules, facts.path)
+        elif choice is not None and choice.dequantized is not None:
+            check_dequantized(model, facts, choice.dequantized)
         skeleton = HFModel(model, facts, torch.device("meta"))
         skeleton.find_layers(facts)
         skeleton.check_layers(facts)
@@ -248,8 +310,8 @@ def check_without_weights(facts: ModelFacts) -> tuple[Any, HFModel | None]:
         raise
     except Exception as error:  # noqa: BLE001 - loading and the trial pass report what is wrong with the class
         log.debug("%s: its attention layers are not known before its weights are loaded: %r", facts.name, error)
-        return config, None
-    return config, skeleton
+        return config, None, modules
+    return config, skeleton, modules
 
 
 @contextmanager
@@ -342,6 +404,12 @@ def _config(facts: ModelFacts) -> Any:
     return AutoConfig.for_model(facts.config["model_type"], **fields)
 
 
+def _drop_quantization(config: Any) -> None:
+    """Remove what would make transformers read quantized weights itself."""
+    for each in (config, config.get_text_config()):
+        vars(each).pop("quantization_config", None)
+
+
 def _of_folder(facts: ModelFacts) -> Any:
     """The configuration in a folder, with the user's other values, and tied only if the weights are."""
     config = AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=may_run(facts))
@@ -365,19 +433,50 @@ def _is_of_text(facts: ModelFacts, stored: str) -> bool:
 def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: Progress | None) -> Any:
     """Load with transformers, which renames and fuses the weights of some architectures."""
     meter = Meter(facts.weight_bytes, progress)
+    mapping = {} if facts.text_part_of is None else {"key_mapping": _TEXT_NAMES}
+    trusted = {"trust_remote_code": may_run(facts)}
+    model = _loaded(facts, _class_of(facts), facts.path, config=config, dtype=dtype, **trusted, **mapping)
+    meter.add(facts.weight_bytes, facts.name)
+    return model
+
+
+def _from_quantized(
+    facts: ModelFacts,
+    config: Any,
+    dtype: torch.dtype,
+    choice: LayerChoice,
+    modules: QuantizedModules,
+    reading: Reading,
+) -> Any:
+    """Give transformers what is no quantized module's: floats, which may have been dequantized as they are read."""
+    with torch.device("meta"):
+        model = _make(facts, copy.deepcopy(config))
+    names, checkpoint = ClassNames(model), read_checkpoint(Path(facts.path))
+    method, stored = choice.method, modules.stored
+    if choice.dequantized is not None:
+        method, stored = choice.dequantized, text_tensors(facts)._replace(dequantize=True)
+    if checkpoint is None or method is None or stored is None:
+        raise InternalError(f"{facts.name} has no quantized weights to load")
+    rename = partial(_text_name, facts, modules.float_name)
+    with converted_tensors(checkpoint, make_storage(method, stored), rename, names.__contains__, reading) as tensors:
+        given = {**tensors, **dict(placeholders(model, modules, dtype))}
+        return _loaded(facts, type(model), None, config=config, dtype=dtype, state_dict=given)
+
+
+def _text_name(facts: ModelFacts, rename: Callable[[str], str | None], stored: str) -> str | None:
+    """The name that a tensor of the language model has by `rename`; None for the parts for images and audio."""
+    name = stored if facts.text_part_of is None else text_weight_name(stored)
+    return None if name is None else rename(name)
+
+
+def _loaded(facts: ModelFacts, made: Any, path: str | None, **options: Any) -> Any:
+    """`made.from_pretrained`, without its messages. Raises ModelError for tensors that it lacks."""
     bars, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()  # `progress` is shown instead
     hf_logging.set_verbosity_error()  # its report on tensors lists every weight of the vision part
     try:
-        model, report = _class_of(facts).from_pretrained(
-            facts.path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
-            local_files_only=True,
-            output_loading_info=True,
-            trust_remote_code=may_run(facts),
-            **({} if facts.text_part_of is None else {"key_mapping": _TEXT_NAMES}),
+        model, report = made.from_pretrained(
+            path, attn_implementation=IMPLEMENTATION, local_files_only=True, output_loading_info=True, **options
         )
     finally:
         hf_logging.set_verbosity(verbosity)
@@ -391,5 +490,4 @@ def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: P
         raise ModelError("missing_tensors", facts.path, f"it lacks {listed(missing)}", OTHER_CHECKPOINT)
     if wrong:
         raise ModelError("shape_mismatch", facts.path, f"shapes differ: {listed(wrong)}", OTHER_CHECKPOINT)
-    meter.add(facts.weight_bytes, facts.name)
     return model

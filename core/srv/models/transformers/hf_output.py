@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from srv.models.layers.context import BuildContext
 from srv.models.layers.linear import FLOAT32_OP
+from srv.models.transformers.hf_quantized import QuantizedLinear
 
 
 class Float32Output(nn.Module):
@@ -32,9 +33,12 @@ class Float32Output(nn.Module):
 def keep_float32(model: Any, context: BuildContext) -> None:
     """Replace the output layer of a `...ForCausalLM`, if it is a plain one of 16 bits and the platform has the op.
 
-    A `ClassHead` that was made before keeps the class's own layer.
+    A quantized one stays, and its layer returns float32 where it can. A `ClassHead` that was made before keeps the
+    class's own layer.
     """
     layer = model.get_output_embeddings()
+    if isinstance(layer, QuantizedLinear):
+        layer.layer.keep_float32(context)
     if type(layer) is not nn.Linear or layer.bias is not None or layer.weight.dtype == torch.float32:
         return
     sizes = {"inputs": layer.in_features, "outputs": layer.out_features}

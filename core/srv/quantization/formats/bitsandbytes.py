@@ -15,15 +15,16 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from srv.dtypes import FLOATS
+from srv.dtypes import FLOATS, STORED_SIZES
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.quantization.formats.int8_weights import check_experts, experts_note
 from srv.quantization.formats.layer_patterns import names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel, shape_of_bytes
 from srv.quantization.schemes import Blocks, Int8, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
@@ -166,6 +167,14 @@ def schemes(model: StoredModel) -> LayerSchemes:
     return scheme
 
 
+def _matrix_shape(model: StoredModel, layer: str) -> tuple[int, int] | None:
+    """Of 4 bits: a row for each block, because the shape of a matrix is in the values of a tensor."""
+    name = f"{layer}.weight"
+    if layer_type(model, layer) not in TYPES.values():
+        return shape_of_bytes(model, layer)
+    return prod(model.shapes.get(name, ())) * STORED_SIZES[model.types[name]] * 2 // BLOCK, BLOCK
+
+
 def _of_form(model: ModelFacts) -> QuantMethod:
     """With the one op of the stated type: a platform without kernels for blocks may have one for int8."""
     kind = stated_type(model.config)
@@ -183,6 +192,7 @@ METHOD = QuantMethod(
     schemes=schemes,
     row_tensors=("weight", "weight_scale"),
     packed=True,
+    matrix_shape=_matrix_shape,
     of_form=_of_form,
     dequantizable=True,
 )

@@ -39,6 +39,7 @@ from srv.quantization.method import (
     StoredMatrix,
     StoredModel,
     UnknownStorage,
+    shape_of_bytes,
 )
 from srv.quantization.schemes import SCALE, LayerSchemes, Scheme
 
@@ -292,6 +293,17 @@ def schemes(model: StoredModel) -> LayerSchemes:
         return None if group is None else of_form[group.scheme](names, inputs, False)
 
     return scheme
+
+
+def _matrix_shape(model: StoredModel, layer: str) -> tuple[int, int] | None:
+    mixed = _read(model.facts.config)
+    if not isinstance(mixed, MixedForm):
+        assert _PACKED_METHOD.matrix_shape is not None
+        return _PACKED_METHOD.matrix_shape(model, layer)
+    group = StoredGroups(model, mixed).of_layer(layer)
+    if group is not None and isinstance(group.scheme, PackedForm):
+        return packed_integers.matrix_shape(model, group.scheme, layer)
+    return shape_of_bytes(model, layer)
 
 
 def _schemes(model: StoredModel, form: Form) -> LayerSchemes:
@@ -579,4 +591,6 @@ _PACKED_METHOD = packed_integers.method(
     read_packed,
     "srv.quantization.formats.compressed_tensors_storage:PackedGroupsStorageFormat",
 )
-METHOD = _PACKED_METHOD._replace(detect=detect, schemes=schemes, stored=stored, of_form=_of_form)
+METHOD = _PACKED_METHOD._replace(
+    detect=detect, schemes=schemes, matrix_shape=_matrix_shape, stored=stored, of_form=_of_form
+)

@@ -180,6 +180,12 @@ def unpacked_shape(layout: Layout, packed: tuple[int, ...], per_word: int) -> tu
             return rows, columns * per_word
 
 
+def matrix_shape(model: StoredModel, form: PackedForm, layer: str) -> tuple[int, int] | None:
+    """As `QuantMethod.matrix_shape`."""
+    shape = model.shapes.get(f"{layer}.{form.suffixes[0]}", ())
+    return unpacked_shape(form.layout, shape, 32 // form.bits) if len(shape) == 2 else None
+
+
 def is_packed(form: PackedForm, types: Mapping[str, str], name: str) -> bool:
     """Whether a linear layer is quantized: its tensors say so; without weights, the configuration does."""
     if types:
@@ -254,6 +260,9 @@ def method(
             return lambda names, inputs, embedding: None
         return schemes(model, form_of(name, read_form, model))
 
+    def shape_of_model(model: StoredModel, layer: str) -> tuple[int, int] | None:
+        return matrix_shape(model, form_of(name, read_form, model), layer)
+
     return QuantMethod(
         name=name,
         storage=storage,
@@ -262,6 +271,7 @@ def method(
         sharding=None,
         schemes=of_model,
         packed=True,
+        matrix_shape=shape_of_model,
         turns_inputs=True,
         row_tensors=("weight",),
         up_projections=True,

@@ -31,7 +31,7 @@ from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.quantization.formats.fp8_weights import NOTE, Fp8Form, are_fp8
 from srv.quantization.formats.int8_weights import check_experts, experts_note
 from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel
+from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel, shape_of_bytes
 from srv.quantization.schemes import Blocks, Inputs, Int8, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
@@ -334,6 +334,13 @@ def schemes(model: StoredModel) -> LayerSchemes:
     return scheme
 
 
+def _matrix_shape(model: StoredModel, layer: str) -> tuple[int, int] | None:
+    if form_of(model).weights != "int4":
+        return shape_of_bytes(model, layer, DATA)
+    shape = model.shapes.get(f"{layer}.{DATA}", ())
+    return (shape[0], shape[1] * 2) if len(shape) == 2 else None
+
+
 def _of_form(model: ModelFacts) -> QuantMethod:
     try:
         form = read_form(model.config.get("quantization_config") or {})
@@ -357,6 +364,7 @@ METHOD = QuantMethod(
     schemes=schemes,
     row_tensors=("weight", "weight_scale"),
     packed=True,
+    matrix_shape=_matrix_shape,
     fused_experts=True,
     dequantizable=True,
     of_form=_of_form,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from models_reference_ops import reference_ops
 from sizes_published import model_type_of
 from sizes_reference import (
     KNOWN,
@@ -24,8 +25,10 @@ from sizes_reference import (
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.blueprint import Part, walk
+from srv.models.choice import LayerChoice
 from srv.models.families.registry import BUILT_IN, is_native, runs_through_transformers
 from srv.models.families.trees import tree_for_sizes
+from srv.models.layers.context import BuildContext
 from srv.models.read import read_facts
 from srv.models.transformers.hf_model import HFModel, build_hf
 from srv.specs import FullAttention, Latent, Recurrent, SlidingWindow
@@ -104,7 +107,8 @@ def test_the_registry_says_whether_the_layers_of_transformers_are_served(archite
     facts = read_facts(tmp_path)
 
     def build() -> HFModel:
-        return build_hf(facts, "dummy", torch.device("cpu"), torch.float32, 0, None)
+        context = BuildContext(torch.device("cpu"), torch.float32, reference_ops())
+        return build_hf(facts, LayerChoice(None, None, "dummy"), context, 0, None)
 
     if served:
         cached = sorted(layer for group in facts.cache_groups for layer in group.layers)
