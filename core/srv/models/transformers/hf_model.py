@@ -35,6 +35,7 @@ from srv.models.checkpoints.safetensors_loader import load_safetensors
 from srv.models.checkpoints.text_names import ROTARY, TEXT_PREFIXES, text_weight_name
 from srv.models.choice import LayerChoice
 from srv.models.facts.checkpoint_tensors import text_tensors
+from srv.models.facts.gguf_rules import gguf_rules
 from srv.models.families.registry import encoder_names, gguf_layout, is_native
 from srv.models.families.trees import native_tree_of_model
 from srv.models.layers.context import BuildContext
