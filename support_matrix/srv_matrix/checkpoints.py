@@ -57,14 +57,19 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     arguments: dict[str, Any] = {}
 
     @property
+    def is_quantized(self) -> bool:
+        return any(each.get("quantization_config") for each in self._parts)
+
+    @property
     def weights(self) -> str:
         """How its linear layers are stored, as config.json says."""
-        stated = self.config.get("quantization_config") or {}
-        text = self.config.get("text_config") or {}
-        dtype = (
-            self.config.get("torch_dtype") or self.config.get("dtype") or text.get("torch_dtype") or text.get("dtype")
-        )
-        return str(stated.get("quant_method") or dtype or "not stated")
+        methods = [(each.get("quantization_config") or {}).get("quant_method") for each in self._parts]
+        dtypes = [each.get(name) for each in self._parts for name in ("torch_dtype", "dtype")]
+        return next((str(each) for each in (*methods, *dtypes) if each), "not stated")
+
+    @property
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.config, self.config.get("text_config") or {}
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from srv_matrix.checkpoints import MACHINES, Checkpoint, Verdict, Verdicts
-from srv_matrix.marks import ACCEPTED, GENERATED, RUN, SIMULATED, escape, look_of, text_of
+from srv_matrix.checkpoints import MACHINES, Checkpoint, Verdicts
+from srv_matrix.marks import ACCEPTED, GENERATED, RUN, SIMULATED, escape, text_of
 from srv_matrix.matrix import Matrix
+from srv_matrix.records import Evidence, Level
 
 NAME = "published.md"
+Levels = Mapping[tuple[str, str], Level]  # of features at places
 _ABOUT = (
     "Checkpoints that people run, by their names on the Hub, with the parameters in their files and their storage. "
     "What is said of each platform is the verdict of `srv plan` on its config.json alone, in bfloat16: "
@@ -44,28 +46,32 @@ def _table(matrix: Matrix) -> Iterator[str]:
     heads = [place.replace(":", ": ") for place in MACHINES]
     yield " | ".join(["Checkpoint", "Parameters", "Weights", "Further files", *heads])
     yield " | ".join(["---", "---:", "---", "---", *[":-:"] * len(heads)])
+    levels = _levels(matrix.evidence)
     for checkpoint, verdicts in matrix.checkpoints:
         others = ", ".join(escape(each) for each in checkpoint.formats if each != "safetensors")
         cells = [f"`{checkpoint.id}`", _amount(checkpoint.parameters), checkpoint.weights, others or "-"]
-        yield " | ".join((*cells, *(_cell(matrix, checkpoint, verdicts, place) for place in MACHINES)))
+        yield " | ".join((*cells, *(_cell(levels, checkpoint, verdicts, place) for place in MACHINES)))
 
 
-def _cell(matrix: Matrix, checkpoint: Checkpoint, verdicts: Verdicts, place: str) -> str:
+def _cell(levels: Levels, checkpoint: Checkpoint, verdicts: Verdicts, place: str) -> str:
     verdict = verdicts.places[place]
     if verdict.codes:
         return "✕ " + ", ".join(f"`{code}`" for code in verdict.codes)
-    return f"{_sign(matrix, checkpoint, verdicts, place, verdict)} {verdict.layers}, {verdict.ranks}"
+    method = checkpoint.weights if checkpoint.is_quantized else "safetensors"
+    level = levels.get((f"model:{verdicts.architecture}/{method}", place))
+    sign = ACCEPTED if level is None or level < Level.E3 else SIMULATED if level is Level.E3 else RUN
+    return f"{sign if verdict.layers == 'native' else ACCEPTED} {verdict.layers}, {verdict.ranks}"
 
 
-def _sign(matrix: Matrix, checkpoint: Checkpoint, verdicts: Verdicts, place: str, verdict: Verdict) -> str:
-    """The sign of the architecture with this method of quantization, or as safetensors without one."""
-    platform, _, variant = place.partition(":")
-    quantized = f"model:{verdicts.architecture}/{checkpoint.weights}"
-    plain = f"model:{verdicts.architecture}/safetensors"
-    is_quantized = checkpoint.config.get("quantization_config") is not None
-    record = matrix.cell(quantized if is_quantized else plain, platform, variant)
-    found = record is not None and verdict.layers == "native" and record.status.works
-    return look_of(record).glyph if record is not None and found else ACCEPTED
+def _levels(evidence: Iterable[Evidence]) -> Levels:
+    """The highest level of a test that passed, by the feature that it covers and the place."""
+    levels: dict[tuple[str, str], Level] = {}
+    for each in evidence:
+        if each.outcome == "passed":
+            for feature in each.covers:
+                key = feature, f"{each.platform}:{each.variant}"
+                levels[key] = max(each.level, levels.get(key, each.level))
+    return levels
 
 
 def _amount(parameters: int) -> str:
