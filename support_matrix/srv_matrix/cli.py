@@ -1,4 +1,4 @@
-"""`srv matrix`: generate, check, record, prune, diff, show, site, coverage. Added through the group `srv.commands`."""
+"""`srv matrix`: its commands, which `srv` gets through the group `srv.commands`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 from srv.args.config import ARGUMENTS, DEPRECATED
 from srv_matrix.ages import Age, age_of, ages_of
 from srv_matrix.check import check, notes, prune_evidence
+from srv_matrix.checkpoints import record as record_verdicts
 from srv_matrix.diff import Compared, Outcome, compare_table, counts
 from srv_matrix.evidence import compare, read_file, read_folder, read_marks
 from srv_matrix.marks import mark
@@ -41,6 +42,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         ("generate", "write the pages under docs/support", run_generate),
         ("check", "fail if records, evidence and published tables are inconsistent", run_check),
         ("record", "run the tests again that are evidence, the oldest first", run_record),
+        ("checkpoints", "plan published checkpoints again, and record the verdicts", run_checkpoints),
         ("prune", "remove evidence that is no longer valid from support_matrix/evidence", run_prune),
         ("diff", "compare our declarations with a vendor's published table", run_diff),
         ("show", "show the arguments on one platform and variant", run_show),
@@ -83,6 +85,8 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
             "--platform", default="", metavar="NAME[:VARIANT]", help="only there (default: all that can run here)"
         )
         verb.add_argument("--minutes", type=float, default=30, help="how long to record (default: %(default)g)")
+    if name == "checkpoints":
+        verb.add_argument("--only", default="", metavar="TEXT", help="only those whose ids contain a text")
     if name == "site":
         verb.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write it")
     if name == "diff":
@@ -176,6 +180,13 @@ def run_record(namespace: argparse.Namespace) -> int:
     repository = _repository(namespace.root)
     chosen = selected(places(repository), namespace.platform)
     return 0 if Recording(repository, chosen, end).run() else FAULTY
+
+
+def run_checkpoints(namespace: argparse.Namespace) -> int:
+    """Record the verdicts of plans, and print those that changed; to be reviewed before they are committed."""
+    for line in record_verdicts(_repository(namespace.root).checkpoints, namespace.only):
+        print(line, flush=True)
+    return 0
 
 
 def run_prune(namespace: argparse.Namespace) -> int:

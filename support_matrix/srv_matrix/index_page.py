@@ -7,6 +7,7 @@ from itertools import chain
 
 from srv_matrix.architectures import NAME as ARCHITECTURES
 from srv_matrix.argument_page import PLANNED
+from srv_matrix.checkpoints_page import NAME as CHECKPOINTS
 from srv_matrix.counts import Counts
 from srv_matrix.feature_pages import KINDS, features_of, page_name
 from srv_matrix.marks import GENERATED, LEGEND, text_of
@@ -29,6 +30,7 @@ _FILES = {
     QUANTIZED: "Models in quantized checkpoints: each native decoder in each quantization method.",
     WEIGHT_FORMATS: "Weight formats: with which kernels a platform computes with the weights of a method.",
     ARCHITECTURES: "Architectures: every causal class of transformers, served or refused with its reason.",
+    CHECKPOINTS: "Published models: checkpoints that people run, their sizes, and a plan for each on each platform.",
 }
 
 

@@ -12,6 +12,7 @@ from srv.platform.registry import find_platforms
 from srv.specs import ModelFacts
 from srv_matrix.architectures import ArchitectureTable, read_table
 from srv_matrix.build import tested_numbers, with_evidence, with_tables_and_evidence
+from srv_matrix.checkpoints import Checkpoint, Verdicts, read_checkpoints, read_verdicts
 from srv_matrix.evidence import read_folder
 from srv_matrix.features import without_device_code
 from srv_matrix.inventory import Inventory, observe_in_child, to_json
@@ -42,6 +43,7 @@ class Matrix:
 
     `runs`: lines of Markdown that say how the evidence was obtained, if it is not that of this repository.
     `architectures`: those of transformers, None if they were not recorded. `recipes`: command lines of vendors.
+    `checkpoints`: published ones, with the verdicts that were recorded.
     """
 
     manifests: tuple[Manifest, ...]
@@ -52,6 +54,7 @@ class Matrix:
     runs: tuple[str, ...] = ()
     architectures: ArchitectureTable | None = None
     recipes: tuple[Recipes, ...] = ()
+    checkpoints: tuple[tuple[Checkpoint, Verdicts], ...] = ()
 
     def cell(self, feature: str, platform: str, variant: str) -> Record | None:
         return self.records.get((feature, platform, variant))
@@ -114,7 +117,11 @@ def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) ->
     made = matrix_of(judged, read_tables(repository.published), evidence)
     names = [each.name for each in manifests]
     recipes = tuple(each for each in read_recipes(repository.published) if each.platform in names)
-    return replace(made, architectures=read_table(repository.architectures), recipes=recipes)
+    verdicts = read_verdicts(repository.checkpoints)
+    published = read_checkpoints(repository.checkpoints)
+    checkpoints = tuple((each, verdicts[each.id]) for each in published if each.id in verdicts)
+    architectures = read_table(repository.architectures)
+    return replace(made, architectures=architectures, recipes=recipes, checkpoints=checkpoints)
 
 
 def read_judged(repository: Repository, manifests: Sequence[Manifest], evidence: Sequence[Evidence] = ()) -> Judged:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from srv_matrix.architectures import NAME as ARCHITECTURES
 from srv_matrix.architectures import architecture_page
 from srv_matrix.argument_page import PLANNED, argument_pages, planned_page
+from srv_matrix.checkpoints_page import NAME as CHECKPOINTS
+from srv_matrix.checkpoints_page import checkpoints_page
 from srv_matrix.diff import Outcome, compare_table, counts
 from srv_matrix.feature_pages import feature_pages
 from srv_matrix.index_page import index_page
@@ -33,6 +35,8 @@ def pages(matrix: Matrix) -> dict[str, str]:
         generated[QUANTIZED] = quantized_page(matrix)
     if matrix.architectures is not None:
         generated[ARCHITECTURES] = architecture_page(matrix.architectures)
+    if matrix.checkpoints:
+        generated[CHECKPOINTS] = checkpoints_page(matrix)
     generated |= {f"published-{table.name}.md": published_page(matrix, table) for table in matrix.tables}
     generated |= {f"recipes-{each.name}.md": recipes_page(each) for each in matrix.recipes}
     return generated | {"index.md": index_page(matrix, generated)}

@@ -39,6 +39,10 @@ class Repository:
         return self.root / "support_matrix" / "published"
 
     @property
+    def checkpoints(self) -> Path:
+        return self.published / "checkpoints"
+
+    @property
     def evidence(self) -> Path:
         return self.root / "support_matrix" / "evidence"
 

@@ -5,9 +5,15 @@ Fields that a config.json leaves out are left out here, too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from srv.models.families.registry import find
+from srv_matrix.checkpoints import read_checkpoints
+
+CHECKPOINTS = Path(__file__).resolve().parents[2] / "support_matrix" / "published" / "checkpoints"
+_OTHER = ("architectures", "model_type", "quantization_config", "torch_dtype", "dtype")  # what decides no size
 
 
 def _of(
@@ -21,12 +27,6 @@ def _of(
 
 TIED = {"tie_word_embeddings": True}
 QWEN_MOE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
-MLA = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-DEEPSEEK_V3 = _of(7168, 18432, 61, 128, 128, 129280) | MLA | {
-    "q_lora_rank": 1536, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "moe_layer_freq": 1,
-}  # fmt: skip
-GPT_OSS = _of(2880, 2880, 24, 64, 8, 201088, 64, attention_bias=True, sliding_window=128, num_experts_per_tok=4)
 LLAMA4_VISION = {
     "hidden_size": 1408, "image_size": 336, "intermediate_size": 5632, "num_attention_heads": 16,
     "num_hidden_layers": 34, "patch_size": 14, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
@@ -41,11 +41,65 @@ CHATGLM = {
     "multi_query_group_num": 2, "multi_query_attention": True, "add_qkv_bias": True, "add_bias_linear": False,
 }  # fmt: skip
 
+# Those of the catalogue of published checkpoints, by their names there.
+PUBLISHED = {
+    "Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
+    "Llama-3.3-70B": "meta-llama/Llama-3.3-70B-Instruct",
+    "Llama-3.2-1B": "meta-llama/Llama-3.2-1B-Instruct",
+    "SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "Mistral-7B-v0.3": "mistralai/Mistral-7B-Instruct-v0.3",
+    "Ministral-8B": "mistralai/Ministral-8B-Instruct-2410",
+    "Mistral-Nemo-12B": "mistralai/Mistral-Nemo-Instruct-2407",
+    "Mistral-Small-24B": "mistralai/Mistral-Small-24B-Instruct-2501",
+    "Mixtral-8x7B": "mistralai/Mixtral-8x7B-v0.1",
+    "Qwen2.5-7B": "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen2.5-72B": "Qwen/Qwen2.5-72B-Instruct",
+    "Qwen1.5-MoE-A2.7B": "Qwen/Qwen1.5-MoE-A2.7B-Chat",
+    "Qwen3-8B": "Qwen/Qwen3-8B",
+    "Qwen3-32B": "Qwen/Qwen3-32B",
+    "Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
+    "Qwen3-235B-A22B": "Qwen/Qwen3-235B-A22B",
+    "gemma-7b": "google/gemma-7b",
+    "gemma-2-9b": "google/gemma-2-9b-it",
+    "gemma-2-27b": "google/gemma-2-27b-it",
+    "gemma-3-1b": "google/gemma-3-1b-it",
+    "phi-4": "microsoft/phi-4",
+    "DeepSeek-V2-Lite": "deepseek-ai/DeepSeek-V2-Lite",
+    "DeepSeek-V3": "deepseek-ai/DeepSeek-V3",
+    "Kimi-K2": "moonshotai/Kimi-K2-Instruct",
+    "DeepSeek-V3.2": "deepseek-ai/DeepSeek-V3.2",
+    "GLM-4.5-Air": "zai-org/GLM-4.5-Air",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "OLMo-2-7B": "allenai/OLMo-2-1124-7B-Instruct",
+    "granite-3.3-8b": "ibm-granite/granite-3.3-8b-instruct",
+    "granite-4.0-h-small": "ibm-granite/granite-4.0-h-small",
+    "starcoder2-7b": "bigcode/starcoder2-7b",
+    "ERNIE-4.5-0.3B": "baidu/ERNIE-4.5-0.3B-PT",
+    "Hunyuan-A13B": "tencent/Hunyuan-A13B-Instruct",
+    "Jamba-v0.1": "ai21labs/Jamba-v0.1",
+    "SmolLM3-3B": "HuggingFaceTB/SmolLM3-3B",
+    "EXAONE-4.0-32B": "LGAI-EXAONE/EXAONE-4.0-32B",
+    "Seed-OSS-36B": "ByteDance-Seed/Seed-OSS-36B-Instruct",
+    "MiniMax-M2": "MiniMaxAI/MiniMax-M2.5",
+    "Olmo-3-7B": "allenai/Olmo-3-7B-Instruct",
+    "OLMo-7B": "allenai/OLMo-7B-hf",
+    "Jais-2-8B": "inceptionai/Jais-2-8B-Chat",
+    "internlm2_5-7b": "internlm/internlm2_5-7b-chat",
+    "internlm3-8b": "internlm/internlm3-8b-instruct",
+    "MiMo-7B": "XiaomiMiMo/MiMo-7B-Base",
+}
+
+
+def _published() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
+    rows = {each.id: each.config for each in read_checkpoints(CHECKPOINTS)}
+    for name, published in PUBLISHED.items():
+        (architecture,) = rows[published]["architectures"]
+        yield name, (architecture, {field: value for field, value in rows[published].items() if field not in _OTHER})
+
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama-3.1-8B": ("LlamaForCausalLM", _of(4096, 14336, 32, 32, 8, 128256)),
-    "Llama-3.3-70B": ("LlamaForCausalLM", _of(8192, 28672, 80, 64, 8, 128256)),
-    "Llama-3.2-1B": ("LlamaForCausalLM", _of(2048, 8192, 16, 32, 8, 128256, 64, **TIED)),
-    "SmolLM2-135M": ("LlamaForCausalLM", _of(576, 1536, 30, 9, 3, 49152, **TIED)),
+    **dict(_published()),
     "Llama-4-Scout": (
         "Llama4ForConditionalGeneration",
         {"text_config": LLAMA4_TEXT, "vision_config": LLAMA4_VISION, "tie_word_embeddings": False},
@@ -57,36 +111,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_config": LLAMA4_VISION,
         },
     ),
-    "Mistral-7B-v0.3": ("MistralForCausalLM", _of(4096, 14336, 32, 32, 8, 32768, sliding_window=None)),
-    "Ministral-8B": ("MistralForCausalLM", _of(4096, 12288, 36, 32, 8, 131072, 128, sliding_window=32768)),
-    "Mistral-Nemo-12B": ("MistralForCausalLM", _of(5120, 14336, 40, 32, 8, 131072, 128, sliding_window=None)),
-    "Mistral-Small-24B": ("MistralForCausalLM", _of(5120, 32768, 40, 32, 8, 131072, 128, sliding_window=None)),
-    "Mixtral-8x7B": (
-        "MixtralForCausalLM",
-        _of(4096, 14336, 32, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
-    ),
     "Mixtral-8x22B": (
         "MixtralForCausalLM",
         _of(6144, 16384, 56, 48, 8, 32768, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),
-    ),
-    "Qwen2.5-7B": ("Qwen2ForCausalLM", _of(3584, 18944, 28, 28, 4, 152064)),
-    "Qwen2.5-72B": ("Qwen2ForCausalLM", _of(8192, 29568, 80, 64, 8, 152064)),
-    "Qwen1.5-MoE-A2.7B": (
-        "Qwen2MoeForCausalLM",
-        _of(2048, 5632, 24, 16, 16, 151936, num_experts=60, num_experts_per_tok=4, decoder_sparse_step=1)
-        | {"moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
-    ),
-    "Qwen3-8B": ("Qwen3ForCausalLM", _of(4096, 12288, 36, 32, 8, 151936, 128)),
-    "Qwen3-32B": ("Qwen3ForCausalLM", _of(5120, 25600, 64, 64, 8, 151936, 128)),
-    "Qwen3-30B-A3B": (
-        "Qwen3MoeForCausalLM",
-        _of(2048, 6144, 48, 32, 4, 151936, 128, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768)
-        | QWEN_MOE,
-    ),
-    "Qwen3-235B-A22B": (
-        "Qwen3MoeForCausalLM",
-        _of(4096, 12288, 94, 64, 4, 151936, 128, num_experts=128, num_experts_per_tok=8, moe_intermediate_size=1536)
-        | QWEN_MOE,
     ),
     "Qwen3-Next-80B-A3B": (
         "Qwen3NextForCausalLM",
@@ -96,10 +123,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"linear_value_head_dim": 128}
         | QWEN_MOE,
     ),
-    "gemma-7b": ("GemmaForCausalLM", _of(3072, 24576, 28, 16, 16, 256000, 256)),
-    "gemma-2-9b": ("Gemma2ForCausalLM", _of(3584, 14336, 42, 16, 8, 256000, 256, sliding_window=4096)),
-    "gemma-2-27b": ("Gemma2ForCausalLM", _of(4608, 36864, 46, 32, 16, 256000, 128, sliding_window=4096)),
-    "gemma-3-1b": ("Gemma3ForCausalLM", _of(1152, 6912, 26, 4, 1, 262144, 256, sliding_window=512)),
     "gemma-3-4b": (  # without its vision tower, as the next one
         "Gemma3ForCausalLM",
         {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024},
@@ -107,63 +130,28 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma-3-27b": ("Gemma3ForCausalLM", _of(5376, 21504, 62, 32, 16, 262208, 128, sliding_window=1024)),
     "phi-2": ("PhiForCausalLM", _of(2560, 10240, 32, 32, 32, 51200, qk_layernorm=False)),
     "Phi-3.5-mini": ("Phi3ForCausalLM", _of(3072, 8192, 32, 32, 32, 32064, sliding_window=262144)),
-    "phi-4": ("Phi3ForCausalLM", _of(5120, 17920, 40, 40, 10, 100352, sliding_window=None)),
     "Phi-3.5-MoE": (
         "PhiMoEForCausalLM",
         _of(4096, 6400, 32, 32, 8, 32064, num_local_experts=16, num_experts_per_tok=2, attention_bias=True)
         | {"lm_head_bias": True, "sliding_window": 131072},
     ),
-    "DeepSeek-V2-Lite": (
-        "DeepseekV2ForCausalLM",
-        _of(2048, 10944, 27, 16, 16, 102400, q_lora_rank=None, n_routed_experts=64, n_shared_experts=2)
-        | {"num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1}
-        | MLA,
-    ),
-    "DeepSeek-V3": ("DeepseekV3ForCausalLM", DEEPSEEK_V3),
-    "Kimi-K2": (
-        "DeepseekV3ForCausalLM",
-        DEEPSEEK_V3
-        | {"vocab_size": 163840, "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384}
-        | {"first_k_dense_replace": 1},
-    ),
-    "DeepSeek-V3.2": (
-        "DeepseekV32ForCausalLM",
-        DEEPSEEK_V3 | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
-    ),
     "GLM-4-9B-0414": ("Glm4ForCausalLM", _of(4096, 13696, 40, 32, 2, 151552, 128, attention_bias=True)),
     "glm-4-9b-hf": ("GlmForCausalLM", _of(4096, 13696, 40, 32, 2, 151552, 128, attention_bias=True)),
-    "GLM-4.5-Air": (
-        "Glm4MoeForCausalLM",
-        _of(4096, 10944, 46, 96, 8, 151552, 128, attention_bias=True, n_routed_experts=128, n_shared_experts=1)
-        | {"num_experts_per_tok": 8, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "use_qk_norm": False},
-    ),
     "GLM-4.6": (
         "Glm4MoeForCausalLM",
         _of(5120, 12288, 92, 96, 8, 151552, 128, attention_bias=True, n_routed_experts=160, n_shared_experts=1)
         | {"num_experts_per_tok": 8, "moe_intermediate_size": 1536, "first_k_dense_replace": 3, "use_qk_norm": True},
     ),
-    "gpt-oss-20b": ("GptOssForCausalLM", GPT_OSS | {"num_local_experts": 32}),
-    "gpt-oss-120b": ("GptOssForCausalLM", GPT_OSS | {"num_local_experts": 128, "num_hidden_layers": 36}),
-    "OLMo-2-7B": ("Olmo2ForCausalLM", _of(4096, 11008, 32, 32, 32, 100352)),
     "OLMoE-1B-7B": (
         "OlmoeForCausalLM",
         _of(2048, 1024, 16, 16, 16, 50304, num_experts=64, num_experts_per_tok=8),
     ),
-    "granite-3.3-8b": ("GraniteForCausalLM", _of(4096, 12800, 40, 32, 8, 49159, **TIED)),
     "granite-3.1-3b-a800m": (
         "GraniteMoeForCausalLM",
         _of(1536, 512, 32, 24, 8, 49155, num_local_experts=40, num_experts_per_tok=8, **TIED),
     ),
-    "granite-4.0-h-small": (
-        "GraniteMoeHybridForCausalLM",
-        _of(4096, 768, 40, 32, 8, 100352, num_local_experts=72, num_experts_per_tok=10, **TIED)
-        | {"shared_intermediate_size": 1536, "mamba_d_state": 128, "mamba_n_heads": 128, "mamba_d_head": 64}
-        | {"mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2}
-        | {"layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)]},
-    ),
     "c4ai-command-r-v01": ("CohereForCausalLM", _of(8192, 22528, 40, 64, 64, 256000, use_qk_norm=False)),
     "c4ai-command-r7b": ("Cohere2ForCausalLM", _of(4096, 14336, 32, 32, 8, 256000, sliding_window=4096)),
-    "starcoder2-7b": ("Starcoder2ForCausalLM", _of(4608, 18432, 32, 36, 4, 49152, sliding_window=4096)),
     "falcon-7b": (
         "FalconForCausalLM",
         {"hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "vocab_size": 65024}
@@ -205,17 +193,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _of(2560, 6400, 62, 40, 40, 73448, q_lora_rank=768, kv_lora_rank=256, qk_nope_head_dim=64, v_head_dim=64)
         | {"qk_rope_head_dim": 32},
     ),
-    "ERNIE-4.5-0.3B": ("Ernie4_5ForCausalLM", _of(1024, 3072, 18, 16, 2, 103424, 128, use_bias=False, **TIED)),
     "ERNIE-4.5-21B-A3B": (
         "Ernie4_5_MoeForCausalLM",
         _of(2560, 12288, 28, 20, 4, 103424, moe_num_experts=64, moe_k=6, moe_intermediate_size=1536, **TIED)
         | {"moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 27, "use_bias": False},
     ),
     "Hunyuan-7B": ("HunYuanDenseV1ForCausalLM", _of(4096, 14336, 32, 32, 8, 128256, 128, **TIED)),
-    "Hunyuan-A13B": (
-        "HunYuanMoEV1ForCausalLM",
-        _of(4096, 3072, 32, 32, 8, 128167, 128, num_experts=64, moe_topk=[8] * 32, **TIED),
-    ),
     "dots.llm1": (
         "Dots1ForCausalLM",
         _of(4096, 10944, 62, 32, 32, 152064, 128, n_routed_experts=128, n_shared_experts=2, num_experts_per_tok=6)
@@ -226,20 +209,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _of(4096, 14336, 32, 32, 8, 128256, attn_layer_indices=[9, 18, 27], mamba_n_heads=128, mamba_d_head=64)
         | {"mamba_n_groups": 1, "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2},
     ),
-    "Jamba-v0.1": ("JambaForCausalLM", _of(4096, 14336, 32, 32, 8, 65536)),
     "Mamba-Codestral-7B": (
         "Mamba2ForCausalLM",
         {"hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 32768, "num_heads": 128, "n_groups": 8}
         | {"state_size": 128, "head_dim": 64, "expand": 2, "tie_word_embeddings": False},
-    ),
-    "SmolLM3-3B": ("SmolLM3ForCausalLM", _of(2048, 11008, 36, 16, 4, 128256)),
-    "EXAONE-4.0-32B": (
-        "Exaone4ForCausalLM",
-        _of(5120, 27392, 64, 40, 8, 102400, 128, sliding_window=4096, sliding_window_pattern=4),
-    ),
-    "Seed-OSS-36B": (
-        "SeedOssForCausalLM",
-        _of(5120, 27648, 64, 80, 8, 155136, 128, attention_bias=True, attention_out_bias=False),
     ),
     "LFM2-1.2B": (
         "Lfm2ForCausalLM",
@@ -251,31 +224,22 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _of(6144, 9216, 80, 64, 8, 200064, 128, num_local_experts=32, num_experts_per_tok=2)
         | {"layer_types": ["linear_attention" if (i + 1) % 8 else "full_attention" for i in range(80)]},
     ),
-    "MiniMax-M2": (
-        "MiniMaxM2ForCausalLM",
-        _of(3072, 1536, 62, 48, 8, 200064, 128, num_local_experts=256, num_experts_per_tok=8),
-    ),
     "Kimi-Linear-48B-A3B": ("KimiLinearForCausalLM", {}),
     "AFM-4.5B": ("ArceeForCausalLM", _of(2560, 18432, 36, 20, 4, 128004, 128)),
     "Apertus-8B": ("ApertusForCausalLM", _of(4096, 21504, 32, 32, 8, 131072)),
     "Ministral-3-3B": ("Ministral3ForCausalLM", _of(3072, 9216, 26, 32, 8, 131072, 128, **TIED)),
     "Ministral-3-8B": ("Ministral3ForCausalLM", _of(4096, 14336, 34, 32, 8, 131072, 128)),
-    "Olmo-3-7B": ("Olmo3ForCausalLM", _of(4096, 11008, 32, 32, 32, 100278, sliding_window=4096)),
-    "OLMo-7B": ("OlmoForCausalLM", _of(4096, 11008, 32, 32, 32, 50304)),
     "EXAONE-4.0-1.2B": (
         "Exaone4ForCausalLM",
         _of(2048, 4096, 30, 32, 8, 102400, 64, sliding_window=None, layer_types=["full_attention"] * 30, **TIED),
     ),
     "persimmon-8b": ("PersimmonForCausalLM", _of(4096, 16384, 36, 64, None, 262144)),
-    "Jais-2-8B": ("Jais2ForCausalLM", _of(3328, 26624, 32, 26, 26, 150272, 128)),
     # of classes that transformers lacks
     "EXAONE-3.5-7.8B": (
         "ExaoneForCausalLM",
         {"hidden_size": 4096, "intermediate_size": 14336, "num_layers": 32, "num_attention_heads": 32}
         | {"num_key_value_heads": 8, "vocab_size": 102400, "tie_word_embeddings": False},
     ),
-    "internlm2_5-7b": ("InternLM2ForCausalLM", _of(4096, 14336, 32, 32, 8, 92544, bias=False)),
-    "internlm3-8b": ("InternLM3ForCausalLM", _of(4096, 10240, 48, 32, 2, 128512, 128, bias=False, qkv_bias=False)),
     "Baichuan2-7B": (
         "BaichuanForCausalLM",
         _of(4096, 11008, 32, 32, None, 125696, max_position_embeddings=4096, model_max_length=4096),
@@ -283,7 +247,6 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Baichuan2-13B": ("BaichuanForCausalLM", _of(5120, 13696, 40, 40, None, 125696, model_max_length=4096)),
     "chatglm3-6b": ("ChatGLMModel", CHATGLM | {"num_layers": 28, "padded_vocab_size": 65024}),
     "glm-4-9b-chat": ("ChatGLMModel", CHATGLM | {"num_layers": 40, "padded_vocab_size": 151552, "rope_ratio": 500}),
-    "MiMo-7B": ("MiMoForCausalLM", _of(4096, 11008, 36, 32, 8, 151680, 128, attention_bias=True)),
     "solar-pro-preview": ("SolarForCausalLM", _of(5120, 17920, 64, 40, 10, 32128, sliding_window=2047)),
 }
 

@@ -6,7 +6,7 @@ import pytest
 from every import every
 
 from srv.errors import ModelError
-from srv.quantization.formats.layer_patterns import names_layer
+from srv.quantization.formats.layer_patterns import names_any, names_layer
 
 LAYER = "model.layers.12.self_attn.q_proj"
 
@@ -28,6 +28,8 @@ LAYER = "model.layers.12.self_attn.q_proj"
 )
 def test_names_and_patterns(pattern: str, matches: bool) -> None:
     assert names_layer(pattern, LAYER) is matches
+    assert names_any((pattern,), LAYER) is matches
+    assert names_any(("mlp", "re:none", pattern, "*.none", "q_proj.bias"), LAYER) is matches
 
 
 @every("pattern", ["re:(.+)+!", "re:(a|.)*(b|.)*!", "re:" + ".?" * 60 + "." * 60, "*" + "e*" * 60 + "!"])

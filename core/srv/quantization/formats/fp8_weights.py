@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.checkpoints.expert_tensors import expert_tensor, is_weight_of_all_experts, scale_name
-from srv.quantization.formats.layer_patterns import names_layer
+from srv.quantization.formats.layer_patterns import names_any
 from srv.quantization.method import DOWNLOAD_REMEDY, UP_PROJECTION, QuantMethod, StoredModel
 from srv.quantization.schemes import SCALE, Fp8, LayerSchemes
 
@@ -179,7 +179,7 @@ def check_dequantized(model: StoredModel, form: Fp8Form) -> None:
 def declares(form: Fp8Form, layer: str) -> bool:
     """Whether the configuration of a checkpoint without weights says that a layer is quantized."""
     linear = form.head if layer == _LM_HEAD else layer.endswith(_LINEAR) and not layer.endswith(UP_PROJECTION)
-    return linear and not any(names_layer(pattern, layer) for pattern in form.excluded)
+    return linear and not names_any(form.excluded, layer)
 
 
 def with_block(form: Fp8Form, size: Any) -> Fp8Form | str:

@@ -65,6 +65,21 @@ def names_layer(pattern: str, layer: str) -> bool:
     return f".{pattern}." in f".{layer}."
 
 
+def names_any(patterns: tuple[str, ...], layer: str) -> bool:
+    """Whether one of the patterns names a layer, as `names_layer`; some checkpoints list a name or more per layer."""
+    plain, others = _divided(patterns)
+    named = plain is not None and plain.search(f".{layer}.") is not None
+    return named or any(names_layer(pattern, layer) for pattern in others)
+
+
+@lru_cache(maxsize=16)
+def _divided(patterns: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
+    """One regular expression for all names, which needs no backtracking, and the other patterns."""
+    others = tuple(each for each in patterns if each.startswith(REGEX) or "*" in each)
+    plain = "|".join(re.escape(each) for each in patterns if each not in others)
+    return re.compile(rf"\.(?:{plain})\.") if plain else None, others
+
+
 def matched_target(targets: Collection[str], names: Sequence[str], layer_class: str) -> str | None:
     """The target of compressed-tensors that fits a layer best, which has one or several names; None if none does.
 
