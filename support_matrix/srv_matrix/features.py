@@ -33,6 +33,7 @@ OTHERS = "any other decoder"
 LAYERS = 6  # of the models of architectures: those of every kind that an architecture has, in a fraction of the time
 # Fields of configurations that transformers has no default for, or one that no published model has.
 UNSTATED: Mapping[str, Mapping[str, Any]] = {
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 1},  # of its 35 layers, 15 are such by default
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "Dots1ForCausalLM": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "BailingMoeForCausalLM": {"num_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},

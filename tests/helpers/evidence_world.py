@@ -39,6 +39,7 @@ ELSEWHERE = {
     "nsa_decode_backend": "as nsa_prefill_backend",
     "quantization": "it follows from the checkpoint, and each value needs its own checkpoint",
     "dequantize_weights": "it needs quantized weights to have an effect: tests/core/args/test_effects.py",
+    "activation_precision": "it needs weights in blocks: tests/platforms/cpu/test_precision.py starts engines",
     "torchao_config": "it needs unquantized weights, and the array has a GGUF model",
     "disable_graphs": "not every attention backend can replay graphs: tests/core/args/test_effects.py starts engines",
     "disable_graph_padding": "as disable_graphs",

@@ -467,6 +467,7 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(
     started |= {f"pooling={mode}" for mode in choices("pooling")}  # also there
     started |= {f"{name}=torch_native" for name in SPARSE}
     started |= {f"moe_runner_backend={name}" for name in ("auto", *backends("moe"))}  # tests/core/args
+    started |= {f"activation_precision={value}" for value in choices("activation_precision")}  # tests/platforms/cpu
     started |= {f"mxfp4_moe_precision={value}" for value in choices("mxfp4_moe_precision")}  # also there
     started |= {
         f"{name}={value}" for op, name in NAMED_BY.items() for value in ("auto", *implementations(op))

@@ -64,8 +64,8 @@ def choose_layers(
     resolved_format = _load_format(facts, load_format, loaders)
     if resolved_format == "safetensors":
         _check_types(facts)
-    dequantize = quantization_methods.dequantizes(facts, dequantize, resolved_format)
-    method = _method(facts, quantization, online_quantization, dequantize=dequantize)
+    in_floats = quantization_methods.dequantizes(facts, dequantize, resolved_format)
+    method = _method(facts, quantization, online_quantization, dequantize=in_floats)
     tree, fallback = _native_tree(facts, model_impl)
     if resolved_format == FROM_LOADERS:
         _check_loaders(facts, method, tree, fallback)

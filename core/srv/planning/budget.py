@@ -24,7 +24,7 @@ from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.planning.states import divide_states
 from srv.planning.weights import WeightBytes, class_bytes, native_of, quantization_method, weight_sizes
 from srv.platform.facts import DeviceFacts
-from srv.quantization.registry import dequantizes, find, method_of
+from srv.quantization.registry import find, method_of
 from srv.specs import ModelFacts
 
 _CLASS = "transformers"  # the value of --model-impl for its classes
@@ -152,9 +152,7 @@ def _on_more_devices(config: Config, model: ModelFacts, weights: int, room: int)
 
     weights: bytes of one rank's. room: bytes of one device that weights and pool may take.
     """
-    sizes = divisions(
-        model, in_blocks=not dequantizes(model, config.weights.dequantize_weights, config.model.load_format)
-    )
+    sizes = divisions(model, in_blocks=not config.weights.dequantize_weights)
     if isinstance(sizes, str):
         return ""
     room, whole = (

@@ -292,11 +292,11 @@ def test_two_descriptions_are_refused(tmp_path: Path) -> None:
         read_facts(tmp_path)
 
 
-def test_the_transformers_implementation_is_refused(tmp_path: Path) -> None:
-    quantize(tmp_path, small_model("llama"), everything("W8A8"))
-    error = refused(tmp_path, impl="transformers")
-    assert error.code == "unsupported_quantization"
-    assert "--model-impl" in error.remedy
+def test_the_class_of_transformers_computes_the_same(tmp_path: Path) -> None:
+    model = small_model("llama")
+    quantize(tmp_path, model, everything("W8A8"))
+    native, wrapped = (our_logits(built(tmp_path, impl=impl), tokens_of(model, 12)) for impl in ("srv", "transformers"))
+    torch.testing.assert_close(wrapped, native, atol=1e-3, rtol=1e-3)
 
 
 def test_random_weights_of_every_kind(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.dist.placing import device_index
 from srv.models.facts.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
-from srv.quantization.registry import dequantizes
 
 _GIB = 2**30
 
@@ -30,8 +29,7 @@ def _model_divides(context: ResolutionContext) -> str | None:
         return None
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
-    in_floats = dequantizes(model, context["dequantize_weights"], context["load_format"])
-    sizes = divisions(model, in_blocks=not in_floats)
+    sizes = divisions(model, in_blocks=not context["dequantize_weights"])
     if isinstance(sizes, str):
         return sizes
     if not (obstacles := sizes.obstacles(ranks)):
@@ -159,7 +157,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "not_divisible",
         _model_divides,
         "Choose a number of ranks that the model allows, or leave it at 1.",
-        reads=("model_impl", "dequantize_weights", "load_format"),
+        reads=("model_impl", "dequantize_weights"),
     ),
     Constraint(
         "nnodes",

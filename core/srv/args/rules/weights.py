@@ -175,7 +175,6 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "capability_missing",
         partial(_ops_supported, "torchao_config"),
         "Leave it out, or use another platform.",
-        reads=("dequantize_weights",),
     ),
     Constraint(
         "dequantize_weights",
