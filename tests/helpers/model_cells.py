@@ -25,9 +25,11 @@ from srv.types import RequestSpec
 # and with these logits differ enough for a wrong layer to show.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "initializer_range": 0.1}
 OUTPUT = 8
-ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "feed_forward.router.weight")
 ATTENTION = ("prefill_attention_backend", "decode_attention_backend")
-ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "mlp.gate.wg.weight", "block_sparse_moe.router.weight")
+ROUTERS = (
+    *("mlp.gate.weight", "mlp.router.weight", "mlp.gate.wg.weight"),
+    *("block_sparse_moe.router.weight", "feed_forward.router.weight"),
+)
 Combined = Callable[[Sequence[float]], float]  # one figure for the errors of all tokens
 
 
