@@ -1,6 +1,6 @@
-"""K-EXAONE: EXAONE 4's attention, with norms of heads and windows, and DeepSeek-V3's experts from some layer on.
+"""K-EXAONE: EXAONE 4's attention, and DeepSeek-V3's experts from some layer on. Torch-free.
 
-Only layers with a window rotate, if any layer has one. Torch-free. Layers of multi-token prediction are not loaded.
+Layers of multi-token prediction are not loaded.
 """
 
 from __future__ import annotations
@@ -8,55 +8,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.blueprint import Attention, Part, alike
+from srv.models.blueprint import Part
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
-from srv.models.families.builders.decoder_fields import DEFAULTS, decoder_sizes, windows_of_pattern
+from srv.models.families.builders.decoder_fields import decoder_sizes
 from srv.models.families.builders.deepseek import feed_forward, sparse_layers
 from srv.models.families.deepseek_v3 import routing
+from srv.models.families.exaone import EXAONE_DEFAULTS, attention_of_layers
 from srv.models.layers.moe_config import COUNT_FIELDS
-from srv.models.unsupported import UnsupportedConfig, refuse_unless
+from srv.models.unsupported import refuse_unless
 
 
 def tree(config: Mapping[str, Any]) -> Part:
     refuse_unless(config, {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",), "attention_bias": (False,)})
     sizes = decoder_sizes(config, reads=COUNT_FIELDS)
     read = {**config, "n_routed_experts": config["num_experts"], "n_shared_experts": config["num_shared_experts"]}
-    feeding, norms = feed_forward(read, sizes, routing, sparse_layers(config, sizes.layers)), parts.head_norms(sizes)
-    windowed = config["sliding_window"] is not None
-
-    def attention(window: int | None) -> Attention:
-        return parts.attention(sizes, norms=norms, window=window, rotated=window is not None or not windowed)
-
-    mixers = alike(_windows(config, sizes.layers) if windowed else (None,) * sizes.layers, attention)
-    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, feeding))
-
-
-def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """A pattern of letters, as in published configurations, is beside `layer_types`."""
-    pattern = config["sliding_window_pattern"]
-    if config.get("layer_types") is None and not isinstance(pattern, int):
-        raise UnsupportedConfig(f"sliding_window_pattern = {pattern!r} without layer_types is not implemented natively")
-    return windows_of_pattern(config, layers)
+    feeding = feed_forward(read, sizes, routing, sparse_layers(config, sizes.layers))
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention_of_layers(config, sizes), feeding))
 
 
 ARCHITECTURE = Architecture(
     name="ExaoneMoeForCausalLM",
     tree=tree,
     defaults={
-        **DEFAULTS,
-        "vocab_size": 102400,
-        "hidden_size": 4096,
-        "intermediate_size": 16384,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
+        **EXAONE_DEFAULTS,
         "eos_token_id": 53,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 4,
         "mlp_layer_types": None,
         "first_k_dense_replace": 1,
         "moe_intermediate_size": 1024,

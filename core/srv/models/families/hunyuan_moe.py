@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Layer, Part, alike
-from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import DEFAULTS, decoder_sizes
 from srv.models.families.builders.layer_types import check_experts
+from srv.models.families.hunyuan import HEAD_NORMS
 from srv.models.layers.moe_config import COUNT_FIELDS, Routing
 from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
@@ -71,6 +71,6 @@ ARCHITECTURE = Architecture(
         "moe_topk": 1,
     },
     model_type="hunyuan_v1_moe",
-    weights=(Rename(parts={"query_layernorm": "q_norm", "key_layernorm": "k_norm"}),),
+    weights=(HEAD_NORMS,),
     names={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
 )

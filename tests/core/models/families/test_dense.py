@@ -346,7 +346,7 @@ def test_gguf_logits_equal_transformers(
         ("MiniMaxM2ForCausalLM", {"head_dim": 10, "rotary_dim": 3}, "3 rotated dimensions of 10"),
         ("MinistralForCausalLM", {"sliding_window": None, "layer_types": WINDOWS}, "without a sliding_window"),
         ("Ministral3ForCausalLM", {"rope_parameters": {**ROPE, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
-        ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": WINDOWS}, "without a sliding_window"),
+        ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": WINDOWS}, "sliding_window = None of layers"),
         ("Exaone4ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
         ("Olmo3ForCausalLM", {"sliding_window": None}, "sliding_window = None of layers of sliding_attention"),
         ("SeedOssForCausalLM", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
@@ -368,10 +368,11 @@ def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: 
         native_tree(name, {**base, **fields})
 
 
-def test_the_letters_of_a_pattern_say_which_layers_have_windows() -> None:
+@every("name", ["Exaone4ForCausalLM", "ExaoneMoeForCausalLM"])
+def test_the_letters_of_a_pattern_say_which_layers_have_windows(name: str) -> None:
     """As in EXAONE 4 32B, where layers with full attention have no rotation. transformers needs `layer_types`."""
     fields = {**SIZES, "num_hidden_layers": 5, "sliding_window": 9, "sliding_window_pattern": "LLG"}
-    mixers = [each for _, each in walk(native_tree("Exaone4ForCausalLM", fields)) if isinstance(each, Attention)]
+    mixers = [each for _, each in walk(native_tree(name, fields)) if isinstance(each, Attention)]
     assert [each.window for each in mixers] == [9, 9, None, 9, None]
     assert [each.rope is None for each in mixers] == [False, False, True, False, True]
 
