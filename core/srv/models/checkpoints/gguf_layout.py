@@ -62,6 +62,15 @@ OUTPUT_NORM_NAMES = layer_names(
 )
 EXPERT_COUNT = "expert_count"
 EXPERT_FIELDS = {EXPERT_COUNT: "num_experts", "expert_used_count": "num_experts_per_tok"}
+# Of DeepSeek and those that choose experts as it does.
+ROUTING_FIELDS = {
+    "expert_shared_count": "n_shared_experts",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+}
+SIGMOID_ROUTER: Mapping[str, tuple[Any, ...]] = {"expert_gating_func": (0, 2)}  # not stated, or a sigmoid
 SHARED_EXPERTS = layer_names(
     {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
 )
@@ -79,8 +88,7 @@ ENCODER_NAMES = (
     layer_names({"attn_output_norm": "attention_norm", "layer_output_norm": "mlp_norm"}),
 )
 ENCODER_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps"}
-# Encoders say that they attend in both directions, and how their results are pooled.
-ENCODER_KEYS = {"attention.causal": "gguf_causal", "pooling_type": "gguf_pooling"}
+BOTH_WAYS: Mapping[str, tuple[Any, ...]] = {"attention.causal": (False,)}
 
 
 def state_space_names(prefix: str) -> Rename:
@@ -113,7 +121,8 @@ class GGUFLayout(NamedTuple):
     Their configuration, with the names of Hugging Face: `fields` are in the metadata, by their keys without the prefix:
     numbers, or lists with one for each layer. Such a file must contain all of them, but may lack `optional_fields`.
     `sizes`: fields that are the size of a tensor, by its name and the number of the axis. `present`: fields that say
-    whether the file has a tensor, by its name. `constants`: fields that have the same value in all files.
+    whether the file has a tensor, by its name. `constants`: fields that have the same value in all files. `implied`:
+    what keys of the metadata may say of how layers compute that other architectures do otherwise, and no field says.
     `complete`: makes the architecture's configuration from these fields and from those that all architectures have.
     """
 
@@ -131,6 +140,7 @@ class GGUFLayout(NamedTuple):
     marks: tuple[str, ...] = ()
     rules_if: Mapping[str, tuple[Rename | Split, ...]] = MappingProxyType({})
     whole: tuple[str, ...] = ()
+    implied: Mapping[str, tuple[Any, ...]] = _NONE
 
     @property
     def has_experts(self) -> bool:

@@ -47,7 +47,7 @@ UNSUPPORTED_KEYS = (
     "embedding_scale",
     "attention.temperature_scale",
 )
-# Likewise, with values that change nothing.
+# Likewise, with the values of most architectures, unless the layout of one implies others.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_weights_scale": (0.0, 1.0),
     "expert_group_count": (0, 1),
@@ -255,8 +255,8 @@ def _refuse_unsupported(meta: _Metadata) -> None:
     for key in UNSUPPORTED_KEYS:
         if meta.get(key) and not meta.layout.reads(key):
             raise meta.unsupported(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
-    for key, neutral in NEUTRAL.items():
-        if meta.has(key) and meta.get(key) not in neutral and not meta.layout.reads(key):
+    for key, values in {**NEUTRAL, **meta.layout.implied}.items():
+        if meta.has(key) and meta.get(key) not in values and not meta.layout.reads(key):
             raise meta.unsupported(f"metadata {meta.prefix}.{key} = {meta.get(key)!r} is not implemented")
 
 

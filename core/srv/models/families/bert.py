@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint.encoders import Encoder
-from srv.models.checkpoints.gguf_layout import ENCODER_FIELDS, ENCODER_KEYS, ENCODER_NAMES, GGUFLayout
+from srv.models.checkpoints.gguf_layout import BOTH_WAYS, ENCODER_FIELDS, ENCODER_NAMES, GGUFLayout
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
@@ -113,7 +113,7 @@ ARCHITECTURE = Architecture(
         "bert",
         weights=ENCODER_NAMES,
         fields=ENCODER_FIELDS,
-        optional_fields=ENCODER_KEYS,
+        implied=BOTH_WAYS,
         sizes={
             "max_position_embeddings": ("position_embd.weight", 0),
             "type_vocab_size": ("token_types.weight", 0),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint.encoders import Encoder
-from srv.models.checkpoints.gguf_layout import ENCODER_FIELDS, ENCODER_KEYS, ENCODER_NAMES, GGUFLayout
+from srv.models.checkpoints.gguf_layout import BOTH_WAYS, ENCODER_FIELDS, ENCODER_NAMES, GGUFLayout
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
@@ -85,7 +85,7 @@ ARCHITECTURE = Architecture(
         "jina-bert-v3",
         weights=ENCODER_NAMES,
         fields=ENCODER_FIELDS,
-        optional_fields=ENCODER_KEYS,
+        implied=BOTH_WAYS,
         sizes={"type_vocab_size": ("token_types.weight", 0)},
         constants={"hidden_act": "gelu"},
     ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from srv.models.blueprint import Attention, Linear, Part, Tensors
 from srv.models.blueprint.recurrent import ShortConvolution
-from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, GGUFLayout, layer_names
+from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, SIGMOID_ROUTER, GGUFLayout, layer_names
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -192,7 +192,7 @@ SPARSE = Architecture(
             "expert_feed_forward_length": "moe_intermediate_size",
             "leading_dense_block_count": "num_dense_layers",
         },
-        optional_fields={"expert_gating_func": "gguf_gating"},
+        implied=SIGMOID_ROUTER,
         constants={"norm_topk_prob": True, "use_expert_bias": True},
         present=_GGUF_PRESENT,
         complete=_of_gguf,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Part
-from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, HEAD_NORM_NAMES, GGUFLayout
+from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, HEAD_NORM_NAMES, SIGMOID_ROUTER, GGUFLayout
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -70,7 +70,7 @@ ARCHITECTURE = Architecture(
             EXPERT_COUNT: "num_local_experts",
             "expert_feed_forward_length": "intermediate_size",
         },
-        optional_fields={"expert_gating_func": "gguf_gating"},
+        implied=SIGMOID_ROUTER,
     ),
     model_type="minimax_m2",
     weights=(

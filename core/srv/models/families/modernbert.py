@@ -9,7 +9,7 @@ from typing import Any
 
 from srv.models.blueprint import Attention, alike
 from srv.models.blueprint.encoders import Encoder
-from srv.models.checkpoints.gguf_layout import ENCODER_KEYS, ENCODER_NAMES, GGUFLayout, layer_names
+from srv.models.checkpoints.gguf_layout import BOTH_WAYS, ENCODER_NAMES, GGUFLayout, layer_names
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture, Pooled
 from srv.models.families.builders import encoders
@@ -122,12 +122,12 @@ ARCHITECTURE = Architecture(
             "rope.freq_base": "global_rope_theta",
         },
         optional_fields={
-            **ENCODER_KEYS,
             "hidden_activation": "hidden_activation",
             "attention.sliding_window_pattern": "global_attn_every_n_layers",
             "rope.freq_base_swa": "local_rope_theta",
         },
         whole=("self_attn.qkv_proj", "gate_up_proj"),
+        implied=BOTH_WAYS,
     ),
     pooled=encoders.mean_pooled(positions),
     defaults=_DEFAULTS,

@@ -123,6 +123,32 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
         read_facts(first)
 
 
+@every(
+    ("name", "key", "value", "usual"),
+    [
+        *((name, "expert_gating_func", 1, 2) for name in ("deepseek3", "glm4moe", "lfm2moe", "minimax-m2")),
+        *((name, "expert_gating_func", 2, 1) for name in ("deepseek2", "mixtral", "gpt-oss")),
+        *((name, "attention.causal", True, False) for name in ("bert", "jina-bert-v3", "modern-bert", "nomic-bert")),
+        ("llama", "attention.causal", False, True),
+    ],
+)
+def test_what_layers_compute_otherwise_is_refused_by_name(
+    name: str, key: str, value: object, usual: object, tmp_path: Path
+) -> None:
+    CASES[name].made().save_pretrained(tmp_path)
+    record = recorded()[name]
+    stated = f"{record['metadata']['general.architecture']}.{key}"
+
+    def written(said: object) -> Path:
+        path = tmp_path / f"{said}.gguf"
+        write_gguf(name, tmp_path, path, record={**record, "metadata": {**record["metadata"], stated: said}})
+        return path
+
+    assert read_facts(written(usual)).parameters
+    with pytest.raises(ModelError, match=f"metadata {stated} = {value!r} is not implemented"):
+        read_facts(written(value))
+
+
 def test_every_architecture_that_is_read_was_converted() -> None:
     converted = {each["metadata"]["general.architecture"] for each in recorded().values()}
     assert converted == set(gguf_names())

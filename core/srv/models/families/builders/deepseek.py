@@ -10,7 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.models.blueprint import MLP, MoE, Part
-from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, SHARED_EXPERTS, GGUFLayout, layer_names
+from srv.models.checkpoints.gguf_layout import (
+    EXPERT_COUNT,
+    EXPERT_FIELDS,
+    ROUTING_FIELDS,
+    SHARED_EXPERTS,
+    SIGMOID_ROUTER,
+    GGUFLayout,
+    layer_names,
+)
 from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
@@ -58,20 +66,16 @@ def gguf_layout(method: str | None = None, marks: tuple[str, ...] = (), **consta
         },
         optional_fields={
             **EXPERT_FIELDS,
+            **ROUTING_FIELDS,
             EXPERT_COUNT: "n_routed_experts",
             "attention.q_lora_rank": "q_lora_rank",
             "attention.key_length_mla": "gguf_key_length",
             "attention.value_length_mla": "v_head_dim",
             "leading_dense_block_count": "first_k_dense_replace",
             "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_count": "n_shared_experts",
-            "expert_group_count": "n_group",
-            "expert_group_used_count": "topk_group",
-            "expert_weights_scale": "routed_scaling_factor",
-            "expert_weights_norm": "norm_topk_prob",
-            "expert_gating_func": "gguf_gating",
         },
         constants={"q_lora_rank": None, "topk_method": method, **constants},
+        implied={} if method is None else SIGMOID_ROUTER,
         complete=_of_gguf,
         marks=marks,
     )
@@ -79,18 +83,15 @@ def gguf_layout(method: str | None = None, marks: tuple[str, ...] = (), **consta
 
 def _of_gguf(config: dict[str, Any]) -> dict[str, Any]:
     """Files have the size of whole keys."""
-    own, method = {"gguf_key_length", "gguf_gating"}, config["topk_method"]
-    if method is not None and config.get("gguf_gating") == 1:
-        raise UnsupportedConfig(f"expert_gating_func = 1 (softmax) with topk_method = {method} is not implemented")
     rotated, grouped = config["qk_rope_head_dim"], (config.get("n_group") or 1) > 1
     rope = {name: value for name, value in config["rope_parameters"].items() if name != "partial_rotary_factor"}
     return {
-        **{name: value for name, value in config.items() if name not in own},
+        **{name: value for name, value in config.items() if name != "gguf_key_length"},
         "qk_nope_head_dim": config["gguf_key_length"] - rotated,
         "head_dim": rotated,
         "num_key_value_heads": config["num_attention_heads"],
         "rope_parameters": rope,
-        "topk_method": method or ("group_limited_greedy" if grouped else "greedy"),
+        "topk_method": config["topk_method"] or ("group_limited_greedy" if grouped else "greedy"),
     }
 
 
