@@ -9,27 +9,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.models.blueprint import Linear, Norm, Part, Tensors
+from srv.models.blueprint.latent import Latent
 from srv.models.blueprint.without_layers import States
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
-from srv.models.families.builders.without_layers import EPS, common, experts, kinds, latent, sizes
+from srv.models.families.builders.decoder_fields import Sizes
+from srv.models.families.builders.deepseek import sparse_layers
+from srv.models.families.builders.latent import latent_attention, latent_sizes
+from srv.models.families.builders.layer_types import ATTENTION
+from srv.models.families.builders.without_layers import EPS, common, sizes
+from srv.models.layers.moe_config import Routing
 
 
 def kimi_linear(c: Mapping[str, Any]) -> Part:
     """Kimi delta attention in three of four layers, latent attention in the others."""
-    given, inner = c.get("linear_attn_config") or {}, c["moe_intermediate_size"]
-    attending = {index - 1 for index in given.get("full_attn_layers", ())} or set(range(4, c["num_hidden_layers"], 4))
-    types = kinds(c, lambda index: "full_attention" if index in attending else "linear_attention")
-    first, stated = c.get("first_k_dense_replace", 1), c.get("mlp_layer_types")
+    given, inner, base = c.get("linear_attn_config") or {}, c["moe_intermediate_size"], sizes(c, tied_embeddings=False)
+    attending = {index - 1 for index in given.get("full_attn_layers", ())} or set(range(4, base.layers, 4))
+    types = c.get("layer_types") or [ATTENTION if index in attending else "" for index in range(base.layers)]
+    routing = Routing(c["num_experts_per_tok"], bias=True)
     shared = c["n_shared_experts"] * inner
-    base = sizes(c, tied_embeddings=False)
-    moe = experts(base, c["num_local_experts"], inner, c["num_experts_per_tok"], shared=shared, correction=True)
-    dense = parts.mlp(base)
-    sparse = [stated[i] == "sparse" if stated else i >= first for i in range(base.layers)]
-    attention, delta = latent(c, base), _kimi_delta(c, given)
-    mixers = [attention if kind == "full_attention" else delta for kind in types]
-    feeding = [moe if each else dense for each in sparse]
+    sparse = parts.mixture(base, c["num_local_experts"], inner, routing, shared=shared, shared_name="shared_experts")
+    feeding = [sparse if each else parts.mlp(base) for each in sparse_layers(c, base.layers)]
+    mixers = [_latent(c, base) if each == ATTENTION else _kimi_delta(c, given) for each in types]
     return parts.decoder(base, parts.pre_norm_layers(base, mixers, feeding))
+
+
+def _latent(c: Mapping[str, Any], base: Sizes) -> Latent:
+    assert base.rope is not None
+    return latent_attention(latent_sizes(c, base.rope, EPS), base.rope, bias=bool(c["attention_bias"]))
 
 
 def _kimi_delta(c: Mapping[str, Any], given: dict[str, int]) -> States:
@@ -73,6 +80,7 @@ ARCHITECTURE = Architecture(
         n_shared_experts=1,
         num_experts_per_tok=8,
         num_local_experts=256,
+        first_k_dense_replace=1,
     ),
     layers=None,
     model_type="kimi_linear",
