@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.errors import InternalError
+from srv.kept import kept_per_object
 from srv.platform.layers import missing_traits
 from srv.specs import AttentionLayer
 
@@ -31,7 +32,9 @@ def attend_both_ways(
     """
     if [end - begin for begin, end in pairwise(begins)] != list(lengths):
         raise InternalError("attention to later tokens needs whole sequences, but a row of the step is a part of one")
-    group = layer.heads // layer.kv_heads
+    group, biases = layer.heads // layer.kv_heads, None
+    if layer.bias_values is not None:
+        biases = _bias_table(layer.bias_values, q.dtype, q.device)
     out = q.new_empty(q.shape[0], layer.heads, v.shape[-1])
     for begin, length in zip(begins, lengths, strict=False):
         reach = length if layer.window is None else layer.window - 1
@@ -40,10 +43,8 @@ def attend_both_ways(
         for first, last in pairwise(bounds):
             seen = range(max(0, first - reach), min(length, last + reach))
             mask = None if sees_all else _mask(range(first, last), seen, reach, q)
-            if layer.bias_values is not None:
-                bias = _biases(layer.bias_values, range(first, last), seen, q).view(
-                    layer.kv_heads, group, last - first, -1
-                )
+            if biases is not None:
+                bias = _biases(biases, range(first, last), seen).view(layer.kv_heads, group, last - first, -1)
                 mask = bias if mask is None else bias + mask
             keys = slice(begin + seen.start, begin + seen.stop)
             key, value = (x[keys].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
@@ -62,9 +63,14 @@ def _mask(queries: range, keys: range, reach: int, like: Tensor) -> Tensor:
     )
 
 
-def _biases(values: Sequence[Sequence[float]], queries: range, keys: range, like: Tensor) -> Tensor:
-    """By `AttentionLayer.bias_values`: like.dtype [heads, queries, keys], on its device."""
-    rows, columns = (torch.arange(each.start, each.stop, device=like.device) for each in (queries, keys))
-    table = torch.tensor(values, dtype=like.dtype, device=like.device)
+@kept_per_object
+def _bias_table(values: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`AttentionLayer.bias_values` as dtype [heads, distances], on a device; all layers of a model have the same."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def _biases(table: Tensor, queries: range, keys: range) -> Tensor:
+    """Of these queries and keys: [heads, queries, keys]."""
+    rows, columns = (torch.arange(each.start, each.stop, device=table.device) for each in (queries, keys))
     most = table.shape[1] // 2
     return table[:, (columns - rows[:, None]).clamp(-most, most) + most]
