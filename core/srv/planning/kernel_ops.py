@@ -41,8 +41,9 @@ class OpTable(NamedTuple):
 
     def choose(self, op: str, dtype: str, sizes: dict[str, int]) -> OpChoice:
         call = OpCall(dtype, sizes)
-        limits = {"batch_invariant": self.batch_invariant, "full": self.full}
-        return choose_op(self.specs, self.device, op, call, named=self.named, **limits)
+        return choose_op(
+            self.specs, self.device, op, call, batch_invariant=self.batch_invariant, named=self.named, full=self.full
+        )
 
 
 def op_kernels(table: OpTable, ops: ModelOps, schemes: LayerSchemes) -> Iterator[Kernel]:

@@ -103,17 +103,11 @@ def check_launch(
         refusals += (_of_scales(resolved, error),)
     if resolved.provenance["kv_cache_dtype"].layer is not Layer.USER:
         notes += unused_scheme(resolved.config, model, supported="fp8_kv" in resolved.capabilities)
+    check = LaunchCheck(refusals, tuple(unchecked), kernels=kernels, notes=notes)
     if choice.tree is None and inspect is not None:
         answer = inspect(model, *("" if each is None else each.name for each in (choice.method, choice.dequantized)))
-        refusals += _of_transformers(target, model, resolved, answer)
-        if choice.method is not None and answer.quantized:
-            notes += (f"{model.name}: {answer.quantized}, in the class of transformers",)
-            quantized = plan_quantized(target, resolved, choice.method, answer.ops)
-            refusals += quantized.rejections
-            kernels = KernelPlan((*kernels.kernels, *quantized.kernels), (*kernels.rejections, *quantized.rejections))
-        if answer.unknown:
-            unchecked.append(f"whether the class of {model.architecture} in transformers fits: {answer.unknown}")
-    return LaunchCheck(refusals, tuple(unchecked), kernels=kernels, notes=notes)
+        check = _with_class(check, target, model, resolved, choice, answer)
+    return check._replace(notes=(*check.notes, *check.kernels.rounded()))
 
 
 def check_model(model: ModelFacts, resolved: Resolved) -> tuple[Rejection, ...]:
@@ -173,6 +167,23 @@ def _chosen_layers(model: ModelFacts, resolved: Resolved) -> LayerChoice:
         ranks=config.parallel.tp_size,
         loaders=config.weights.custom_weight_loader,
     )
+
+
+def _with_class(
+    check: LaunchCheck, target: Target, model: ModelFacts, resolved: Resolved, choice: LayerChoice, answer: Inspection
+) -> LaunchCheck:
+    """The check, with what transformers says of its class."""
+    refusals, notes, kernels = check.refusals, check.notes, check.kernels
+    refusals += _of_transformers(target, model, resolved, answer)
+    if choice.method is not None and answer.quantized:
+        notes += (f"{model.name}: {answer.quantized}, in the class of transformers",)
+        quantized = plan_quantized(target, resolved, choice.method, answer.ops)
+        refusals += quantized.rejections
+        kernels = KernelPlan((*kernels.kernels, *quantized.kernels), (*kernels.rejections, *quantized.rejections))
+    unchecked = check.unchecked
+    if answer.unknown:
+        unchecked += (f"whether the class of {model.architecture} in transformers fits: {answer.unknown}",)
+    return LaunchCheck(refusals, unchecked, kernels=kernels, notes=notes)
 
 
 def _of_transformers(

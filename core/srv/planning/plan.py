@@ -62,7 +62,6 @@ def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindM
         except Refusal as refusal:
             refusals += refusal.rejections
     notes = (*plan.notes, *_unused_devices(plan.resolved), *_outside_memory(plan.resolved))
-    notes = (*notes, *plan.check.kernels.rounded())
     return LaunchPlan(
         plan.target,
         plan.model,

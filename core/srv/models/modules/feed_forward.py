@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -168,12 +169,11 @@ class MoE(nn.Module):
         self.choice_bias = None if part.choice_bias is None else ChoiceBias(part.choice_bias, place)
         sizes = ExpertSizes(experts.count, experts.used, experts.hidden, experts.inner, experts.activation)
         self.experts = place.factory.experts(place.within(experts).prefix, sizes, experts.bias)
-        self._route: Callable[..., tuple[Tensor, Tensor]] = sparse_mixer
+        self._route: Callable[..., Any] = sparse_mixer
         if part.routing.scoring == SPARSE_MIXER:
             context.ops.note_own(SPARSE_MIXER, OpArgs(context.dtype, {"dim": experts.count}), TORCH)
         else:
-            sizes_of_op = {"experts": experts.count, "top_k": experts.used}
-            self._route = context.ops.bind(blueprint.ROUTE, OpArgs(context.dtype, sizes_of_op))
+            self._route = context.bind(blueprint.ROUTE, experts=experts.count, top_k=experts.used)
         self._routing = part.routing[:-1]
         self._scales_inputs = part.scales_inputs
         self.shared = None if part.shared is None else MLP(part.shared, place.within(part.shared))
