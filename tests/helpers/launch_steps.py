@@ -84,7 +84,7 @@ def check_layers(facts: ModelFacts, spec: EngineSpec, layers: Sequence[Attention
     offered = find_platforms()[spec.platform].loaded.facts.backends["attention"]
     for slot in ATTENTION_SLOTS:
         name = spec.backends[slot][0]
-        traits = next(each.traits for each in offered if each.name == name)
+        traits = next(each.layer_traits for each in offered if each.name == name)
         backend: Any = SimpleNamespace(supports=partial(missing_traits, traits))
         LayerCheck(spec.platform, facts).require(layers, slot, name, [backend] * len(facts.cache_groups))
     raise ReachedWeightsError

@@ -76,10 +76,6 @@ class _Rank:
     def __str__(self) -> str:
         return f"rank {self.number} (process {self.process.pid})"
 
-    def is_stopped(self) -> bool:
-        """Whether a signal has stopped the process, which must not have ended. Leaves its state to be waited for."""
-        return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-
     def answer(self) -> FromRank | None:
         """The oldest unused answer."""
         return self.answers[0] if self.answers else None
@@ -266,7 +262,7 @@ class MultiProcessExecutor:
         if status is not None:
             if not self._answers.poll(_POLL_MS):
                 raise self._lost(f"{rank} ended with {status}")
-        elif not rank.is_stopped():
+        elif not child.is_stopped(rank.process):
             rank.stopped_since = None
         elif rank.stopped_since is None:
             rank.stopped_since = time.monotonic()

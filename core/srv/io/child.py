@@ -48,6 +48,14 @@ def exit_status(process: subprocess.Popen[bytes]) -> str | None:
     return f"status {code}" if code >= 0 else f"signal {-code}"
 
 
+def is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a signal has stopped the process. Not one that has ended, which `exit_status` tells."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it ended, perhaps since its exit status was asked for
+        return False
+
+
 def begin(modules: Sequence[str], phases: Phases | None = None) -> bytes:
     """Called first in the child: import the slowest modules and return the specification; b"" if the parent is gone.
 

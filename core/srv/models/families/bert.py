@@ -13,7 +13,7 @@ from srv.models.checkpoints.gguf_layout import BOTH_WAYS, ENCODER_FIELDS, ENCODE
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
-from srv.models.families.builders.encoders import LAYERS
+from srv.models.families.builders.encoders import LAYERS, POOLER
 from srv.models.families.builders.layer_norm import activation
 from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
@@ -50,7 +50,6 @@ NAMES: dict[str, str] = {
     f"{_LAYER}.output.LayerNorm": "model.layers.*.mlp_norm",
 }
 OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # of checkpoints that were converted from TensorFlow
-_POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 _MASKED_HEAD = (
     "cls.predictions.bias",
     "cls.predictions.decoder.weight",
@@ -104,7 +103,7 @@ def unused(prefix: str, *names: str) -> tuple[str, ...]:
 _PREFIX = "bert."
 ENCODER_WEIGHTS = (
     Rename(prefix=_PREFIX, names=NAMES, suffixes=OLD_SUFFIXES),
-    Skip(unused(_PREFIX, *_POOLER, *_MASKED_HEAD)),
+    Skip(unused(_PREFIX, *POOLER, *_MASKED_HEAD)),
 )
 ARCHITECTURE = Architecture(
     name="BertModel",

@@ -13,7 +13,7 @@ from srv.models.blueprint.encoders import Encoder
 from srv.models.checkpoints.rules import GATE_UP, QKV, Permute, Rename, Skip, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
-from srv.models.families.builders.encoders import LAYERS
+from srv.models.families.builders.encoders import LAYERS, POOLER
 from srv.models.families.builders.rotary_encoders import (
     GATED_NAMES,
     NAMES,
@@ -79,7 +79,6 @@ _ENCODER: dict[str, str] = {
     "encoder.layer.*.mlp.down_proj": "model.layers.*.mlp.down_proj",
     "encoder.layer.*.mlp_ln": "model.layers.*.mlp_norm",
 }
-_POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 _OTHER_HEADS = (
     "classifier.weight",
     "classifier.bias",
@@ -98,7 +97,7 @@ ARCHITECTURE = Architecture(
     published_names=("NewModel",),
     weights=(
         Rename(with_prefixes(_PREFIXES, _ENCODER)),
-        Skip(tuple(f"{prefix}{name}" for prefix in _PREFIXES for name in (*_POOLER, *_OTHER_HEADS))),
+        Skip(tuple(f"{prefix}{name}" for prefix in _PREFIXES for name in (*POOLER, *_OTHER_HEADS))),
         Split("self_attn.qkv_proj", QKV),
         Split("mlp.up_gate_proj", GATE_UP),
         Permute("mlp.up_gate_proj", "swapped_halves"),

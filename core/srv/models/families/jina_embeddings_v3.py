@@ -15,7 +15,7 @@ from srv.models.checkpoints.gguf_layout import BOTH_WAYS, ENCODER_FIELDS, ENCODE
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
-from srv.models.families.builders.encoders import LAYERS
+from srv.models.families.builders.encoders import LAYERS, MASKED_HEAD
 from srv.models.families.builders.layer_norm import activation
 from srv.models.families.builders.rotary_encoders import NAMES, rotary_positions, rotary_sizes
 from srv.models.unsupported import refuse_unless
@@ -74,10 +74,6 @@ _ADAPTERS = tuple(
     for side in "AB"
 )
 _POOLER = tuple(f"{prefix}pooler.dense.{each}" for prefix in ("", _PREFIX) for each in ("weight", "bias", _ORIGINAL))
-_MASKED_HEAD = (
-    "lm_head.bias",
-    *(f"lm_head.{name}.{each}" for name in ("decoder", "dense", "layer_norm") for each in ("weight", "bias")),
-)
 ARCHITECTURE = Architecture(
     name="JinaEmbeddingsV3Model",
     tree=tree,
@@ -96,7 +92,7 @@ ARCHITECTURE = Architecture(
     names={"rotary_emb_base": "rope_theta"},
     weights=(
         Rename(prefix=_PREFIX, names=_ENCODER),
-        Skip((*_POOLER, *_MASKED_HEAD, *_ADAPTERS)),
+        Skip((*_POOLER, *MASKED_HEAD, *_ADAPTERS)),
         Split("self_attn.qkv_proj", QKV),
     ),
 )

@@ -13,7 +13,7 @@ from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture
 from srv.models.families.bert import NAMES, unused
 from srv.models.families.builders import encoders
-from srv.models.families.builders.encoders import LAYERS
+from srv.models.families.builders.encoders import LAYERS, MASKED_HEAD, POOLER
 from srv.models.families.builders.layer_norm import activation
 from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
@@ -49,16 +49,6 @@ _OWN = {
     "encoder.relative_attention_bias": "model.relative_attention_bias",
 }
 _NAMES = {**{stored: name for stored, name in NAMES.items() if ".attention." not in stored}, **_OWN}
-_POOLER = ("pooler.dense.weight", "pooler.dense.bias")
-_MASKED_HEAD = (
-    "lm_head.bias",
-    "lm_head.dense.weight",
-    "lm_head.dense.bias",
-    "lm_head.layer_norm.weight",
-    "lm_head.layer_norm.bias",
-    "lm_head.decoder.weight",
-    "lm_head.decoder.bias",
-)
 ARCHITECTURE = Architecture(
     name="MPNetModel",
     tree=tree,
@@ -78,7 +68,7 @@ ARCHITECTURE = Architecture(
     layers=LAYERS,
     model_type="mpnet",
     types_after_padding=("mpnet",),
-    weights=(Rename(prefix=_PREFIX, names=_NAMES), Skip(unused(_PREFIX, *_POOLER, *_MASKED_HEAD))),
+    weights=(Rename(prefix=_PREFIX, names=_NAMES), Skip(unused(_PREFIX, *POOLER, *MASKED_HEAD))),
 )
 MASKED = ARCHITECTURE._replace(name="MPNetForMaskedLM", model_type=None)
 CLASSIFIER = ARCHITECTURE._replace(
@@ -88,6 +78,6 @@ CLASSIFIER = ARCHITECTURE._replace(
     model_type=None,
     weights=(
         Rename(prefix=_PREFIX, names={**_NAMES, "classifier.dense": "head.dense", "classifier.out_proj": "score"}),
-        Skip(unused(_PREFIX, *_POOLER)),
+        Skip(unused(_PREFIX, *POOLER)),
     ),
 )

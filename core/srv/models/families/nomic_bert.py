@@ -14,7 +14,7 @@ from srv.models.checkpoints.gguf_layout import BOTH_WAYS, ENCODER_FIELDS, ENCODE
 from srv.models.checkpoints.rules import QKV, Rename, Skip, Split
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import encoders
-from srv.models.families.builders.encoders import LAYERS
+from srv.models.families.builders.encoders import LAYERS, POOLER
 from srv.models.families.builders.rotary_encoders import (
     GATED_NAMES,
     NAMES,
@@ -94,7 +94,6 @@ _ENCODER: dict[str, str] = {
     "encoder.layers.*.norm2": "model.layers.*.mlp_norm",
 }
 _PREFIXES = ("", "nomic_bert.", "bert.")  # none, that of transformers, and the published one of whole models
-_POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 _PREDICTIONS = ("decoder", "transform.dense", "transform.layer_norm")
 _MASKED_HEAD = (
     "cls.predictions.bias",
@@ -116,7 +115,7 @@ ARCHITECTURE = Architecture(
     model_type="nomic_bert",
     weights=(
         Rename(with_prefixes(_PREFIXES, _ENCODER)),
-        Skip((*_MASKED_HEAD, *(f"{prefix}{name}" for prefix in _PREFIXES for name in _POOLER))),
+        Skip((*_MASKED_HEAD, *(f"{prefix}{name}" for prefix in _PREFIXES for name in POOLER))),
         Split("self_attn.qkv_proj", QKV),
     ),
 )

@@ -13,21 +13,10 @@ from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture
 from srv.models.families.bert import DEFAULTS, NAMES, OLD_SUFFIXES, bert_tree, unused
 from srv.models.families.builders import encoders
-from srv.models.families.builders.encoders import LAYERS
+from srv.models.families.builders.encoders import LAYERS, MASKED_HEAD, POOLER
 
 _DEFAULTS: dict[str, Any] = {**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
 _PREFIX = "roberta."
-_HEADS = (
-    "pooler.dense.weight",
-    "pooler.dense.bias",
-    "lm_head.bias",
-    "lm_head.dense.weight",
-    "lm_head.dense.bias",
-    "lm_head.layer_norm.weight",
-    "lm_head.layer_norm.bias",
-    "lm_head.decoder.weight",
-    "lm_head.decoder.bias",
-)
 
 
 def tree(config: Mapping[str, Any]) -> Encoder:
@@ -54,7 +43,7 @@ ROBERTA = Architecture(
     layers=LAYERS,
     types_after_padding=_TYPES_AFTER_PADDING,
     model_type="roberta",
-    weights=(Rename(prefix=_PREFIX, names=NAMES, suffixes=OLD_SUFFIXES), Skip(unused(_PREFIX, *_HEADS))),
+    weights=(Rename(prefix=_PREFIX, names=NAMES, suffixes=OLD_SUFFIXES), Skip(unused(_PREFIX, *POOLER, *MASKED_HEAD))),
 )
 ROBERTA_MASKED = ROBERTA._replace(name="RobertaForMaskedLM", model_type=None)
 ROBERTA_CLASSIFIER = ROBERTA._replace(
@@ -68,7 +57,7 @@ ROBERTA_CLASSIFIER = ROBERTA._replace(
             names={**NAMES, "classifier.dense": "head.dense", "classifier.out_proj": "score"},
             suffixes=OLD_SUFFIXES,
         ),
-        Skip(unused(_PREFIX, "pooler.dense.weight", "pooler.dense.bias")),
+        Skip(unused(_PREFIX, *POOLER)),
     ),
 )
 _XLM_DEFAULTS: dict[str, Any] = {**_DEFAULTS, "vocab_size": 30522}

@@ -14,6 +14,7 @@ from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import decoder_sizes, one_window
 from srv.models.families.llama import LLAMA_DEFAULTS
+from srv.models.unsupported import UnsupportedConfig
 
 # The layers before which a residual is kept, and those that read it: two fields for each of two residuals.
 SKIPS = (("bskcn_1", "bskcn_3"), ("bskcn_2", "bskcn_4"))
@@ -31,7 +32,10 @@ def _skips(config: Mapping[str, Any], layers: int) -> Iterator[SkipConnection]:
     share = float(config["bskcn_tv"][1])
     for kept, read in SKIPS:
         for target in (each for each in config[read] if each < layers):
-            yield SkipConnection(max(each for each in config[kept] if each <= target), target, share)
+            sources = [each for each in config[kept] if each <= target]
+            if not sources:
+                raise UnsupportedConfig(f"{kept} = {config[kept]} has none for layer {target} of {read}")
+            yield SkipConnection(max(sources), target, share)
 
 
 ARCHITECTURE = Architecture(

@@ -1,46 +1,34 @@
 """Causal models without native layers: the class of transformers with our paged attention.
 
-Owns the wrapper and the loading of the weights. Must not be imported unless such a model is served, because importing
-transformers takes seconds.
+Owns the wrapper and how it comes to be: `hf_class` finds the class, `hf_weights` loads it. Must not be imported unless
+such a model is served, because importing transformers takes seconds.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-from transformers.utils import logging as hf_logging
 
-from srv.errors import InternalError, ModelError, SrvError, listed
+from srv.errors import ModelError, SrvError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
-from srv.models.checkpoints.converted_tensors import converted_tensors
 from srv.models.checkpoints.dummy import load_dummy
-from srv.models.checkpoints.filling import OTHER_CHECKPOINT, Meter, Progress
+from srv.models.checkpoints.filling import Progress
 from srv.models.checkpoints.gguf_loader import load_gguf
 from srv.models.checkpoints.reading import MAPPED, Reading
-from srv.models.checkpoints.safetensors_header import forget_headers, read_checkpoint
+from srv.models.checkpoints.safetensors_header import forget_headers
 from srv.models.checkpoints.safetensors_loader import load_safetensors
-from srv.models.checkpoints.text_names import ROTARY, TEXT_PREFIXES, text_weight_name
 from srv.models.choice import LayerChoice
-from srv.models.facts.checkpoint_tensors import text_tensors
 from srv.models.facts.gguf_rules import gguf_rules
-from srv.models.families.registry import encoder_names, gguf_layout, is_native
-from srv.models.families.trees import native_tree_of_model
+from srv.models.families.registry import gguf_layout
 from srv.models.layers.context import BuildContext
-from srv.models.options import UNTIED, merged
-from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
 from srv.models.transformers.hf_attention import (
     IMPLEMENTATION,
     STEP,
@@ -49,32 +37,28 @@ from srv.models.transformers.hf_attention import (
     HFForwardPass,
     Passes,
     Trial,
-    build_error,
     register,
     unsupported,
 )
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.models.transformers.hf_claims import NO_BACKENDS, check_claims, masked_windows, pool_heads
-from srv.models.transformers.hf_names import ClassNames
+from srv.models.transformers.hf_class import build_errors, check_known, config_of, drop_quantization, make_model
 from srv.models.transformers.hf_output import ClassHead, body_of, first_position
 from srv.models.transformers.hf_quantized import (
     QuantizedModules,
     check_dequantized,
     find_quantized,
-    placeholders,
     quantized_modules,
     replace_quantized,
     without_data,
 )
 from srv.models.transformers.hf_rope import fix_long_rope
+from srv.models.transformers.hf_weights import from_folder, from_quantized, text_name
 from srv.quantization.load_method import make_storage
 from srv.specs import AttentionLayer, ModelFacts
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_CHARACTERS = 300  # of an error of transformers, in our errors
-# From the names in a vision model to those of its language model, as regular expressions.
-_TEXT_NAMES = {f"^{re.escape(stored)}": own for stored, own in TEXT_PREFIXES}
 PREFIX_LM = "%s is a prefix LM: its prompts are computed causally, as in transformers without token_type_ids"
 
 
@@ -234,13 +218,13 @@ def build_hf(
     if getattr(config, "prefix_lm", False):
         log.warning(PREFIX_LM, facts.name)
     dtype, device = context.dtype, context.device
-    with _build_errors(facts):
+    with build_errors(facts):
         if choice.load_format != "safetensors":
-            model = _make(facts, config, dtype=dtype)
+            model = make_model(facts, config, dtype=dtype)
         elif choice.method is None and choice.dequantized is None:
-            model = _from_folder(facts, config, dtype, progress)
+            model = from_folder(facts, config, dtype, progress)
         else:
-            model = _from_quantized(facts, config, dtype, choice, modules, reading)
+            model = from_quantized(facts, config, dtype, choice, modules, reading)
     views = replace_quantized(model, modules, context)
     if modules:
         log.info("%s: %s", facts.name, modules)
@@ -272,7 +256,7 @@ def _fill(
         load_gguf(facts, gguf_layout(facts.architecture), gguf_rules(facts), floats, progress)
     elif modules.method is not None and modules.stored is not None:
         storage = make_storage(modules.method, modules.stored)
-        rename = partial(_text_name, facts, modules.held_name)
+        rename = partial(text_name, facts, modules.held_name)
         load_safetensors(Path(facts.path), views, progress, storage, rename=rename, reading=reading)
         forget_headers()
     invalid = (module.layer.validate_loaded() for module in quantized_modules(wrapped.model))
@@ -291,14 +275,14 @@ def check_without_weights(
     unsupported_quantization.
     """
     register()
-    _check_known(facts)
-    with _build_errors(facts):
-        config = _config(facts)
-    _drop_quantization(config)
+    check_known(facts)
+    with build_errors(facts):
+        config = config_of(facts)
+    drop_quantization(config)
     modules = QuantizedModules()
     try:
         with torch.device("meta"):
-            model = _make(facts, copy.deepcopy(config))
+            model = make_model(facts, copy.deepcopy(config))
         if choice is not None and choice.method is not None:
             modules = find_quantized(model, facts, choice.method)
             without_data(model, modules, facts.path)
@@ -313,182 +297,3 @@ def check_without_weights(
         log.debug("%s: its attention layers are not known before its weights are loaded: %r", facts.name, error)
         return config, None, modules
     return config, skeleton, modules
-
-
-@contextmanager
-def _build_errors(facts: ModelFacts) -> Iterator[None]:
-    """Turn what transformers raises while it builds a model into a ModelError."""
-    try:
-        yield
-    except (ValueError, KeyError, ImportError, OSError, TypeError, RuntimeError, StrictDataclassError) as error:
-        # Some classes look up the implementation in their own table, and fail.
-        unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
-        if unknown:
-            raise unsupported(facts.architecture, NO_BACKENDS) from error
-        raise build_error(facts.architecture, f"{type(error).__name__}: {_first_line(error)}") from error
-
-
-def _check_known(facts: ModelFacts) -> None:
-    """Refuse an architecture that transformers does not have either; its own message would be very long."""
-    model_type = facts.config.get("model_type")
-    if may_run(facts):
-        log.warning("Python code of the model is run: %s in %s", code_files(facts), facts.path)
-        return
-    if LAYERS in code_of(facts) and model_type not in CONFIG_MAPPING:
-        check_layer_code(facts)
-        reason = f"its layers are Python code in its folder ({code_files(facts)}), which is not run"
-        remedy = f"Read the code; {OPTION} runs it, with all that this user may do"
-        raise ModelError("remote_code", f"{facts.architecture} ({facts.path})", reason, remedy)
-    if model_type in CONFIG_MAPPING and (
-        CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING or _class_of(facts) is not AutoModelForCausalLM
-    ):
-        return
-    known, release = model_type in CONFIG_MAPPING, f"transformers {transformers.__version__}"
-    native = native_tree_of_model(facts) if is_native(facts.architecture) else None
-    if known and isinstance(native, str):
-        reason, remedy = f"its native layers do not compute it: {native}", "Use another checkpoint of the model"
-        reason += f"; {release} has no causal model of that type (model_type {model_type!r}) that could be used instead"
-    elif known:
-        reason = f"{release} has no causal model of that type (model_type {model_type!r}), and srv has no native layers"
-        reason += " for it, by which alone encoders are computed"
-        remedy = f"Serve an encoder of a class that has them ({', '.join(encoder_names())}), or a causal model"
-    else:
-        reason = f"srv has no such architecture, and {release} does not know that type (model_type {model_type!r})"
-        remedy = (
-            "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
-        )
-    raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
-
-
-def _class_of(facts: ModelFacts) -> Any:
-    """The class that the configuration names if it generates from configurations of this type, else that of its type.
-
-    The causal classes of some models belong to the type of a part, for which transformers lists none.
-    """
-    if facts.config["model_type"] not in CONFIG_MAPPING:
-        return AutoModelForCausalLM  # which finds the code in the folder
-    named, config = getattr(transformers, facts.architecture, None), CONFIG_MAPPING[facts.config["model_type"]]
-    listed_one = config in MODEL_FOR_CAUSAL_LM_MAPPING
-    fits = isinstance(named, type) and getattr(named, "config_class", None) is config and hasattr(named, "generate")
-    return named if fits and not listed_one else AutoModelForCausalLM
-
-
-def _make(facts: ModelFacts, config: Any, **options: Any) -> Any:
-    """The model without loaded weights."""
-    made = _class_of(facts)
-    if made is not AutoModelForCausalLM:
-        return made._from_config(config, attn_implementation=IMPLEMENTATION, **options)
-    options["trust_remote_code"] = may_run(facts)
-    return made.from_config(config, attn_implementation=IMPLEMENTATION, **options)
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error message, limited in length."""
-    line = str(error).strip().partition("\n")[0]
-    return line if len(line) <= MAX_MESSAGE_CHARACTERS else line[:MAX_MESSAGE_CHARACTERS] + "..."
-
-
-def _config(facts: ModelFacts) -> Any:
-    fields = {name: value for name, value in facts.config.items() if name not in ("model_type", "torch_dtype")}
-    if facts.text_part_of is not None:
-        return AutoConfig.for_model(facts.config["model_type"], **fields)
-    if facts.format != "gguf":
-        return _of_folder(facts)
-    rope = fields["rope_parameters"]
-    kinds = [each for each in rope.values() if isinstance(each, dict)] or [rope]  # one of all layers, or of each kind
-    if any(each["rope_type"] == "freq_factors" for each in kinds):
-        raise unsupported(
-            facts.architecture, "transformers does not support the RoPE frequency factors of this GGUF file"
-        )
-    if any("partial_rotary_factor" in each for each in kinds):
-        raise unsupported(facts.architecture, "transformers ignores that this GGUF file rotates a part of each head")
-    return AutoConfig.for_model(facts.config["model_type"], **fields)
-
-
-def _drop_quantization(config: Any) -> None:
-    """Remove what would make transformers read quantized weights itself."""
-    for each in (config, config.get_text_config()):
-        vars(each).pop("quantization_config", None)
-
-
-def _of_folder(facts: ModelFacts) -> Any:
-    """The configuration in a folder, with the user's other values, and tied only if the weights are."""
-    config = AutoConfig.from_pretrained(facts.path, local_files_only=True, trust_remote_code=may_run(facts))
-    overrides = {**facts.overrides, **(UNTIED if facts.untied else {})}
-    if not overrides:
-        return config
-    stored, _ = PreTrainedConfig.get_config_dict(facts.path, local_files_only=True)
-    fields = merged(stored, overrides)
-    kind = CONFIG_MAPPING[fields["model_type"]] if "model_type" in facts.overrides else type(config)
-    return kind.from_dict({**fields, "_name_or_path": facts.path})
-
-
-def _is_of_text(facts: ModelFacts, stored: str) -> bool:
-    """Whether a tensor is of the language model, and none that `srv.models.config.tensor_notes` has announced."""
-    if stored.endswith(ROTARY) or (facts.text_part_of is not None and text_weight_name(stored) is None):
-        return False
-    checkpoint = read_checkpoint(Path(facts.path))
-    return checkpoint is None or stored in checkpoint.tensors
-
-
-def _from_folder(facts: ModelFacts, config: Any, dtype: torch.dtype, progress: Progress | None) -> Any:
-    """Load with transformers, which renames and fuses the weights of some architectures."""
-    meter = Meter(facts.weight_bytes, progress)
-    mapping = {} if facts.text_part_of is None else {"key_mapping": _TEXT_NAMES}
-    trusted = {"trust_remote_code": may_run(facts)}
-    model = _loaded(facts, _class_of(facts), facts.path, config=config, dtype=dtype, **trusted, **mapping)
-    meter.add(facts.weight_bytes, facts.name)
-    return model
-
-
-def _from_quantized(
-    facts: ModelFacts,
-    config: Any,
-    dtype: torch.dtype,
-    choice: LayerChoice,
-    modules: QuantizedModules,
-    reading: Reading,
-) -> Any:
-    """Give transformers what is no quantized module's: floats, which may have been dequantized as they are read."""
-    with torch.device("meta"):
-        model = _make(facts, copy.deepcopy(config))
-    names, checkpoint = ClassNames(model), read_checkpoint(Path(facts.path))
-    method, stored = choice.method, modules.stored
-    if choice.dequantized is not None:
-        method, stored = choice.dequantized, text_tensors(facts)._replace(dequantize=True)
-    if checkpoint is None or method is None or stored is None:
-        raise InternalError(f"{facts.name} has no quantized weights to load")
-    rename = partial(_text_name, facts, modules.float_name)
-    with converted_tensors(checkpoint, make_storage(method, stored), rename, names.__contains__, reading) as tensors:
-        given = {**tensors, **dict(placeholders(model, modules, dtype))}
-        return _loaded(facts, type(model), None, config=config, dtype=dtype, state_dict=given)
-
-
-def _text_name(facts: ModelFacts, rename: Callable[[str], str | None], stored: str) -> str | None:
-    """The name that a tensor of the language model has by `rename`; None for the parts for images and audio."""
-    name = stored if facts.text_part_of is None else text_weight_name(stored)
-    return None if name is None else rename(name)
-
-
-def _loaded(facts: ModelFacts, made: Any, path: str | None, **options: Any) -> Any:
-    """`made.from_pretrained`, without its messages. Raises ModelError for tensors that it lacks."""
-    bars, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
-    hf_logging.disable_progress_bar()  # `progress` is shown instead
-    hf_logging.set_verbosity_error()  # its report on tensors lists every weight of the vision part
-    try:
-        model, report = made.from_pretrained(
-            path, attn_implementation=IMPLEMENTATION, local_files_only=True, output_loading_info=True, **options
-        )
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if bars:
-            hf_logging.enable_progress_bar()
-    unused = sorted(each for each in report["unexpected_keys"] if _is_of_text(facts, each))
-    if unused:
-        log.warning("%s is served without %s: transformers has no such tensors", facts.name, listed(unused))
-    missing, wrong = sorted(report["missing_keys"]), sorted(str(key) for key in report["mismatched_keys"])
-    if missing:
-        raise ModelError("missing_tensors", facts.path, f"it lacks {listed(missing)}", OTHER_CHECKPOINT)
-    if wrong:
-        raise ModelError("shape_mismatch", facts.path, f"shapes differ: {listed(wrong)}", OTHER_CHECKPOINT)
-    return model

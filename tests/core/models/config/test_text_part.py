@@ -90,10 +90,6 @@ class VisionModel:
         config = AutoConfig.for_model(kind, **{**CASES[kind], **fields})
         model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32)
         self.model, self.config = randomized(model), config.get_text_config()
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                if parameter.dim() > 1 and "vision" not in name and "visual" not in name:
-                    parameter.mul_(12)  # of what transformers initialises with 0.02
 
     def __call__(self, **inputs: Any) -> Any:
         return self.model(**inputs)

@@ -135,6 +135,7 @@ def test_layers_of_mimo_that_predict_further_tokens_are_named(tmp_path: Path) ->
         ("chatglm", {"quantization_bit": 4}, "quantization_bit = 4"),
         ("mimo", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ("solar", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("solar", {"bskcn_1": [3], "bskcn_3": [2]}, "bskcn_1 = [3] has none for layer 2 of bskcn_3"),
     ],
 )
 def test_fields_that_are_not_implemented_are_refused_by_name(case: str, fields: dict[str, Any], named: str) -> None:

@@ -32,6 +32,11 @@ from srv.models.unsupported import UnsupportedConfig
 
 LAYERS = "srv.models.modules.encoder:Encoder"
 DEFAULT_LABELS = 2  # of transformers
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # of a prediction that embeddings do not use
+MASKED_HEAD = (  # of RoBERTa's prediction of masked tokens
+    "lm_head.bias",
+    *(f"lm_head.{name}.{each}" for name in ("decoder", "dense", "layer_norm") for each in ("weight", "bias")),
+)
 # By the names that configurations have for activations of MLPs with a gate.
 _GATED: dict[str, Activation] = {"gelu": "gelu_gated", "silu": "silu_gated", "swish": "silu_gated"}
 
