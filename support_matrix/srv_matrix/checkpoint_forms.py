@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from srv.quantization.registry import CHECKPOINT_METHODS
 from srv.specs import ModelFacts
 
-# A.X K2 has small matrices within norms, which do not have whole groups.
-_LEFT_OUT = ("lm_head", "input_layernorm", "post_attention_layernorm")
+# Small matrices do not have whole groups: A.X K2's within norms, and those of Gemma 3n beside its MLPs.
+_LEFT_OUT = ("lm_head", "input_layernorm", "post_attention_layernorm", "altup", "laurel")
 _FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 _ARGS: Mapping[str, Any] = {"num_bits": 8, "symmetric": True}
 

@@ -91,7 +91,8 @@ def verdict(
                 pending += quantized_models() if weights.OTHER_METHOD in codes else ()
             if named and named[0].code != inert.CODE and not any(model is each for each in models):
                 effective = effective or _verdict(named[0])
-            if found := [each for each in named if each.code in OF_ANY_MODEL]:
+            other = any(each.code == weights.OTHER_METHOD for each in named)  # perhaps of this checkpoint alone
+            if not other and (found := [each for each in named if each.code in OF_ANY_MODEL]):
                 decisive = _verdict(found[0])
                 break
         else:

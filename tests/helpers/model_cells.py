@@ -133,18 +133,20 @@ def assert_fast_path(engine: CheckedEngine, attention: str = "NativeAttention") 
     assert experts <= {"native"}
 
 
-def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+def prompts(lengths: Sequence[int] = LENGTHS, vocab_size: int = SIZES["vocab_size"]) -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
     return [
-        [10 + number, *torch.randint(3, 97, (length - 1,), generator=generator).tolist()]
+        [10 + number, *torch.randint(3, vocab_size, (length - 1,), generator=generator).tolist()]
         for number, length in enumerate(lengths)
     ]
 
 
-def requests(lengths: Sequence[int] = LENGTHS, **params: Any) -> list[RequestSpec]:
+def requests(
+    lengths: Sequence[int] = LENGTHS, vocab_size: int = SIZES["vocab_size"], **params: Any
+) -> list[RequestSpec]:
     return [
         message(f"{number} {params}", prompt, OUTPUT, logprobs=0, **params)
-        for number, prompt in enumerate(prompts(lengths))
+        for number, prompt in enumerate(prompts(lengths, vocab_size))
     ]
 
 
@@ -153,11 +155,15 @@ def logprobs(model: Any, tokens: list[int]) -> Tensor:
 
 
 def errors(
-    results: list[GenerationResult], exact: Any, coarse: Any, lengths: Sequence[int] = LENGTHS
+    results: list[GenerationResult],
+    exact: Any,
+    coarse: Any,
+    lengths: Sequence[int] = LENGTHS,
+    vocab_size: int = SIZES["vocab_size"],
 ) -> tuple[list[float], list[float], list[float]]:
     """The errors of our log-probabilities, of those of `coarse`, and by which a token is not the best one."""
     ours, theirs, missed = list[float](), list[float](), list[float]()
-    for prompt, result in zip(prompts(lengths), results, strict=True):
+    for prompt, result in zip(prompts(lengths, vocab_size), results, strict=True):
         assert result.error is None
         tokens = [*prompt, *result.tokens]
         right, near = logprobs(exact, tokens), logprobs(coarse, tokens)
@@ -179,11 +185,12 @@ def assert_as_close_as_transformers(
     allowed: float = 2.0,
     of: Combined = root_mean_square,
     lengths: Sequence[int] = LENGTHS,
+    vocab_size: int = SIZES["vocab_size"],
 ) -> None:
     """allowed: our error as a multiple of that of transformers in bfloat16, which another rounding changes.
 
-    of: the figure that is compared. lengths: of the prompts.
+    of: the figure that is compared. lengths, vocab_size: of the prompts.
     """
-    ours, theirs, missed = map(of, errors(results, exact, copy.deepcopy(exact).to(torch.bfloat16), lengths))
+    ours, theirs, missed = map(of, errors(results, exact, copy.deepcopy(exact).to(torch.bfloat16), lengths, vocab_size))
     assert ours <= allowed * theirs
     assert missed <= 2 * allowed * theirs  # both the token that was chosen and the best one are that far off

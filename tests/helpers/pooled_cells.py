@@ -120,12 +120,13 @@ def check(name: str, model: Any, engine: CheckedEngine) -> None:
     )
 
 
-def assert_as_close_as_transformers(ours: Tensor, exact: Tensor, coarse: Tensor) -> None:
-    """ours [2, prompts, N]; exact, coarse [prompts, N]: in float32 and in bfloat16."""
+def assert_as_close_as_transformers(ours: Tensor, exact: Tensor, coarse: Tensor, allowed: float = 2.0) -> None:
+    """ours [2, prompts, N]; exact, coarse [prompts, N]: in float32 and in bfloat16. allowed: our error as a multiple
+    of that of transformers in bfloat16."""
     assert ours.shape == (2, *exact.shape)
     theirs = (coarse - exact).square().mean().sqrt()
     assert theirs < 0.2 * exact.std(), "errors as large as the results: nothing could be told apart"
-    assert (ours - exact).square().mean().sqrt() <= 2 * theirs
+    assert (ours - exact).square().mean().sqrt() <= allowed * theirs
 
 
 def embeddings(model: Any, pooling: Pooling) -> Tensor:

@@ -110,6 +110,12 @@ def attention_layers(tree: Part) -> tuple[AttentionLayer, ...]:
     return tuple(part.layer(index) for index, part in attending if not isinstance(part, ReadingAttention))
 
 
+def head_sizes(tree: Part) -> dict[str, int]:
+    """Heads, KV heads and the size of a head of the first attention layer, by the names of `ModelFacts`; {} of none."""
+    first = next(iter(attention_layers(tree)), None)
+    return {} if first is None else {"heads": first.heads, "kv_heads": first.kv_heads, "head_dim": first.head_dim}
+
+
 def divided(tree: Part) -> DividedSizes | None:
     """The sizes that are divided among ranks; None if the layers cannot be sharded."""
     parts = distinct(tree)

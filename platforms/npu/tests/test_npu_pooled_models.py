@@ -11,11 +11,12 @@ from pooled_cells import EMBEDDING, LABELLING, cell, check, is_decoder, pooled_e
 from srv_matrix.pytest_plugin import covers
 from srv_npu.facts import VARIANTS
 
+# Without MPNet, whose attention has biases by distance, which NPUs do not compute.
+NAMES = tuple(name for name in (*EMBEDDING, *LABELLING) if not name.startswith("mpnet"))
+
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=covers(cell(name), platform="npu")) for name in (*EMBEDDING, *LABELLING)]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=covers(cell(name), platform="npu")) for name in NAMES])
 def test_a_bfloat16_checkpoint(name: str, tmp_path: Path) -> None:
     flags = ["--disable-graphs"] if is_decoder(name) else []
     with torch.inference_mode(False), pooled_engine(name, tmp_path, *flags, device="npu") as (model, engine):

@@ -82,11 +82,10 @@ def read_gguf(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFacts:
 
 def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
     header, path = meta.header, meta.header.path
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     stored_types = _stored_types(header)
     quantization, dtype = _types(header, stored_types)
     context, tree = usable_context(config, config["max_position_embeddings"]), _tree(config)
+    sizes = _head_sizes(config, tree)
     pooled = None if tree is None else pooled_of(config["architectures"][0], config)
     if pooled is not None:
         context = pooled.positions or context
@@ -100,10 +99,10 @@ def _facts(meta: _Metadata, config: dict[str, Any]) -> ModelFacts:
         quantization=quantization,
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        layers=config["num_hidden_layers"],
+        heads=sizes["heads"],
+        kv_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"],
         context_length=context,
         parameters=sum(stored_types.values()),
         weight_bytes=sum(tensor.size for tensor in needed_tensors(header).values()),
@@ -124,12 +123,19 @@ def _tree(config: Mapping[str, Any]) -> Part | None:
         return None
 
 
+def _head_sizes(config: Mapping[str, Any], tree: Part | None) -> dict[str, int]:
+    """Those of native layers; without any, what the metadata says."""
+    heads = config["num_attention_heads"]
+    stated = {"heads": heads, "kv_heads": config["num_key_value_heads"] or heads, "head_dim": config["head_dim"]}
+    return stated if tree is None else stated | derive.head_sizes(tree)
+
+
 def _cache_groups(config: Mapping[str, Any], tree: Part | None, context: int, dtype: str) -> tuple[CacheSpec, ...]:
     """Those of native layers; without any, no layer is known to have a window."""
     if tree is not None:
         return derive.cache_groups(tree, context, dtype)
-    layers, size = range(int(config["num_hidden_layers"])), config["head_dim"]
-    return (FullAttention(tuple(layers), config["num_key_value_heads"], size, size),)
+    layers, sizes = range(int(config["num_hidden_layers"])), _head_sizes(config, None)
+    return (FullAttention(tuple(layers), sizes["kv_heads"], sizes["head_dim"], sizes["head_dim"]),)
 
 
 class _Metadata:

@@ -100,9 +100,8 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     model = known_sizes(architecture, config, dtype)
     sizes = _sizes(path, architecture, config, model)
     native = _native(architecture, config)
-    if native is not None and (layers := derive.attention_layers(native)):
-        layer = layers[0]
-        sizes |= {"heads": layer.heads, "kv_heads": layer.kv_heads, "head_dim": layer.head_dim}
+    if native is not None:
+        sizes |= derive.head_sizes(native)
     generation = _json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
     heads, kv_heads, head_dim = sizes["heads"], sizes["kv_heads"], sizes["head_dim"]
     pooled = None if native is None else pooled_of(architecture, config)

@@ -22,6 +22,8 @@ UNSERVED: Mapping[str, str] = MappingProxyType(
     {
         "blt": "attends to patches of bytes, whose lengths another model in it chooses: srv caches one entry per token",
         "cpmant": f"adds biases of relative positions and segments to its scores, {_OWN}",
+        "deepseek_v4": "attends, beyond a window, to compressed keys and values of the tokens before it"
+        " (`compress_ratios`), which neither native layers nor srv's pools hold",
         "falcon_mamba": _NO_ATTENTION,
         "gemma4_assistant": _DRAFTS,
         "gemma4_unified_assistant": _DRAFTS,

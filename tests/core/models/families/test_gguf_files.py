@@ -29,6 +29,8 @@ from srv.models.locate import located
 from srv.models.read import read_facts
 from srv.quantization.layers.blocks import GGUFExperts
 
+HEADS = ("heads", "kv_heads", "head_dim")
+
 
 @pytest.mark.slow
 @every("name", CASES)
@@ -43,6 +45,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     ours = built(path, impl="srv", dequantize=False, context_length=64)
     torch.testing.assert_close(served_logits(ours, facts, tokens), expected(model, tokens), atol=2e-4, rtol=1e-4)
     checkpoint = read_facts(tmp_path)
+    assert [getattr(facts, each) for each in HEADS] == [getattr(checkpoint, each) for each in HEADS]
     if name != "xlm-roberta":  # its files are BERT's, without the positions that no token has
         assert (facts.architecture, facts.parameters) == (checkpoint.architecture, checkpoint.parameters)
     assert ours.loaded_bytes() == planned_bytes(path, dequantize_weights=False)

@@ -27,6 +27,7 @@ from srv.models.families.registry import known_name
 from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.models.unsupported import UnsupportedConfig
+from srv_matrix.pytest_plugin import covers
 
 TOKENS = torch.randint(0, VOCAB, (24,), generator=torch.Generator().manual_seed(1))
 
@@ -76,7 +77,19 @@ def test_fp8_weights_with_a_scale_for_each_row(case: str, tmp_path: Path) -> Non
     torch.testing.assert_close(our_logits(built(tmp_path, impl="srv"), TOKENS), expected, atol=5e-4, rtol=1e-3)
 
 
-@every("case", ["exaone", "internlm2", "baichuan with alibi", "chatglm", "mimo", "solar"])
+SERVED = {
+    "exaone": "ExaoneForCausalLM",
+    "internlm2": "InternLM2ForCausalLM",
+    "internlm3": "InternLM3ForCausalLM",
+    "baichuan with alibi": "BaichuanForCausalLM",
+    "chatglm": "ChatGLMModel",
+    "mimo": "MiMoForCausalLM",
+    "solar": "SolarForCausalLM",
+}
+
+
+@covers(*(f"model:{cell}/safetensors" for cell in SERVED.values()), platform="cpu")
+@every("case", SERVED)
 def test_greedy_tokens_are_those_of_the_published_code(case: str, tmp_path: Path) -> None:
     """Prompts are split into chunks and hit the prefix cache, in captured steps."""
     model = CASES[case]
@@ -85,6 +98,7 @@ def test_greedy_tokens_are_those_of_the_published_code(case: str, tmp_path: Path
     with engine(small, 16, 16, model_impl="srv") as served:
         missed, hits = (served.generate(messages(small.prompts)) for _ in range(2))
         assert served.stats().replayed_steps > 0 or "alibi" in case  # which runs on torch's operators
+    assert read_facts(tmp_path).architecture == SERVED[case]
     assert [result.tokens for result in missed] == [result.tokens for result in hits] == small.tokens
     assert [result.cached_tokens for result in hits] == [0, 16, 32]
 
