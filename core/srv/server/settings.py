@@ -43,12 +43,11 @@ class ServerSettings:
     `context_length`: --context-length, else the model's. `max_request_tokens`: the smaller of that and the KV pool
     (from `Ready`). `vocab_size` limits token ids in requests. `max_prompt_bytes`: longer texts are refused without
     tokenizing them (None: derived from the context length and the longest token). `max_held_request_bytes` limits the
-    bodies of all requests without a response together. `max_request_values` limits the JSON
-    values per body (None: enough for a few prompts of token ids). `hidden_size`: elements of an embedding and of a
-    hidden state. `access`: who may call. `generates`: the model generates text; `headless`: it does not because its
-    weights lack an output layer. `pooling`: how prompts are pooled; None: nothing that needs pooling is served. `head`:
-    what follows pooling. `score_template`: how a model that
-    generates text is asked whether a document answers a query.
+    bodies of all requests without a response together. `max_request_values` limits the JSON values per body (None:
+    enough for a few prompts of token ids). `hidden_size`: elements of an embedding and of a hidden state. `access`: who
+    may call. `generates`: the model generates text; `headless`: it does not because its weights lack an output layer.
+    `pooling`: how prompts are pooled; None: nothing that needs pooling is served. `head`: what follows pooling.
+    `score_template`: how a model that generates text is asked whether a document answers a query.
     `model_info` and `server_info` are returned unchanged. `slow_paths`: the parts of every step that a slower path
     computes, each with the reason, for `/metrics`. `memory`: of each rank, the lines of its memory ledger.
     `cache_report`: whether responses say how many prompt tokens the prefix cache had. `stream_interval`: tokens per

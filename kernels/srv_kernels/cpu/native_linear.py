@@ -317,24 +317,21 @@ _AT_ONCE = 1 << 19  # weights that are dequantized at a time: 2 MiB in float32, 
 class DequantizedLinear:
     """As `FusedPackedLinear`, without rounding x: sums in float32 of float32 weights, dequantized some rows at a time.
 
-    It reads as few bytes from memory, and takes several times as long, because every call dequantizes the weights.
+    It reads as few bytes from memory, and takes longer, because every call dequantizes the weights.
     """
 
     def __init__(self, weights: Sequence[GGUFWeight], bias: Tensor | None = None, float32_out: bool = False) -> None:
         self._weights, self._bias, self._float32_out = tuple(weights), bias, float32_out
         check_outputs(sum(weight.outputs for weight in weights), bias=bias)
         rows = max(1, _AT_ONCE // weights[0].inputs)
-        self._parts = [
-            (weight, torch.arange(begin, min(begin + rows, weight.outputs)))
-            for weight in self._weights
-            for begin in range(0, weight.outputs, rows)
-        ]
+        self._parts = [torch.arange(weight.outputs).split(rows) for weight in self._weights]
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = input_rows(x, self._weights[0].inputs, self._bias).float()
-        out = torch.cat(
-            [F.linear(weight.ordered(wide), weight.rows(part, torch.float32)) for weight, part in self._parts], -1
-        )
+        wide, results = input_rows(x, self._weights[0].inputs, self._bias).float(), list[Tensor]()
+        for weight, parts in zip(self._weights, self._parts, strict=True):
+            ordered = weight.ordered(wide)
+            results += [F.linear(ordered, weight.rows(part, torch.float32)) for part in parts]
+        out = torch.cat(results, -1)
         out = out if self._bias is None else out + self._bias.float()
         return out if self._float32_out else out.to(x.dtype)
 

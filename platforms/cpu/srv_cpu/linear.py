@@ -69,12 +69,12 @@ def pack(model: torch.nn.Module) -> tuple[int, str]:
         for layer in op_layers(model):
             if layer.op not in makers or layer.dtype not in _DTYPES or (layer.float32_results and not returns_sums):
                 continue
-            full = layer.implementation == NATIVE_FULL
             chosen = isinstance(layer, ExpertWeights) or layer.op in (*NAMED_BY, "linear_gguf")
-            if chosen and layer.implementation != implementation and not full:
+            if chosen and layer.implementation not in (implementation, NATIVE_FULL):
                 continue  # another implementation was chosen
             layer.kernel = makers[layer.op](layer)
-            layer.implementation = NATIVE_FULL if full else implementation
+            if layer.implementation != NATIVE_FULL:
+                layer.implementation = implementation
             if not layer.tied:
                 layer.release()
             packed += 1

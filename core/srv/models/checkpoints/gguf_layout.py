@@ -74,8 +74,6 @@ SIGMOID_ROUTER: Mapping[str, tuple[Any, ...]] = {"expert_gating_func": (0, 2)}  
 SHARED_EXPERTS = layer_names(
     {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
 )
-
-
 # Of encoders, in which norms follow attention and MLP.
 ENCODER_NAMES = (
     Rename(
