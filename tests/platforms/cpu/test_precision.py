@@ -53,7 +53,8 @@ def test_sums_are_those_of_float32(quant_type: str, dtype: torch.dtype) -> None:
     assert wide.dtype is torch.float32
     scale = exact.abs().max()
     assert (wide - exact).abs().max() <= 1e-6 * scale
-    assert (native_ops.full_linear_gguf(x, stored, quant_type) - exact).abs().max() <= torch.finfo(dtype).eps * scale
+    once = max(1e-6, torch.finfo(dtype).eps)  # by which rounding the sums to the dtype changes them
+    assert (native_ops.full_linear_gguf(x, stored, quant_type) - exact).abs().max() <= once * scale
     rounded = native_ops.linear_gguf_float32(x, stored, quant_type)
     assert (rounded - exact).abs().max() > 1e-4 * scale, "the other kernel rounds x, so that this test can fail"
 
