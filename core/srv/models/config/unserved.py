@@ -1,4 +1,4 @@
-"""Model types that srv does not serve, whatever their sizes, and what it lacks for them. Torch-free.
+"""Model types and classes that srv does not serve, whatever their sizes, and what it lacks for them. Torch-free.
 
 Their configurations may have fields of any names, so that a search for sizes would complain of one that is missing.
 Must not know model types that only some configurations of are refused.
@@ -40,8 +40,18 @@ UNSERVED: Mapping[str, str] = MappingProxyType(
         " layer before. No native layers compute these",
     }
 )
+# Likewise by the class that a configuration names, of models whose type is that of another one in transformers.
+UNSERVED_CLASSES: Mapping[str, str] = MappingProxyType(
+    {
+        "Grok1ForCausalLM": "multiplies scores that are capped by a factor that grows with the position"
+        " (`attn_temperature_len`), caps the logits of its routers, and is stored as the parts of several ranks, none"
+        " of which native layers compute or read",
+    }
+)
 
 
 def reason_of(config: Mapping[str, Any]) -> str | None:
-    """Why a model is not served, a clause; None if its type does not say. `config`: as in its file."""
-    return UNSERVED.get(str(config.get("model_type")))
+    """Why a model is not served, a clause; None if its type and class do not say. `config`: as in its file."""
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    return UNSERVED_CLASSES.get(str(name)) or UNSERVED.get(str(config.get("model_type")))
