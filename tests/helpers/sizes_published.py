@@ -27,11 +27,6 @@ def _of(
 
 TIED = {"tie_word_embeddings": True}
 QWEN_MOE = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}
-LLAMA4_VISION = {
-    "hidden_size": 1408, "image_size": 336, "intermediate_size": 5632, "num_attention_heads": 16,
-    "num_hidden_layers": 34, "patch_size": 14, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
-    "projector_output_dim": 4096, "vision_output_dim": 4096, "model_type": "llama4_vision_model",
-}  # fmt: skip
 LLAMA4_TEXT = _of(5120, 8192, 48, 40, 8, 202048, 128) | {
     "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1,
     "interleave_moe_layer_step": 1, "attention_chunk_size": 8192, "model_type": "llama4_text",
@@ -100,17 +95,8 @@ def _published() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     **dict(_published()),
-    "Llama-4-Scout": (
-        "Llama4ForConditionalGeneration",
-        {"text_config": LLAMA4_TEXT, "vision_config": LLAMA4_VISION, "tie_word_embeddings": False},
-    ),
-    "Llama-4-Maverick": (
-        "Llama4ForConditionalGeneration",
-        {
-            "text_config": LLAMA4_TEXT | {"num_local_experts": 128, "interleave_moe_layer_step": 2},
-            "vision_config": LLAMA4_VISION,
-        },
-    ),
+    "Llama-4-Scout": ("Llama4ForCausalLM", LLAMA4_TEXT),
+    "Llama-4-Maverick": ("Llama4ForCausalLM", LLAMA4_TEXT | {"num_local_experts": 128, "interleave_moe_layer_step": 2}),
     "Mixtral-8x22B": (
         "MixtralForCausalLM",
         _of(6144, 16384, 56, 48, 8, 32768, num_local_experts=8, num_experts_per_tok=2, sliding_window=None),

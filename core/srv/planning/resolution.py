@@ -183,8 +183,8 @@ def _model_notes(model: ModelFacts | None, resolved: Resolved, code: Sequence[st
     notes: list[str] = []
     if model is not None and model.text_part_of is not None:
         notes.append(
-            f"only the text part of {model.text_part_of} is served, as {model.architecture}: its vision weights are "
-            "not loaded, and requests with images are refused"
+            f"only the text part of {model.text_part_of} is served, as {model.architecture}: its weights for images "
+            "and audio are not loaded, and requests with either are refused"
         )
     if model is not None and model.overrides:
         values = ", ".join(f"{name} = {json.dumps(value)}" for name, value in model.overrides.items())

@@ -1,4 +1,4 @@
-"""Which stored tensors a language model needs, if a checkpoint has more than it: those of a vision model. Torch-free.
+"""Which stored tensors a language model needs, if a checkpoint has parts for images or audio as well. Torch-free.
 
 Owns the names of the weights of a language model that is served alone, and the copy of a tied output layer. Must not
 know architectures, whose checkpoints may have names of their own (`srv.models.checkpoints.rules`).
@@ -20,28 +20,24 @@ ROTARY = "rotary_emb.inv_freq"  # frequencies in old checkpoints, which are comp
 OUTPUT_LAYER = "lm_head."
 HEAD = f"{OUTPUT_LAYER}weight"
 EMBEDDING = "model.embed_tokens.weight"
-# The beginnings of the names of weights in vision models, and what they are in the language model.
+# The beginnings of the names of weights in models with parts for images or audio, and what they are in the language
+# model. Some have the names of the language model itself. Weights with any other name are of the other parts.
 TEXT_PREFIXES = (
-    ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-)
-_VISION = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|vision_embed_tokens|embed_vision|audio_tower|embed_audio"
-    r"|multi_modal_projector|image_newline)(\.|$)"
+    ("model.text_model.", "model."),
+    ("language_model.", ""),
+    ("lm_head.", "lm_head."),
+    ("model.embed_tokens.", "model.embed_tokens."),
+    ("model.layers.", "model.layers."),
+    ("model.norm.", "model.norm."),
 )
 QUERIES = re.compile(r"model\.layers\.(\d+)\.self_attn\.q_proj\.")
 KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.")
 
 
 def text_weight_name(stored: str) -> str | None:
-    """The name that a tensor of a vision model has in its language model; None for the parts for images and audio."""
-    if _VISION.match(stored):
-        return None
-    for prefix, own in TEXT_PREFIXES:
-        if stored.startswith(prefix):
-            return own + stored.removeprefix(prefix)
-    return stored
+    """The name that a tensor of a whole model has in its language model; None for the parts for images and audio."""
+    return next((own + stored.removeprefix(prefix) for prefix, own in TEXT_PREFIXES if stored.startswith(prefix)), None)
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:

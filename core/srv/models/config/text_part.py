@@ -1,6 +1,6 @@
-"""The language model in a folder of a vision model: its configuration. Torch-free.
+"""The language model in a folder of a model with parts for images or audio: its configuration. Torch-free.
 
-The language model is served alone. Images are not served, so that weights of the vision part are skipped.
+The language model is served alone. Images and audio are not served, so that weights of the parts for them are skipped.
 `srv.models.families.vision_models` lists the models, `srv.models.checkpoints.text_names` has the names of weights.
 
     LlavaForConditionalGeneration              LlamaForCausalLM
@@ -23,7 +23,7 @@ _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attentio
 
 
 def vision_class(config: Mapping[str, Any]) -> str | None:
-    """The class of a vision model whose language model can be served alone; None for other models."""
+    """The class of a model with parts for images or audio whose language model can be served alone; None for others."""
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     return name if isinstance(name, str) and name in VISION_CLASSES else None

@@ -147,7 +147,6 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Jais2ForCausalLM": "nemotron:JAIS2",
         "JambaForCausalLM": "jamba",
         "KimiLinearForCausalLM": "kimi_linear",
-        "Llama4ForConditionalGeneration": "llama4_vision",
         "Mamba2ForCausalLM": "mamba:MAMBA2",
         "MambaForCausalLM": "mamba:MAMBA",
         "MiMoForCausalLM": "mimo",

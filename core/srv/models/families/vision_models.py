@@ -1,4 +1,4 @@
-"""The vision models whose language model is served alone, as data. Torch-free."""
+"""What the models with parts for images or audio have otherwise whose language model is served alone. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,20 +8,61 @@ from typing import Any
 
 from srv.models.checkpoints.rules import Rule, StackedExperts
 
+# Every class of transformers with parts for images or audio around a language model with native layers, if it computes
+# with a text what the language model alone does (a test asks them all), and other names that published configurations
+# have for these classes.
 VISION_CLASSES = (
+    "DeepseekVLForConditionalGeneration",
+    "DeepseekVLHybridForConditionalGeneration",
+    "Exaone4_5_ForConditionalGeneration",
+    "FunAsrNanoForConditionalGeneration",
+    "FuyuForCausalLM",
     "Gemma3ForConditionalGeneration",
     "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForConditionalGeneration",
+    "GlmAsrForConditionalGeneration",
+    "GotOcr2ForConditionalGeneration",
+    "GraniteSpeechForConditionalGeneration",
+    "GraniteSpeechPlusForConditionalGeneration",
+    "Idefics2ForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "JanusForConditionalGeneration",
+    "Kimi_K25ForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
+    "Lfm3VlForConditionalGeneration",
+    "LightOnOcrForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
-    "MllamaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaNextVideoForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+    "MiniCPMOcrForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration",
+    "MiniCPMV4_7ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "MllamaForConditionalGeneration",
+    "MossTranscribeDiarizeForConditionalGeneration",
+    "Nemotron3_5TranscribeForConditionalGeneration",
+    "NemotronH_Omni_Reasoning_V3",
+    "Ovis2ForConditionalGeneration",
+    "QianfanOCRForConditionalGeneration",
+    "Qwen2AudioForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3ASRForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+    "VibeVoiceAsrForConditionalGeneration",
+    "VideoLlama3ForConditionalGeneration",
+    "VideoLlavaForConditionalGeneration",
+    "VipLlavaForConditionalGeneration",
+    "VoxtralForConditionalGeneration",
 )
 # Language models that exist only within vision models, by the model that computes the same for text. Their rotary
 # embeddings have three positions per token, which are equal where there are no images.

@@ -64,7 +64,7 @@ def check_known(facts: ModelFacts) -> None:
         reason, remedy = f"{lack}, and only srv's own layers compute it", "Leave out --model-impl, or pass auto"
     elif known:
         reason = f"{lack}, and srv has no native layers for it, by which alone encoders are computed"
-        remedy = f"Serve an encoder of a class that has them ({', '.join(encoder_names())}), or a causal model"
+        remedy = f"Serve a causal model, or an encoder of a class that has them ({', '.join(encoder_names())})"
     else:
         reason = f"srv has no such architecture, and {lack}"
         remedy = (

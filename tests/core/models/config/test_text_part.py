@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,23 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": {**TILES, "model_type": "siglip_vision_model"},
         "mm_tokens_per_image": 4,
     },
+    "llama4": {
+        "text_config": {
+            **TEXT,
+            "intermediate_size_mlp": 64,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8,
+        },
+        "vision_config": {**TILES, "projector_input_dim": 16, "projector_output_dim": 16, "vision_output_dim": 16},
+    },
+    "idefics3": {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": TILES},
     "mllama": {
         "text_config": {**SIZES, "pad_token_id": 0, "num_hidden_layers": 3, "cross_attention_layers": [1]},
         "vision_config": {**TILES, "attention_heads": 2, "num_global_layers": 1, "intermediate_layers_indices": [0]},
     },
 }
+LANGUAGE = r"language_model|text_model|lm_head"
 SERVED_AS = {
     "llava": ("LlavaForConditionalGeneration", "LlamaForCausalLM"),
     "mistral3": ("Mistral3ForConditionalGeneration", "MistralForCausalLM"),
@@ -78,6 +91,8 @@ SERVED_AS = {
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM"),
     "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration", "Qwen3MoeForCausalLM"),
     "gemma3": ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
+    "llama4": ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
+    "idefics3": ("Idefics3ForConditionalGeneration", "LlamaForCausalLM"),
     "mllama": ("MllamaForConditionalGeneration", "MllamaForCausalLM"),
 }
 
@@ -107,7 +122,7 @@ def test_logits_are_those_of_the_whole_model(kind: str, tmp_path: Path) -> None:
     assert expected.std() > 0.5, "the logits are too flat for the comparison to mean anything"
     facts = read_facts(tmp_path)
     assert (facts.text_part_of, facts.architecture) == SERVED_AS[kind]
-    text = [tensor for name, tensor in model.model.named_parameters() if "language_model" in name or "lm_head" in name]
+    text = [tensor for name, tensor in model.model.named_parameters() if re.search(LANGUAGE, name)]
     assert facts.parameters == sum(tensor.numel() for tensor in text)
     ours = built(tmp_path)
     assert isinstance(ours, HFModel) == (not is_native(facts.architecture))
@@ -206,8 +221,8 @@ def test_plan_and_launch_say_what_is_served(tmp_path: Path, capsys: pytest.Captu
     arguments = ["--device", "cpu", "--model-path", str(tmp_path), "--load-format", "dummy"]
     assert main(["plan", *arguments]) == 0
     said = (
-        "only the text part of LlavaForConditionalGeneration is served, as LlamaForCausalLM: its vision weights are"
-        " not loaded, and requests with images are refused"
+        "only the text part of LlavaForConditionalGeneration is served, as LlamaForCausalLM: its weights for"
+        " images and audio are not loaded, and requests with either are refused"
     )
     assert f"note: {said}\n" in capsys.readouterr().err
     assert said in resolve_launch(user_input(arguments)).notes
@@ -243,7 +258,10 @@ def test_the_older_layout_of_qwen2_vl(tmp_path: Path) -> None:
         ("multi_modal_projector.linear_1.bias", None),
         ("model.audio_tower.conformer.0.norm.weight", None),
         ("model.embed_vision.embedding.weight", None),
-        ("visualization.weight", "visualization.weight"),
+        ("model.text_model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("language_model.backbone.embeddings.weight", "backbone.embeddings.weight"),
+        ("model.connector.modality_projection.proj.weight", None),
+        ("language_projection.weight", None),
     ],
 )
 def test_names_of_weights(stored: str, name: str | None) -> None:

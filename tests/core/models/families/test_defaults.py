@@ -10,7 +10,6 @@ from sizes_published import model_type_of
 from sizes_reference import KNOWN, config_class
 
 from srv.models.derive import active_parameters, cache_groups, parameters
-from srv.models.families.llama4_vision import LLAMA4_VISION
 from srv.models.families.registry import find
 from srv.models.families.trees import tree_for_sizes
 from srv.models.families.vision_models import TEXT_DEFAULTS
@@ -50,8 +49,7 @@ def test_defaults_are_those_of_transformers() -> None:
         given = {} if facts is None else facts.defaults
         assert given
         wrong[name] = differing(given, config_class(kind), of_class(kind))
-    nested = {"llama4_vision_model": LLAMA4_VISION, **TEXT_DEFAULTS}
-    for kind, given in nested.items():
+    for kind, given in TEXT_DEFAULTS.items():
         wrong[kind] = differing(given, config_class(kind), of_class(kind))
     assert {name: found for name, found in wrong.items() if found} == {}
 

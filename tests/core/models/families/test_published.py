@@ -11,9 +11,7 @@ from sizes_published import CONFIGS, model_type_of
 
 from srv.models import derive
 from srv.models.blueprint import Part
-from srv.models.checkpoints.rules import WeightMapping
 from srv.models.config.stored_sizes import stored_bytes, stored_types
-from srv.models.families.llama4_vision import ARCHITECTURE as LLAMA4
 from srv.models.families.trees import tree_for_sizes
 from srv.models.unsupported import UnknownSizes
 from srv.quantization.method import UnknownStorage
@@ -172,20 +170,6 @@ REST = 2 * 96 * 64 + 3 * 64  # embedding, output layer and norms
 )
 def test_what_each_method_stores(quantization: dict[str, Any], expected: dict[str, int]) -> None:
     assert stored_types(tree_for_sizes("LlamaForCausalLM", SMALL), "bfloat16", quantization) == expected
-
-
-def test_a_pattern_names_the_layers_of_a_vision_tower_as_checkpoints_do() -> None:
-    """Llama 4 calls the MLPs of its text model `feed_forward`, and those of its tower `mlp`."""
-    tree, mapping = tree_for_sizes(*CONFIGS["Llama-4-Scout"]), WeightMapping(LLAMA4.weights)
-
-    def converted(*patterns: str) -> int:
-        method = {**FP8, "modules_to_not_convert": ["lm_head", *patterns]}
-        return stored_types(tree, "bfloat16", method, mapping)["float8_e4m3fn"]
-
-    tower = (each for each in derive.matrices(tree) if each.names[0].startswith("vision_model."))
-    in_tower = sum(each.inputs * each.outputs for each in tower if ".mlp." in each.names[0])
-    assert converted() - converted("mlp") == in_tower > 0
-    assert converted() - converted("feed_forward") > 10 * in_tower
 
 
 @pytest.mark.slow

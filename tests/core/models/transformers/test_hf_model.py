@@ -278,7 +278,7 @@ def test_an_encoder_without_native_layers_is_refused_with_those_that_have_them(t
     assert str(caught.value) == (
         f"model DebertaModel ({tmp_path}): transformers {transformers.__version__} has no causal model of that type"
         " (model_type 'deberta'), and srv has no native layers for it, by which alone encoders are computed."
-        f" Serve an encoder of a class that has them ({', '.join(encoder_names())}), or a causal model"
+        f" Serve a causal model, or an encoder of a class that has them ({', '.join(encoder_names())})"
         " [unsupported_architecture]"
     )
     assert {"BertModel", "XLMRobertaModel", "ModernBertModel", "GteModel"} <= {*encoder_names()}
