@@ -148,7 +148,7 @@ FAULTS = (
     ),
     Fault(
         name="full-queue-is-an-internal-error",
-        file="core/srv/server/engine_errors.py",
+        file="core/srv/server/client.py",
         text='    "queue_full": 503,\n',
         planted="",
         effect="A full queue is reported as a bug of the server, and clients do not retry.",

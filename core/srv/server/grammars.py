@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost, WorkLimits
 from srv.server.fair_queue import Crowded, FairQueue
 from srv.server.fields import shorten
+from srv.server.settings import GrammarSettings
 from srv.server.text.processor import TextProcessor
 from srv.types import Grammar, Vocabulary
 
@@ -38,27 +38,7 @@ MAX_CACHED_BYTES = 32 * 2**20
 CHECK_SECONDS = 0.05  # of the processor, for the check of one answer
 PROCESSES = 2
 LIMITS = WorkLimits(processor_seconds=3.0, seconds=10.0, memory_bytes=2**30)
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarSettings:
-    """How outputs are constrained. `backend`: its name; `OFF` refuses requests with a grammar, for the reason `why`.
-
-    `vocab_size`: the width of the model's logits. `end_tokens`: of the model. `whitespace_pattern` and `no_whitespace`:
-    between the tokens of JSON, unless a request says otherwise.
-    """
-
-    backend: str = OFF
-    why: str = "the server was started with --grammar-backend none; start it with a grammar backend"
-    vocab_size: int = 0
-    end_tokens: tuple[int, ...] = ()
-    whitespace_pattern: str | None = None
-    no_whitespace: bool = False
-
-
 _ALIASES = {"guidance": "llguidance"}  # vLLM's names
-
-NO_GRAMMARS = GrammarSettings()
 
 
 class _NotChecked(GrammarError):
