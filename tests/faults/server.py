@@ -83,7 +83,7 @@ FAULTS = (
     ),
     Fault(
         name="unknown-field-accepted",
-        file="core/srv/server/fields.py",
+        file="core/srv/server/request/fields.py",
         text="        cls._refuse_unknown(body, where)\n",
         planted="        body = {name: value for name, value in body.items() if name in cls.model_fields}\n",
         effect="A misspelt field of a request is silently ignored.",
@@ -91,7 +91,7 @@ FAULTS = (
     ),
     Fault(
         name="refused-field-accepted",
-        file="core/srv/server/fields.py",
+        file="core/srv/server/request/fields.py",
         text="cls._is_implemented(name) or not is_neutral(name, value)",
         planted="cls._is_implemented(name) or name not in cls.model_fields",
         effect="A field that is not implemented is accepted and has no effect.",

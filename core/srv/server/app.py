@@ -19,7 +19,6 @@ from srv.server.batches.runner import BatchRunner
 from srv.server.batches.sender import LineSender
 from srv.server.client import EngineClient
 from srv.server.crash_dump import CrashRecorder
-from srv.server.fields import RequestBody
 from srv.server.http import failures
 from srv.server.http.access_log import AccessLog
 from srv.server.http.auth import AuthMiddleware
@@ -49,6 +48,7 @@ from srv.server.protocols.pooled_fields import ClassifyBody, RerankBody, ScoreBo
 from srv.server.protocols.profiling import Profiling, StartProfileBody
 from srv.server.protocols.responses import Responses
 from srv.server.protocols.responses_fields import ResponsesBody
+from srv.server.request.fields import RequestBody
 from srv.server.service import Service
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor

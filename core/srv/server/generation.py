@@ -24,7 +24,7 @@ from srv.io.messages import Output
 from srv.server.client import EngineClient
 from srv.server.metrics import Metrics
 from srv.server.observers import Observers
-from srv.server.prompt_request import TokenizedPrompt
+from srv.server.request.prompt_request import TokenizedPrompt
 from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, RequestSpec, TokenLogprob
 

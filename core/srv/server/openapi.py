@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import srv
-from srv.server.fields import RequestBody
+from srv.server.request.fields import RequestBody
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _ERROR = {

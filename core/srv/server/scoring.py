@@ -17,7 +17,7 @@ from typing import NamedTuple
 from srv.errors import RequestError
 from srv.server.access import NOBODY, Caller
 from srv.server.embedding import Embedding
-from srv.server.fields import shorten
+from srv.server.request.fields import shorten
 from srv.server.service import Service
 from srv.server.text.encoded_template import EncodedTemplate
 from srv.server.text.processor import EncodedPair

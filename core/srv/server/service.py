@@ -19,13 +19,13 @@ from srv.server.client import EngineClient
 from srv.server.device_reader import DeviceReader
 from srv.server.embedding import Embedding, embed
 from srv.server.generation import RequestGroup, Sequence
-from srv.server.grammars import Grammars
 from srv.server.http.body import HeldBodies, HeldShare, read_json
 from srv.server.lifecycle import Lifecycle, Ticket
 from srv.server.metrics import Metrics
 from srv.server.observers import Observers
-from srv.server.preprocessor import RequestPreprocessor
-from srv.server.prompt_request import TokenizedPrompt
+from srv.server.request.grammars import Grammars
+from srv.server.request.preprocessor import RequestPreprocessor
+from srv.server.request.prompt_request import TokenizedPrompt
 from srv.server.request_log import request_log
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor

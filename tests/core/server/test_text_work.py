@@ -13,7 +13,7 @@ from server_support import eventually, serving
 from srv.errors import RequestError
 from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost
-from srv.server.grammars import Grammars
+from srv.server.request.grammars import Grammars
 from srv.server.settings import GrammarSettings
 from srv.server.text_gather import Gathering
 from srv.server.text_work import INLINE_COST, split

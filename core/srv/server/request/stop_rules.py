@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from srv.errors import RequestError
-from srv.server.fields import shorten
-from srv.server.sampling_fields import Sampling
+from srv.server.request.fields import shorten
+from srv.server.request.sampling_fields import Sampling
 from srv.server.text.stop_regex import StopRegex
 
 

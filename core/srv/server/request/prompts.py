@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from srv.errors import RequestError
-from srv.server.fields import json_type
+from srv.server.request.fields import json_type
 
 Prompt = str | list[int]
 

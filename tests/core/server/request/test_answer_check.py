@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from srv.server.grammars import CHECK_SECONDS, AnswerCheck
+from srv.server.request.grammars import CHECK_SECONDS, AnswerCheck
 
 
 class Spinning:

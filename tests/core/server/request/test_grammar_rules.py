@@ -10,8 +10,8 @@ import pytest
 
 from srv.errors import RequestError
 from srv.grammar.source import GrammarSource
-from srv.server.grammar_rules import checked_grammar
-from srv.server.sampling_fields import Sampling
+from srv.server.request.grammar_rules import checked_grammar
+from srv.server.request.sampling_fields import Sampling
 
 SOURCE = GrammarSource(kind="regex", text="a+", param="guided_regex")
 

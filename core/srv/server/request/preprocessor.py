@@ -14,18 +14,18 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from srv.errors import RequestError
-from srv.server.bad_words import check_tokens_left, forms, sequences
-from srv.server.custom_processors import check_processor
-from srv.server.engine_params import engine_params
-from srv.server.fields import shorten
-from srv.server.grammar_rules import checked_grammar
-from srv.server.grammars import CheckedGrammar, Grammars
-from srv.server.prompt_request import PromptRequest, TokenizedPrompt
-from srv.server.prompts import Prompt
-from srv.server.sampling_fields import Sampling, with_defaults
-from srv.server.seeds import seeds_for
+from srv.server.request.bad_words import check_tokens_left, forms, sequences
+from srv.server.request.custom_processors import check_processor
+from srv.server.request.engine_params import engine_params
+from srv.server.request.fields import shorten
+from srv.server.request.grammar_rules import checked_grammar
+from srv.server.request.grammars import CheckedGrammar, Grammars
+from srv.server.request.prompt_request import PromptRequest, TokenizedPrompt
+from srv.server.request.prompts import Prompt
+from srv.server.request.sampling_fields import Sampling, with_defaults
+from srv.server.request.seeds import seeds_for
+from srv.server.request.stop_rules import check_stop_counts, compile_stops
 from srv.server.settings import ServerSettings
-from srv.server.stop_rules import check_stop_counts, compile_stops
 from srv.server.text.processor import SpecialTokenAffixes, TextProcessor
 from srv.server.text.stop_regex import StopRegex
 from srv.server.text.token_ids import no_tokenizer

@@ -10,7 +10,7 @@ from every import every
 from pydantic import TypeAdapter, ValidationError
 
 from srv.grammar.source import GrammarSource, from_json_schema
-from srv.server import grammar_fields as fields
+from srv.server.request import grammar_fields as fields
 
 
 @every(

@@ -13,7 +13,7 @@ from pydantic import PlainValidator
 
 from srv.errors import RequestError
 from srv.grammar.source import ANY_OBJECT, GrammarSource, Kind, from_choice, from_json_schema, from_structural_tag
-from srv.server.fields import field_error, json_type, shorten
+from srv.server.request.fields import field_error, json_type, shorten
 
 MAX_CHOICES = 100_000
 _ONE_OF = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of `structured_outputs`

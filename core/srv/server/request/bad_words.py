@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from srv.errors import RequestError
-from srv.server.sampling_fields import Sampling
+from srv.server.request.sampling_fields import Sampling
 
 
 def forms(words: Sequence[str]) -> list[str]:

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from srv.errors import RequestError
 from srv.grammar.source import GrammarSource
-from srv.server.grammars import CheckedGrammar, Grammars
-from srv.server.sampling_fields import Sampling
+from srv.server.request.grammars import CheckedGrammar, Grammars
+from srv.server.request.sampling_fields import Sampling
 
 # By field: the only value that can be combined, and why others cannot.
 _CONTRADICTIONS: Mapping[str, tuple[object, str]] = MappingProxyType(

@@ -22,8 +22,8 @@ from pydantic import Field, PlainValidator, create_model
 
 from srv.errors import RequestError
 from srv.grammar.source import GrammarSource
-from srv.server import grammar_fields
-from srv.server.fields import NoEffect, Refused, RequestBody, field_error, json_type, shorten
+from srv.server.request import grammar_fields
+from srv.server.request.fields import NoEffect, Refused, RequestBody, field_error, json_type, shorten
 from srv.types import MAX_TOKENS, SamplingOptions
 
 MAX_OUTPUTS = 128

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srv.server.sampling_fields import Sampling
+from srv.server.request.sampling_fields import Sampling
 from srv.types import SamplingOptions, SamplingParams
 
 GREEDY_BELOW = 1e-5  # smaller temperatures overflow float32 logits, so the limit, greedy sampling, is used

@@ -24,8 +24,8 @@ from srv.grammar.child import Reply, Setup
 from srv.grammar.registry import OFF, make
 from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost, WorkLimits
-from srv.server.fair_queue import Crowded, FairQueue
-from srv.server.fields import shorten
+from srv.server.request.fair_queue import Crowded, FairQueue
+from srv.server.request.fields import shorten
 from srv.server.settings import GrammarSettings
 from srv.server.text.processor import TextProcessor
 from srv.types import Grammar, Vocabulary

@@ -6,8 +6,8 @@ import math
 
 from every import every
 
-from srv.server.engine_params import GREEDY_BELOW, engine_params
-from srv.server.sampling_fields import Sampling
+from srv.server.request.engine_params import GREEDY_BELOW, engine_params
+from srv.server.request.sampling_fields import Sampling
 from srv.types import SamplingParams
 
 VOCAB = 100

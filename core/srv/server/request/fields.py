@@ -7,7 +7,7 @@ validation errors, and `field_table`, which the tests read. Must not know any en
     no_effect    by definition changes nothing that this server returns; has a reason
     refused      known, but not implemented: a 400 that names it
 
-A field that is refused or unknown is taken if its value asks for nothing (`srv.server.neutral`).
+A field that is refused or unknown is taken if its value asks for nothing (`srv.server.request.neutral`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from srv.errors import RequestError
-from srv.server.neutral import is_neutral
+from srv.server.request.neutral import is_neutral
 
 MAX_SUGGESTION_LENGTH = 64  # difflib is quadratic; a longer unknown name gets no suggestion
 MAX_REPORTED_PROBLEMS = 5

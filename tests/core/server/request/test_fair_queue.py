@@ -9,8 +9,8 @@ import pytest
 
 from srv.errors import RequestError
 from srv.grammar.source import GrammarSource
-from srv.server.fair_queue import Crowded, FairQueue
-from srv.server.grammars import MAX_WAITING, PROCESSES, CheckedGrammar, Grammars
+from srv.server.request.fair_queue import Crowded, FairQueue
+from srv.server.request.grammars import MAX_WAITING, PROCESSES, CheckedGrammar, Grammars
 from srv.server.settings import GrammarSettings
 from srv.testing.fake_engine import ByteTokenizer
 from srv.types import Grammar

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from srv.server.grammars import CheckedGrammar
-from srv.server.prompts import Prompt
-from srv.server.sampling_fields import Sampling
+from srv.server.request.grammars import CheckedGrammar
+from srv.server.request.prompts import Prompt
+from srv.server.request.sampling_fields import Sampling
 from srv.server.text.stop_regex import StopRegex
 from srv.types import SamplingParams
 
