@@ -172,11 +172,11 @@ FAULTS = (
     ),
     Fault(
         name="prompt-cut-before-it-is-redacted",
-        file="core/srv/server/request_log.py",
+        file="core/srv/server/observe/request_log.py",
         text="tokens[: SHOWN_TOKENS + more]",
         planted="tokens[:SHOWN_TOKENS]",
         effect="The request log shows a part of the server's key where the beginning of a prompt ends within it.",
-        tests=("tests/core/server/test_request_log.py::test_a_cut_shows_no_part_of_a_secret",),
+        tests=("tests/core/server/observe/test_request_log.py::test_a_cut_shows_no_part_of_a_secret",),
     ),
     Fault(
         name="salts-share-a-cache",
@@ -268,10 +268,10 @@ FAULTS = (
     ),
     Fault(
         name="keys-within-parameters-are-logged",
-        file="core/srv/server/request_log.py",
+        file="core/srv/server/observe/request_log.py",
         text="return {name: self._redacted(each) for name, each in value.items()}",
         planted="return value",
         effect="The request log shows the server's API key if a client sends it in a parameter.",
-        tests=("tests/core/server/test_request_log.py",),
+        tests=("tests/core/server/observe/test_request_log.py",),
     ),
 )

@@ -18,7 +18,6 @@ from srv.server.batches.files import FileStore
 from srv.server.batches.runner import BatchRunner
 from srv.server.batches.sender import LineSender
 from srv.server.client import EngineClient
-from srv.server.crash_dump import CrashRecorder
 from srv.server.http import failures
 from srv.server.http.access_log import AccessLog
 from srv.server.http.auth import AuthMiddleware
@@ -27,6 +26,8 @@ from srv.server.http.observing import add_observing
 from srv.server.http.request_ids import RequestIds
 from srv.server.http.root_path import RootPath
 from srv.server.key_uses import KeyUses
+from srv.server.observe.crash_dump import CrashRecorder
+from srv.server.observe.tracing import Tracer
 from srv.server.openapi import Endpoint, openapi_document
 from srv.server.plugin_routes import add_plugin_routes, describe_plugin_routes
 from srv.server.protocols.admin import Admin
@@ -52,7 +53,6 @@ from srv.server.request.fields import RequestBody
 from srv.server.service import Service
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
-from srv.server.tracing import Tracer
 
 __all__ = ["REQUEST_BODIES", "ServerSettings", "create_app"]
 

@@ -22,8 +22,8 @@ import msgspec
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Output
 from srv.server.client import EngineClient
-from srv.server.metrics import Metrics
-from srv.server.observers import Observers
+from srv.server.observe.metrics import Metrics
+from srv.server.observe.observers import Observers
 from srv.server.request.prompt_request import TokenizedPrompt
 from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, RequestSpec, TokenLogprob

@@ -16,7 +16,7 @@ from srv.reply.formats import TEXT_ONLY, ReplyFormat
 from srv.sample.third_party import ProcessorFacts
 from srv.server.access import OPEN, Access
 from srv.server.http.body import DEFAULT_BODY_LIMITS, BodyLimits
-from srv.server.metric_aliases import PoolShape
+from srv.server.observe.metric_aliases import PoolShape
 from srv.server.text.encoded_template import EncodedTemplate
 from srv.server.text.fill_in import FillIn
 from srv.server.text.options import DEFAULT_TEXT_OPTIONS, TextOptions

@@ -25,7 +25,7 @@ from srv.server.access import Access
 from srv.server.client_keys import ClientKey
 from srv.server.fingerprint import system_fingerprint
 from srv.server.keys import is_loopback
-from srv.server.metric_aliases import PoolShape
+from srv.server.observe.metric_aliases import PoolShape
 from srv.server.sampling_defaults import sampling_defaults
 from srv.server.settings import GrammarSettings, ServerSettings
 from srv.server.text.checks import check_case

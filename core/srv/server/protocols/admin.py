@@ -24,7 +24,7 @@ from srv.reply.tools import ToolUse
 from srv.server.http.auth import owner_of
 from srv.server.http.events import while_connected
 from srv.server.http.json_response import json_response
-from srv.server.ledgers import memory_report, startup_report
+from srv.server.observe.ledgers import memory_report, startup_report
 from srv.server.protocols.chat import read_conversation
 from srv.server.protocols.conversations import render
 from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, TokenizeBody

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from srv.errors import Refusal
-from srv.server.tracing import PROTOCOL_VARIABLE, make_tracer
+from srv.server.observe.tracing import PROTOCOL_VARIABLE, make_tracer
 
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srv.server.buckets import TOKENS, one_two_five, token_buckets
+from srv.server.observe.buckets import TOKENS, one_two_five, token_buckets
 
 
 def test_rules() -> None:

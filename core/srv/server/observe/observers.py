@@ -12,8 +12,8 @@ from typing import Any
 
 from srv.hooks import FirstToken, Refused, RequestFinished, RequestStarted
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
-from srv.server.records import CALLER, SequenceRecord
-from srv.server.request_log import RequestLog
+from srv.server.observe.records import CALLER, SequenceRecord
+from srv.server.observe.request_log import RequestLog
 from srv.types import PoolingParams, RequestSpec
 
 

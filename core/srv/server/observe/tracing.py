@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from srv import __version__
 from srv.errors import Refusal, Rejection
-from srv.server.records import Caller, SequenceRecord
+from srv.server.observe.records import Caller, SequenceRecord
 from srv.types import SamplingParams
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import msgspec
 
 from srv.args.groups.observe import ObserveArgs
-from srv.server.records import SequenceRecord
-from srv.server.redaction import LONGEST, redact
+from srv.server.observe.records import SequenceRecord
+from srv.server.observe.redaction import LONGEST, redact
 from srv.server.text.processor import TextProcessor
 from srv.types import RequestSpec
 

@@ -9,9 +9,9 @@ import pytest
 from every import every
 
 from srv.args.groups.observe import ObserveArgs
-from srv.server.records import SequenceRecord
-from srv.server.redaction import LONGEST, REDACTED, redact
-from srv.server.request_log import BEGINNING, SHOWN_CHARACTERS, SHOWN_TOKENS, RequestLog, request_log
+from srv.server.observe.records import SequenceRecord
+from srv.server.observe.redaction import LONGEST, REDACTED, redact
+from srv.server.observe.request_log import BEGINNING, SHOWN_CHARACTERS, SHOWN_TOKENS, RequestLog, request_log
 from srv.server.text.token_ids import TokenIdsOnly
 from srv.testing.fake_engine import ByteTokenizer
 from srv.types import FinishReason, RequestSpec, SamplingParams

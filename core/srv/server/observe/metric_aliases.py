@@ -1,7 +1,7 @@
 """The metrics of `srv` under the names and labels that the dashboards of vLLM and SGLang query.
 
-Owns these names. Each value is one that `srv.server.metrics` exports under a name of its own, too; what `srv` does not
-measure has no name here. Must not know how a value is measured.
+Owns these names. Each value is one that `srv.server.observe.metrics` exports under a name of its own, too; what `srv`
+does not measure has no name here. Must not know how a value is measured.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from srv.io.messages import Stats
 from srv.io.phases import Phase
 from srv.io.step_tokens import BOUNDS
 from srv.platform.sensors import Reading
-from srv.server.metric_aliases import AliasLabels, PoolShape, StatsAliases
-from srv.server.request_metrics import NoRequestMetrics, RequestMetrics, RequestMetricsFamilies
+from srv.server.observe.metric_aliases import AliasLabels, PoolShape, StatsAliases
+from srv.server.observe.request_metrics import NoRequestMetrics, RequestMetrics, RequestMetricsFamilies
 
 MIN_RATE_SECONDS = 0.5  # rates of two scrapes that follow each other faster are those of the earlier one
 

@@ -18,9 +18,9 @@ from srv.args.groups.observe import ObserveArgs
 from srv.cli.main import main
 from srv.cli.replay import replay
 from srv.errors import EngineDead
-from srv.server.crash_dump import FORMAT, CrashRecorder, DumpError, read_dump
 from srv.server.http.events import EventStream
 from srv.server.http.observing import add_observing
+from srv.server.observe.crash_dump import FORMAT, CrashRecorder, DumpError, read_dump
 
 
 async def _dying() -> AsyncGenerator[bytes, None]:

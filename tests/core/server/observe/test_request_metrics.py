@@ -7,9 +7,9 @@ from starlette.datastructures import Headers
 
 from srv.args.groups.observe import ObserveArgs
 from srv.server.http.observing import CustomLabels
-from srv.server.metric_aliases import AliasLabels
-from srv.server.records import SequenceRecord
-from srv.server.request_metrics import RequestMetricsFamilies
+from srv.server.observe.metric_aliases import AliasLabels
+from srv.server.observe.records import SequenceRecord
+from srv.server.observe.request_metrics import RequestMetricsFamilies
 from srv.types import RequestSpec, SamplingParams
 
 OUTPUTS = 4

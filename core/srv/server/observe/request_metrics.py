@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from srv.args.groups.observe import ObserveArgs
-from srv.server import buckets
-from srv.server.metric_aliases import AliasLabels, TextAliases
-from srv.server.records import SequenceRecord
+from srv.server.observe import buckets
+from srv.server.observe.metric_aliases import AliasLabels, TextAliases
+from srv.server.observe.records import SequenceRecord
 from srv.types import FinishReason
 
 MAX_LABEL_SETS = 1000  # combinations of custom labels; what comes after that is counted as OTHER

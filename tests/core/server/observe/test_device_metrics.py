@@ -10,8 +10,8 @@ import pytest
 from server_support import serving
 
 from srv.platform.sensors import Reading, Readings
-from srv.server.device_reader import DeviceReader
-from srv.server.metrics import Metrics
+from srv.server.observe.device_reader import DeviceReader
+from srv.server.observe.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
 GIB = 1 << 30
@@ -76,7 +76,7 @@ async def test_missing_sensors_are_logged_once(
     read: Callable[[], Readings], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = DeviceReader(read)
-    with caplog.at_level(logging.WARNING, "srv.server.device_reader"):
+    with caplog.at_level(logging.WARNING, "srv.server.observe.device_reader"):
         assert [await reader.devices() for _ in range(2)] == [(), ()]
     (record,) = caplog.records
     assert words in record.getMessage()
