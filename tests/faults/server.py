@@ -11,7 +11,7 @@ _INERT = "tests/core/engine/test_inert.py"
 _CLIENT = "tests/core/server/test_client.py"
 _DETOKENIZE = "tests/core/server/text/test_detokenize.py"
 _OFFLINE = "tests/core/test_offline.py"
-_TEXT_WORK = "tests/core/server/test_text_work.py"
+_TEXT_WORK = "tests/core/server/text/test_text_work.py"
 _RATES = "tests/core/server/http/test_rate_limiter.py"
 _REQUEST_IDS = "tests/core/server/http/test_request_ids.py"
 _THINKING = "tests/core/engine/test_thinking.py"
@@ -35,7 +35,7 @@ FAULTS = (
     ),
     Fault(
         name="text-work-dropped-without-an-answer",
-        file="core/srv/server/text_work.py",
+        file="core/srv/server/text/work.py",
         text="if task is None or not task.cancelling():",
         planted="if task is None:",
         effect="Clients whose text waits for a thread while the server shuts down get status 500.",
@@ -156,7 +156,7 @@ FAULTS = (
     ),
     Fault(
         name="any-key-of-the-right-length",
-        file="core/srv/server/access.py",
+        file="core/srv/server/http/access.py",
         text="hmac.compare_digest(given, expected)",
         planted="len(given) == len(expected)",
         effect="Any API key of the right length is accepted.",
@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         name="probes-without-a-key-keep-their-places",
-        file="core/srv/server/access.py",
+        file="core/srv/server/http/access.py",
         text="return STRANGER if protected else NOBODY",
         planted="return NOBODY",
         effect="Connections that ask for /health without a key take all places of a server from clients with one.",

@@ -22,14 +22,12 @@ from srv.server.http import failures
 from srv.server.http.access_log import AccessLog
 from srv.server.http.auth import AuthMiddleware
 from srv.server.http.key_rates import KeyRates
+from srv.server.http.key_uses import KeyUses
 from srv.server.http.observing import add_observing
 from srv.server.http.request_ids import RequestIds
 from srv.server.http.root_path import RootPath
-from srv.server.key_uses import KeyUses
 from srv.server.observe.crash_dump import CrashRecorder
 from srv.server.observe.tracing import Tracer
-from srv.server.openapi import Endpoint, openapi_document
-from srv.server.plugin_routes import add_plugin_routes, describe_plugin_routes
 from srv.server.protocols.admin import Admin
 from srv.server.protocols.anthropic import CountTokens, Messages
 from srv.server.protocols.anthropic_fields import CountTokensBody, MessagesBody
@@ -42,8 +40,10 @@ from srv.server.protocols.files import Files
 from srv.server.protocols.native import NativeGenerate
 from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
 from srv.server.protocols.openai_fields import ChatBody, CompletionBody, EmbeddingBody
+from srv.server.protocols.openapi import Endpoint, openapi_document
 from srv.server.protocols.operation import LogLevelBody, Operation, PauseBody
 from srv.server.protocols.page import Page
+from srv.server.protocols.plugin_routes import add_plugin_routes, describe_plugin_routes
 from srv.server.protocols.pooled import Classify, Rerank, Score
 from srv.server.protocols.pooled_fields import ClassifyBody, RerankBody, ScoreBody
 from srv.server.protocols.profiling import Profiling, StartProfileBody

@@ -14,10 +14,10 @@ from starlette.requests import Request
 
 from srv.io.messages import Stats
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
-from srv.server.access import NOBODY, Caller
 from srv.server.client import EngineClient
 from srv.server.embedding import Embedding, embed
 from srv.server.generation import RequestGroup, Sequence
+from srv.server.http.access import NOBODY, Caller
 from srv.server.http.body import HeldBodies, HeldShare, read_json
 from srv.server.lifecycle import Lifecycle, Ticket
 from srv.server.observe.device_reader import DeviceReader

@@ -14,7 +14,7 @@ from srv.io.phases import Phase
 from srv.platform.sensors import Readings
 from srv.reply.formats import TEXT_ONLY, ReplyFormat
 from srv.sample.third_party import ProcessorFacts
-from srv.server.access import OPEN, Access
+from srv.server.http.access import OPEN, Access
 from srv.server.http.body import DEFAULT_BODY_LIMITS, BodyLimits
 from srv.server.observe.metric_aliases import PoolShape
 from srv.server.text.encoded_template import EncodedTemplate

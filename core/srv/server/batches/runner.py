@@ -23,12 +23,12 @@ from functools import partial
 import msgspec
 
 from srv.errors import EngineDead, RequestError
-from srv.server.access import Caller
 from srv.server.batches.files import FileStore, FileWriter, StoredFile
 from srv.server.batches.lines import Line, LineError, check_lines, read_line
 from srv.server.batches.sender import Answer, LineSender
+from srv.server.http.access import Caller
 from srv.server.http.body import BodyLimits
-from srv.server.key_uses import KeyUses
+from srv.server.http.key_uses import KeyUses
 from srv.server.lifecycle import Lifecycle
 from srv.server.request.fields import shorten
 

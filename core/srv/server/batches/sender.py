@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from srv.errors import RequestError
-from srv.server.access import Caller
+from srv.server.http.access import Caller
 from srv.server.http.body import HeldBodies
 from srv.server.http.failures import describe
 from srv.server.request.grammar_rules import NOT_ENFORCED

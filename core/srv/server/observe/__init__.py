@@ -1,2 +1,2 @@
-"""What operators see of requests and of the engine: metrics, traces, logs, dumps, hooks, ledgers. Must not know
-endpoints or the format of any protocol."""
+"""What operators see of requests and the engine: metrics, traces, logs, dumps, hooks, ledgers. Must not know endpoints
+or the format of any protocol."""

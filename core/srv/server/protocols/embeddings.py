@@ -21,10 +21,10 @@ from srv.server.protocols.chat import read_conversation
 from srv.server.protocols.conversations import render
 from srv.server.protocols.openai_fields import EmbeddingBody
 from srv.server.protocols.pooled import usage_of
+from srv.server.protocols.scoring import preceding_prompt
 from srv.server.request.neutral import is_neutral
 from srv.server.request.prompts import Prompt, read_prompts
 from srv.server.request.sampling_fields import namespace_of
-from srv.server.scoring import preceding_prompt
 from srv.server.service import Service
 from srv.types import Pooling, PoolingParams
 

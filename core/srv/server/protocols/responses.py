@@ -21,13 +21,13 @@ from srv.server.protocols.conversations import Conversation, count_tokens, short
 from srv.server.protocols.endpoint import Asked, GeneratingEndpoint
 from srv.server.protocols.replies import Event
 from srv.server.protocols.reply_reader import ReplyReader, prepare
+from srv.server.protocols.response_store import ResponseStore, StoredResponse
 from srv.server.protocols.responses_fields import ENCRYPTED_REASONING, LOGPROBS, ResponsesBody
 from srv.server.protocols.responses_format import ResponseFormatter, new_id
 from srv.server.protocols.responses_input import Item, ReadTools, read_items, read_messages, read_tools
 from srv.server.request.fields import shorten
 from srv.server.request.prompt_request import TokenizedPrompt
 from srv.server.request.sampling_fields import Sampling
-from srv.server.response_store import ResponseStore, StoredResponse
 from srv.server.service import Service
 
 TOO_LONG = ("context_length_exceeded", "request_too_large")

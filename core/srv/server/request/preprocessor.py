@@ -30,7 +30,7 @@ from srv.server.text.processor import SpecialTokenAffixes, TextProcessor
 from srv.server.text.stop_regex import StopRegex
 from srv.server.text.token_ids import no_tokenizer
 from srv.server.text.truncation import without_end
-from srv.server.text_work import INLINE_COST, TextWork, is_little, split
+from srv.server.text.work import INLINE_COST, TextWork, is_little, split
 
 # Of a text with more characters per available token than this, a prefix is encoded first: most languages have 2 to 6
 # characters per token, so the prefix alone has too many tokens, and the text is refused without encoding the rest.

@@ -15,8 +15,8 @@ from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost
 from srv.server.request.grammars import Grammars
 from srv.server.settings import GrammarSettings
-from srv.server.text_gather import Gathering
-from srv.server.text_work import INLINE_COST, split
+from srv.server.text.gathering import Gathering
+from srv.server.text.work import INLINE_COST, split
 from srv.testing.fake_engine import ByteTokenizer, FakeEngine
 from srv.types import Vocabulary
 

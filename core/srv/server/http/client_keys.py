@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from srv.errors import Refusal, Rejection
-from srv.server.keys import BLANKS, key_lines
+from srv.server.http.keys import BLANKS, key_lines
 
 if TYPE_CHECKING:
     from srv.args.statement import Resolved

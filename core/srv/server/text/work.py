@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from srv.errors import RequestError
+from srv.server.text.gathering import Gathering
 from srv.server.text.options import DEFAULT_TEXT_OPTIONS, TextOptions
 from srv.server.text.processor import TextProcessor
-from srv.server.text_gather import Gathering
 
 INLINE_COST = 4096  # characters or tokens of one request that are processed on the event loop: about a millisecond
 PART_COST = 16_384  # characters or tokens of one task in a thread

@@ -15,8 +15,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from srv.errors import RequestError
-from srv.server.client_keys import ClientKey
-from srv.server.keys import BLANKS, is_address, is_loopback
+from srv.server.http.client_keys import ClientKey
+from srv.server.http.keys import BLANKS, is_address, is_loopback
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/ping"})  # orchestrators probe them without a key
 _PROFILE = frozenset({"/start_profile", "/stop_profile"})

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from srv.server.client_keys import ClientKey
+from srv.server.http.client_keys import ClientKey
 
 BURST_SECONDS = 10.0  # an idle key may send what it may send in this time at once
 MIN_BURST = 1.0

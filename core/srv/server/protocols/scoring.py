@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from srv.errors import RequestError
-from srv.server.access import NOBODY, Caller
 from srv.server.embedding import Embedding
+from srv.server.http.access import NOBODY, Caller
 from srv.server.request.fields import shorten
 from srv.server.service import Service
 from srv.server.text.encoded_template import EncodedTemplate

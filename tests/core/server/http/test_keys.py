@@ -9,9 +9,9 @@ from args_world import resolved, user
 
 from srv.cli.main import main
 from srv.errors import Refusal
-from srv.server.access import Access, Caller
-from srv.server.client_keys import client_keys
-from srv.server.keys import api_key, is_loopback, public_without_key
+from srv.server.http.access import Access, Caller
+from srv.server.http.client_keys import client_keys
+from srv.server.http.keys import api_key, is_loopback, public_without_key
 
 
 def test_the_key_comes_from_the_argument_or_the_first_line_of_the_file(tmp_path: Path) -> None:
