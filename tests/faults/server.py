@@ -11,7 +11,7 @@ _INERT = "tests/core/engine/test_inert.py"
 _CLIENT = "tests/core/server/test_client.py"
 _DETOKENIZE = "tests/core/server/text/test_detokenize.py"
 _OFFLINE = "tests/core/test_offline.py"
-_TEXT_WORK = "tests/core/server/test_text_work.py"
+_TEXT_WORK = "tests/core/server/text/test_text_work.py"
 _RATES = "tests/core/server/http/test_rate_limiter.py"
 _REQUEST_IDS = "tests/core/server/http/test_request_ids.py"
 _THINKING = "tests/core/engine/test_thinking.py"
@@ -35,7 +35,7 @@ FAULTS = (
     ),
     Fault(
         name="text-work-dropped-without-an-answer",
-        file="core/srv/server/text_work.py",
+        file="core/srv/server/text/work.py",
         text="if task is None or not task.cancelling():",
         planted="if task is None:",
         effect="Clients whose text waits for a thread while the server shuts down get status 500.",
@@ -83,7 +83,7 @@ FAULTS = (
     ),
     Fault(
         name="unknown-field-accepted",
-        file="core/srv/server/fields.py",
+        file="core/srv/server/request/fields.py",
         text="        cls._refuse_unknown(body, where)\n",
         planted="        body = {name: value for name, value in body.items() if name in cls.model_fields}\n",
         effect="A misspelt field of a request is silently ignored.",
@@ -91,7 +91,7 @@ FAULTS = (
     ),
     Fault(
         name="refused-field-accepted",
-        file="core/srv/server/fields.py",
+        file="core/srv/server/request/fields.py",
         text="cls._is_implemented(name) or not is_neutral(name, value)",
         planted="cls._is_implemented(name) or name not in cls.model_fields",
         effect="A field that is not implemented is accepted and has no effect.",
@@ -148,7 +148,7 @@ FAULTS = (
     ),
     Fault(
         name="full-queue-is-an-internal-error",
-        file="core/srv/server/engine_errors.py",
+        file="core/srv/server/client.py",
         text='    "queue_full": 503,\n',
         planted="",
         effect="A full queue is reported as a bug of the server, and clients do not retry.",
@@ -156,7 +156,7 @@ FAULTS = (
     ),
     Fault(
         name="any-key-of-the-right-length",
-        file="core/srv/server/access.py",
+        file="core/srv/server/http/access.py",
         text="hmac.compare_digest(given, expected)",
         planted="len(given) == len(expected)",
         effect="Any API key of the right length is accepted.",
@@ -164,7 +164,7 @@ FAULTS = (
     ),
     Fault(
         name="probes-without-a-key-keep-their-places",
-        file="core/srv/server/access.py",
+        file="core/srv/server/http/access.py",
         text="return STRANGER if protected else NOBODY",
         planted="return NOBODY",
         effect="Connections that ask for /health without a key take all places of a server from clients with one.",
@@ -172,11 +172,11 @@ FAULTS = (
     ),
     Fault(
         name="prompt-cut-before-it-is-redacted",
-        file="core/srv/server/request_log.py",
+        file="core/srv/server/observe/request_log.py",
         text="tokens[: SHOWN_TOKENS + more]",
         planted="tokens[:SHOWN_TOKENS]",
         effect="The request log shows a part of the server's key where the beginning of a prompt ends within it.",
-        tests=("tests/core/server/test_request_log.py::test_a_cut_shows_no_part_of_a_secret",),
+        tests=("tests/core/server/observe/test_request_log.py::test_a_cut_shows_no_part_of_a_secret",),
     ),
     Fault(
         name="salts-share-a-cache",
@@ -268,10 +268,10 @@ FAULTS = (
     ),
     Fault(
         name="keys-within-parameters-are-logged",
-        file="core/srv/server/request_log.py",
+        file="core/srv/server/observe/request_log.py",
         text="return {name: self._redacted(each) for name, each in value.items()}",
         planted="return value",
         effect="The request log shows the server's API key if a client sends it in a parameter.",
-        tests=("tests/core/server/test_request_log.py",),
+        tests=("tests/core/server/observe/test_request_log.py",),
     ),
 )

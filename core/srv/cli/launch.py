@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from srv.engine.supervisor import EngineProcess
     from srv.planning.resolution import LaunchContext
     from srv.platform.hook_plugins import Hooks
-    from srv.server.client_keys import ClientKey
     from srv.server.graceful import GracefulServer
+    from srv.server.http.client_keys import ClientKey
     from srv.server.settings import ServerSettings
     from srv.server.text.processor import TextProcessor
 
@@ -62,9 +62,9 @@ def run(namespace: argparse.Namespace) -> int:
     from srv.args.sources import gather
     from srv.cli.observation import Observation
     from srv.planning.resolution import resolve_launch
-    from srv.server.client_keys import client_keys
-    from srv.server.keys import api_key, public_without_key
-    from srv.server.listening import close, listen, tls_options
+    from srv.server.http.client_keys import client_keys
+    from srv.server.http.keys import api_key, public_without_key
+    from srv.server.http.listening import close, listen, tls_options
 
     phases = Phases()
     if (before := since_process_start()) is not None:
@@ -239,7 +239,7 @@ async def _serve_http(
 
     from srv.server.app import create_app
     from srv.server.client import EngineClient
-    from srv.server.listening import address
+    from srv.server.http.listening import address
     from srv.server.warmup import GENERATE, warm_up
     from srv.server.watchdog import Watchdog, WatchdogLimits
 

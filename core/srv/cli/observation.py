@@ -14,8 +14,8 @@ from srv.io.gc_watch import watch_collections
 
 if TYPE_CHECKING:
     from srv.args.statement import Resolved
-    from srv.server.crash_dump import CrashRecorder
-    from srv.server.tracing import Tracer
+    from srv.server.observe.crash_dump import CrashRecorder
+    from srv.server.observe.tracing import Tracer
 
 
 class Observation:
@@ -42,7 +42,7 @@ class Observation:
 
 
 def _recorder(resolved: Resolved, model: str) -> CrashRecorder:
-    from srv.server.crash_dump import CrashRecorder
+    from srv.server.observe.crash_dump import CrashRecorder
 
     folder = resolved.config.observe.crash_dump_folder
     assert folder is not None
@@ -60,7 +60,7 @@ def _recorder(resolved: Resolved, model: str) -> CrashRecorder:
 
 
 def _tracer(resolved: Resolved, model: str) -> Tracer:
-    from srv.server.tracing import make_tracer
+    from srv.server.observe.tracing import make_tracer
 
     endpoint = resolved.config.observe.oltp_traces_endpoint
     return make_tracer(model, endpoint, resolved.provenance["enable_trace"].owner)

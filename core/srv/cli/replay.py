@@ -1,6 +1,6 @@
 """`srv replay`: sends the requests of a crash dump to a server again, in their order and with the pauses between them.
 
-Must not know how a dump is made (`srv.server.crash_dump`).
+Must not know how a dump is made (`srv.server.observe.crash_dump`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _speed(text: str) -> float:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    from srv.server.crash_dump import read_dump
+    from srv.server.observe.crash_dump import read_dump
 
     header, requests = read_dump(namespace.file)
     if namespace.incomplete:

@@ -1,1 +1,1 @@
-"""The API process: HTTP, protocols, tokenization, incremental detokenization, metrics."""
+"""The API process: HTTP, protocols, what one request is, text to tokens and back, metrics and logs."""

@@ -18,18 +18,16 @@ from srv.server.batches.files import FileStore
 from srv.server.batches.runner import BatchRunner
 from srv.server.batches.sender import LineSender
 from srv.server.client import EngineClient
-from srv.server.crash_dump import CrashRecorder
-from srv.server.fields import RequestBody
 from srv.server.http import failures
 from srv.server.http.access_log import AccessLog
 from srv.server.http.auth import AuthMiddleware
 from srv.server.http.key_rates import KeyRates
+from srv.server.http.key_uses import KeyUses
 from srv.server.http.observing import add_observing
 from srv.server.http.request_ids import RequestIds
 from srv.server.http.root_path import RootPath
-from srv.server.key_uses import KeyUses
-from srv.server.openapi import Endpoint, openapi_document
-from srv.server.plugin_routes import add_plugin_routes, describe_plugin_routes
+from srv.server.observe.crash_dump import CrashRecorder
+from srv.server.observe.tracing import Tracer
 from srv.server.protocols.admin import Admin
 from srv.server.protocols.anthropic import CountTokens, Messages
 from srv.server.protocols.anthropic_fields import CountTokensBody, MessagesBody
@@ -42,17 +40,19 @@ from srv.server.protocols.files import Files
 from srv.server.protocols.native import NativeGenerate
 from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
 from srv.server.protocols.openai_fields import ChatBody, CompletionBody, EmbeddingBody
+from srv.server.protocols.openapi import Endpoint, openapi_document
 from srv.server.protocols.operation import LogLevelBody, Operation, PauseBody
 from srv.server.protocols.page import Page
+from srv.server.protocols.plugin_routes import add_plugin_routes, describe_plugin_routes
 from srv.server.protocols.pooled import Classify, Rerank, Score
 from srv.server.protocols.pooled_fields import ClassifyBody, RerankBody, ScoreBody
 from srv.server.protocols.profiling import Profiling, StartProfileBody
 from srv.server.protocols.responses import Responses
 from srv.server.protocols.responses_fields import ResponsesBody
+from srv.server.request.fields import RequestBody
 from srv.server.service import Service
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
-from srv.server.tracing import Tracer
 
 __all__ = ["REQUEST_BODIES", "ServerSettings", "create_app"]
 

@@ -38,12 +38,22 @@ from srv.io.messages import (
     Stats,
     ToEngine,
 )
-from srv.server.engine_errors import request_error
 from srv.types import FinishReason, RequestSpec, Vocabulary
 
 log = logging.getLogger(__name__)
 Reply = TypeVar("Reply", Stats, Flushed, Paused, Controlled)
 DRAIN_MARGIN_SECONDS = 5.0  # extra time after the grace period for the engine to send Drained
+# The status of a request by the error code of its last output; all other codes are internal errors.
+_STATUS = {
+    "empty_prompt": 400,
+    "invalid_token_id": 400,
+    "context_length_exceeded": 400,
+    "exceeds_pool": 400,
+    "grammar_failed": 400,
+    "duplicate_request": 409,
+    "queue_full": 503,
+    "shutting_down": 503,
+}
 
 
 class Channel(Protocol):
@@ -205,7 +215,7 @@ class EngineClient:
             while True:
                 output = await inbox.get()
                 if output.finish is FinishReason.ERROR:
-                    raise request_error(output.error)
+                    raise _request_error(output.error)
                 yield output
                 if output.finish is not None:
                     return
@@ -282,3 +292,9 @@ class EngineClient:
             return None
         self.fail(EngineDead("the engine has shut down"))
         return drained
+
+
+def _request_error(error: tuple[str, str] | None) -> RequestError:
+    """The exception for the (code, message) of the last output of a request."""
+    code, message = error or ("engine_error", "the engine failed on this request")
+    return RequestError(message, code=code, status=_STATUS.get(code, 500))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from srv.errors import EngineDead, RequestError
 from srv.server.client import EngineClient
-from srv.server.metrics import Metrics
-from srv.server.observers import Observers
+from srv.server.observe.metrics import Metrics
+from srv.server.observe.observers import Observers
 from srv.types import FinishReason, RequestSpec
 
 

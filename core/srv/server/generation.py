@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 
 import msgspec
@@ -22,10 +22,9 @@ import msgspec
 from srv.errors import EngineDead, RequestError
 from srv.io.messages import Output
 from srv.server.client import EngineClient
-from srv.server.coalesce import coalesced
-from srv.server.metrics import Metrics
-from srv.server.observers import Observers
-from srv.server.prompt_request import TokenizedPrompt
+from srv.server.observe.metrics import Metrics
+from srv.server.observe.observers import Observers
+from srv.server.request.prompt_request import TokenizedPrompt
 from srv.server.text.processor import TextProcessor
 from srv.types import FinishReason, RequestSpec, TokenLogprob
 
@@ -317,13 +316,13 @@ class RequestGroup:
     async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
         """Yield the deltas of all sequences as they arrive. The first failure ends all of them and is raised."""
         if len(self.sequences) == 1:
-            async with aclosing(coalesced(self.sequences[0].deltas(), self._interval)) as deltas:
+            async with aclosing(_coalesced(self.sequences[0].deltas(), self._interval)) as deltas:
                 async for delta in deltas:
                     yield delta
             return
         queue: asyncio.Queue[OutputDelta | BaseException | None] = asyncio.Queue()
         tasks = [
-            asyncio.create_task(_feed(coalesced(sequence.deltas(), self._interval), queue))
+            asyncio.create_task(_feed(_coalesced(sequence.deltas(), self._interval), queue))
             for sequence in self.sequences
         ]
         try:
@@ -362,3 +361,39 @@ async def _feed(
         queue.put_nowait(error)  # raised by the reader of the queue
         raise
     queue.put_nowait(None)
+
+
+def _coalesced(deltas: AsyncGenerator[OutputDelta, None], interval: int) -> AsyncGenerator[OutputDelta, None]:
+    """The same output in deltas of at least `interval` tokens (`--stream-interval`).
+
+    The first delta with tokens, and the last, do not wait. An error follows what was produced before it.
+    """
+    return deltas if interval == 1 else _in_larger_deltas(deltas, interval)
+
+
+async def _in_larger_deltas(
+    deltas: AsyncGenerator[OutputDelta, None], interval: int
+) -> AsyncGenerator[OutputDelta, None]:
+    held: OutputDelta | None = None
+    missing = 1
+    async with aclosing(deltas):
+        try:
+            async for delta in deltas:
+                held = delta if held is None else _merged(held, delta)
+                if len(held.tokens) >= missing or held.finish is not None:
+                    ready, held, missing = held, None, interval
+                    yield ready
+        except (EngineDead, RequestError):
+            if held is not None:
+                yield held
+            raise
+
+
+def _merged(first: OutputDelta, second: OutputDelta) -> OutputDelta:
+    return replace(
+        second,
+        text=first.text + second.text,
+        tokens=first.tokens + second.tokens,
+        logprobs=first.logprobs + second.logprobs,
+        prompt_logprobs=second.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs,
+    )

@@ -14,19 +14,19 @@ from starlette.requests import Request
 
 from srv.io.messages import Stats
 from srv.platform.hook_plugins import NO_HOOKS, Hooks
-from srv.server.access import NOBODY, Caller
 from srv.server.client import EngineClient
-from srv.server.device_reader import DeviceReader
 from srv.server.embedding import Embedding, embed
 from srv.server.generation import RequestGroup, Sequence
-from srv.server.grammars import Grammars
+from srv.server.http.access import NOBODY, Caller
 from srv.server.http.body import HeldBodies, HeldShare, read_json
 from srv.server.lifecycle import Lifecycle, Ticket
-from srv.server.metrics import Metrics
-from srv.server.observers import Observers
-from srv.server.preprocessor import RequestPreprocessor
-from srv.server.prompt_request import TokenizedPrompt
-from srv.server.request_log import request_log
+from srv.server.observe.device_reader import DeviceReader
+from srv.server.observe.metrics import Metrics
+from srv.server.observe.observers import Observers
+from srv.server.observe.request_log import request_log
+from srv.server.request.grammars import Grammars
+from srv.server.request.preprocessor import RequestPreprocessor
+from srv.server.request.prompt_request import TokenizedPrompt
 from srv.server.settings import ServerSettings
 from srv.server.text.processor import TextProcessor
 from srv.types import Pooling, PoolingParams, RequestSpec

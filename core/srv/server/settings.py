@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from srv.args.groups.observe import ObserveArgs
+from srv.grammar.registry import OFF
 from srv.io.memory_lines import MemoryLine
 from srv.io.phases import Phase
 from srv.platform.sensors import Readings
 from srv.reply.formats import TEXT_ONLY, ReplyFormat
 from srv.sample.third_party import ProcessorFacts
-from srv.server.access import OPEN, Access
-from srv.server.grammars import NO_GRAMMARS, GrammarSettings
-from srv.server.metric_aliases import PoolShape
+from srv.server.http.access import OPEN, Access
+from srv.server.http.body import DEFAULT_BODY_LIMITS, BodyLimits
+from srv.server.observe.metric_aliases import PoolShape
 from srv.server.text.encoded_template import EncodedTemplate
 from srv.server.text.fill_in import FillIn
 from srv.server.text.options import DEFAULT_TEXT_OPTIONS, TextOptions
@@ -25,15 +26,22 @@ FULL_PROMPTS_PER_BODY = 4  # prompts of token ids, each as long as the context
 
 
 @dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """`values`: JSON values per body; a container counts as 16. `seconds`: time for the body to arrive."""
+class GrammarSettings:
+    """How outputs are constrained. `backend`: its name; `OFF` refuses requests with a grammar, for the reason `why`.
 
-    bytes: int = 8 * 1024 * 1024
-    values: int = 131_072
-    seconds: float = 60.0
+    `vocab_size`: the width of the model's logits. `end_tokens`: of the model. `whitespace_pattern` and `no_whitespace`:
+    between the tokens of JSON, unless a request says otherwise.
+    """
+
+    backend: str = OFF
+    why: str = "the server was started with --grammar-backend none; start it with a grammar backend"
+    vocab_size: int = 0
+    end_tokens: tuple[int, ...] = ()
+    whitespace_pattern: str | None = None
+    no_whitespace: bool = False
 
 
-DEFAULT_BODY_LIMITS = BodyLimits()
+NO_GRAMMARS = GrammarSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,14 +21,13 @@ from srv.planning.resolution import LaunchContext
 from srv.platform.manifest import worker_environment
 from srv.reply.formats import ReplyFormat, choose
 from srv.sample.third_party import processors
-from srv.server.access import Access
-from srv.server.client_keys import ClientKey
-from srv.server.fingerprint import system_fingerprint
-from srv.server.grammars import GrammarSettings
-from srv.server.keys import is_loopback
-from srv.server.metric_aliases import PoolShape
-from srv.server.sampling_defaults import sampling_defaults
-from srv.server.settings import ServerSettings
+from srv.server.http.access import Access
+from srv.server.http.client_keys import ClientKey
+from srv.server.http.keys import is_loopback
+from srv.server.observe.metric_aliases import PoolShape
+from srv.server.protocols.fingerprint import system_fingerprint
+from srv.server.protocols.sampling_defaults import sampling_defaults
+from srv.server.settings import GrammarSettings, ServerSettings
 from srv.server.text.checks import check_case
 from srv.server.text.encoded_template import EncodedTemplate, encoded_template
 from srv.server.text.fill_in import FillIn, read_fill_in

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from srv.errors import EngineDead, RequestError, StartError
-from srv.server.sampling_fields import Sampling
+from srv.server.request.sampling_fields import Sampling
 from srv.server.service import Service
 
 TOKENS = 8  # output tokens of each request

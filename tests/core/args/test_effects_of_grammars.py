@@ -13,7 +13,7 @@ from srv.errors import Refusal, RequestError
 from srv.grammar.registry import BUILT_IN
 from srv.grammar.source import GrammarSource, from_json_schema
 from srv.planning.resolution import resolve_launch
-from srv.server.grammars import Grammars
+from srv.server.request.grammars import Grammars
 from srv.server.start import grammar_settings
 from srv.server.text.tokenizer import load_text_processor
 from srv.testing.engine import CheckedEngine, user_input

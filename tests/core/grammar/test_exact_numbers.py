@@ -17,8 +17,7 @@ from srv.grammar.backend import GrammarContext, JsonSpacing
 from srv.grammar.registry import make
 from srv.grammar.source import from_json_schema, from_structural_tag
 from srv.grammar.written import load
-from srv.server.http.body import parse
-from srv.server.settings import BodyLimits
+from srv.server.http.body import BodyLimits, parse
 from srv.types import Vocabulary
 
 END = 256

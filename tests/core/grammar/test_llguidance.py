@@ -13,7 +13,7 @@ from srv.errors import GrammarError
 from srv.grammar.backend import GrammarContext, JsonSpacing
 from srv.grammar.registry import make
 from srv.grammar.source import GrammarSource, Kind, from_choice, from_json_schema, from_structural_tag
-from srv.server.grammars import AnswerCheck
+from srv.server.request.grammars import AnswerCheck
 from srv.types import Vocabulary
 
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"<end>", b"<tool>", b"</s>", b"hello", b"hel", b"lo!"]

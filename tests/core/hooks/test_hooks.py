@@ -32,7 +32,7 @@ from srv.io.messages import GetStats, Stats
 from srv.memory.groups import PageGroup
 from srv.platform.hook_plugins import Hooks, hook_plugins
 from srv.sched.scheduler import Scheduler
-from srv.server.access import Access
+from srv.server.http.access import Access
 from srv.testing.fake_executor import FakeExecutor
 
 Install = Callable[..., None]

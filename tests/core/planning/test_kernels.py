@@ -32,7 +32,7 @@ from srv.platform.op_choice import choose_op
 from srv.platform.ops import Ops
 from srv.platform.registry import find_platforms
 from srv.sched.plan import SlowReason
-from srv.server.metrics import Metrics
+from srv.server.observe.metrics import Metrics
 from srv.testing.engine import LocalEngine, user_input
 from srv.types import RequestSpec, SamplingParams
 

@@ -20,7 +20,7 @@ from srv.reply.parser import ParserOptions
 from srv.reply.rows import TaggedBody
 from srv.reply.tools import Choice, Tool, ToolUse
 from srv.server.protocols.reply_reader import constrained
-from srv.server.sampling_fields import Sampling
+from srv.server.request.sampling_fields import Sampling
 from srv.types import Vocabulary
 
 END = 256

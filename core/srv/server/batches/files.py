@@ -27,7 +27,7 @@ from typing import TypeVar
 import msgspec
 
 from srv.errors import RequestError
-from srv.server.fields import shorten
+from srv.server.request.fields import shorten
 
 MAX_FILES = 10_000
 MAX_BYTES = 4 * 2**30  # of all files

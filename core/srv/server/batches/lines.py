@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from srv.errors import RequestError
-from srv.server.http.body import parse
-from srv.server.settings import BodyLimits
+from srv.server.http.body import BodyLimits, parse
 
 MAX_LINES = 50_000  # OpenAI's limit
 MAX_LINE_BYTES = 8 * 2**20

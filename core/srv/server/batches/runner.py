@@ -23,14 +23,14 @@ from functools import partial
 import msgspec
 
 from srv.errors import EngineDead, RequestError
-from srv.server.access import Caller
 from srv.server.batches.files import FileStore, FileWriter, StoredFile
 from srv.server.batches.lines import Line, LineError, check_lines, read_line
 from srv.server.batches.sender import Answer, LineSender
-from srv.server.fields import shorten
-from srv.server.key_uses import KeyUses
+from srv.server.http.access import Caller
+from srv.server.http.body import BodyLimits
+from srv.server.http.key_uses import KeyUses
 from srv.server.lifecycle import Lifecycle
-from srv.server.settings import BodyLimits
+from srv.server.request.fields import shorten
 
 MAX_LINES_AT_ONCE = 16  # of all batches
 MAX_OPEN, MAX_OPEN_PER_OWNER = 64, 16  # batches that have not ended

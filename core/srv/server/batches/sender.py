@@ -17,10 +17,10 @@ from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from srv.errors import RequestError
-from srv.server.access import Caller
-from srv.server.grammar_rules import NOT_ENFORCED
+from srv.server.http.access import Caller
 from srv.server.http.body import HeldBodies
 from srv.server.http.failures import describe
+from srv.server.request.grammar_rules import NOT_ENFORCED
 
 Handler = Callable[[Request], Awaitable[Response]]
 # All lines have one share, so that the scheduler lets every owner have its own at once (docs/adr/0038).

@@ -1,1 +1,1 @@
-"""HTTP: limits, bodies, authentication, event streams, errors. Must not know any endpoint."""
+"""HTTP: listening, keys and access, limits, bodies, event streams, errors. Must not know what an endpoint does."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from srv.errors import RequestError
-from srv.server.access import OPEN_PATHS, Access, Caller
+from srv.server.http.access import OPEN_PATHS, Access, Caller
 from srv.server.http.body import HeldBodies
 from srv.server.http.cors import add_headers, preflight
 from srv.server.http.failures import describe, error_response, report, unexpected_response

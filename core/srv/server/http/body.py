@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +16,6 @@ from starlette.requests import Request
 from srv.errors import RequestError
 from srv.grammar.written import written_float
 from srv.server.http.encoding import decompress
-from srv.server.settings import BodyLimits
 
 INLINE_BYTES = 16 * 1024  # parsed on the event loop, which takes well under a millisecond
 LINGER_SECONDS = 2.0  # how long the rest of a refused body is read, so that the client receives the response
@@ -28,6 +28,18 @@ _KEY_BEFORE = re.compile(rb'"([^"\\]+)"\s*:\s*-?$')
 _LISTING = (b'"const"', b'"enum"')  # keywords of schemas that list values
 _WITH_TEXTS = msgspec.json.Decoder(float_hook=written_float)
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`values`: JSON values per body; a container counts as 16. `seconds`: time for the body to arrive."""
+
+    bytes: int = 8 * 1024 * 1024
+    values: int = 131_072
+    seconds: float = 60.0
+
+
+DEFAULT_BODY_LIMITS = BodyLimits()
 
 
 class HeldBodies:

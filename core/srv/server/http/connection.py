@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from srv.errors import RequestError
-from srv.server.access import OPEN_PATHS
+from srv.server.http.access import OPEN_PATHS
 from srv.server.http.body import LINGER_SECONDS
 from srv.server.http.failures import describe, error_response
 from srv.server.http.framing import Framer, Section

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from srv.errors import RequestError
-from srv.server.access import Access, origin_refused
+from srv.server.http.access import Access, origin_refused
 
 MAX_AGE_SECONDS = 600  # for which a browser may keep the answer to a preflight
 _HEADER_NAMES = re.compile(r"[\w\-, ]{0,1024}", re.ASCII)

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from srv.errors import EngineDead, RequestError
 from srv.server.http.failures import describe, error_response, report
-from srv.server.records import CALLER
+from srv.server.observe.records import CALLER
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"

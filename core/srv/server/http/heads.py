@@ -1,6 +1,6 @@
 """What RFC 9112 requires of the head of a request beyond its syntax: one valid host, and a known transfer coding.
 
-Must not know which hosts may call (`srv.server.access`).
+Must not know which hosts may call (`srv.server.http.access`).
 """
 
 from __future__ import annotations

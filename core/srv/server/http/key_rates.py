@@ -8,9 +8,9 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from srv.errors import RequestError
-from srv.server.access import Caller
+from srv.server.http.access import Caller
 from srv.server.http.failures import describe, error_response, report
-from srv.server.key_uses import KeyUse, KeyUses
+from srv.server.http.key_uses import KeyUse, KeyUses
 
 GENERATING = frozenset({"/health_generate"})  # with any method
 

@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from srv.args.groups.observe import ObserveArgs
 from srv.errors import RequestError
-from srv.server.crash_dump import CrashRecorder, RecordedRequest
 from srv.server.http.failures import describe, error_response, report
-from srv.server.records import CALLER, Caller
-from srv.server.tracing import TRACE_HEADERS, Tracer
+from srv.server.observe.crash_dump import CrashRecorder, RecordedRequest
+from srv.server.observe.records import CALLER, Caller
+from srv.server.observe.tracing import TRACE_HEADERS, Tracer
 
 MAX_LABEL_LENGTH = 64
 MAX_HEADER_LENGTH = 4096

@@ -24,13 +24,13 @@ from srv.reply.tools import ToolUse
 from srv.server.http.auth import owner_of
 from srv.server.http.events import while_connected
 from srv.server.http.json_response import json_response
-from srv.server.ledgers import memory_report, startup_report
-from srv.server.neutral import is_neutral
-from srv.server.prompts import read_prompts
+from srv.server.observe.ledgers import memory_report, startup_report
 from srv.server.protocols.chat import read_conversation
 from srv.server.protocols.conversations import render
 from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, TokenizeBody
-from srv.server.sampling_fields import Sampling
+from srv.server.request.neutral import is_neutral
+from srv.server.request.prompts import read_prompts
+from srv.server.request.sampling_fields import Sampling
 from srv.server.service import Service
 
 STATS_SECONDS = 1.0  # how long a scrape waits for an engine in a long step; then it returns the last report

@@ -33,7 +33,7 @@ from srv.server.protocols.endpoint import Asked, GeneratingEndpoint
 from srv.server.protocols.replies import Event, ReplyFormatter, validity
 from srv.server.protocols.reply_reader import ReplyReader, prepare
 from srv.server.protocols.thinking import AskedBudget
-from srv.server.sampling_fields import Sampling
+from srv.server.request.sampling_fields import Sampling
 from srv.server.service import Service
 from srv.types import FinishReason
 

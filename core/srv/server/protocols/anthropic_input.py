@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from srv.errors import RequestError
 from srv.reply.tools import Choice, Message, PriorCall, Tool, ToolUse
-from srv.server.fields import RequestBody, json_type, shorten
 from srv.server.protocols.anthropic_fields import (
     BLOCKS,
     AnthropicMessage,
@@ -28,6 +27,7 @@ from srv.server.protocols.anthropic_fields import (
 )
 from srv.server.protocols.anthropic_tools import CLIENT_TOOLS, client_tool
 from srv.server.protocols.conversations import Conversation, joined, merged
+from srv.server.request.fields import RequestBody, json_type, shorten
 
 # Claude Code's first system block, which is different in every request: no cached prefix would fit after it.
 BILLING_HEADER = "x-anthropic-billing-header:"

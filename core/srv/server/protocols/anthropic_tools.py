@@ -13,7 +13,7 @@ from pydantic import Field
 from srv.errors import RequestError
 from srv.reply.output import MAX_NAME
 from srv.reply.tools import Tool
-from srv.server.fields import NoEffect, Refused, RequestBody, shorten
+from srv.server.request.fields import NoEffect, Refused, RequestBody, shorten
 
 Schema = Mapping[str, Any]
 

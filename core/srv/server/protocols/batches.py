@@ -15,10 +15,10 @@ from starlette.responses import Response
 from srv.errors import RequestError
 from srv.server.batches.files import FileStore
 from srv.server.batches.runner import Batch, BatchRunner
-from srv.server.fields import Refused, RequestBody
 from srv.server.http.auth import caller_of, owner_of
 from srv.server.http.json_response import json_response
 from srv.server.protocols.listing import page
+from srv.server.request.fields import Refused, RequestBody
 from srv.server.service import Service
 
 DEFAULT_LISTED, MAX_LISTED = 20, 100

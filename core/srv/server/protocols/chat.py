@@ -23,7 +23,7 @@ from srv.server.protocols.openai_fields import ChatBody, ChatMessage, EmbeddingB
 from srv.server.protocols.reply_reader import ReplyReader, prepare
 from srv.server.protocols.thinking import AskedBudget
 from srv.server.protocols.tool_fields import AskedChoice
-from srv.server.sampling_fields import Sampling
+from srv.server.request.sampling_fields import Sampling
 from srv.server.service import Service
 from srv.types import FinishReason, TokenLogprob
 

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from srv.errors import RequestError
 from srv.server.generation import CompletedSequence, OutputDelta
 from srv.server.http.auth import owner_of
-from srv.server.prompt_request import PromptRequest, TokenizedPrompt
-from srv.server.prompts import Prompt, read_prompts
 from srv.server.protocols.endpoint import Asked
 from srv.server.protocols.listed_logprobs import check_listed, check_needs_logprobs
 from srv.server.protocols.logprobs import CompletionLogprobs, prompt_logprobs, token_texts
 from srv.server.protocols.openai import OpenAIEndpoint, OpenAIFormatter, finish_name
 from srv.server.protocols.openai_fields import CompletionBody
-from srv.server.sampling_fields import Sampling
+from srv.server.request.prompt_request import PromptRequest, TokenizedPrompt
+from srv.server.request.prompts import Prompt, read_prompts
+from srv.server.request.sampling_fields import Sampling
 from srv.server.service import Service
 from srv.server.text.fill_in import fill_in_of
 from srv.types import FinishReason, TokenLogprob

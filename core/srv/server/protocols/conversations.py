@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from srv.errors import RequestError
 from srv.reply.tools import Message, ToolUse, template_messages
-from srv.server.preprocessor import RequestPreprocessor
+from srv.server.request.preprocessor import RequestPreprocessor
 
 SEPARATOR = "\n"
 

@@ -17,14 +17,14 @@ from srv.server.embedding import Embedding
 from srv.server.http.auth import caller_of
 from srv.server.http.events import while_connected
 from srv.server.http.json_response import json_response
-from srv.server.neutral import is_neutral
-from srv.server.prompts import Prompt, read_prompts
 from srv.server.protocols.chat import read_conversation
 from srv.server.protocols.conversations import render
 from srv.server.protocols.openai_fields import EmbeddingBody
 from srv.server.protocols.pooled import usage_of
-from srv.server.sampling_fields import namespace_of
-from srv.server.scoring import preceding_prompt
+from srv.server.protocols.scoring import preceding_prompt
+from srv.server.request.neutral import is_neutral
+from srv.server.request.prompts import Prompt, read_prompts
+from srv.server.request.sampling_fields import namespace_of
 from srv.server.service import Service
 from srv.types import Pooling, PoolingParams
 

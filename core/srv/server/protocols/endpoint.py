@@ -20,11 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup
-from srv.server.grammar_rules import not_enforced
 from srv.server.http.auth import caller_of
 from srv.server.http.events import EventStream, openai_failure, while_connected
-from srv.server.prompt_request import TokenizedPrompt
 from srv.server.protocols.building import build
+from srv.server.request.grammar_rules import not_enforced
+from srv.server.request.prompt_request import TokenizedPrompt
 from srv.server.service import Service
 from srv.types import FinishReason
 

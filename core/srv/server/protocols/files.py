@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 from srv.errors import RequestError
 from srv.server.batches.files import FileStore, StoredFile
 from srv.server.batches.multipart import Part, read_form
-from srv.server.fields import shorten
 from srv.server.http.auth import owner_of
 from srv.server.http.body import HeldShare, read_bytes
 from srv.server.http.json_response import json_response
 from srv.server.protocols.listing import page
+from srv.server.request.fields import shorten
 from srv.server.service import Service
 
 MAX_LISTED = 10_000

@@ -14,11 +14,11 @@ from srv.errors import RequestError
 from srv.server.generation import CompletedSequence
 from srv.server.http.auth import caller_of
 from srv.server.http.events import while_connected
-from srv.server.prompt_request import PromptRequest
-from srv.server.prompts import Prompt, read_prompts
 from srv.server.protocols.pooled_fields import ScoreBody
-from srv.server.sampling_fields import Sampling, namespace_of
-from srv.server.scoring import activated
+from srv.server.protocols.scoring import activated
+from srv.server.request.prompt_request import PromptRequest
+from srv.server.request.prompts import Prompt, read_prompts
+from srv.server.request.sampling_fields import Sampling, namespace_of
 from srv.server.service import Service
 
 

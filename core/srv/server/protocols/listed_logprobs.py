@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from srv.errors import RequestError
-from srv.server.prompt_request import TokenizedPrompt
+from srv.server.request.prompt_request import TokenizedPrompt
 
 MAX_LISTED_LOGPROBS = 1 << 20  # of a request: ids times positions
 

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from starlette.datastructures import QueryParams
 
 from srv.errors import RequestError
-from srv.server.fields import shorten
+from srv.server.request.fields import shorten
 
 
 class Listed(Protocol):

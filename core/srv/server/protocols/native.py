@@ -21,8 +21,6 @@ from srv.server.generation import CompletedSequence, OutputDelta
 from srv.server.generation import Sequence as OutputSequence
 from srv.server.http.auth import owner_of
 from srv.server.http.events import DONE, event
-from srv.server.prompt_request import PromptRequest, TokenizedPrompt
-from srv.server.prompts import Prompt, read_prompts
 from srv.server.protocols.endpoint import Asked, Formatter, GeneratingEndpoint
 from srv.server.protocols.logprobs import (
     NativeEntry,
@@ -34,7 +32,9 @@ from srv.server.protocols.logprobs import (
 from srv.server.protocols.native_fields import DEFAULT_NEW_TOKENS, GenerateBody, NativeSampling
 from srv.server.protocols.native_scores import check_positions, listed_ids, with_logprobs
 from srv.server.protocols.native_values import boolean, integer_in, per_prompt, rid_value, salt_value
-from srv.server.sampling_fields import MAX_TOP_LOGPROBS, Sampling, namespace_of
+from srv.server.request.prompt_request import PromptRequest, TokenizedPrompt
+from srv.server.request.prompts import Prompt, read_prompts
+from srv.server.request.sampling_fields import MAX_TOP_LOGPROBS, Sampling, namespace_of
 from srv.server.service import Service
 from srv.server.text.token_ids import no_tokenizer
 from srv.types import FinishReason

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from srv.server.fields import Refused, RequestBody
-from srv.server.grammar_fields import Ebnf, JsonSchema, Regex, StructuralTag
 from srv.server.protocols.openai_fields import ChatMessage, PromptInput, RequestTemplate
 from srv.server.protocols.tool_fields import ToolBody
-from srv.server.sampling_fields import (
+from srv.server.request.fields import Refused, RequestBody
+from srv.server.request.grammar_fields import Ebnf, JsonSchema, Regex, StructuralTag
+from srv.server.request.sampling_fields import (
     MAX_LISTED_IDS,
     MAX_RID_LENGTH,
     MAX_SALT_LENGTH,

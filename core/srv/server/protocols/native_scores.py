@@ -11,11 +11,11 @@ from types import NoneType
 import msgspec
 
 from srv.errors import RequestError
-from srv.server.fields import shorten
-from srv.server.prompt_request import TokenizedPrompt
 from srv.server.protocols.listed_logprobs import check_listed
 from srv.server.protocols.native_values import per_prompt
-from srv.server.sampling_fields import MAX_LISTED_IDS, Sampling
+from srv.server.request.fields import shorten
+from srv.server.request.prompt_request import TokenizedPrompt
+from srv.server.request.sampling_fields import MAX_LISTED_IDS, Sampling
 
 LISTED = "token_ids_logprob"
 

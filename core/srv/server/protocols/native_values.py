@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from srv.errors import RequestError
-from srv.server.fields import json_type, shorten
-from srv.server.sampling_fields import MAX_RID_LENGTH, MAX_SALT_LENGTH
+from srv.server.request.fields import json_type, shorten
+from srv.server.request.sampling_fields import MAX_RID_LENGTH, MAX_SALT_LENGTH
 
 T = TypeVar("T")
 

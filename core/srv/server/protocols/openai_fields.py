@@ -11,10 +11,10 @@ from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from srv.reply.output import MAX_CALL_ID
-from srv.server.fields import Refused, RequestBody, field_error, json_type, shorten
-from srv.server.neutral import is_neutral
 from srv.server.protocols.tool_fields import CallBody, Parsed, ToolBody, ToolChoice
-from srv.server.sampling_fields import (
+from srv.server.request.fields import Refused, RequestBody, field_error, json_type, shorten
+from srv.server.request.neutral import is_neutral
+from srv.server.request.sampling_fields import (
     MAX_TOP_LOGPROBS,
     NamedBody,
     PooledTruncation,

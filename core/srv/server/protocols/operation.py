@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srv.errors import RequestError
-from srv.server.fields import RequestBody
 from srv.server.http.json_response import json_response
+from srv.server.request.fields import RequestBody
 from srv.server.service import Service
 
 STATS_SECONDS = 1.0  # how long a request waits for an engine in a long step; then it gets the last report

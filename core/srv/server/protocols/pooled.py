@@ -14,11 +14,11 @@ from srv.server.embedding import Embedding
 from srv.server.http.auth import caller_of
 from srv.server.http.events import while_connected
 from srv.server.http.json_response import json_response
-from srv.server.prompts import read_prompts
 from srv.server.protocols.label_scores import label_scores, read_items
 from srv.server.protocols.pooled_fields import ClassifyBody, PooledBody, RerankBody, ScoreBody
-from srv.server.sampling_fields import namespace_of
-from srv.server.scoring import Scorer, ScoreRequest, TextPair
+from srv.server.protocols.scoring import Scorer, ScoreRequest, TextPair
+from srv.server.request.prompts import read_prompts
+from srv.server.request.sampling_fields import namespace_of
 from srv.server.service import Service
 
 

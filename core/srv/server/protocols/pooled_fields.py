@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator
 
-from srv.server.fields import Refused, field_error, json_type
 from srv.server.protocols.openai_fields import PromptInput
-from srv.server.sampling_fields import NamedBody, PooledTruncation, Salt, TokenIds, User
+from srv.server.request.fields import Refused, field_error, json_type
+from srv.server.request.sampling_fields import NamedBody, PooledTruncation, Salt, TokenIds, User
 
 _ACTIVATE = "Turn logits into scores as the model's files say (default true)."
 Image = Annotated[object, Refused("images and audio")]

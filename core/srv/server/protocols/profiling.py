@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from srv.commands import StartProfile, StopProfile
 from srv.errors import RequestError
-from srv.server.fields import Refused, RequestBody
 from srv.server.http.json_response import json_response
+from srv.server.request.fields import Refused, RequestBody
 from srv.server.service import Service
 
 MAX_FOLDERS = 16  # that a server makes; each recording has hundreds of megabytes

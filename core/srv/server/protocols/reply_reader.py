@@ -19,10 +19,10 @@ from srv.reply.formats import ReplyFormat
 from srv.reply.parser import ParserOptions, ReplyParser
 from srv.reply.tools import count_calls
 from srv.server.generation import OutputDelta
-from srv.server.prompt_request import PromptRequest, TokenizedPrompt
 from srv.server.protocols.conversations import Conversation, render
 from srv.server.protocols.thinking import AskedBudget, with_budget
-from srv.server.sampling_fields import Sampling
+from srv.server.request.prompt_request import PromptRequest, TokenizedPrompt
+from srv.server.request.sampling_fields import Sampling
 from srv.server.service import Service
 from srv.types import FinishReason
 

@@ -15,19 +15,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from srv.errors import RequestError
-from srv.server.fields import shorten
 from srv.server.http.auth import owner_of
 from srv.server.http.json_response import json_response
-from srv.server.prompt_request import TokenizedPrompt
 from srv.server.protocols.conversations import Conversation, count_tokens, shortened
 from srv.server.protocols.endpoint import Asked, GeneratingEndpoint
 from srv.server.protocols.replies import Event
 from srv.server.protocols.reply_reader import ReplyReader, prepare
+from srv.server.protocols.response_store import ResponseStore, StoredResponse
 from srv.server.protocols.responses_fields import ENCRYPTED_REASONING, LOGPROBS, ResponsesBody
 from srv.server.protocols.responses_format import ResponseFormatter, new_id
 from srv.server.protocols.responses_input import Item, ReadTools, read_items, read_messages, read_tools
-from srv.server.response_store import ResponseStore, StoredResponse
-from srv.server.sampling_fields import Sampling
+from srv.server.request.fields import shorten
+from srv.server.request.prompt_request import TokenizedPrompt
+from srv.server.request.sampling_fields import Sampling
 from srv.server.service import Service
 
 TOO_LONG = ("context_length_exceeded", "request_too_large")

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from srv.reply.output import MAX_CALL_ID, MAX_NAME
-from srv.server.fields import NoEffect, Refused, RequestBody
-from srv.server.grammar_fields import StructuredOutputs, TextFormat
 from srv.server.protocols.tool_fields import TOOL_NAME, Parsed
-from srv.server.sampling_fields import (
+from srv.server.request.fields import NoEffect, Refused, RequestBody
+from srv.server.request.grammar_fields import StructuredOutputs, TextFormat
+from srv.server.request.sampling_fields import (
     MAX_TOP_LOGPROBS,
     NamedBody,
     Salt,

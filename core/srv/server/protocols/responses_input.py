@@ -14,7 +14,6 @@ from typing import Any
 
 from srv.errors import RequestError
 from srv.reply.tools import Choice, Message, PriorCall, Tool, ToolUse
-from srv.server.fields import json_type, shorten
 from srv.server.protocols.conversations import joined, merged
 from srv.server.protocols.responses_fields import (
     ITEMS,
@@ -27,6 +26,7 @@ from srv.server.protocols.responses_fields import (
     ReasoningItem,
     ResponsesBody,
 )
+from srv.server.request.fields import json_type, shorten
 
 Item = Mapping[str, Any]
 CUSTOM_INPUT = "input"  # the only argument of a custom tool as a function

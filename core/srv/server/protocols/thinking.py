@@ -9,7 +9,7 @@ import msgspec
 from srv.errors import RequestError
 from srv.reply.formats import ReplyFormat
 from srv.reply.parser import ParserOptions
-from srv.server.sampling_fields import Sampling
+from srv.server.request.sampling_fields import Sampling
 from srv.server.service import Service
 from srv.types import ThinkingBudget
 

@@ -12,7 +12,7 @@ from pydantic import Field, PlainValidator
 from srv.errors import RequestError
 from srv.reply.output import MAX_CALL_ID, MAX_NAME
 from srv.reply.tools import Choice, PriorCall, Tool
-from srv.server.fields import NoEffect, RequestBody, field_error, json_type, shorten
+from srv.server.request.fields import NoEffect, RequestBody, field_error, json_type, shorten
 
 TOOL_NAME = r"^[A-Za-z0-9_.:/\-]+$"
 

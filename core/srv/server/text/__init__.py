@@ -1,1 +1,1 @@
-"""Text to token ids and back: tokenizers, chat templates, incremental detokenization."""
+"""Text to token ids and back: tokenizers, chat templates, threads for long texts, incremental detokenization."""

@@ -22,7 +22,7 @@ from srv.cli.main import main
 from srv.errors import Refusal
 from srv.models.read import read_facts
 from srv.models.transformers.hf_rope import fix_long_rope
-from srv.server.fingerprint import system_fingerprint
+from srv.server.protocols.fingerprint import system_fingerprint
 
 ORIGINAL, DECLARED = 16, SIZES["max_position_embeddings"]
 FACTORS = {"short_factor": [1.0, 1.4], "long_factor": [2.0, 8.0]}

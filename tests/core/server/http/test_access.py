@@ -8,8 +8,8 @@ import pytest
 from every import every
 from server_support import eventually, serving
 
-from srv.server.access import SHARED_PATHS, Access
-from srv.server.client_keys import ClientKey
+from srv.server.http.access import SHARED_PATHS, Access
+from srv.server.http.client_keys import ClientKey
 from srv.testing.fake_engine import FakeEngine
 from srv.types import RequestSpec
 

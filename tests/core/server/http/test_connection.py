@@ -17,7 +17,7 @@ import uvicorn
 from server_support import eventually, listening
 from starlette.types import Message, Receive, Scope, Send
 
-from srv.server.access import Access
+from srv.server.http.access import Access
 from srv.server.http.connection import (
     LINGER_BYTES,
     MAX_PIPELINED,

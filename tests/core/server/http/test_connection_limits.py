@@ -16,7 +16,7 @@ import pytest
 from server_support import Serving, eventually, listening
 
 from srv.io.messages import Abort
-from srv.server.access import Access
+from srv.server.http.access import Access
 from srv.server.http.connection import ConnectionLimits
 from srv.testing.fake_engine import FakeEngine
 

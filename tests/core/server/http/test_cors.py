@@ -7,7 +7,7 @@ import pytest
 from every import every
 from server_support import serving
 
-from srv.server.access import Access
+from srv.server.http.access import Access
 from srv.types import RequestSpec
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from every import every
 from server_support import listening
 
 from srv.errors import RequestError
-from srv.server.access import Access
+from srv.server.http.access import Access
 from srv.server.http.heads import check_codings, check_host, origin_form
 
 pytestmark = pytest.mark.anyio

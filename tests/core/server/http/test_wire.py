@@ -10,7 +10,7 @@ import pytest
 from server_support import MODEL, Serving, eventually, listening
 
 from srv.io.messages import Abort
-from srv.server.access import Access
+from srv.server.http.access import Access
 from srv.testing.fake_engine import EOS, FakeEngine
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ from server_support import CONTEXT, MODEL, events_of, eventually, listening, ser
 
 from srv.commands import Answer, ReadExpertCounts, StartExpertCounts, StopExpertCounts
 from srv.io.messages import Control, Controlled, ToEngine
-from srv.server.access import OPEN_PATHS, Access
-from srv.server.sampling_fields import Sampling
+from srv.server.http.access import OPEN_PATHS, Access
+from srv.server.request.sampling_fields import Sampling
 from srv.testing.fake_engine import HIDDEN, FakeEngine
 from srv.types import FinishReason, RequestSpec
 from srv.worker.expert_counts import ExpertRecorder

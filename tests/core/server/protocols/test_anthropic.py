@@ -229,7 +229,7 @@ async def test_errors_have_anthropics_form_and_the_request_id_of_their_header() 
 
 
 async def test_a_key_is_missing_in_anthropics_form() -> None:
-    from srv.server.access import Access
+    from srv.server.http.access import Access
 
     async with serving(access=Access(key="k")) as server:
         refused = await server.http.post(MESSAGES, json=BODY)

@@ -17,11 +17,11 @@ from batch_support import LONG, begin, counted, ended, jsonl, line, long_and_sho
 from server_support import eventually, serving
 
 from srv.errors import RequestError
-from srv.server.access import Caller
 from srv.server.batches import runner as runner_module
 from srv.server.batches.files import FileStore, FileWriter, StoredFile
 from srv.server.batches.runner import Batch, BatchRunner
 from srv.server.graceful import GracefulServer
+from srv.server.http.access import Caller
 from srv.testing.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.anyio

@@ -31,10 +31,10 @@ from every import every
 from httpx import Response
 from server_support import Serving, eventually, listening, serving
 
-from srv.server.access import Access
 from srv.server.batches import runner as runner_module
 from srv.server.batches.files import FileStore
-from srv.server.client_keys import ClientKey
+from srv.server.http.access import Access
+from srv.server.http.client_keys import ClientKey
 from srv.testing.fake_engine import FakeEngine
 from srv.types import RequestSpec
 

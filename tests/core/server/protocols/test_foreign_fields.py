@@ -10,7 +10,7 @@ from server_support import MODEL, STORED_FILE, eventually, serving, settings_for
 
 from srv.errors import RequestError
 from srv.server.app import REQUEST_BODIES
-from srv.server.seeds import seeds_for
+from srv.server.request.seeds import seeds_for
 from srv.server.text.fill_in import FillIn
 from srv.testing.fake_engine import EOS, ByteTokenizer, FakeEngine
 from srv.types import RequestSpec

@@ -11,8 +11,8 @@ from batch_support import ended, line, results, start
 from server_support import serving
 
 from srv.grammar.source import GrammarSource
-from srv.server.grammar_rules import NOT_ENFORCED, not_enforced
-from srv.server.grammars import CheckedGrammar, Grammars
+from srv.server.request.grammar_rules import NOT_ENFORCED, not_enforced
+from srv.server.request.grammars import CheckedGrammar, Grammars
 from srv.types import Grammar
 
 pytestmark = pytest.mark.anyio

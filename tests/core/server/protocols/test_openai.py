@@ -9,7 +9,7 @@ from every import every
 from server_support import MODEL, generating, serving
 
 from srv.io.messages import Finish
-from srv.server.seeds import seeds_for
+from srv.server.request.seeds import seeds_for
 from srv.testing.fake_engine import BOS, EOS, ByteTokenizer, FakeEngine
 from srv.types import RequestSpec
 

@@ -17,10 +17,10 @@ from server_support import serving
 from srv.args.resolve import resolve
 from srv.errors import Refusal
 from srv.sample.third_party import ProcessorFacts
-from srv.server.custom_processors import MAX_PARAMS_BYTES
 from srv.server.protocols.native_fields import NativeSampling
 from srv.server.protocols.openai_fields import ChatBody, CompletionBody
-from srv.server.sampling_defaults import sampling_defaults
+from srv.server.protocols.sampling_defaults import sampling_defaults
+from srv.server.request.custom_processors import MAX_PARAMS_BYTES
 from srv.types import SamplingOptions, SamplingParams
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,8 @@ from every import every
 from server_support import serving
 
 from srv.errors import RequestError
-from srv.server.sampling_fields import Sampling
-from srv.server.stop_rules import check_stop_counts, compile_stops
+from srv.server.request.sampling_fields import Sampling
+from srv.server.request.stop_rules import check_stop_counts, compile_stops
 from srv.server.text.regex_syntax import Characters
 from srv.server.text.stop_regex import StopRegex
 from srv.server.text.token_ids import TokenIdsOnly

@@ -17,7 +17,7 @@ from srv.errors import RequestError
 from srv.reply.formats import ReplyFormat, choose
 from srv.reply.output import MAX_NAME
 from srv.reply.rows import Marks, ReasoningFormat, ToolFormat
-from srv.server.grammars import GrammarSettings
+from srv.server.settings import GrammarSettings
 from srv.testing.fake_engine import EOS, ByteTokenizer, FakeEngine
 from srv.types import RequestSpec, ThinkingBudget, Vocabulary
 
