@@ -25,6 +25,7 @@ from srv.platform.registry import find_platforms
 
 FOUND = {name: found for name, found in find_platforms().items() if found.error is None}
 PROFILES = [(name, profile) for name, found in FOUND.items() for profile in found.loaded.facts.profiles]
+SWEPT = ("avx512", "sm90", "gfx942", "a2")
 BUILT_IN = {"cpu", "cuda", "rocm", "npu", "xpu"}
 BACKENDS = {  # all backends of all platforms, by family; each is unknown to the other platforms
     family: tuple({spec.name: None for found in FOUND.values() for spec in found.loaded.facts.backends.get(family, ())})
@@ -124,8 +125,12 @@ def test_implemented_arguments_are_accepted_or_refused(platform: str, profile: s
     assert faults(implemented, target(platform, profile)) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("platform", "profile"), PROFILES)
+def tier(profile: str) -> pytest.MarkDecorator:
+    """Every argument takes half a minute on a device; other devices of a platform differ in a few rules."""
+    return pytest.mark.slow if profile in SWEPT else pytest.mark.proof(minutes=0.3)
+
+
+@pytest.mark.parametrize(("platform", "profile"), [pytest.param(*each, marks=tier(each[1])) for each in PROFILES])
 def test_all_arguments_are_accepted_or_refused(platform: str, profile: str) -> None:
     assert faults(iter(ARGUMENTS.values()), target(platform, profile)) == []
 

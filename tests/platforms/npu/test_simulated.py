@@ -27,8 +27,9 @@ def test_device_attention_and_sampling_on_a2() -> None:
     assert not outcome.skipped, outcome.end
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("soc", ["a2", "a3"])
+@pytest.mark.parametrize(
+    "soc", [pytest.param("a2", marks=pytest.mark.slow), pytest.param("a3", marks=pytest.mark.proof(minutes=0.3))]
+)
 def test_windows_and_attention_to_later_tokens(soc: str) -> None:
     outcome = run_on(soc, 280, TESTS / "test_npu_windows.py")
     assert outcome.passed, outcome.end
@@ -100,11 +101,13 @@ def test_weights_in_host_memory_on_a2() -> None:
     assert not outcome.skipped, outcome.end
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("soc", "chosen"),
-    [("a2", "modernbert or jina or nomic"), ("a3", "distilbert or eurobert or gte or mistral")],
+    [
+        pytest.param("a2", "modernbert or jina or nomic", marks=pytest.mark.slow),
+        pytest.param("a3", "distilbert or eurobert or gte or mistral", marks=pytest.mark.proof(minutes=0.7)),
+    ],
 )
 def test_encoders_and_other_pooled_models(soc: str, chosen: str) -> None:
     """Each card runs a part: computation does not depend on the generation, and `make evidence` runs all on both."""
@@ -113,7 +116,7 @@ def test_encoders_and_other_pooled_models(soc: str, chosen: str) -> None:
     assert not outcome.skipped, outcome.end
 
 
-@pytest.mark.slow
+@pytest.mark.proof(minutes=0.4)
 @pytest.mark.parametrize("soc", ["a2-32g", "a3"])
 def test_device_attention_and_sampling_on_other_cards(soc: str) -> None:
     files = ("test_npu_on_device.py", "test_npu_attention.py", "test_npu_latent.py", "test_npu_sampling.py")

@@ -34,18 +34,18 @@ SIZES = (
 )
 PER_LAYER = ("intermediate_size",)  # counts that may be lists: Gemma 3n has one for each layer
 NUMBERS = (
-    *("rms_norm_eps", "layer_norm_eps", "rope_theta", "partial_rotary_factor"),
+    "partial_rotary_factor",
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "key_multiplier", "lm_head_multiplier"),
     *("linear_attn_alpha_factor", "linear_attn_beta_factor", "full_attn_alpha_factor", "full_attn_beta_factor"),
 )
-DIVISORS = ("logits_scaling",)
+DIVISORS = ("logits_scaling", "rope_theta")
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 STRINGS = ("hidden_act", "hidden_activation", "model_type")
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 ROPE_STRINGS = ("rope_type", "type")
 ROPE_LISTS = ("short_factor", "long_factor", "freq_factors")
+ROPE_DIVISORS = ("factor", "rope_theta")
 ROPE_NUMBERS = (
-    "factor",
-    "rope_theta",
     "partial_rotary_factor",
     "low_freq_factor",
     "high_freq_factor",
@@ -56,6 +56,7 @@ ROPE_NUMBERS = (
     "mscale_all_dim",
     "original_max_position_embeddings",
 )
+_A_DIVISOR = f"a number above 0, up to {MAX_NUMBER:g}"
 REMEDY = "Correct the value, or fetch the file again"
 
 
@@ -79,8 +80,11 @@ def _wrong(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         if not _may_be(config.get(key), lambda value: _is_count(value) and value > 0):
             yield key, config[key], f"an integer from 1 to {MAX_SIZE}"
     for key in DIVISORS:
-        if not _may_be(config.get(key), lambda value: _is_number(value) and value > 0):
-            yield key, config[key], f"a number above 0, up to {MAX_NUMBER:g}"
+        if not _may_be(config.get(key), _is_divisor):
+            yield key, config[key], _A_DIVISOR
+    for key in EPSILONS:
+        if not _may_be(config.get(key), lambda value: _is_number(value) and value >= 0):
+            yield key, config[key], f"a number from 0 to {MAX_NUMBER:g}"
     for key in NUMBERS:
         if not _may_be(config.get(key), _is_number):
             yield key, config[key], f"a number up to {MAX_NUMBER:g}"
@@ -101,6 +105,8 @@ def _wrong_in_rope(prefix: str, parameters: Mapping[str, Any]) -> Iterator[tuple
             yield from _wrong_in_rope(f"{prefix}.{kind}", value)
         elif kind in ROPE_STRINGS and not isinstance(value, str | None):
             yield f"{prefix}.{kind}", value, "a string"
+        elif kind in ROPE_DIVISORS and not _may_be(value, _is_divisor):
+            yield f"{prefix}.{kind}", value, _A_DIVISOR
         elif kind in ROPE_NUMBERS and not _may_be(value, _is_number):
             yield f"{prefix}.{kind}", value, f"a number up to {MAX_NUMBER:g}"
         elif kind in ROPE_LISTS and not _may_be(value, _is_list_of_numbers):
@@ -113,6 +119,10 @@ def _may_be(value: Any, check: Callable[[Any], bool]) -> bool:
 
 def _is_count(value: Any) -> bool:
     return _is_number(value, MAX_SIZE) and value == int(value)
+
+
+def _is_divisor(value: Any) -> bool:
+    return _is_number(value) and value > 0
 
 
 def _is_list_of_numbers(value: Any) -> bool:

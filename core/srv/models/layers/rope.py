@@ -43,9 +43,9 @@ def inverse_frequencies(rope: RopeConfig, context_length: int) -> tuple[Tensor, 
         return _yarn(base, rope)
     if rope.rope_type == "longrope":
         factors = parameters["long_factor" if context_length > rope.original_context_length else "short_factor"]
-        return 1.0 / (_factors(factors, rope) * base), _longrope_attention_factor(rope)
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * base), _longrope_attention_factor(rope)
     if rope.rope_type == "freq_factors":
-        return 1.0 / base / _factors(parameters["freq_factors"], rope), 1.0
+        return 1.0 / base / torch.tensor(parameters["freq_factors"], dtype=torch.float32), 1.0
     if rope.rope_type == "proportional":
         return _proportional(1.0 / base, rope), 1.0
     # "dynamic" changes frequencies only beyond the declared context length, which is never served.
@@ -57,14 +57,6 @@ def _proportional(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     rotated = int(rope.parameters["partial_rotary_factor"] * rope.rotary_dim // 2)
     kept = torch.arange(len(frequencies)) < rotated
     return torch.where(kept, frequencies, 0.0) / (rope.parameters.get("factor") or 1.0)
-
-
-def _factors(values: list[float], rope: RopeConfig) -> Tensor:
-    factors = torch.tensor(values, dtype=torch.float32)
-    if factors.shape != (rope.rotary_dim // 2,):
-        expected = rope.rotary_dim // 2
-        raise ValueError(f"RoPE type {rope.rope_type!r} has {factors.numel()} factors for {expected} frequencies")
-    return factors
 
 
 def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:

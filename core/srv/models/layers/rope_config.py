@@ -23,12 +23,12 @@ from srv.models.unsupported import UnsupportedConfig
 ROPE_TYPES = (
     *("default", "linear", "dynamic", "ntk_alpha", "yarn", "llama3", "longrope", "freq_factors", "proportional"),
 )
+FACTORS: dict[str, tuple[str, ...]] = {"longrope": ("short_factor", "long_factor"), "freq_factors": ("freq_factors",)}
 REQUIRED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": ("short_factor", "long_factor"),
-    "freq_factors": ("freq_factors",),
+    **FACTORS,
 }
 LEGACY_NAMES = {"su": "longrope"}
 DEFAULT_THETA = 10000.0
@@ -140,6 +140,10 @@ def rope_config(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
         rotary_dim, parameters["partial_rotary_factor"] = head_dim, fraction
     if rotary_dim <= 0 or rotary_dim % 2:
         raise UnsupportedConfig(f"{rotary_dim} rotated dimensions of {head_dim} are not an even number")
+    for name in FACTORS.get(rope_type, ()):
+        if len(parameters[name]) != rotary_dim // 2:
+            reason = f"RoPE type {rope_type!r} has {len(parameters[name])} factors ({name}) for {rotary_dim // 2}"
+            raise UnsupportedConfig(f"{reason} frequencies")
     context_length = int(config["max_position_embeddings"])
     original = original_context_length(config, parameters, context_length)
     return RopeConfig(parameters["rope_theta"], rotary_dim, rope_type, context_length, original, parameters)

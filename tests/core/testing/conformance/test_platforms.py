@@ -147,8 +147,14 @@ GPU = Case(
 LEVEL_OF = {"cpu": "L3", "toy": "L3", "npu:a2": "L3", "cuda": "L1"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [*CASES[:3], GPU], ids=lambda case: case.device)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[:3]),
+        pytest.param(GPU, marks=pytest.mark.proof(minutes=1.5)),  # its kernels are interpreted
+    ],
+    ids=lambda case: case.device,
+)
 def test_the_suite_passes(case: Case, tmp_path: Path) -> None:
     """All declared features work; only checks of undeclared features are skipped."""
     if case is GPU:
