@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models.config.field_types import COUNTS, NUMBERS, ROPE_KEYS, STRINGS, check_fields
+from srv.models.config.field_types import COUNTS, DIVISORS, EPSILONS, NUMBERS, ROPE_KEYS, STRINGS, check_fields
 from srv.models.families.builders.decoder_fields import UNSUPPORTED_UNLESS
 from srv.models.families.registry import class_of_type, field_names
 from srv.models.options import IN_ROPE, NESTED, ROPE, merged, rope_by_kind
@@ -64,6 +64,8 @@ def _known(config: Mapping[str, Any]) -> set[str]:
         *_COMMON,
         *COUNTS,
         *NUMBERS,
+        *DIVISORS,
+        *EPSILONS,
         *STRINGS,
         *ROPE_KEYS,
         *UNSUPPORTED_UNLESS,
