@@ -30,7 +30,14 @@ from srv.models.config.overrides import overridden
 from srv.models.config.sentence import read_sentence
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.facts.layer_names import layer_names
-from srv.models.families.registry import class_of_type, counts_from_padding, is_native, known_name, with_defaults
+from srv.models.families.registry import (
+    class_of_type,
+    counts_from_padding,
+    is_native,
+    known_name,
+    named_class,
+    with_defaults,
+)
 from srv.models.families.trees import MAX_LAYERS, native_tree, native_tree_or_reason, pooled_of
 from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
@@ -196,9 +203,8 @@ def _refuse_pickles(path: Path) -> None:
 
 
 def _architecture(path: Path, config: Mapping[str, Any]) -> str:
-    named = config.get("architectures")
-    if isinstance(named, list) and named and isinstance(named[0], str):
-        return known_name(named[0], config)
+    if (named := named_class(config)) is not None:
+        return known_name(named, config)
     if (name := class_of_type(config.get("model_type"))) is not None and is_native(name):
         return name
     reason = f"config.json names no architecture (model_type is {config.get('model_type')!r})"

@@ -13,7 +13,7 @@ from typing import Any
 from srv.errors import ModelError
 from srv.models.config.field_types import COUNTS, DIVISORS, EPSILONS, NUMBERS, ROPE_KEYS, STRINGS, check_fields
 from srv.models.families.builders.decoder_fields import UNSUPPORTED_UNLESS
-from srv.models.families.registry import class_of_type, field_names
+from srv.models.families.registry import class_of_type, field_names, named_class
 from srv.models.options import IN_ROPE, NESTED, ROPE, merged, rope_by_kind
 
 OPTION = "--json-model-override-args"
@@ -57,8 +57,6 @@ def overridden(path: str, config: Mapping[str, Any], overrides: Mapping[str, Any
 
 def _known(config: Mapping[str, Any]) -> set[str]:
     """The names of the fields that a configuration has, or that its class would have."""
-    kind, named = config.get("model_type"), config.get("architectures")
-    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     return {
         *config,
         *_COMMON,
@@ -69,6 +67,6 @@ def _known(config: Mapping[str, Any]) -> set[str]:
         *STRINGS,
         *ROPE_KEYS,
         *UNSUPPORTED_UNLESS,
-        *field_names(name),
-        *field_names(class_of_type(kind)),
+        *field_names(named_class(config)),
+        *field_names(class_of_type(config.get("model_type"))),
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.families.registry import class_of_type, is_native, text_fields
+from srv.models.families.registry import class_of_type, is_native, named_class, text_fields
 from srv.models.families.vision_models import SAME_FOR_TEXT, TEXT_DEFAULTS, VISION_CLASSES
 
 _THREE_AXES = ("mrope_section", "mrope_interleaved")
@@ -24,9 +24,8 @@ _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attentio
 
 def vision_class(config: Mapping[str, Any]) -> str | None:
     """The class of a model with parts for images or audio whose language model can be served alone; None for others."""
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named else None
-    return name if isinstance(name, str) and name in VISION_CLASSES else None
+    name = named_class(config)
+    return name if name in VISION_CLASSES else None
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:

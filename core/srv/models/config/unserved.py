@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from srv.models.families.registry import named_class
+
 _NO_ATTENTION = "has no attention: it keeps a recurrent state, which srv does not serve"
 _DRAFTS = "only assists another model, from whose hidden states and keys it drafts: srv has no such drafter"
 _AUDIO = (
@@ -52,6 +54,4 @@ UNSERVED_CLASSES: Mapping[str, str] = MappingProxyType(
 
 def reason_of(config: Mapping[str, Any]) -> str | None:
     """Why a model is not served, a clause; None if its type and class do not say. `config`: as in its file."""
-    named = config.get("architectures")
-    name = named[0] if isinstance(named, list) and named else None
-    return UNSERVED_CLASSES.get(str(name)) or UNSERVED.get(str(config.get("model_type")))
+    return UNSERVED_CLASSES.get(named_class(config) or "") or UNSERVED.get(str(config.get("model_type")))

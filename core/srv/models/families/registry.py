@@ -266,6 +266,12 @@ def known_name(published: str, config: Mapping[str, Any]) -> str:
     return published if published in BUILT_IN else _published_names().get(published, published)
 
 
+def named_class(config: Mapping[str, Any]) -> str | None:
+    """The class that a configuration names, as it stands in its file; None if it names none."""
+    named = config.get("architectures")
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+
+
 def class_of_type(model_type: object) -> str | None:
     """The Hugging Face class of a `model_type`, for configurations that name no class; None for an unknown one."""
     if not isinstance(model_type, str):

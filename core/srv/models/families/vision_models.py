@@ -1,4 +1,4 @@
-"""What the models with parts for images or audio have otherwise whose language model is served alone. Torch-free."""
+"""The models with parts for images or audio whose language model is served alone, as data. Torch-free."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def check_known(facts: ModelFacts) -> None:
     lack = f"{release} {lack} (model_type {model_type!r})"
     native = native_tree_of_model(facts) if is_native(facts.architecture) else None
     if isinstance(native, str):
-        reason = f"its native layers do not compute it: {native}; {lack}, which could be used instead"
+        reason = f"its native layers do not compute it: {native}; {lack}, so that its class cannot be used instead"
         remedy = "Use another checkpoint of the model"
     elif native is not None:
         reason, remedy = f"{lack}, and only srv's own layers compute it", "Leave out --model-impl, or pass auto"

@@ -7,6 +7,7 @@ pre-training.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from transformers import AutoModelForCausalLM, Phi3Config, PhimoeConfig
 
 from srv.cli.main import main
 from srv.errors import Refusal
+from srv.models.layers.rope_config import rope_config
 from srv.models.read import read_facts
 from srv.models.transformers.hf_rope import fix_long_rope
+from srv.models.unsupported import UnsupportedConfig
 from srv.server.protocols.fingerprint import system_fingerprint
 
 ORIGINAL, DECLARED = 16, SIZES["max_position_embeddings"]
@@ -152,3 +155,22 @@ def test_the_fingerprint_of_a_server_changes_with_its_factors(folder: Path) -> N
     asked = [{}, {"context_length": 17}, {"context_length": 16}, {"context_length": 15}]
     whole, long, short, shorter = (system_fingerprint(facts, resolved(user(**values), model=facts)) for values in asked)
     assert whole == long != short == shorter
+
+
+@every(
+    ("parameters", "named"),
+    [
+        (
+            {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0] * 4},
+            "1 factors (short_factor) for 4",
+        ),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 5},
+            "has 5 factors (long_factor) for 4",
+        ),
+        ({"rope_type": "freq_factors", "freq_factors": []}, "has 0 factors (freq_factors) for 4"),
+    ],
+)
+def test_a_factor_for_each_frequency(parameters: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedConfig, match=re.escape(named)):
+        rope_config({"rope_parameters": parameters, "max_position_embeddings": 64}, 8)

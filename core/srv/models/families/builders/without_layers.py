@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.blueprint import Norm
 from srv.models.families.builders.decoder_fields import Sizes
 from srv.models.layers.rope_config import DEFAULT_THETA, RopeConfig
 
@@ -36,10 +35,6 @@ def sizes(c: Mapping[str, Any], **changes: Any) -> Sizes:
 
 def _rope(c: Mapping[str, Any], dim: int) -> RopeConfig:
     return RopeConfig(DEFAULT_THETA, dim, "default", c["max_position_embeddings"], c["max_position_embeddings"], {})
-
-
-def layer_norm(size: int, name: str) -> Norm:
-    return Norm(size, EPS, rms=False, bias=True, name=name)
 
 
 def common(
