@@ -52,7 +52,7 @@ class BuiltEngine(CheckedEngine):
 
     @property
     def model(self) -> CausalLM:
-        found: CausalLM = self.executor.worker.model
+        found: CausalLM = self.executor.worker.loaded.model
         return found
 
 

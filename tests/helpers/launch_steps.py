@@ -22,8 +22,10 @@ from srv.errors import Refusal, startup_failure
 from srv.executor.spec import EngineSpec, engine_spec
 from srv.models.base import torch_dtype
 from srv.models.build import build
+from srv.models.layers.context import BuildContext
 from srv.models.read import read_facts
 from srv.planning.kernel import ATTENTION_SLOTS
+from srv.planning.layer_options import layer_options
 from srv.planning.pools import cache_specs
 from srv.planning.resolution import LaunchContext, resolve_arguments
 from srv.planning.target import Target
@@ -64,19 +66,13 @@ def launch_codes(user: UserInput, target: Target) -> set[str]:
 def build_up_to_weights(context: LaunchContext, spec: EngineSpec) -> None:
     config = context.resolved.config
     ranks = config.parallel.tp_size
-    build(
-        context.model,
-        ops=Ops(context.platform, ops_of(context.platform)),
-        device=torch.device("meta"),
-        dtype=torch_dtype(config.model.dtype),
-        model_impl=config.model.model_impl,
-        load_format=config.model.load_format,
-        dequantize=config.weights.dequantize_weights,
-        quantization=config.weights.quantization,
-        online_quantization=config.weights.torchao_config,
-        group=RankGroup(rank=ranks - 1, size=ranks, directory="/nowhere"),
-        check_layers=partial(check_layers, context.model, spec),
+    made = BuildContext(
+        torch.device("meta"),
+        torch_dtype(config.model.dtype),
+        Ops(context.platform, ops_of(context.platform)),
+        RankGroup(rank=ranks - 1, size=ranks, directory="/nowhere"),
     )
+    build(context.model, layer_options(config), made, check_layers=partial(check_layers, context.model, spec))
 
 
 def check_layers(facts: ModelFacts, spec: EngineSpec, layers: Sequence[AttentionLayer]) -> None:

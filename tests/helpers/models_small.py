@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from srv.errors import ModelError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.build import build
 from srv.models.checkpoints.gguf_types import CODEBOOK_TYPES
+from srv.models.choice import LayerOptions
+from srv.models.layers.context import BuildContext
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 
@@ -239,9 +242,11 @@ def agree(ours: CausalLM, model: Any) -> bool:
 def built(path: Path, impl: str = "auto", load_format: str = "auto", **more: Any) -> CausalLM:
     """The model at `path` on the CPU in float32 with the reference ops; the weights of a GGUF file are dequantized."""
     facts = read_facts(path)
-    options: dict[str, Any] = {"device": HOST, "dtype": torch.float32, "ops": reference_ops()}
-    options |= {"dequantize": facts.format == "gguf", **more}
-    return build(facts, model_impl=impl, load_format=load_format, **options)  # type: ignore[arg-type]
+    values: dict[str, Any] = {"device": HOST, "dtype": torch.float32, "ops": reference_ops()}
+    values |= {"dequantize": facts.format == "gguf", "model_impl": impl, "load_format": load_format, **more}
+    options = {name: values.pop(name) for name in LayerOptions._fields if name in values}
+    context = {each.name: values.pop(each.name) for each in fields(BuildContext) if each.name in values}
+    return build(facts, LayerOptions(**options), BuildContext(**context), **values)
 
 
 def refused(folder: Path, **options: Any) -> ModelError:

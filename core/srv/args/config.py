@@ -1,13 +1,12 @@
 """The frozen configuration: one attribute per group of arguments, and all declarations by name.
 
 This module must not resolve anything. A `Config` is made by `srv.args.resolve`, never changes afterwards, and is sent
-to the engine process as JSON.
+to the engine process within its `srv.executor.spec.EngineSpec`.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -32,7 +31,6 @@ from srv.args.groups.weights import WeightsArgs
 from srv.args.kinds import Kind
 from srv.args.spec import Arg, Argument, Replacement, read_groups
 from srv.args.spellings import Spellings, read_spellings
-from srv.errors import InternalError
 
 
 class Config(NamedTuple):
@@ -62,26 +60,7 @@ class Config(NamedTuple):
         """The value of an argument of core by its name; KeyError if there is no such argument."""
         return getattr(getattr(self, ARGUMENTS[name].group), name)
 
-    def to_json(self) -> str:
-        """All values as one flat JSON object. Includes secrets: it is for the engine process, not for printing."""
-        values = {name: argument.kind.dump(self.get(name)) for name, argument in ARGUMENTS.items()}
-        return json.dumps({**values, _EXTRAS: dict(self.extras)})
 
-    @staticmethod
-    def from_json(text: str) -> Config:
-        """The inverse of `to_json`; InternalError for any other text."""
-        try:
-            raw = json.loads(text)
-            extras = dict(raw.pop(_EXTRAS))
-            values = {name: ARGUMENTS[name].kind.read(value) for name, value in raw.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InternalError(f"this is not a configuration of this version of srv: {error!r}") from error
-        if missing := ARGUMENTS.keys() - values.keys():
-            raise InternalError(f"the configuration does not have {', '.join(sorted(missing))}")
-        return make_config(values, extras)
-
-
-_EXTRAS = "extras"
 GROUPS: Mapping[str, type[NamedTuple]] = MappingProxyType(
     {
         "model": ModelArgs,

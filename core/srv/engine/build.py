@@ -76,7 +76,7 @@ class Engine:
 
 def choose_executor(spec: EngineSpec) -> Executor:
     """One rank runs in this process, several run in one process each."""
-    return _in_process(spec) if Config.from_json(spec.config).parallel.tp_size == 1 else MultiProcessExecutor(spec)
+    return _in_process(spec) if spec.config.parallel.tp_size == 1 else MultiProcessExecutor(spec)
 
 
 def build(
@@ -87,7 +87,7 @@ def build(
 ) -> Engine:
     """`late`: what makes the late inputs of its requests, instead of their grammars. `phases`: those of this process
     so far."""
-    config = Config.from_json(spec.config)
+    config = spec.config
     grammars = _grammars(spec, config) if late is None else None
     late = late or (None if grammars is None else ThinkingBudgets(grammars, spec.model.vocab_size, grammars.bytes_of))
     spec = msgspec.structs.replace(spec, late_inputs=late is not None)

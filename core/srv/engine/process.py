@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 
-from srv.args.config import Config
 from srv.args.extra import start_hooks
 from srv.errors import EngineDead, StartError, startup_failure
 from srv.executor.spec import EngineSpec, decode
@@ -34,7 +33,7 @@ def main() -> int:
     payload = child.begin([_BUILD_MODULE, *sys.argv[1:]], phases)
     if not payload:
         return 1  # the process that started this one has exited already
-    spec = decode(payload)
+    spec = decode(payload, EngineSpec)
     child.log_as("engine", spec.log_level)
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
@@ -49,13 +48,13 @@ def _serve(spec: EngineSpec, channel: EngineChannel, phases: Phases) -> int:
     try:
         from srv.engine.build import build
 
-        hooks = start_hooks("engine", Config.from_json(spec.config).extras)
+        hooks = start_hooks("engine", spec.config.extras)
         engine = build(spec, phases=phases)
     except Exception as error:  # noqa: BLE001 - the launcher must print every error
         channel.send(_failure(error))
         return 1
     channel.send(engine.ready)
-    watch_collections(Config.from_json(spec.config).observe.gc_warning_threshold_secs)
+    watch_collections(spec.config.observe.gc_warning_threshold_secs)
     stopped = "stopped"
     child.ready()
     try:

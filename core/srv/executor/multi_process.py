@@ -21,7 +21,6 @@ from typing import ClassVar, TypeVar
 import msgspec
 import zmq
 
-from srv.args.config import Config
 from srv.commands import Answer, Command
 from srv.dist.group import RankGroup
 from srv.errors import EngineDead, InternalError, RankLost, SrvError, StartError
@@ -44,7 +43,7 @@ from srv.executor.rank_messages import (
     Stepped,
     ToRank,
 )
-from srv.executor.spec import EngineSpec
+from srv.executor.spec import EngineSpec, encode
 from srv.io import child
 from srv.io.channel import SocketDirectory
 from srv.planning.budget import Budget
@@ -102,7 +101,7 @@ class MultiProcessExecutor:
     module: ClassVar[str] = "srv.worker.process"  # what a rank process runs
 
     def __init__(self, spec: EngineSpec) -> None:
-        config = Config.from_json(spec.config)
+        config = spec.config
         self._spec, self._size = spec, config.parallel.tp_size
         self._timeout_s = float(config.parallel.dist_timeout or DEFAULT_TIMEOUT_S)
         self._start_timeout_s = float(config.server.engine_start_timeout_seconds)
@@ -145,7 +144,7 @@ class MultiProcessExecutor:
         )
         manifest = registry.find_platforms()[self._spec.platform].loaded
         process = child.spawn(self.module, worker_environment(manifest, self._spec.device, number))
-        child.send(process, msgspec.json.encode(spec))
+        child.send(process, encode(spec))
         return _Rank(number, socket, process)
 
     def measure(self) -> list[RankMemory]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
+from srv.args.config import Config
 from srv.args.statement import Layer
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.plan import reserved_parts
@@ -14,11 +16,13 @@ from srv.planning.resolution import LaunchContext
 from srv.platform.facts import DeviceFacts
 from srv.specs import ModelFacts
 
+Spec = TypeVar("Spec", bound=msgspec.Struct)
+
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that an engine process needs to start; sent as JSON over its standard input.
 
-    `config` is the resolved configuration as JSON (`Config.to_json`). `backends` maps a backend argument
+    `config` is the resolved configuration, with its secrets. `backends` maps a backend argument
     ("sampling_backend") to the name and the import target of the chosen backend, `latent_backends` to the import target
     of its class for latent attention, if it has one, and `backend_arguments` to the values of the arguments that it
     reads. `kv_order` is the axis order of the KV pool that the attention backends require;
@@ -32,7 +36,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     device: DeviceFacts
     model: ModelFacts
-    config: str
+    config: Config
     backends: Mapping[str, tuple[str, str]]
     latent_backends: Mapping[str, str] = {}
     backend_arguments: Mapping[str, Mapping[str, str | int | float | bool | None]] = {}
@@ -56,7 +60,7 @@ def engine_spec(context: LaunchContext, to_engine: str, from_engine: str) -> Eng
         platform=context.platform,
         device=context.device,
         model=context.model,
-        config=resolved.config.to_json(),
+        config=resolved.config,
         backends={slot: (choice.spec.name, choice.spec.target) for slot, choice in resolved.backends.items()},
         latent_backends={slot: choice.spec.latent for slot, choice in resolved.backends.items() if choice.spec.latent},
         backend_arguments={
@@ -75,9 +79,11 @@ def engine_spec(context: LaunchContext, to_engine: str, from_engine: str) -> Eng
     )
 
 
-def encode(spec: EngineSpec) -> bytes:
-    return msgspec.json.encode(spec)
+def encode(spec: msgspec.Struct) -> bytes:
+    """An EngineSpec, or a struct that holds one, as JSON."""
+    return msgspec.json.encode(spec, enc_hook=lambda value: dict(value) if isinstance(value, Mapping) else str(value))
 
 
-def decode(data: bytes) -> EngineSpec:
-    return msgspec.json.decode(data, type=EngineSpec)
+def decode(data: bytes, kind: type[Spec]) -> Spec:
+    """The inverse of `encode` for structs of this type. Raises msgspec.ValidationError for any other data."""
+    return msgspec.json.decode(data, type=kind, dec_hook=lambda path, text: path(text))

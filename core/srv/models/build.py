@@ -6,14 +6,12 @@ Must not know platforms beyond the ops that it receives.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from srv.dist.group import RankGroup
 from srv.errors import InternalError, ModelError
 from srv.models.base import CausalLM, NativeModel, inference_ready
 from srv.models.checkpoints.dummy import load_dummy
@@ -26,7 +24,7 @@ from srv.models.checkpoints.safetensors_loader import load_safetensors
 from srv.models.checkpoints.source_loader import load_from_sources
 from srv.models.checkpoints.stacked_experts import StackedExpertStorage
 from srv.models.checkpoints.storage import StorageFormat
-from srv.models.choice import FROM_LOADERS, LayerChoice, choose_layers
+from srv.models.choice import FROM_LOADERS, LayerChoice, LayerOptions, choose_layers
 from srv.models.facts.checkpoint_tensors import checkpoint_tensors
 from srv.models.facts.gguf_rules import gguf_rules
 from srv.models.facts.layer_names import layer_names
@@ -37,67 +35,34 @@ from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.fused_factory import FusedLayerFactory
 from srv.models.unsupported import UnsupportedConfig
-from srv.platform.interface import Communicator
-from srv.platform.ops import Ops
 from srv.quantization.load_method import make_factory, make_storage
 from srv.quantization.method import StoredModel
 from srv.specs import AttentionLayer, ModelFacts
 
 log = logging.getLogger(__name__)
 
-ModelImpl = Literal["auto", "srv", "transformers"]
-LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
-
 
 def build(
     facts: ModelFacts,
+    options: LayerOptions,
+    context: BuildContext,
     *,
-    ops: Ops,
-    device: torch.device,
-    dtype: torch.dtype,
-    model_impl: ModelImpl,
-    load_format: LoadFormat,
-    dequantize: bool = False,
-    quantization: str | None = None,
-    online_quantization: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-    group: RankGroup = RankGroup(),  # noqa: B008 - immutable
-    communicator: Communicator | None = None,
-    cache_places: Mapping[int, tuple[int, int]] = MappingProxyType({}),
-    state_places: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     check_layers: Callable[[Sequence[AttentionLayer]], None] = lambda layers: None,
-    layer_made: Callable[[int, torch.nn.Module], None] = lambda index, layer: None,
     reading: Reading = MAPPED,
-    loaders: Sequence[str] = (),
     context_length: int | None = None,
 ) -> CausalLM:
-    """Make the model, load its weights in `dtype` onto `device`, and freeze it.
+    """Make the model, load its weights in the dtype and onto the device of `context`, and freeze it.
 
-    `model_impl`: "srv" uses the native layers, "transformers" the class of transformers, "auto" the native layers if
-    they implement everything in the configuration. `dequantize`: dequantize the weights at load if the method allows
-    it. `quantization`: the method of the checkpoint; None takes it from the facts. `online_quantization`: the method by
-    which an unquantized checkpoint is quantized at load. `load_format`: "auto" is the checkpoint's own; "dummy" means
-    random weights from `seed`. `progress(total, done, name)` counts stored bytes. `group`: the ranks over which the
-    model is sharded, of which this one loads its part. `cache_places`, `state_places`: as in `BuildContext`.
-    `check_layers(layers)` gets the attention layers before weights are read, as far as the class in transformers shows
-    them then, and raises an error to refuse them. `layer_made`: as in `BuildContext`. `reading`: for native layers.
-    `loaders`: the weight loaders of other distributions that give the weights in place of files; () for none.
-    `context_length`: of the longest sequence that is going to be computed, in tokens; None is the model's own. Raises
-    ModelError (its code gives the reason), and PluginError if the platform lacks an op.
+    `seed`: of random weights. `progress(total, done, name)` counts stored bytes. `check_layers(layers)` gets the
+    attention layers before weights are read, as far as the class in transformers shows them then, and raises an error
+    to refuse them. `reading`: for native layers. `context_length`: of the longest sequence that is going to be
+    computed, in tokens; None is the model's own. Raises ModelError (its code gives the reason), and PluginError if the
+    platform lacks an op.
     """
     length = context_length or facts.context_length
-    choice = choose_layers(
-        facts,
-        model_impl=model_impl,
-        load_format=load_format,
-        dequantize=dequantize,
-        quantization=quantization,
-        online_quantization=online_quantization,
-        ranks=group.size,
-        loaders=loaders,
-    )
-    context = BuildContext(device, dtype, ops, group, communicator, cache_places, state_places, layer_made)
+    choice = choose_layers(facts, options._replace(ranks=context.group.size))
     if choice.tree is None:
         log.info("%s is served through transformers: %s", facts.name, choice.fallback)
         from srv.models.transformers.hf_model import build_hf
@@ -109,7 +74,7 @@ def build(
     model, storage = native_layers(facts, choice, context, length)
     check_layers(model.attention_layers)
     with torch.no_grad():
-        _load(facts, choice.load_format, model, seed, progress, storage, reading, loaders)
+        _load(facts, choice.load_format, model, seed, progress, storage, reading, options.loaders)
         forget_headers()
         unsupported = model.validate_loaded()
         model.prepare_loaded()

@@ -30,6 +30,26 @@ REWARD = "RewardModel"
 FROM_LOADERS = "loaders"  # the format of weights that loaders of other distributions give
 
 
+class LayerOptions(NamedTuple):
+    """What the user asks of the layers and the weights of a model.
+
+    `model_impl`: "srv" uses the native layers, "transformers" the class of transformers, "auto" the native layers if
+    they implement everything in the configuration. `load_format`: "auto" is the checkpoint's own, "safetensors" or
+    "gguf"; "dummy" means random weights. `dequantize`: dequantize the weights at load if the method allows it.
+    `quantization`: the method of the checkpoint; None takes it from the facts. `online_quantization`: the method by
+    which an unquantized checkpoint is quantized at load. `ranks`: over how many the model is sharded. `loaders`: the
+    weight loaders of other distributions that give the weights in place of files; () for none.
+    """
+
+    model_impl: str = "auto"
+    load_format: str = "auto"
+    dequantize: bool = False
+    quantization: str | None = None
+    online_quantization: str | None = None
+    ranks: int = 1
+    loaders: tuple[str, ...] = ()
+
+
 class LayerChoice(NamedTuple):
     """What a model is built of.
 
@@ -45,22 +65,13 @@ class LayerChoice(NamedTuple):
     dequantized: QuantMethod | None = None
 
 
-def choose_layers(
-    facts: ModelFacts,
-    *,
-    model_impl: str = "auto",
-    load_format: str = "auto",
-    dequantize: bool = False,
-    quantization: str | None = None,
-    online_quantization: str | None = None,
-    ranks: int = 1,
-    loaders: Sequence[str] = (),
-) -> LayerChoice:
-    """Choose what to build a model of; the arguments are those of `srv.models.build.build`.
+def choose_layers(facts: ModelFacts, options: LayerOptions = LayerOptions()) -> LayerChoice:  # noqa: B008 - immutable
+    """Choose what to build a model of.
 
     Raises ModelError: no_weights, wrong_format, unsupported_architecture, remote_code, unsupported_quantization,
     unsupported_config or unsupported_sharding.
     """
+    model_impl, load_format, dequantize, quantization, online_quantization, ranks, loaders = options
     resolved_format = _load_format(facts, load_format, loaders)
     if resolved_format == "safetensors":
         _check_types(facts)

@@ -23,6 +23,7 @@ from srv.models.inspection import Inspection, inspect_model
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.kernels import KernelPlan, plan_kernels, plan_quantized
 from srv.planning.kv_scales import configured_scales, has_scales, missing_scales, unused_scheme
+from srv.planning.layer_options import layer_options
 from srv.planning.offload import host_layers, moves_weights
 from srv.planning.reply_formats import unusable_reply_formats
 from srv.planning.states import missing_native_layers
@@ -72,7 +73,7 @@ def check_launch(
         return LaunchCheck((*refusals, refused), (), has_pools=False, kernels=kernels)
     try:
         stored = model if files is None else replace(model, path=str(files))  # methods read their own files
-        choice = _chosen_layers(stored, resolved)
+        choice = choose_layers(stored, layer_options(resolved.config))
         if (refused := _not_moved(stored, resolved)) is not None:
             kernels = plan_kernels(target, None, resolved, None)
             return LaunchCheck((*refusals, refused), (), has_pools=False, kernels=kernels)
@@ -113,7 +114,7 @@ def check_launch(
 def check_model(model: ModelFacts, resolved: Resolved) -> tuple[Rejection, ...]:
     """Why a model with these arguments cannot be served on any platform."""
     try:
-        _chosen_layers(model, resolved)
+        choose_layers(model, layer_options(resolved.config))
     except ModelError as error:
         return (_of_model(resolved, error),)
     return ()
@@ -153,20 +154,6 @@ def _without_device_code(target: Target, resolved: Resolved) -> tuple[Rejection,
         return ()
     owner = resolved.provenance["device"].owner
     return (Rejection(CODE, "device", target.manifest.name, owner, described.reason, f"{described.remedy}."),)
-
-
-def _chosen_layers(model: ModelFacts, resolved: Resolved) -> LayerChoice:
-    config = resolved.config
-    return choose_layers(
-        model,
-        model_impl=config.model.model_impl,
-        load_format=config.model.load_format,
-        dequantize=config.weights.dequantize_weights,
-        quantization=config.weights.quantization,
-        online_quantization=config.weights.torchao_config,
-        ranks=config.parallel.tp_size,
-        loaders=config.weights.custom_weight_loader,
-    )
 
 
 def _with_class(

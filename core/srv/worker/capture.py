@@ -72,18 +72,25 @@ def capture_steps(
 
 
 def capture_pieces(
-    config: Config, platform: Platform, model: CausalLM, device: torch.device, rank: int = 0
+    config: Config,
+    platform: Platform,
+    model: CausalLM,
+    attention: Sequence[AttentionBackend],
+    *,
+    transfers: Transfers,
+    rank: int = 0,
 ) -> tuple[PiecewiseSteps | None, StartReport]:
     """Capture the forward pass in pieces for the configured token counts, and report as `capture_steps` does.
 
-    (None, ()) if the configuration has none.
+    (None, ()) if the configuration has none. `attention`: the backend of each cache group.
     """
     counts = tokens_to_capture(config)
     if not counts:
         return None, ()
+    device = transfers.device
     before = platform.memory(device).free
     padding = not config.graphs.disable_graph_padding
-    captured = PiecewiseSteps(model, platform.graph_piece, counts, device, padding=padding)
+    captured = PiecewiseSteps(model, attention, platform.graph_piece, counts, transfers, padding=padding)
     with _capturing(config, f"rank-{rank}-piecewise-graph-capture"):
         seconds = captured.capture()
     what = f"{captured.pieces} pieces for {', '.join(map(str, counts))} tokens"

@@ -36,10 +36,12 @@ from srv.models.layers.op_layer import OpLayer, op_layers
 from srv.planning.steps import rows_to_compile
 from srv.platform.interface import AttentionBackend
 from srv.platform.transfers import Transfers
+from srv.sched.plan import SlowReason, Way
 from srv.specs import AttentionLayer
 from srv.worker.attention import StepAttention
 from srv.worker.batch import Inputs
 from srv.worker.capture import StartReport
+from srv.worker.ways import Computed, Step, selected, step_attention
 
 logger = logging.getLogger(__name__)
 
@@ -109,18 +111,26 @@ class _OpaqueKernel:
 
 
 class CompiledSteps:
-    """The compiled forward pass and output layer of one model, for at most `rows` tokens.
+    """A way of steps: the compiled forward pass and output layer of one model, for at most `rows` tokens.
 
-    `debug`: a folder for the compiled graphs, their guards, and how far logits are from uncompiled ones; or None.
-    `ran_uncompiled`: of the last step, that it did not fit what was compiled.
+    `attention`: the backend of each cache group. `debug`: a folder for the compiled graphs, their guards, and how far
+    logits are from uncompiled ones; or None. `ran_uncompiled`: of the last step, that it did not fit what was compiled.
     """
 
-    def __init__(self, model: CausalLM, rows: int, device: torch.device, debug: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: Sequence[AttentionBackend],
+        rows: int,
+        transfers: Transfers,
+        debug: Path | None = None,
+    ) -> None:
         self.rows, self.graphs = rows, 0
         self.ran_uncompiled = False
-        self._model, self._debug, self._serving = model, debug, False
-        self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._model, self._attention, self._transfers = model, attention, transfers
+        self._debug, self._serving = debug, False
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device=transfers.device)
+        self._positions = torch.zeros(rows, dtype=torch.int64, device=transfers.device)
         self._define(model)
         context = self._context
 
@@ -169,8 +179,8 @@ class CompiledSteps:
             return getattr(getattr(torch.ops, NAMESPACE), name).default
         raise AssertionError
 
-    def compile(self, attend: Callable[[int], Attend]) -> float:
-        """Compile by running steps of padding; returns the seconds it took. `attend(rows)` plans one on page 0.
+    def compile(self) -> float:
+        """Compile by running steps of padding on page 0; returns the seconds it took.
 
         Raises ModelError if the model cannot be traced or compiled.
         """
@@ -178,38 +188,48 @@ class CompiledSteps:
         with torch.inference_mode():
             for rows in sorted({1, self.rows}):
                 try:
-                    logits = self._first(rows, attend(rows))
+                    logits = self._first(rows)
                 except Exception as error:  # the compiler may raise anything
                     raise _not_compiled(self._model, error) from error
                 if self._debug is not None:
-                    self._compare(rows, logits, attend(rows))
+                    self._compare(rows, logits)
         self._serving = True
         return time.monotonic() - started
 
-    def _first(self, rows: int, attend: Attend) -> Tensor:
+    def _first(self, rows: int) -> Tensor:
         tokens, positions = self._tokens[:rows], self._positions[:rows]
         if rows > 2:
             for each in (tokens, positions):
                 torch._dynamo.mark_dynamic(each, 0, min=2, max=rows)
-        return self._run(tokens, positions, attend)
+        return self._run(tokens, positions, self._padding(rows))
 
-    def _compare(self, rows: int, logits: Tensor, attend: Attend) -> None:
+    def _padding(self, rows: int) -> StepAttention:
+        page = torch.zeros((rows, 1), dtype=torch.int32, device=self._tokens.device)
+        return StepAttention(self._attention, [1] * rows, [1] * rows, [page] * len(self._attention))
+
+    def _compare(self, rows: int, logits: Tensor) -> None:
         inputs = ModelInputs(self._tokens[:rows], self._positions[:rows])
-        expected = self._model.logits(self._model(inputs, ForwardContext(attend)))
+        expected = self._model.logits(self._model(inputs, ForwardContext(self._padding(rows))))
         difference = float((logits.float() - expected.float()).abs().max())
         self._write(f"difference of {rows} rows", f"logits differ from those of the model by at most {difference:.3g}")
 
     def covers(self, inputs: Inputs) -> bool:
-        """Whether this step runs the compiled function."""
         return inputs.model.tokens.numel() <= self.rows and inputs.decodes_only
 
-    def run(self, inputs: ModelInputs, attend: Attend) -> Tensor:
-        """Enqueue a step; returns the logits of all its tokens, [tokens, vocab]."""
-        rows = inputs.tokens.numel()
+    def run(self, step: Step) -> Computed:
+        given = step.inputs.model
+        rows = given.tokens.numel()
         tokens, positions = self._tokens[:rows], self._positions[:rows]
-        tokens.copy_(inputs.tokens)
-        positions.copy_(inputs.positions)
-        return self._run(tokens, positions, attend)
+        tokens.copy_(given.tokens)
+        positions.copy_(given.positions)
+        logits = self._run(tokens, positions, step_attention(self._attention, step, self._transfers))
+        way: Way = "eager" if self.ran_uncompiled else "compiled"
+        return Computed(None, selected(logits, step.inputs.outputs), way)
+
+    def why_not(self, inputs: Inputs) -> SlowReason:
+        if self.covers(inputs):
+            return "not_compiled_for"
+        return "more_rows_than_compiled" if inputs.decodes_only else ""
 
     def _run(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         self._calls.attend, self.ran_uncompiled = attend, False
@@ -273,13 +293,8 @@ def compile_steps(
     if config.graphs.enable_torch_compile_debug_mode:
         folder = Path(tempfile.mkdtemp(prefix="srv-torch-compile-"))
         logger.info("torch.compile: graphs, guards and differences are written to %s", folder)
-    compiled = CompiledSteps(model, rows, transfers.device, folder)
-
-    def attend(rows: int) -> StepAttention:
-        page = torch.zeros((rows, 1), dtype=torch.int32, device=transfers.device)
-        return StepAttention(attention, [1] * rows, [1] * rows, [page] * len(attention))
-
-    seconds = compiled.compile(attend)
+    compiled = CompiledSteps(model, attention, rows, transfers, folder)
+    seconds = compiled.compile()
     text = f"steps of up to {rows} tokens compiled in {seconds:.1f} s, as {compiled.graphs} graphs"
     if folder is not None:
         text += f", written to {folder}"

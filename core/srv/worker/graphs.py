@@ -28,10 +28,12 @@ from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.states import no_states
 from srv.platform.interface import AttentionBackend, AttentionBatch, Graphs
 from srv.platform.transfers import Transfers
+from srv.sched.plan import SlowReason
 from srv.worker.attention import PlannedAttention
 from srv.worker.batch import Inputs
 from srv.worker.slots import PageTables
 from srv.worker.states import RecurrentStates
+from srv.worker.ways import Computed, Step, selected
 
 
 class StaticBuffers:
@@ -86,7 +88,7 @@ class StaticBuffers:
 
 
 class CapturedSteps:
-    """The captured row counts of one runner."""
+    """A way of steps: the captured row counts of one runner."""
 
     def __init__(
         self,
@@ -140,30 +142,34 @@ class CapturedSteps:
 
         return self._graphs.capture(count, run)
 
-    def count_for(self, inputs: Inputs) -> int | None:
-        """The row count of the graph that can run this step; None: the step must run eagerly."""
-        return self.count_of(inputs.model.tokens.numel()) if inputs.decodes_only else None
+    def covers(self, inputs: Inputs) -> bool:
+        if self._states is not None and inputs.drafts_only:
+            return False  # the tokens of a row change its state one after the other
+        return inputs.decodes_only and self._count_of(inputs.model.tokens.numel()) is not None
 
-    def count_of(self, tokens: int) -> int | None:
+    def run(self, step: Step) -> Computed:
+        inputs, tables = one_token_per_row(step.inputs, step.tables) if step.inputs.drafts_only else step[1:]
+        rows, count = len(inputs.kv_lens), self._count_of(inputs.model.tokens.numel())
+        assert count is not None
+        if self._states is not None:
+            self._states.fill(count, step.rows)
+        self._buffers.fill(count, inputs, tables)
+        self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
+        logits = self._logits[count]
+        return Computed(None, selected(logits if rows == count else logits[:rows], inputs.outputs), "graph")
+
+    def why_not(self, inputs: Inputs) -> SlowReason:
+        if not inputs.decodes_only:
+            return ""
+        most = self.rows[-1]
+        return "row_count_not_captured" if inputs.model.tokens.numel() <= most else "more_rows_than_captured"
+
+    def _count_of(self, tokens: int) -> int | None:
         """The row count of the graph for a step of so many tokens, each a row of its own; None if there is none."""
         if tokens > self.rows[-1]:
             return None
         count = self.rows[bisect_left(self.rows, tokens)]
         return count if self._padding or count == tokens else None
-
-    def replay(self, count: int, inputs: Inputs, tables: PageTables) -> torch.Tensor:
-        """Enqueue the step, whose rows have one token each (`one_token_per_row`), and whose states are filled in.
-
-        Returns its logits, [tokens, vocab], valid until the next replay in device order.
-        """
-        self._buffers.fill(count, inputs, tables)
-        self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
-        logits, rows = self._logits[count], len(inputs.kv_lens)
-        return logits if rows == count else logits[:rows]
-
-    def rehearse(self, count: int) -> None:
-        """Enqueue the step of `count` rows with padding only. For use before the first step."""
-        self._graphs.replay(count, self._plan(count, ()))
 
     def _plan(self, count: int, kv_lens: Sequence[int], lengths: torch.Tensor | None = None) -> list[Any]:
         """The attention metadata of each cache group for a step padded to `count` rows.

@@ -25,7 +25,11 @@ import torch
 from torch import Tensor
 
 from srv.models.base import Attend, CausalLM, ForwardContext, ModelInputs
-from srv.platform.interface import AttentionLayer
+from srv.platform.interface import AttentionBackend, AttentionLayer
+from srv.platform.transfers import Transfers
+from srv.sched.plan import SlowReason
+from srv.worker.batch import Inputs
+from srv.worker.ways import Computed, Step, computed, step_attention
 
 Replay = Callable[[], None]
 CapturePiece = Callable[[], AbstractContextManager[Replay]]
@@ -103,22 +107,27 @@ class _Captured:
 
 
 class PiecewiseSteps:
-    """The forward pass of one model, captured for some numbers of tokens."""
+    """A way of steps: the forward pass of one model, captured for some numbers of tokens."""
 
     def __init__(
         self,
         model: CausalLM,
+        attention: Sequence[AttentionBackend],
         capture_piece: CapturePiece,
         counts: Sequence[int],
-        device: torch.device,
+        transfers: Transfers,
         *,
         padding: bool,
     ) -> None:
-        """counts: numbers of tokens, ascending. padding: whether a step with fewer tokens is replayed as well."""
+        """attention: the backend of each cache group, called between pieces. counts: numbers of tokens, ascending.
+
+        padding: whether a step with fewer tokens is replayed as well.
+        """
         self.counts = tuple(counts)
         self._model, self._capture_piece, self._padding = model, capture_piece, padding
+        self._attention, self._transfers = attention, transfers
         with torch.inference_mode():
-            self.buffers = PieceBuffers(self.counts[-1], device)
+            self.buffers = PieceBuffers(self.counts[-1], transfers.device)
         self._captured: dict[int, _Captured] = {}
 
     def capture(self) -> float:
@@ -156,6 +165,20 @@ class PiecewiseSteps:
     def _hidden(self, count: int, computed: Tensor) -> Tensor:
         return self.buffers.like("hidden", count, computed.shape[1:], computed.dtype).copy_(computed)
 
+    def covers(self, inputs: Inputs) -> bool:
+        return self.count_for(inputs.model.tokens.numel()) is not None
+
+    def run(self, step: Step) -> Computed:
+        inputs = step.inputs
+        hidden = self.replay(inputs.model, step_attention(self._attention, step, self._transfers))
+        if inputs.vectors:
+            hidden = hidden.clone()  # copies to the host may read it when the next step has begun
+        return computed(self._model, inputs, hidden, "pieces")
+
+    def why_not(self, inputs: Inputs) -> SlowReason:
+        most = self.counts[-1]
+        return "token_count_not_captured" if inputs.model.tokens.numel() <= most else "more_tokens_than_captured"
+
     def count_for(self, tokens: int) -> int | None:
         """The captured count for a step of so many tokens; None if there is none."""
         if tokens > self.counts[-1]:
@@ -163,12 +186,15 @@ class PiecewiseSteps:
         count = self.counts[bisect_left(self.counts, tokens)]
         return count if self._padding or count == tokens else None
 
-    def replay(self, count: int, inputs: ModelInputs, attend: Attend) -> Tensor:
-        """Enqueue the forward pass of a step with `attend`, its own attention.
+    def replay(self, inputs: ModelInputs, attend: Attend) -> Tensor:
+        """Enqueue the forward pass of a step, whose token count is covered, with `attend`, its own attention.
 
         Returns the hidden states, [tokens, hidden], valid until the next replay in device order.
         """
-        captured, tokens = self._captured[count], len(inputs.tokens)
+        tokens = len(inputs.tokens)
+        count = self.count_for(tokens)
+        assert count is not None
+        captured = self._captured[count]
         self.buffers.fill(count, inputs)
         for piece, (layer, q, k, v, out) in zip(captured.pieces, captured.cuts, strict=False):
             piece()

@@ -41,7 +41,7 @@ from srv.executor.rank_messages import (
     ToRank,
     digest,
 )
-from srv.executor.spec import EngineSpec
+from srv.executor.spec import EngineSpec, decode
 from srv.io import child
 from srv.io.phases import Phases
 
@@ -192,7 +192,7 @@ def main() -> int:
     payload = child.begin([_WORKER_MODULE], phases)
     if not payload:
         return 1  # the engine process has exited already
-    spec = msgspec.json.decode(payload, type=RankSpec)
+    spec = decode(payload, RankSpec)
     child.log_as(f"rank {spec.group.rank}", spec.engine.log_level)
     threading.Thread(target=end_with_parent, args=(spec,), daemon=True).start()
     process = RankProcess(spec, phases)

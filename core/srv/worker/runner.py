@@ -18,9 +18,6 @@ from typing import NamedTuple
 import torch
 
 from srv.errors import InternalError
-from srv.models.base import CausalLM, ForwardContext, ModelInputs
-from srv.models.layers.states import StatesOf, no_states
-from srv.platform.interface import AttentionBackend
 from srv.platform.transfers import StepCopies, Transfers
 from srv.sample.late_mask import LateMasks
 from srv.sample.logprobs import Scores, listed_tokens, score
@@ -31,15 +28,12 @@ from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result, Row, RowResult, SlowReason, Way
 from srv.types import TokenLogprob
 from srv.worker import batch
-from srv.worker.attention import StepAttention
 from srv.worker.batch import Inputs
-from srv.worker.compiled import CompiledSteps
 from srv.worker.drafting import Drafting, sample_rows
 from srv.worker.expert_counts import ExpertRecorder
-from srv.worker.graphs import CapturedSteps, one_token_per_row
-from srv.worker.pieces import PiecewiseSteps
-from srv.worker.slots import PageTables, Slots
+from srv.worker.slots import Slots
 from srv.worker.states import RecurrentStates
+from srv.worker.ways import Computed, Step, StepWay, rehearsal
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +75,11 @@ class LaunchedStep:
 
 
 class _Forwarded(NamedTuple):
-    """A step whose forward pass is enqueued. hidden, logits, way: see `Runner._forward`. slow: as that of `Result`."""
+    """A step whose forward pass is enqueued. slow: as that of `Result`."""
 
     plan: Plan
     inputs: Inputs
-    hidden: torch.Tensor | None
-    logits: torch.Tensor | None
-    way: Way
+    computed: Computed
     slow: SlowReason
 
 
@@ -108,31 +100,26 @@ class Runner:
 
     def __init__(
         self,
-        model: CausalLM,
-        attention: Sequence[AttentionBackend],
+        ways: Sequence[StepWay],
         sampler: Sampler,
         slots: Slots,
         transfers: Transfers,
-        captured: CapturedSteps | None = None,
-        compiled: CompiledSteps | None = None,
         drafting: Drafting | None = None,
         late: LateMasks | None = None,
-        pieces: PiecewiseSteps | None = None,
         states: RecurrentStates | None = None,
         pooler: Pooler | None = None,
         experts: ExpertRecorder | None = None,
     ) -> None:
-        """`states`: of a model with recurrent layers. `experts`: counts their tokens; steps are eager meanwhile."""
+        """`ways`: the first one that covers a step runs it; the last one is eager, and covers all.
+
+        `states`: of a model with recurrent layers. `experts`: counts their tokens; steps are eager meanwhile.
+        """
+        self.ways = tuple(ways)
         self._experts, self._recorded = experts, False  # whether the experts of this step are counted
         self._states = states
-        self._model = model
-        self._attention = attention
         self._sampler = sampler
         self._slots = slots
         self._transfers = transfers
-        self._captured = captured
-        self._compiled = compiled
-        self._pieces = pieces
         self._drafting = drafting
         self._late = late
         self._pooler = pooler or Pooler(transfers)
@@ -151,17 +138,14 @@ class Runner:
                 inputs = self._drafting.build(plan.rows, self._slots)
             else:
                 inputs = batch.build(plan.rows, self._slots, self._transfers)
-            count = self._captured_rows(inputs)
             tables = self._slots.page_tables(tuple([row.slot for row in plan.rows]))
-            if count is not None and inputs.drafts_only:
-                inputs, tables = one_token_per_row(inputs, tables)
-            hidden, logits, way = self._forward(plan.rows, inputs, tables, count)
+            computed = self._way(inputs).run(Step(plan.rows, inputs, tables))
             if self._experts is not None and self._recorded:
                 self._experts.end_step(plan.step, inputs.model.tokens.numel())
             if self._states is not None:
                 self._states.save(plan.rows)
-            slow = self._why_slow(inputs) if way == "eager" else ""
-            forwarded = _Forwarded(plan, inputs, hidden, logits, way, slow)
+            slow = self._why_slow(inputs) if computed.way == "eager" else ""
+            forwarded = _Forwarded(plan, inputs, computed, slow)
         if plan.late:
             self._waiting = forwarded
             return None
@@ -180,37 +164,26 @@ class Runner:
 
     def _finish(self, done: _Forwarded) -> LaunchedStep:
         """From the logits of a step to its results, which are being copied to the host."""
-        plan, inputs, hidden = done.plan, done.inputs, done.hidden
+        plan, inputs, (hidden, logits, way) = done.plan, done.inputs, done.computed
         with torch.inference_mode():
-            sampled = self._sample(plan.rows, inputs, done.logits)
-            scores = self._score(plan.rows, inputs, done.logits)
+            sampled = self._sample(plan.rows, inputs, logits)
+            scores = self._score(plan.rows, inputs, logits)
             vectors = None if hidden is None else self._pooler.pool(hidden, list(inputs.vectors.values()))
         end = self._transfers.end()
-        return LaunchedStep(plan, inputs, sampled, scores, vectors, end, done.way, done.slow)
+        return LaunchedStep(plan, inputs, sampled, scores, vectors, end, way, done.slow)
 
     def seconds(self, rows: int, tokens: int, repeats: int = 5) -> float:
-        """The time of a step of so many rows of `tokens` tokens each: replayed, compiled or eager, as it would be.
+        """The time of a step of so many rows of `tokens` tokens each, in the way that would run it.
 
         What it writes goes to page 0.
         """
         best = math.inf
-        compiled = self._compiled if self._compiled and rows * tokens <= self._compiled.rows else None
-        captured = self._captured.count_of(rows * tokens) if self._captured and not compiled else None
         with torch.inference_mode():
-            ids = torch.zeros(rows * tokens, dtype=torch.int64, device=self._transfers.device)
-            pages = torch.zeros((rows, tokens), dtype=torch.int32, device=self._transfers.device)
+            step = rehearsal(rows, tokens, self._slots.blank_tables(rows, tokens), self._transfers.device)
+            way = self._way(step.inputs)
             for _ in range(repeats):
                 begin = time.perf_counter()
-                if self._captured and captured is not None:
-                    self._captured.rehearse(captured)
-                else:
-                    lens = [tokens] * rows
-                    attend = StepAttention(self._attention, lens, lens, [pages] * len(self._attention))
-                    if compiled is not None:
-                        compiled.run(ModelInputs(ids, ids), attend)
-                    else:
-                        hidden, _ = self._hidden(ModelInputs(ids, ids), attend)
-                        self._model.logits(hidden)
+                way.run(step)
                 self._transfers.streams.compute.record().synchronize()
                 best = min(best, time.perf_counter() - begin)
         return best
@@ -246,65 +219,15 @@ class Runner:
         if failures:
             raise failures[0]
 
-    def _captured_rows(self, inputs: Inputs) -> int | None:
-        """The row count of the graph that runs this step; None if it is compiled, or runs eagerly."""
-        if self._captured is None or self._recorded or (self._compiled is not None and self._compiled.covers(inputs)):
-            return None
-        if self._states is not None and inputs.drafts_only:
-            return None  # the tokens of a row change its state one after the other
-        return self._captured.count_for(inputs)
-
-    def _forward(
-        self, rows: Sequence[Row], inputs: Inputs, tables: PageTables, count: int | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, Way]:
-        """Hidden states of the model's dtype, float32 logits, and how they were computed.
-
-        hidden: [tokens, hidden] after the last norm; None if no row has vectors. logits: [outputs, vocab] at the
-        positions `inputs.outputs`; None if there are none. Replays the graph captured for `count` rows; if `count` is
-        None, runs the compiled function, replays pieces, or runs eagerly. tables: the page tables on the host.
-        """
-        if self._captured and count is not None:
-            if self._states is not None:
-                self._states.fill(count, rows)
-            replayed = self._captured.replay(count, inputs, tables)
-            return None, replayed if inputs.outputs is None else _select(replayed, inputs.outputs), "graph"
-        pages = [self._transfers.upload(table) for table in tables]
-        attend = StepAttention(self._attention, inputs.query_lens, inputs.kv_lens, pages, inputs.lengths)
-        if self._compiled is not None and not self._recorded and self._compiled.covers(inputs):
-            computed = self._compiled.run(inputs.model, attend)
-            way: Way = "eager" if self._compiled.ran_uncompiled else "compiled"
-            return None, computed if inputs.outputs is None else _select(computed, inputs.outputs), way
-        states = no_states if self._states is None else self._states.of_rows(rows, inputs.query_lens)
-        hidden, in_pieces = self._hidden(inputs.model, attend, states)
-        selected = hidden if inputs.outputs is None else _select(hidden, inputs.outputs)
-        logits = None if selected is None else self._model.logits(selected)
-        if in_pieces and inputs.vectors:
-            hidden = hidden.clone()  # copies to the host may read it when the next step has begun
-        return hidden if inputs.vectors else None, logits, "pieces" if in_pieces else "eager"
+    def _way(self, inputs: Inputs) -> StepWay:
+        """The first way that covers a step. Only eager steps count experts."""
+        return self.ways[-1] if self._recorded else next(way for way in self.ways if way.covers(inputs))
 
     def _why_slow(self, inputs: Inputs) -> SlowReason:
-        """Why an eager step that has been enqueued was neither captured nor compiled; see `Result.slow`."""
-        if self._recorded and (self._captured or self._compiled or self._pieces):
+        """Why a step ran eagerly; see `Result.slow`."""
+        if self._recorded and len(self.ways) > 1:
             return "experts_recorded"
-        if self._compiled is not None and self._compiled.covers(inputs):
-            return "not_compiled_for"
-        tokens = inputs.model.tokens.numel()
-        if inputs.decodes_only and self._captured is not None:
-            return "row_count_not_captured" if tokens <= self._captured.rows[-1] else "more_rows_than_captured"
-        if inputs.decodes_only and self._compiled is not None:
-            return "more_rows_than_compiled"
-        if self._pieces is None:
-            return ""
-        return "token_count_not_captured" if tokens <= self._pieces.counts[-1] else "more_tokens_than_captured"
-
-    def _hidden(
-        self, inputs: ModelInputs, attend: StepAttention, states: StatesOf = no_states
-    ) -> tuple[torch.Tensor, bool]:
-        """Hidden states of all tokens, and whether they come from replayed pieces; else, they are computed eagerly."""
-        count = None if self._pieces is None or self._recorded else self._pieces.count_for(inputs.tokens.numel())
-        if self._pieces is None or count is None:
-            return self._model(inputs, ForwardContext(attend, states)), False
-        return self._pieces.replay(count, inputs, attend), True
+        return next((reason for way in self.ways if (reason := way.why_not(inputs))), "")
 
     def _sample(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> SampledBatch | None:
         if not inputs.sampled or logits is None:
@@ -344,7 +267,3 @@ class Runner:
             scores.append(score(logits[begin:end], target_tokens, self._transfers, top, listed))
             begin = end
         return tuple(scores)
-
-
-def _select(rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor | None:
-    return rows[indices] if indices.numel() else None

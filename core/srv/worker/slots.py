@@ -142,6 +142,11 @@ class Slots:
         """The slots' page tables of each cache group."""
         return tuple([self._page_table(group, slots) for group in range(len(self._tables))])
 
+    def blank_tables(self, rows: int, positions: int) -> PageTables:
+        """Page tables of zeros, which are page 0, for `rows` rows that compute so many positions each."""
+        widths = [min(table.shape[1], positions) for table in self._tables]
+        return tuple([torch.zeros((rows, width), dtype=torch.int32) for width in widths])
+
     def _page_table(self, group: int, slots: tuple[int, ...]) -> torch.Tensor:
         """The slots' page tables, int32 [len(slots), columns] on the host; `columns` is the longest table's length.
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 
 import torch
 
-from srv.args.config import Config
 from srv.errors import OutOfMemory, is_out_of_memory
 from srv.executor.spec import EngineSpec
 from srv.io.memory_lines import ACTIVATIONS
@@ -30,10 +29,10 @@ _NO_FIGURE = "this platform has no figure for what a process has allocated"
 class RankStart:
     """The ledgers of one rank. `attach` comes as soon as there is a platform."""
 
-    def __init__(self, spec: EngineSpec, config: Config) -> None:
-        self._spec, self._config = spec, config
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
         self.phases = Phases()
-        self.ledger = Ledger(predict(config, spec.model, spec.reserved_parts))
+        self.ledger = Ledger(predict(spec.config, spec.model, spec.reserved_parts))
         self._platform: Platform | None = None
         self._device = torch.device("meta")
         self._capabilities: frozenset[str] = frozenset()
@@ -57,7 +56,7 @@ class RankStart:
 
     def expect(self, budget: Budget) -> None:
         """Predict again, with the pool of this budget."""
-        self.ledger.expect(predict(self._config, self._spec.model, self._spec.reserved_parts, budget))
+        self.ledger.expect(predict(self._spec.config, self._spec.model, self._spec.reserved_parts, budget))
 
     @contextmanager
     def phase(

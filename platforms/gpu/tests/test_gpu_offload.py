@@ -34,7 +34,7 @@ def _weights(engine: CheckedEngine) -> tuple[int, set[str]]:
     (line,) = (each for each in worker.start.ledger.lines if each.name == WEIGHTS)
     assert line.measured == line.predicted
     assert line.measured is not None
-    moved = [layer for layer in op_layers(worker.model, offloaded=True) if layer.offloaded]
+    moved = [layer for layer in op_layers(worker.loaded.model, offloaded=True) if layer.offloaded]
     return line.measured, {layer.op for layer in moved}
 
 

@@ -87,6 +87,6 @@ def test_a_checkpoint_of_modelslim(name: str, tmp_path: Path) -> None:
         with served(tmp_path, "--max-total-tokens=1024", "--disable-graphs", device="npu") as engine:
             assert engine.context.device.variant in VARIANTS
             worker = engine.executor.worker  # type: ignore[attr-defined]
-            assert any(isinstance(module, DynamicInt8Linear) for module in worker.model.modules())
+            assert any(isinstance(module, DynamicInt8Linear) for module in worker.loaded.model.modules())
             results = engine.generate(requests(lengths, prompt_logprobs=0))
         assert_as_close_as_transformers(results, model, METHODS["modelslim"].allowed, lengths=lengths)

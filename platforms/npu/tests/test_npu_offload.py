@@ -24,7 +24,7 @@ PROMPTS = [[7], [9, 4, 11, 40, 3], [12, *range(20, 60)]]
 def offloaded(served: LocalEngine) -> list[OpLayer]:
     """The layers whose matrices are in host memory."""
     assert isinstance(served.executor, InProcessExecutor)
-    return [layer for layer in op_layers(served.executor.worker.model, offloaded=True) if layer.offloaded]
+    return [layer for layer in op_layers(served.executor.worker.loaded.model, offloaded=True) if layer.offloaded]
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["float16", "int8"])

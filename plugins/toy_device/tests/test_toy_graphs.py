@@ -14,6 +14,7 @@ from test_toy_engine import paged_engine as engine
 from srv.errors import Refusal
 from srv.testing.engine import LocalEngine
 from srv.types import RequestSpec, SamplingParams
+from srv.worker.graphs import CapturedSteps
 from srv_matrix.pytest_plugin import covers
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import FACTS
@@ -222,7 +223,7 @@ def test_lengths_that_are_not_applied_give_other_tokens(small: Small, monkeypatc
 
 def _device_pools(served: LocalEngine) -> list[torch.Tensor]:
     """Key and value buffers, [(pages + 1) * 4, heads, dim] each."""
-    (attention,) = served._engine.executor.worker.runner._attention  # type: ignore[attr-defined]
+    (attention,) = served._engine.executor.worker.runner.ways[-1]._attention  # type: ignore[attr-defined]
     return [*attention._keys, *attention._values]
 
 
@@ -277,7 +278,8 @@ def test_graphs_stay_within_what_is_reserved_for_them(small: Small) -> None:
         return {part.name: part.amount for part in parts}["graphs"]
 
     with engine(small) as served:
-        captured: Any = served._engine.executor.worker.runner._captured  # type: ignore[attr-defined]
+        ways = served._engine.executor.worker.runner.ways  # type: ignore[attr-defined]
+        (captured,) = (way for way in ways if isinstance(way, CapturedSteps))
         buffers = captured._buffers
         taken = [tensor.nbytes for tensor in (buffers.tokens, buffers.positions, *buffers.pages, buffers.logits)]
         taken += [block.host.nbytes() for block in captured._graphs._memory._blocks.values()]

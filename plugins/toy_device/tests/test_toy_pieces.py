@@ -14,6 +14,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from srv.errors import Refusal
 from srv.types import Pooling, PoolingParams, RequestSpec, SamplingParams
+from srv.worker.pieces import PiecewiseSteps
 from srv.worker.runner import Runner
 from srv_matrix.pytest_plugin import covers
 
@@ -107,7 +108,7 @@ def test_several_cache_groups(small: Small, windowed: Any) -> None:
     for flags in (), EXACT:
         with engine(windowed, *CHUNKS, *flags) as served:
             found.append([each.tokens for each in served.generate(messages(small))])
-            assert len(served._engine.executor.worker.runner._attention) == 2  # type: ignore[attr-defined]
+            assert len(served._engine.executor.worker.runner.ways[-1]._attention) == 2  # type: ignore[attr-defined]
     assert found[0] == found[1]
 
 
@@ -130,8 +131,9 @@ def test_pieces_stay_within_what_is_reserved_for_them(small: Small) -> None:
     with engine(small, *CHUNKS, PIECES) as served:
         worker: Any = served._engine.executor.worker  # type: ignore[attr-defined]
         parts = {part.name: part.amount for part in served.context.resolved.quantities["reserved_memory"].parts}
-        taken = [block.host.nbytes() for block in worker.platform._graphs._memory._blocks.values()]
-        assert 0 < sum(taken) + worker.runner._pieces.buffers.nbytes() < parts["piecewise graphs"] + parts["graphs"]
+        taken = [block.host.nbytes() for block in worker.loaded.platform._graphs._memory._blocks.values()]
+        (pieces,) = (way for way in worker.runner.ways if isinstance(way, PiecewiseSteps))
+        assert 0 < sum(taken) + pieces.buffers.nbytes() < parts["piecewise graphs"] + parts["graphs"]
     with engine(small) as served:
         parts = {part.name: part.amount for part in served.context.resolved.quantities["reserved_memory"].parts}
         assert parts["piecewise graphs"] == 0

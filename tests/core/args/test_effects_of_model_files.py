@@ -19,6 +19,8 @@ from models_small import HOST, edit_config, small_model, write_gguf
 from srv.cli.main import main
 from srv.errors import ModelError, Refusal
 from srv.models.build import build
+from srv.models.choice import LayerOptions
+from srv.models.layers.context import BuildContext
 from srv.models.options import ReadOptions
 from srv.models.read import read_facts
 from srv.server.text.tokenizer import load_text_processor
@@ -150,8 +152,7 @@ def test_trust_remote_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert mark.read_text() == MARK
 
 
-BUILT: dict[str, Any] = {"ops": reference_ops(), "device": HOST, "dtype": torch.float32}
-BUILT |= {"model_impl": "auto", "load_format": "auto"}
+BUILT = LayerOptions(), BuildContext(HOST, torch.float32, reference_ops())
 TOKENIZER = f"""
 import os
 from pathlib import Path
@@ -214,7 +215,7 @@ def test_code_of_another_repository_is_never_run(tmp_path: Path, capsys: pytest.
     for trusted in (True, False):
         facts = read_facts(layers, ReadOptions(remote_code=trusted))
         with pytest.raises(ModelError, match="the code of its layers is in the repository other/code") as error:
-            build(facts, **BUILT)
+            build(facts, *BUILT)
         assert "download it into the folder" in error.value.remedy
 
     assert main(planned(layers, "--trust-remote-code")) == 2

@@ -110,7 +110,7 @@ def test_a_bfloat16_checkpoint_with_experts_in_mxfp4(tmp_path: Path) -> None:
     with served(tmp_path, "--max-total-tokens=2048") as engine:
         assert_fast_path(engine)
         worker = engine.executor.worker  # type: ignore[attr-defined]
-        experts = [module for module in worker.model.modules() if isinstance(module, GGUFExperts)]
+        experts = [module for module in worker.loaded.model.modules() if isinstance(module, GGUFExperts)]
         assert [(each.gate_up_type, each.down_type) for each in experts] == [("MXFP4", "MXFP4")] * 3
         computed = engine.generate(requests(prompt_logprobs=0))
         cached = engine.generate(requests())

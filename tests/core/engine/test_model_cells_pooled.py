@@ -42,7 +42,7 @@ def check_cell(name: str, folder: Path, default: Pooling | None = None) -> None:
     with pooled_engine(name, folder) as (model, engine):
         if is_decoder(name):
             assert_fast_path(engine)
-        modules = engine.executor.worker.model.modules()  # type: ignore[attr-defined]
+        modules = engine.executor.worker.loaded.model.modules()  # type: ignore[attr-defined]
         assert {each.implementation for each in modules if isinstance(each, Linear)} == {"native"}
         assert default is None or engine.context.resolved.config.model.pooling == default.value
         check(name, model, engine)

@@ -101,7 +101,7 @@ def test_a_quantized_checkpoint(name: str, method: str, tmp_path: Path) -> None:
             assert weights.measured <= weights.predicted
         else:
             assert weights.measured == weights.predicted
-        experts = {each.implementation for each in worker.model.modules() if isinstance(each, ExpertWeights)}
+        experts = {each.implementation for each in worker.loaded.model.modules() if isinstance(each, ExpertWeights)}
         assert experts <= {"native"}
         results = engine.generate(requests(LENGTHS, prompt_logprobs=0))
     allowed = METHODS[method].allowed if method in METHODS else 2.0

@@ -16,7 +16,6 @@ import pytest
 import scripted_rank
 from every import every
 
-from srv.args.config import Config
 from srv.commands import StopProfile
 from srv.engine.build import _budget
 from srv.errors import EngineDead, InternalError, RankLost, Refusal, StartError
@@ -124,7 +123,7 @@ def test_faults_of_a_step(
 
 def test_the_rank_with_the_fewest_pages_sizes_the_pool(spec: EngineSpec) -> None:
     """That need not be the one with the least free memory: the share of the pool depends on its weights, too."""
-    config, without_reserve = Config.from_json(spec.config), msgspec.structs.replace(spec, reserved_parts={})
+    config, without_reserve = spec.config, msgspec.structs.replace(spec, reserved_parts={})
     busy, small = (RankMemory("host", int(free * 2**18), total << 18, own << 18) for free, total, own in SIZES)
     assert small.free < busy.free
     pages = {order: _budget(without_reserve, config, order).pages for order in ((small, busy), (small,), (busy,))}

@@ -17,7 +17,7 @@ from sched_driver import limits, message
 from server_support import MODEL, listening, serving
 
 from srv.args.cli import add_arguments
-from srv.args.config import Config, plugin_arguments
+from srv.args.config import plugin_arguments
 from srv.args.explain import explain, find
 from srv.args.extra import start_hooks
 from srv.args.parser import Parser
@@ -300,9 +300,8 @@ def test_arguments_come_from_every_source_and_reach_their_plugin(install: Instal
         f"    overridden: 5 because set by config file {file} line 1",
         "    overridden: 1 because generic default",
     ]
-    config = Config.from_json(resolved.config.to_json())
-    assert config.extras == {"audit_every": 7, "audit_file": "from-env"}
-    hooks = start_hooks("engine", config.extras)
+    assert resolved.config.extras == {"audit_every": 7, "audit_file": "from-env"}
+    hooks = start_hooks("engine", resolved.config.extras)
     assert resolved.provenance["audit_file"].to_dict()["value"] == "from-env"
     assert hooks.status()[0]["plugin"] == "audit"
     assert explain(find("--audit-file")).startswith("audit_file (plugin srv-audit)")

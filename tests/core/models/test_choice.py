@@ -12,7 +12,7 @@ from pooled_models import pooled_model
 from transformers import Gemma2Config, Gemma2ForSequenceClassification
 
 from srv.errors import ModelError, Refusal
-from srv.models.choice import choose_layers
+from srv.models.choice import LayerOptions, choose_layers
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.testing.engine import user_input
@@ -78,7 +78,7 @@ def test_remedies_do_not_list_every_architecture(tmp_path: Path) -> None:
         built(tmp_path, impl="srv")
     assert error.value.reason.endswith(f"which only native layers support: {unsupported.value.reason}")
     with pytest.raises(ModelError) as error:
-        choose_layers(read_facts(tmp_path), ranks=2)
+        choose_layers(read_facts(tmp_path), LayerOptions(ranks=2))
     assert error.value.reason.endswith(f"only native layers can, and it has none ({unsupported.value.reason})")
     with pytest.raises(ModelError) as error:
         built(tmp_path, impl="srv")

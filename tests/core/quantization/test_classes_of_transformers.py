@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, MllamaForCausalLM
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 from srv.errors import ModelError
-from srv.models.choice import choose_layers
+from srv.models.choice import LayerOptions, choose_layers
 from srv.models.read import read_facts
 from srv.models.transformers.hf_quantized import QuantizedExperts, find_quantized, placeholders, quantized_modules
 from srv.planning.plan import make_plan
@@ -209,7 +209,7 @@ def test_a_class_that_multiplies_in_another_way_takes_dequantized_weights(tmp_pa
 def test_ranks_are_refused(tmp_path: Path) -> None:
     written(tmp_path, "helium", "awq")
     with pytest.raises(ModelError) as caught:
-        choose_layers(read_facts(tmp_path), ranks=2)
+        choose_layers(read_facts(tmp_path), LayerOptions(ranks=2))
     assert (caught.value.code, "only native layers can" in caught.value.reason) == ("unsupported_sharding", True)
 
 

@@ -15,7 +15,7 @@ from transformers import GptOssConfig, Qwen2MoeConfig
 
 from srv.args.config import make_config
 from srv.errors import ModelError
-from srv.models.choice import choose_layers
+from srv.models.choice import LayerOptions, choose_layers
 from srv.models.read import read_facts
 from srv.planning.budget import weight_bytes
 from srv.planning.plan import make_plan
@@ -104,7 +104,7 @@ def test_weights_without_a_configuration_that_are_neither_floats_nor_int8_are_re
 def test_experts_with_biases_are_refused_under_the_name_that_the_user_sets(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(CONFIGURATIONS["gpt_oss"]().to_json_string())
     with pytest.raises(ModelError, match="experts with biases cannot be int8") as refused:
-        choose_layers(read_facts(tmp_path), load_format="dummy", quantization="w8a8_int8")
+        choose_layers(read_facts(tmp_path), LayerOptions(load_format="dummy", quantization="w8a8_int8"))
     assert refused.value.remedy == "Leave the weights unquantized"
 
 
@@ -117,6 +117,6 @@ def test_experts_that_a_method_cannot_hold_are_refused_before_loading(
 ) -> None:
     (tmp_path / "config.json").write_text(CONFIGURATIONS[kind]().to_json_string())
     with pytest.raises(ModelError) as refused:
-        choose_layers(read_facts(tmp_path), load_format="dummy", online_quantization=method)
+        choose_layers(read_facts(tmp_path), LayerOptions(load_format="dummy", online_quantization=method))
     assert (refused.value.code, refused.value.remedy) == ("unsupported_quantization", remedy)
     assert reason in refused.value.reason

@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.linear import Projection
+from srv.platform.interface import AttentionBatch
 from srv.sample.pooling import VectorRow
 from srv.specs import AttentionLayer
 from srv.worker.batch import Inputs
 from srv.worker.compiled import CompiledSteps, OpaqueCalls
+from srv.worker.ways import Step
 
 ROWS = 4
 
@@ -40,8 +43,21 @@ class Branching(Model):
         return hidden if float(hidden.sum()) > 0 else -hidden
 
 
-def adding(number: float) -> Any:
-    return lambda layer, q, k, v: v + number
+class Adding:
+    """Attention that adds a number to the values: the page of the first row and a half."""
+
+    def plan(self, batch: AttentionBatch) -> float:
+        return int(batch.page_table[0, 0]) + 0.5
+
+    def forward(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, metadata: float) -> Tensor:
+        return v + metadata
+
+
+def run(made: CompiledSteps, given: Inputs, page: int) -> list[list[float]]:
+    """The logits of a step whose rows have one page."""
+    logits = made.run(Step((), given, (torch.full((len(given.query_lens), 1), page, dtype=torch.int32),))).logits
+    assert logits is not None
+    return logits.tolist()
 
 
 def expected(inputs: ModelInputs, number: float) -> list[list[float]]:
@@ -70,7 +86,7 @@ def inputs(rows: int, tokens: int | None = None, **fields: Any) -> Inputs:
     ids=["1", "the most", "more", "a prompt among them", "drafts", "scored", "hidden states returned"],
 )
 def test_which_steps_are_compiled(given: Inputs, compiled: bool) -> None:
-    assert CompiledSteps(Model(), ROWS, torch.device("cpu")).covers(given) is compiled
+    assert CompiledSteps(Model(), [Adding()], ROWS, HOST_TRANSFERS).covers(given) is compiled
 
 
 class Product(Projection):
@@ -99,17 +115,17 @@ def test_the_compiler_knows_the_dtypes_of_results() -> None:
 @pytest.mark.slow
 def test_no_step_is_compiled_after_the_start(caplog: pytest.LogCaptureFixture) -> None:
     """Two graphs serve every row count, each with the attention of its own step. Two models do not mix."""
-    steps, others = (CompiledSteps(Model(), ROWS, torch.device("cpu")) for _ in range(2))
+    steps, others = (CompiledSteps(Model(), [Adding()], ROWS, HOST_TRANSFERS) for _ in range(2))
     for each in (steps, others):
-        each.compile(lambda rows: adding(0.0))
+        each.compile()
     with torch.inference_mode():
         for rows in (3, 1, 2, 4, 1):
-            given = inputs(rows).model
-            for each, number in ((steps, rows + 0.5), (others, rows + 0.25)):
-                assert each.run(given, adding(number)).tolist() == expected(given, number)
+            given = inputs(rows)
+            for each, page in ((steps, rows), (others, rows + 10)):
+                assert run(each, given, page) == expected(given.model, page + 0.5)
         assert (steps.graphs, others.graphs, "runs uncompiled" in caplog.text) == (2, 2, False)
         torch.compiler.reset()  # whoever does this in the process
-        assert steps.run(given, adding(1.0)).tolist() == expected(given, 1.0)
+        assert run(steps, given, 1) == expected(given.model, 1.5)
     assert steps.graphs == 2
     assert steps.ran_uncompiled
     assert "runs uncompiled" in caplog.text
@@ -118,4 +134,4 @@ def test_no_step_is_compiled_after_the_start(caplog: pytest.LogCaptureFixture) -
 def test_a_model_that_cannot_be_traced_is_refused() -> None:
     pattern = r"^model Branching: torch.compile cannot compile it: .* Start without --enable-torch-compile"
     with pytest.raises(ModelError, match=pattern):
-        CompiledSteps(Branching(), ROWS, torch.device("cpu")).compile(lambda rows: adding(0.0))
+        CompiledSteps(Branching(), [Adding()], ROWS, HOST_TRANSFERS).compile()

@@ -16,8 +16,9 @@ from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLa
 from srv.sample.pooling import VectorRow
 from srv.sample.verify import DraftRows, DraftShape
 from srv.worker.batch import Inputs
-from srv.worker.graphs import CapturedSteps, StaticBuffers, one_token_per_row
+from srv.worker.graphs import CapturedSteps, StaticBuffers
 from srv.worker.slots import PageTables
+from srv.worker.ways import Step
 
 VOCAB = 3
 
@@ -99,6 +100,13 @@ def table(*rows: list[int]) -> PageTables:
     return (torch.tensor(rows, dtype=torch.int32),)
 
 
+def replay(made: CapturedSteps, given: Inputs, tables: PageTables) -> torch.Tensor:
+    hidden, logits, way = made.run(Step((), given, tables))
+    assert (hidden, way) == (None, "graph")
+    assert logits is not None
+    return logits
+
+
 def test_the_largest_is_captured_first() -> None:
     assert list(steps((1, 2, 8))[2].captured) == [8, 2, 1]
 
@@ -118,14 +126,18 @@ def test_the_largest_is_captured_first() -> None:
     ids=["1", "2", "3", "4", "more than captured", "a prompt among them", "scored", "hidden states returned"],
 )
 def test_which_graph_replays_a_step(given: Inputs, padded: int | None, exact: int | None) -> None:
-    assert steps()[0].count_for(given) == padded
-    assert steps(padding=False)[0].count_for(given) == exact
+    for count, padding in ((padded, True), (exact, False)):
+        made, _, graphs, _ = steps(padding=padding)
+        assert made.covers(given) == (count is not None)
+        if count is not None:
+            replay(made, given, table(*[[5]] * len(given.query_lens)))
+            assert [key for key, _ in graphs.replayed] == [count]
 
 
 def test_padded_rows_are_token_0_at_position_0_of_page_0_with_one_token() -> None:
     made, attention, graphs, buffers = steps()
-    made.replay(4, inputs(4), table([1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]))
-    logits = made.replay(4, inputs(3), table([1], [2], [3]))
+    replay(made, inputs(4), table([1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]))
+    logits = replay(made, inputs(3), table([1], [2], [3]))
     assert logits.tolist() == [[10.0, 20.0, 1.0], [11.0, 21.0, 2.0], [12.0, 22.0, 3.0]]
     assert (buffers.tokens[3].item(), buffers.positions[3].item()) == (0, 0)
     assert buffers.pages[0].tolist() == [[1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5]
@@ -137,10 +149,7 @@ def test_padded_rows_are_token_0_at_position_0_of_page_0_with_one_token() -> Non
 def test_plans_of_equal_row_counts_use_the_same_addresses() -> None:
     made, attention, _, buffers = steps()
     for rows in (1, 2, 3, 1):
-        given = inputs(rows)
-        count = made.count_for(given)
-        assert count is not None
-        made.replay(count, given, table(*[[5]] * rows))
+        replay(made, inputs(rows), table(*[[5]] * rows))
     assert {batch.page_table.data_ptr() for batch in attention.planned} == {buffers.pages[0].data_ptr()}
     assert [batch.page_table.shape for batch in attention.planned] == [(2, 5), (2, 5), (4, 5), (2, 5)]
 
@@ -148,25 +157,24 @@ def test_plans_of_equal_row_counts_use_the_same_addresses() -> None:
 def test_an_unchanged_page_table_is_not_copied_again() -> None:
     made, _, _, buffers = steps()
     pages = table([1, 2], [3, 4])
-    made.replay(2, inputs(2), pages)
+    replay(made, inputs(2), pages)
     buffers.pages[0].zero_()  # overwritten to detect whether they are filled again
-    made.replay(2, inputs(2), pages)
+    replay(made, inputs(2), pages)
     assert buffers.pages[0].count_nonzero() == 0
-    made.replay(2, inputs(2), table([1, 2], [3, 4]))
+    replay(made, inputs(2), table([1, 2], [3, 4]))
     assert buffers.pages[0][:2, :2].tolist() == [[1, 2], [3, 4]]
 
 
-def test_the_same_table_is_padded_for_another_row_count() -> None:
+def test_rows_behind_those_of_a_step_are_padded() -> None:
     made, _, _, buffers = steps((2, 4))
     four = table([1], [2], [3], [4])
-    made.replay(4, inputs(4), four)
-    pages = table([5])
-    made.replay(2, inputs(1), pages)
+    replay(made, inputs(4), four)
+    replay(made, inputs(1), table([5]))
     assert buffers.pages[0][:, 0].tolist() == [5, 0, 3, 4]
-    made.replay(4, inputs(1), pages)
-    assert buffers.pages[0][:, 0].tolist() == [5, 0, 0, 0]
-    assert buffers.tokens.tolist() == [10, 0, 0, 0]
-    assert buffers.positions.tolist() == [20, 0, 0, 0]
+    replay(made, inputs(3), table([6], [7], [8]))
+    assert buffers.pages[0][:, 0].tolist() == [6, 7, 8, 0]
+    assert buffers.tokens.tolist() == [10, 11, 12, 0]
+    assert buffers.positions.tolist() == [20, 21, 22, 0]
 
 
 def test_a_step_with_drafts_is_replayed_with_one_row_per_token() -> None:
@@ -180,9 +188,9 @@ def test_a_step_with_drafts_is_replayed_with_one_row_per_token() -> None:
         drafts=DraftRows(DraftShape([2, 1], HOST_TRANSFERS), torch.zeros(3), torch.zeros(2)),
         drafts_only=True,
     )
-    assert made.count_for(drafted) == 4
-    assert made.count_for(replace(drafted, drafts_only=False)) is None  # a prompt chunk is among the rows
-    logits = made.replay(4, *one_token_per_row(drafted, table([1, 2], [3, 0])))
+    assert made.covers(drafted)
+    assert not made.covers(replace(drafted, drafts_only=False))  # a prompt chunk is among the rows
+    logits = replay(made, drafted, table([1, 2], [3, 0]))
     assert logits.tolist() == [[10.0, 20.0, 1.0], [11.0, 21.0, 1.0], [12.0, 22.0, 3.0]]
     assert buffers.pages[0][:3].tolist() == [[1, 2, 0, 0, 0], [1, 2, 0, 0, 0], [3, 0, 0, 0, 0]]
     batch = attention.planned[-1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from host_transfers import HOST_TRANSFERS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +17,6 @@ from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionLayer
 from srv.worker.pieces import PiecewiseSteps
 
-CPU = torch.device("cpu")
 LAYERS = (AttentionLayer(0, 2, 1, 3, 1.0), AttentionLayer(1, 2, 1, 3, 1.0))
 
 
@@ -84,7 +84,7 @@ class Attention:
 
 @pytest.fixture
 def steps() -> PiecewiseSteps:
-    made = PiecewiseSteps(Model(), piece, (2, 5), CPU, padding=True)
+    made = PiecewiseSteps(Model(), (), piece, (2, 5), HOST_TRANSFERS, padding=True)
     made.capture()
     return made
 
@@ -96,14 +96,14 @@ def test_a_replay_is_the_forward_pass_of_the_true_tokens(steps: PiecewiseSteps) 
             inputs = ModelInputs(torch.arange(tokens) + 7 * tokens, torch.arange(tokens))
             assert steps.count_for(tokens) == count
             attention = Attention()
-            found = steps.replay(count, inputs, attention)
+            found = steps.replay(inputs, attention)
             assert attention.calls == [(layer, tokens) for layer in LAYERS]
             assert torch.equal(found, Model()(inputs, ForwardContext(Attention())))
 
 
 def test_which_steps_are_replayed(steps: PiecewiseSteps) -> None:
     assert [steps.count_for(tokens) for tokens in range(1, 7)] == [2, 2, 5, 5, 5, None]
-    exact = PiecewiseSteps(Model(), piece, (2, 5), CPU, padding=False)
+    exact = PiecewiseSteps(Model(), (), piece, (2, 5), HOST_TRANSFERS, padding=False)
     assert [exact.count_for(tokens) for tokens in range(1, 7)] == [None, 2, None, None, 5, None]
 
 
@@ -121,7 +121,7 @@ def test_a_failed_forward_pass_ends_its_piece() -> None:
             return x
 
     with pytest.raises(RuntimeError, match="not capturable"):
-        PiecewiseSteps(Failing(), piece, (2,), CPU, padding=True).capture()
+        PiecewiseSteps(Failing(), (), piece, (2,), HOST_TRANSFERS, padding=True).capture()
     assert Recorded.active == 0
 
 

@@ -12,14 +12,12 @@ import torch
 
 from srv.dist.group import RankGroup
 from srv.executor.spec import engine_spec
+from srv.models.layers.context import BuildContext
 from srv.planning.resolution import resolve_launch
 from srv.platform.ops import Ops
-from srv.platform.streams import host_streams
 from srv.testing.engine import user_input
-from srv.worker import rank
-from srv.worker.offload import HostWeights
+from srv.worker import load
 from srv.worker.progress import LoadProgress
-from srv.worker.rank import RankWorker
 
 
 class Terminal(StringIO):
@@ -33,15 +31,14 @@ def test_only_the_first_rank_draws_a_bar(monkeypatch: pytest.MonkeyPatch, caplog
     def build(*_: object, progress: Callable[[int, int, str], None], **__: object) -> None:
         progress(100, 50, "half")
 
-    monkeypatch.setattr(rank, "build_model", build)
+    monkeypatch.setattr(load, "build", build)
     spec = engine_spec(resolve_launch(user_input(["--device", "cpu", "--tp-size", "3"])), "", "")
     drawn = {}
     for number in range(3):
         monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-        worker = RankWorker(spec, RankGroup(rank=number, size=3))
-        worker.device = torch.device("cpu")
+        context = BuildContext(torch.device("cpu"), torch.bfloat16, Ops("cpu", ()), RankGroup(rank=number, size=3))
         with caplog.at_level(logging.INFO):
-            worker._load_model(Ops("cpu", ()), HostWeights(None, torch.empty, worker.device, host_streams()))
+            load.load_model(spec, context, lambda layers: None)
         drawn[number] = "loading" in terminal.getvalue()
     assert drawn == {0: True, 1: False, 2: False}
     assert sum("loaded" in record.message for record in caplog.records) == 3

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from srv.args.config import Config
 from srv.dist.group import RankGroup
 from srv.executor.multi_process import MultiProcessExecutor
 from srv.executor.protocol import Allocation, RankMemory
@@ -166,7 +165,7 @@ def engine(kit: Kit) -> str:
 def _check_shares(tested: EngineUnderTest, engine: _RankedEngine) -> str:
     """Fault unless every rank holds its share of the weights, and of the KV pool up to padding."""
     spec, ready = engine.spec(), engine.ready
-    config = Config.from_json(spec.config)
+    config = spec.config
     weights = tested.reference.parameters(PAIR) * torch_dtype(tested.dtype).itemsize
     pool = sum(size * (count + 1) for size, count in zip(bytes_per_page(config, spec.model), ready.pages, strict=True))
     held = zip(engine.executor.memory, engine.executor.allocations, strict=True)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.build import build
+from srv.models.choice import LayerOptions
+from srv.models.layers.context import BuildContext
 from srv.models.read import read_facts
 from srv.models.transformers.hf_check import DenseCache
 from srv.platform.interface import OpImpl
@@ -39,11 +41,8 @@ class Reference:
         impls = [OpImpl(op, "reference", lambda args: None, known[op].reference) for op in known]
         self._model = build(
             read_facts(folder),
-            ops=Ops("the reference", impls),
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            model_impl="srv",
-            load_format="auto",
+            LayerOptions(model_impl="srv"),
+            BuildContext(torch.device("cpu"), torch.float32, Ops("the reference", impls)),
         )
 
     def parameters(self, ranks: int) -> int:

@@ -25,6 +25,8 @@ from srv.models.base import NativeModel
 from srv.models.build import build
 from srv.models.checkpoints.deletion import delete_weights
 from srv.models.checkpoints.gguf_header import read_header
+from srv.models.choice import LayerOptions
+from srv.models.layers.context import BuildContext
 from srv.models.read import read_facts
 from srv.planning.plan import make_plan
 from srv.specs import ModelFacts
@@ -35,7 +37,7 @@ JSON_BYTES = b'0123456789[]{},:" -.eIFUBab\x00\xff'
 
 def weights(path: Path, facts: ModelFacts) -> dict[str, Tensor]:
     """The loaded weights by name. `facts`: of the whole file, so that only weights can differ."""
-    model = build(facts, ops=reference_ops(), device=HOST, dtype=torch.float32, model_impl="srv", load_format="auto")
+    model = build(facts, LayerOptions(model_impl="srv"), BuildContext(HOST, torch.float32, reference_ops()))
     assert isinstance(model, NativeModel)
     return {name: view.clone() for name, view in model.weight_views().items()}
 

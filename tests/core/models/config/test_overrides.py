@@ -14,6 +14,8 @@ from models_small import HOST, edit_config, expected_logits, our_logits, small_m
 
 from srv.errors import ModelError
 from srv.models.build import build
+from srv.models.choice import LayerOptions
+from srv.models.layers.context import BuildContext
 from srv.models.options import ReadOptions
 from srv.models.read import read_facts
 
@@ -47,14 +49,7 @@ def test_rope_of_both_implementations_has_the_other_values(
         edit_config(folder, **fields)
         facts = read_facts(folder, ReadOptions(overrides))
         for impl in ("srv", "transformers"):
-            ours = build(
-                facts,
-                ops=reference_ops(),
-                device=HOST,
-                dtype=torch.float32,
-                model_impl=impl,  # type: ignore[arg-type]
-                load_format="auto",
-            )
+            ours = build(facts, LayerOptions(impl), BuildContext(HOST, torch.float32, reference_ops()))
             torch.testing.assert_close(our_logits(ours, tokens), wanted, atol=3e-4, rtol=1e-3)
 
 
