@@ -40,6 +40,7 @@ from srv.executor.rank_messages import (
     Stepped,
     ToRank,
 )
+from srv.executor.spec import decode
 from srv.sched.plan import Result
 
 VARIABLE = "SRV_TEST_RANK_SCRIPT"
@@ -47,7 +48,7 @@ EXIT_STATUS = 3
 
 
 def main() -> None:
-    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=RankSpec)
+    spec = decode(sys.stdin.buffer.read(), RankSpec)
     rank, context = spec.group.rank, zmq.Context()
     behaviour = json.loads(os.environ[VARIABLE])[rank]
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from e2e_support import gone, wait_until
 from engine_small import Small, engine, make_small, message, messages, prompted
@@ -29,7 +28,7 @@ from srv.dist.group import RankGroup
 from srv.errors import RankLost, Refusal
 from srv.executor.multi_process import MultiProcessExecutor
 from srv.executor.rank_messages import RankSpec
-from srv.executor.spec import engine_spec
+from srv.executor.spec import encode, engine_spec
 from srv.io.channel import SocketDirectory
 from srv.models.locate import demo_model
 from srv.planning.resolution import resolve_launch
@@ -272,7 +271,7 @@ def test_a_rank_whose_engine_ends_while_it_waits_for_the_others_ends_too(llama: 
         from_ranks=directory.address("from_ranks"),
         parent=0,
     )
-    arguments = [sys.executable, "-c", ORPHAN, msgspec.json.encode(spec).decode(), "3"]
+    arguments = [sys.executable, "-c", ORPHAN, encode(spec).decode(), "3"]
     pid = int(subprocess.run(arguments, capture_output=True, check=True, timeout=60).stdout)
     wait_until(lambda: gone(pid) and not directory.path.exists(), 30, "the rank and its directory are gone")
     directory.close()
