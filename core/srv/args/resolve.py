@@ -36,13 +36,15 @@ from srv.args.rules import inert
 from srv.args.spec import Argument
 from srv.args.statement import BackendChoice, Layer, Provenance, Quantity, Resolved, Statement, UserInput, UserStatement
 from srv.args.support import REFUSED, by_argument_on, constraints_from_support, support_of_value
-from srv.args.wording import names_used, reworded, without_excluded
+from srv.args.wording import EXCLUDED, names_used, reworded, without_excluded
 from srv.errors import PluginError, Refusal, Rejection
 from srv.platform.experts import FAMILY as MOE
 from srv.platform.experts import with_added
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
+
+_GIVING_WAY = (Layer.MODEL, Layer.PLATFORM)  # the layers whose defaults give way to what the user set
 
 
 @dataclass
@@ -52,8 +54,7 @@ class _State:
     `support`: the platform's declarations for this device, by argument. `statements`: by argument. `values`: resolved
     arguments and quantities by name. `derived_from`: the names from which a resolved value was computed.
     `refused`: arguments that have a rejection. `carried`: rejections of values that are resolved nevertheless; None
-    for a launch. `yielding`: arguments whose defaults of the model and the platform give
-    way, because what the user set excludes them.
+    for a launch.
     """
 
     facts: Facts
@@ -66,7 +67,6 @@ class _State:
     rejections: list[Rejection] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     carried: list[Rejection] | None = None
-    yielding: set[str] = field(default_factory=set)
 
     def reject(self, argument: str, code: str, value: Any, source: str, reason: str, remedy: str) -> None:
         shown = ARGUMENTS[argument].show(value)
@@ -100,23 +100,17 @@ def resolve(
     extras = resolve_extras(user.statements, plugin_arguments())
     known = user._replace(statements=tuple(each for each in user.statements if each.argument in ARGUMENTS))
     defaults = owned_defaults(manifest, chosen_because if user.value("device") is None else None)
-    yielding: set[str] = set()
-    while True:
-        state = _State(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
-        state.carried = [] if carry else None
-        state.rejections += extras.rejections
-        state.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
-        _add_user_statements(state, known, manifest)
-        choice = _choose_backends(state, manifest, backends)
-        kept = [each for each in defaults if each.layer is Layer.GENERIC or each.default.argument not in yielding]
-        _resolve_all(state, kept, owned_contributions(manifest))
-        if state.carried is None or state.rejections:
-            _check_constraints(state, manifest, state.rejections)
-        else:
-            _check_constraints(state, manifest, state.carried)
-        if not state.yielding:
-            break
-        yielding |= state.yielding  # each time at least one argument more, so this ends
+    state = _State(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
+    state.carried = [] if carry else None
+    state.rejections += extras.rejections
+    state.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
+    _add_user_statements(state, known, manifest)
+    choice = _choose_backends(state, manifest, backends)
+    _resolve_all(state, defaults, owned_contributions(manifest), _excluding(manifest, defaults))
+    if state.carried is None or state.rejections:
+        _check_constraints(state, manifest, state.rejections)
+    else:
+        _check_constraints(state, manifest, state.carried)
     used = names_used(user.statements)
     carried = [reworded(each, used) for each in state.carried or ()]
     if state.rejections:
@@ -210,10 +204,31 @@ def _choose_backends(
     return selection.backends
 
 
+def _excluding(
+    manifest: Manifest | None, defaults: Sequence[OwnedDefault]
+) -> Mapping[str, list[tuple[str, Constraint]]]:
+    """The constraints that exclude a value, with their owners, of each argument with a default that gives way."""
+    owned = [("srv", each) for each in (*CONSTRAINTS, *(DEVICE_CONSTRAINTS if manifest else ()))]
+    if manifest is not None:
+        owned += [(f"platform {manifest.name}", each) for each in manifest.facts.constraints]
+    arguments = {each.default.argument for each in defaults if each.layer in _GIVING_WAY}
+    excluding: dict[str, list[tuple[str, Constraint]]] = {}
+    for owner, each in owned:
+        if each.code == EXCLUDED and each.argument in arguments:
+            excluding.setdefault(each.argument, []).append((owner, each))
+    return excluding
+
+
 def _resolve_all(
-    state: _State, defaults: Sequence[OwnedDefault], contributions: Sequence[tuple[str, Contribution]]
+    state: _State,
+    defaults: Sequence[OwnedDefault],
+    contributions: Sequence[tuple[str, Contribution]],
+    excluding: Mapping[str, Sequence[tuple[str, Constraint]]],
 ) -> None:
-    """Resolve every argument and quantity after those that its defaults or contributions read."""
+    """Resolve every argument and quantity after those that its defaults, constraints or contributions read.
+
+    excluding: constraints, by argument, to which its defaults of the model and the platform give way.
+    """
     by_argument: dict[str, list[OwnedDefault]] = {}
     for each in defaults:
         by_argument.setdefault(each.default.argument, []).append(each)
@@ -223,6 +238,8 @@ def _resolve_all(
             state.values[name], state.provenance[name] = provenance.value, provenance
     readers = [(each.owner, "default of", each.default.argument, each.default.reads) for each in defaults]
     readers += [(owner, f"contribution {each.name} to", each.quantity, each.reads) for owner, each in contributions]
+    for owned in excluding.values():
+        readers += [(owner, f"constraint {each.code} on", each.argument, each.reads) for owner, each in owned]
     for name in _order(tuple(readers), bool(contributions)):
         if name in QUANTITIES:
             parts = [each for each in contributions if each[1].quantity == name]
@@ -230,6 +247,10 @@ def _resolve_all(
             state.values[name] = state.quantities[name].total
         elif name not in unstated:
             _resolve_argument(state, name, by_argument.get(name, ()))
+            if any(_gives_way(state, owner, each) for owner, each in excluding.get(name, ())):
+                state.statements[name] = [each for each in state.statements[name] if each.layer not in _GIVING_WAY]
+                _settle(state, name)
+            _reject_disagreement(state, name)
 
 
 @functools.lru_cache(maxsize=64)  # the same for every launch on a platform; the support matrix asks thousands of times
@@ -266,9 +287,13 @@ def _resolve_argument(state: _State, name: str, defaults: Sequence[OwnedDefault]
             statements.append(Statement(name, value, owned.layer, owned.owner, reason, reads=owned.default.reads))
     if not any(each.layer is Layer.GENERIC for each in statements):
         statements.append(Statement(name, argument.default, Layer.GENERIC, "srv", GENERIC_REASON))
-    ranked = sorted(statements, key=lambda each: (each.layer, each.origin), reverse=True)
-    winner = _winner(argument, ranked)
-    _reject_disagreement(state, winner, statements)
+    _settle(state, name)
+
+
+def _settle(state: _State, name: str) -> None:
+    """The value of an argument, from all that is stated about it."""
+    ranked = sorted(state.statements[name], key=lambda each: (each.layer, each.origin), reverse=True)
+    winner = _winner(ARGUMENTS[name], ranked)
     overridden = tuple(each for each in ranked if each is not winner and each.value is not None)
     state.values[name] = winner.value
     state.derived_from[name] = winner.reads
@@ -313,12 +338,13 @@ def _validated(value: Any, name: str, owned: OwnedDefault) -> Any:
     return value
 
 
-def _reject_disagreement(state: _State, winner: Statement, statements: Sequence[Statement]) -> None:
+def _reject_disagreement(state: _State, name: str) -> None:
     """Reject different values in the winning layer; in the layer USER they are allowed, because origins are ranked."""
-    peers = [each for each in statements if each.layer is winner.layer and each.value != winner.value]
+    argument, winner = ARGUMENTS[name], state.provenance[name]
+    peers = [each for each in state.statements[name] if each.layer is winner.layer and each.value != winner.value]
     if not peers or winner.layer is Layer.USER:
         return
-    argument, peer = ARGUMENTS[winner.argument], peers[0]
+    peer = peers[0]
     reason = f"{peer.owner} sets {argument.show(peer.value)} because {peer.reason}"
     reason += f", but {winner.owner} sets {argument.show(winner.value)} because {winner.reason}"
     owners = f"{winner.owner} and {peer.owner}"
@@ -339,8 +365,6 @@ def _check_constraints(state: _State, manifest: Manifest | None, rejections: lis
     for owner, each in owned:
         if (rejected := _violation(state, owner, each)) is not None:
             violations.append(rejected)
-            if _yields(state, each):
-                state.yielding.add(each.argument)
     invalid = state.refused | {rejected.what for rejected in violations}
     # The rejection of a value that was computed from an invalid one would only repeat that one's rejection.
     left = [
@@ -352,12 +376,12 @@ def _check_constraints(state: _State, manifest: Manifest | None, rejections: lis
     rejections += [each for each in left if each.code != inert.CODE or each.what not in faulty]
 
 
-def _yields(state: _State, violated: Constraint) -> bool:
+def _gives_way(state: _State, owner: str, excluding: Constraint) -> bool:
     """Whether a default of the model or the platform is excluded by something that the user set."""
-    if violated.code != "excluded" or state.provenance[violated.argument].layer not in (Layer.MODEL, Layer.PLATFORM):
+    if state.provenance[excluding.argument].layer not in _GIVING_WAY:
         return False
-    read = [state.provenance[name] for name in violated.reads if name in state.provenance]
-    return any(each.layer is Layer.USER for each in read)
+    read = [state.provenance[name] for name in excluding.reads if name in state.provenance]
+    return any(each.layer is Layer.USER for each in read) and _violation(state, owner, excluding) is not None
 
 
 def _violation(state: _State, owner: str, constraint: Constraint) -> Rejection | None:

@@ -53,10 +53,13 @@ def reworded(rejected: Rejection, used: Mapping[str, str]) -> Rejection:
     return replace(rejected, reason=reword(rejected.reason), remedy=reword(rejected.remedy))
 
 
+EXCLUDED = "excluded"  # the code of constraints that say that another setting excludes a value
+
+
 def without_excluded(violations: Sequence[Rejection]) -> list[Rejection]:
     """The rejections, without those that only say which other setting excludes a value that is unsupported anyway.
 
     Changing that other setting, as such a rejection advises, would not help.
     """
     unsupported = {each.what for each in violations if each.code == "unsupported"}
-    return [each for each in violations if each.code != "excluded" or each.what not in unsupported]
+    return [each for each in violations if each.code != EXCLUDED or each.what not in unsupported]
