@@ -98,12 +98,11 @@ def choose_backends(
     user: Mapping[str, Statement],
     *,
     ops: Sequence[OpSpec] = (),
-    carry: bool = False,
 ) -> BackendSelection:
     """Select backends for all slots together. `user` holds the user's winning statement by argument.
 
     The backends see the model as one rank does. A model without experts needs no backend for these. `ops`: those of the
-    platform. `carry`: choose for the other slots if no backend fits into one.
+    platform. If no backend fits into one slot, the others are chosen nevertheless.
     """
     values = {name: statement.value for name, statement in user.items()}
     moe = None if facts.model is None else mixture(facts.model, values)
@@ -118,7 +117,7 @@ def choose_backends(
     rejections = _distinct(rejected for slot in judged for rejected in _slot_rejections(slot, platform, user))
     rejections = rejections if states is None else (states, *rejections)
     carried: tuple[Rejection, ...] = ()
-    if carry and all(each.code in _CARRIED for each in rejections):
+    if all(each.code in _CARRIED for each in rejections):
         carried, rejections = rejections, ()
         slots = [slot for slot in slots if slot.eligible()]
     if rejections:

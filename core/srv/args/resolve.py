@@ -53,8 +53,7 @@ class _State:
 
     `support`: the platform's declarations for this device, by argument. `statements`: by argument. `values`: resolved
     arguments and quantities by name. `derived_from`: the names from which a resolved value was computed.
-    `refused`: arguments that have a rejection. `carried`: rejections of values that are resolved nevertheless; None
-    for a launch.
+    `refused`: arguments that have a rejection. `carried`: those of values that are resolved nevertheless.
     """
 
     facts: Facts
@@ -66,7 +65,7 @@ class _State:
     quantities: dict[str, Quantity] = field(default_factory=dict)
     rejections: list[Rejection] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
-    carried: list[Rejection] | None = None
+    carried: list[Rejection] = field(default_factory=list)
 
     def reject(self, argument: str, code: str, value: Any, source: str, reason: str, remedy: str) -> None:
         shown = ARGUMENTS[argument].show(value)
@@ -87,9 +86,9 @@ def resolve(
     """Resolve all arguments, or raise `Refusal` with all rejections.
 
     Pass `manifest` and `device` together, or neither (then no platform takes part). `backends`: third-party specs by
-    family. `chosen_because` completes "device = NAME because ...". `carry`: resolve planned values, and values that
-    violate a constraint, with their rejections in `Resolved.refusals`; a launch never does. PluginError: a default,
-    contribution, constraint or backend of a plugin is invalid, independently of the user's values.
+    family. `chosen_because` completes "device = NAME because ...". Planned values, and values that violate a
+    constraint, are resolved like others; `carry`: their rejections are in `Resolved.refusals` instead of raised.
+    PluginError: a default, contribution, constraint or backend of a plugin is invalid, whatever the user sets.
     """
     if (manifest is None) != (device is None):
         raise ValueError("pass manifest and device together, or neither")
@@ -101,19 +100,15 @@ def resolve(
     known = user._replace(statements=tuple(each for each in user.statements if each.argument in ARGUMENTS))
     defaults = owned_defaults(manifest, chosen_because if user.value("device") is None else None)
     state = _State(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
-    state.carried = [] if carry else None
     state.rejections += extras.rejections
     state.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
     _add_user_statements(state, known, manifest)
     choice = _choose_backends(state, manifest, backends)
     _resolve_all(state, defaults, owned_contributions(manifest), _excluding(manifest, defaults))
-    if state.carried is None or state.rejections:
-        _check_constraints(state, manifest, state.rejections)
-    else:
-        _check_constraints(state, manifest, state.carried)
+    _check_constraints(state, manifest, state.rejections or state.carried)
     used = names_used(user.statements)
-    carried = [reworded(each, used) for each in state.carried or ()]
-    if state.rejections:
+    carried = [reworded(each, used) for each in state.carried]
+    if state.rejections or (state.carried and not carry):
         raise Refusal(list(dict.fromkeys([*carried, *(reworded(each, used) for each in state.rejections)])))
     return Resolved(
         make_config({name: state.values[name] for name in ARGUMENTS}, extras.values),
@@ -141,12 +136,8 @@ def _add_user_statements(state: _State, user: UserInput, manifest: Manifest | No
             state.reject(argument.name, "bad_value", value, source, f"it {error}", remedy)
         elif planned := argument.planned_reason(value):
             remedy = _keep_default(argument) if argument.arg.planned else _implemented_choices(argument)
-            if state.carried is None:
-                state.reject(argument.name, "planned", value, source, planned, remedy)
-            else:
-                shown = argument.show(value)
-                state.carried.append(Rejection("planned", argument.name, shown, source, planned, remedy))
-                _state_value(state, given)
+            state.carried.append(Rejection("planned", argument.name, argument.show(value), source, planned, remedy))
+            _state_value(state, given)
         elif manifest and needs and needs not in state.facts.capabilities and value != argument.default:
             reason = f"platform {manifest.name} does not have the capability {needs} on this device"
             declared = support_of_value(argument, value, state.support.get(argument.name, ()))
@@ -184,9 +175,8 @@ def _choose_backends(
         return {}
     offered = {family: (*manifest.facts.backends.get(family, ()), *extra.get(family, ())) for family in FAMILIES}
     user = _user_winners(state)
-    carry = state.carried is not None
     ops = with_added(manifest.facts.ops, offered[MOE])
-    selection: BackendSelection = choose_backends(manifest.name, offered, state.facts, user, ops=ops, carry=carry)
+    selection: BackendSelection = choose_backends(manifest.name, offered, state.facts, user, ops=ops)
     for statement in selection.statements:
         state.statements[statement.argument].append(statement)
     # Where the platform declares a value unsupported, its own reason is given.
@@ -199,8 +189,7 @@ def _choose_backends(
     rejections = (*selection.rejections, *overridden, *unread_arguments(asked, selection.backends), *unknown)
     state.rejections.extend(rejections)
     state.refused.update(name for rejected in rejections if (name := rejected.what) in ARGUMENTS)
-    if state.carried is not None:
-        state.carried += selection.carried
+    state.carried += selection.carried
     return selection.backends
 
 
@@ -370,7 +359,7 @@ def _check_constraints(state: _State, manifest: Manifest | None, rejections: lis
     left = [
         each for each in without_excluded(violations) if not invalid.intersection(state.derived_from.get(each.what, ()))
     ]
-    planned = {each.what for each in state.carried or ()}  # that a launch would refuse them is said
+    planned = {each.what for each in state.carried}  # that a launch would refuse them is said
     left = [each for each in left if each.what not in planned]
     faulty = {each.what for each in left if each.code != inert.CODE}  # another reason says more
     rejections += [each for each in left if each.code != inert.CODE or each.what not in faulty]
