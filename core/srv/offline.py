@@ -45,10 +45,10 @@ from srv.offline_inputs import Body, as_batch, prompt_batch, request_bodies
 from srv.planning.resolution import LaunchContext, resolve_launch
 from srv.server.client import EngineClient
 from srv.server.generation import CompletedSequence
-from srv.server.protocols.chat import Chat
-from srv.server.protocols.completions import Completions
-from srv.server.protocols.embeddings import Embeddings
-from srv.server.protocols.openai import OpenAIEndpoint
+from srv.server.protocols.openai.chat import Chat
+from srv.server.protocols.openai.common import OpenAIEndpoint
+from srv.server.protocols.openai.completions import Completions
+from srv.server.protocols.pooled.embeddings import Embeddings
 from srv.server.request.grammar_rules import not_enforced
 from srv.server.service import Service
 from srv.server.start import server_settings, start_engine

@@ -75,7 +75,7 @@ FAULTS = (
     ),
     Fault(
         name="stream-without-its-end",
-        file="core/srv/server/protocols/openai.py",
+        file="core/srv/server/protocols/openai/common.py",
         text=' else b"") + DONE\n',
         planted=' else b"")\n',
         effect="Streams do not end with [DONE], and clients wait for more.",
@@ -188,7 +188,7 @@ FAULTS = (
     ),
     Fault(
         name="special-tokens-twice",
-        file="core/srv/server/protocols/reply_reader.py",
+        file="core/srv/server/protocols/common/reply_reader.py",
         text="special=False,",
         planted="special=True,",
         effect="Chat prompts begin with two begin-of-text tokens, and answers get worse.",
@@ -228,7 +228,7 @@ FAULTS = (
     ),
     Fault(
         name="embedding-disconnect-ignored",
-        file="core/srv/server/protocols/embeddings.py",
+        file="core/srv/server/protocols/pooled/embeddings.py",
         text="await while_connected(request.receive, work)",
         planted="await work",
         effect="The prompts of a client that has disconnected are still computed.",
@@ -236,7 +236,7 @@ FAULTS = (
     ),
     Fault(
         name="hidden-states-past-the-stop-string",
-        file="core/srv/server/protocols/native.py",
+        file="core/srv/server/protocols/native/generate.py",
         text="entries = range(max(1, sequence.completion_tokens))",
         planted="entries = range(max(1, len(states) // size - len(prompt) + 1))",
         effect="The hidden states include those of tokens after the stop string, and do not match the output ids.",
@@ -260,7 +260,7 @@ FAULTS = (
     ),
     Fault(
         name="cut-arguments-are-refused",
-        file="core/srv/server/protocols/conversations.py",
+        file="core/srv/server/protocols/common/conversations.py",
         text="    for form in _simpler_forms(conversation.messages):\n",
         planted="    for form in [with_leading_system_only(conversation.messages)]:\n",
         effect="A history with a call that max_tokens cut is refused by templates that iterate over arguments.",

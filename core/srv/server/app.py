@@ -28,27 +28,27 @@ from srv.server.http.request_ids import RequestIds
 from srv.server.http.root_path import RootPath
 from srv.server.observe.crash_dump import CrashRecorder
 from srv.server.observe.tracing import Tracer
-from srv.server.protocols.admin import Admin
-from srv.server.protocols.anthropic import CountTokens, Messages
-from srv.server.protocols.anthropic_fields import CountTokensBody, MessagesBody
-from srv.server.protocols.batches import BATCH_ENDPOINTS, BatchBody, Batches
-from srv.server.protocols.chat import Chat
-from srv.server.protocols.completions import Completions
-from srv.server.protocols.embeddings import Embeddings
-from srv.server.protocols.expert_usage import ExpertUsageRecord
-from srv.server.protocols.files import Files
-from srv.server.protocols.native import NativeGenerate
-from srv.server.protocols.native_fields import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
-from srv.server.protocols.openai_fields import ChatBody, CompletionBody, EmbeddingBody
+from srv.server.protocols.anthropic.fields import CountTokensBody, MessagesBody
+from srv.server.protocols.anthropic.messages import CountTokens, Messages
+from srv.server.protocols.native.fields import AbortBody, GenerateBody
+from srv.server.protocols.native.generate import NativeGenerate
+from srv.server.protocols.openai.batches import BATCH_ENDPOINTS, BatchBody, Batches
+from srv.server.protocols.openai.chat import Chat
+from srv.server.protocols.openai.completions import Completions
+from srv.server.protocols.openai.fields import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from srv.server.protocols.openai.files import Files
 from srv.server.protocols.openapi import Endpoint, openapi_document
-from srv.server.protocols.operation import LogLevelBody, Operation, PauseBody
-from srv.server.protocols.page import Page
+from srv.server.protocols.operators.admin import Admin
+from srv.server.protocols.operators.expert_usage import ExpertUsageRecord
+from srv.server.protocols.operators.operation import LogLevelBody, Operation, PauseBody
+from srv.server.protocols.operators.page import Page
+from srv.server.protocols.operators.profiling import Profiling, StartProfileBody
 from srv.server.protocols.plugin_routes import add_plugin_routes, describe_plugin_routes
-from srv.server.protocols.pooled import Classify, Rerank, Score
-from srv.server.protocols.pooled_fields import ClassifyBody, RerankBody, ScoreBody
-from srv.server.protocols.profiling import Profiling, StartProfileBody
-from srv.server.protocols.responses import Responses
-from srv.server.protocols.responses_fields import ResponsesBody
+from srv.server.protocols.pooled.embeddings import Embeddings
+from srv.server.protocols.pooled.fields import ClassifyBody, RerankBody, ScoreBody
+from srv.server.protocols.pooled.scores import Classify, Rerank, Score
+from srv.server.protocols.responses.fields import ResponsesBody
+from srv.server.protocols.responses.responses import Responses
 from srv.server.request.fields import RequestBody
 from srv.server.service import Service
 from srv.server.settings import ServerSettings

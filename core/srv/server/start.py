@@ -25,8 +25,8 @@ from srv.server.http.access import Access
 from srv.server.http.client_keys import ClientKey
 from srv.server.http.keys import is_loopback
 from srv.server.observe.metric_aliases import PoolShape
-from srv.server.protocols.fingerprint import system_fingerprint
-from srv.server.protocols.sampling_defaults import sampling_defaults
+from srv.server.protocols.native.sampling_defaults import sampling_defaults
+from srv.server.protocols.openai.fingerprint import system_fingerprint
 from srv.server.settings import GrammarSettings, ServerSettings
 from srv.server.text.checks import check_case
 from srv.server.text.encoded_template import EncodedTemplate, encoded_template

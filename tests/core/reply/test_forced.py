@@ -19,7 +19,7 @@ from srv.reply.formats import TOOL_NAMES, choose
 from srv.reply.parser import ParserOptions
 from srv.reply.rows import TaggedBody
 from srv.reply.tools import Choice, Tool, ToolUse
-from srv.server.protocols.reply_reader import constrained
+from srv.server.protocols.common.reply_reader import constrained
 from srv.server.request.sampling_fields import Sampling
 from srv.types import Vocabulary
 

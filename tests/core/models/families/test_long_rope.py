@@ -25,7 +25,7 @@ from srv.models.layers.rope_config import rope_config
 from srv.models.read import read_facts
 from srv.models.transformers.hf_rope import fix_long_rope
 from srv.models.unsupported import UnsupportedConfig
-from srv.server.protocols.fingerprint import system_fingerprint
+from srv.server.protocols.openai.fingerprint import system_fingerprint
 
 ORIGINAL, DECLARED = 16, SIZES["max_position_embeddings"]
 FACTORS = {"short_factor": [1.0, 1.4], "long_factor": [2.0, 8.0]}

@@ -15,8 +15,8 @@ from server_support import MODEL, STORED_FILE, serving, settings_for
 from srv.errors import RequestError
 from srv.server.app import REQUEST_BODIES
 from srv.server.http.body import BodyLimits, parse
-from srv.server.protocols.native_fields import NativeSampling
-from srv.server.protocols.openai_fields import ChatMessage, StreamOptions
+from srv.server.protocols.native.fields import NativeSampling
+from srv.server.protocols.openai.fields import ChatMessage, StreamOptions
 from srv.server.request.fields import RequestBody, field_table
 from srv.server.request.neutral import NEUTRAL, NOTHING
 

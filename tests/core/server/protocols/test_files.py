@@ -19,7 +19,7 @@ from starlette.types import Message
 from srv.errors import RequestError
 from srv.server.batches.files import FileStore, StoredFile
 from srv.server.batches.multipart import read_form
-from srv.server.protocols.files import Download
+from srv.server.protocols.openai.files import Download
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from args_world import CAPABLE, manifest, model, resolved, user
 
-from srv.server.protocols.fingerprint import system_fingerprint
+from srv.server.protocols.openai.fingerprint import system_fingerprint
 
 
 def test_it_changes_with_weights_and_configuration_only(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from every import every
 from server_support import CONTEXT, MODEL, serving
 
 from srv.models.score_template import ScoreTemplate
-from srv.server.protocols.scoring import activated
+from srv.server.protocols.pooled.scoring import activated
 from srv.server.text.encoded_template import EncodedTemplate
 from srv.testing.fake_engine import BOS, EOS, ByteTokenizer, FakeEngine
 from srv.types import DenseLayer, PooledHead, PooledOutput, Pooling, PoolingParams, RequestSpec

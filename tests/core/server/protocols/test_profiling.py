@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from server_support import serving
 
-from srv.server.protocols.profiling import MAX_FOLDERS
+from srv.server.protocols.operators.profiling import MAX_FOLDERS
 
 pytestmark = pytest.mark.anyio
 

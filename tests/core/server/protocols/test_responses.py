@@ -11,7 +11,7 @@ from every import every
 from server_support import MODEL, Serving, eventually, generating, prompt, serving
 
 from srv.reply.formats import choose
-from srv.server.protocols.response_store import ResponseStore, StoredResponse
+from srv.server.protocols.responses.store import ResponseStore, StoredResponse
 from srv.testing.fake_engine import EOS, FakeEngine
 
 pytestmark = pytest.mark.anyio

@@ -17,9 +17,9 @@ from server_support import serving
 from srv.args.resolve import resolve
 from srv.errors import Refusal
 from srv.sample.third_party import ProcessorFacts
-from srv.server.protocols.native_fields import NativeSampling
-from srv.server.protocols.openai_fields import ChatBody, CompletionBody
-from srv.server.protocols.sampling_defaults import sampling_defaults
+from srv.server.protocols.native.fields import NativeSampling
+from srv.server.protocols.native.sampling_defaults import sampling_defaults
+from srv.server.protocols.openai.fields import ChatBody, CompletionBody
 from srv.server.request.custom_processors import MAX_PARAMS_BYTES
 from srv.types import SamplingOptions, SamplingParams
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from server_support import events_of, eventually, serving
 
-from srv.server.protocols import logprobs
+from srv.server.protocols.common import logprobs
 from srv.testing.fake_engine import FakeEngine
 from srv.types import PoolingParams, RequestSpec, SamplingParams
 

@@ -1,0 +1,1 @@
+"""What the protocols share: from a conversation to the events of a reply, and their fields."""

@@ -1,0 +1,1 @@
+"""The native endpoint, with SGLang's names."""

@@ -1,0 +1,1 @@
+"""OpenAI's APIs of generation, files and batches."""
