@@ -274,9 +274,6 @@ def _models(context: VariantContext) -> Mapping[str, ModelFacts]:
     if common is None:
         return {}
     latent = replace(common, architecture="DeepseekV3ForCausalLM", heads=128, config={**common.config, **_LATENT})
-    chunks = replace(
-        common, architecture="Qwen2ForCausalLM", config={**common.config, "dual_chunk_attention_config": {}}
-    )
     sinks = replace(common, architecture="GptOssForCausalLM")
     # Half of these columns are not whole quantization blocks.
     blocks = replace(common, config={**common.config, "intermediate_size": 11008}, column_block=256)
@@ -285,7 +282,6 @@ def _models(context: VariantContext) -> Mapping[str, ModelFacts]:
     return {
         "": common,
         " for latent attention": latent,
-        " for dual chunk attention": chunks,
         " for GPT-OSS": sinks,
         " for K-quants": blocks,
         " for recurrent layers": recurrent_model(),

@@ -68,15 +68,10 @@ def device(platform: str, profile: str, **versions: str) -> DeviceFacts:
     return replace(FACTS[platform].profiles[profile], versions=versions)
 
 
-def fit(
-    on: DeviceFacts, platform: str, family: str, name: str, about: ModelFacts | None, *, rule: Any = None, **user: Any
-) -> Any:
-    """What a backend requires, or the reasons why it does not fit as one text. `user`: the values that the user set.
-
-    `rule`: a check in place of the backend's own.
-    """
+def fit(on: DeviceFacts, platform: str, family: str, name: str, about: ModelFacts | None, **user: Any) -> Any:
+    """What a backend requires, or the reasons why it does not fit as one text. `user`: the values that the user set."""
     (spec,) = (spec for spec in FACTS[platform].backends[family] if spec.name == name)
-    answer = (rule or spec.check)(FakeContext(on, about, user))
+    answer = spec.check(FakeContext(on, about, user))
     if isinstance(answer, Unfit):
         assert answer.reasons
         return "; ".join(answer.reasons)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,11 +22,10 @@ from srv.args.spec import Argument
 from srv.cli import main as cli
 from srv.errors import PlatformUnavailable
 from srv.models.families.registry import built_in_native_names, find
-from srv.platform.facts import Support
+from srv.platform.facts import Requires, ResolutionContext, Support, Unfit
 from srv.platform.manifest import EngineContext
 from srv.platform.placeholder import PlatformPlaceholder
 from srv.platform.registry import find_platforms
-from srv_cuda.attention_specs import RULES
 from srv_kernels.contracts import CONTRACTS
 from srv_matrix.feature_pages import feature_pages
 from srv_matrix.features import OTHERS
@@ -261,13 +262,16 @@ def test_constraints_of_two_arguments_are_one_pair() -> None:
     assert both.count("; not ") == 1  # two constraints, one for each argument
 
 
-def reasons_of_pairs(platform: str, variant: str) -> dict[frozenset[str], str]:
-    """By the rules of all attention kernels, also of those that srv knows but does not call."""
+Check = Callable[[ResolutionContext], Requires | Unfit]
+
+
+def reasons_of_pairs(platform: str, variant: str, *rules: Check) -> dict[frozenset[str], str]:
+    """`rules`: in place of those of the platform's first attention backends."""
     manifest = find_platforms()[platform].loaded
-    if platform == "cuda":
-        facts = manifest.facts
-        specs = tuple(replace(spec, check=RULES.get(spec.name, spec.check)) for spec in facts.backends["attention"])
-        manifest = replace(manifest, facts=replace(facts, backends={**facts.backends, "attention": specs}))
+    specs = manifest.facts.backends["attention"]
+    ruled = tuple(replace(spec, check=rule) for spec, rule in zip(specs, rules, strict=False))
+    backends = {**manifest.facts.backends, "attention": (*ruled, *specs[len(rules) :])}
+    manifest = replace(manifest, facts=replace(manifest.facts, backends=backends))
     records = pairs(make_variant_context(manifest, variant, sample_models()[0]), {})
     return {frozenset(each.feature.removeprefix("pair:").split("+")): each.reason for each in records}
 
@@ -275,45 +279,48 @@ def reasons_of_pairs(platform: str, variant: str) -> dict[frozenset[str], str]:
 NAMES = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
-@pytest.mark.slow
+def only_graphless(context: ResolutionContext) -> Requires | Unfit:
+    """Requirements of several arguments, one of latent attention only, and a refusal of one value."""
+    if context["kv_cache_dtype"] == "fp8_e5m2":
+        return Unfit(("it reads no fp8_e5m2",))
+    latent = context.model is not None and "kv_lora_rank" in context.model.config
+    pages = (64, 32) if latent else (128,)
+    return Requires({"enable_mixed_chunk": (False,), "disable_graphs": (True,), "page_size": pages})
+
+
 @every("name", NAMES)
 @every(
-    ("variant", "other", "requirement"),
+    ("other", "requirement"),
     [
-        ("sm100", "page_size", "trtllm_mha requires page_size 64, 32, 16"),
-        ("sm100", "page_size", "flashmla requires page_size 64 for latent attention"),
-        ("sm100", "page_size", "cutlass_mla requires page_size 128 for latent attention"),
-        ("sm100", "page_size", "trtllm_mla requires page_size 64, 32 for latent attention"),
-        ("sm100", "kv_cache_dtype", "trtllm_mla requires kv_cache_dtype auto, fp8_e4m3 for latent attention"),
-        (
-            "sm90",
-            "kv_cache_dtype",
-            "fa3 does not fit kv_cache_dtype fp8_e5m2: it does not support a KV pool in fp8_e5m2",
-        ),
-        (
-            "sm90",
-            "enable_mixed_chunk",
-            "dual_chunk_flash_attn requires enable_mixed_chunk false for dual chunk attention",
-        ),
-        ("sm90", "disable_graphs", "dual_chunk_flash_attn requires disable_graphs true for dual chunk attention"),
-        ("sm90", "disable_radix_cache", "dual_chunk_flash_attn requires disable_radix_cache true for dual chunk"),
+        ("page_size", "triton requires page_size 128"),
+        ("page_size", "triton requires page_size 64, 32 for latent attention"),
+        ("enable_mixed_chunk", "triton requires enable_mixed_chunk false"),
+        ("disable_graphs", "triton requires disable_graphs true"),
+        ("kv_cache_dtype", "triton does not fit kv_cache_dtype fp8_e5m2: it reads no fp8_e5m2"),
     ],
 )
 def test_requirement_of_a_backend_is_a_pair_with_each_argument_that_selects_it(
-    name: str, variant: str, other: str, requirement: str
+    name: str, other: str, requirement: str
 ) -> None:
-    assert f"{name} {requirement}" in reasons_of_pairs("cuda", variant)[frozenset((name, other))]
+    assert f"{name} {requirement}" in pairs_of_graphless()[frozenset((name, other))]
+
+
+@cache
+def pairs_of_graphless() -> dict[frozenset[str], str]:
+    return reasons_of_pairs("cuda", "sm90", only_graphless)
 
 
 def test_backend_of_one_slot_has_pairs_of_that_slot_only() -> None:
-    found = reasons_of_pairs("cuda", "sm90")
-    assert "trtllm_mha requires" in found[frozenset(("decode_attention_backend", "page_size"))]
-    assert "trtllm_mha" not in found[frozenset(("prefill_attention_backend", "page_size"))]
+    rule = Requires({"page_size": (64, 32, 16)}, (NAMES[2],))
+    found = reasons_of_pairs("cuda", "sm90", lambda context: rule)
+    assert "triton requires" in found[frozenset(("decode_attention_backend", "page_size"))]
+    assert "triton" not in found.get(frozenset(("prefill_attention_backend", "page_size")), "")
 
 
 def test_two_slots_that_cannot_share_a_pool_are_a_pair() -> None:
     axes = reasons_of_pairs("cpu", "avx512")
-    sizes = reasons_of_pairs("cuda", "sm100")
+    one, other = Requires({"page_size": (64, 32)}), Requires({"page_size": (128,)})
+    sizes = reasons_of_pairs("cuda", "sm100", lambda context: one, lambda context: other)
     for two in itertools.combinations(NAMES, 2):
         assert "one pool cannot have both axis orders" in axes[frozenset(two)]
         assert "one requires page_size 64, 32, the other requires page_size 128" in sizes[frozenset(two)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from srv.dtypes import FLOAT8
 from srv.platform.facts import BackendSpec, DeviceFacts, OpCall, Requires, ResolutionContext, Support, Unfit
@@ -176,19 +176,17 @@ def attention(
     )
 
 
-def not_called(name: str, priority: int, rule: Check) -> BackendSpec:
-    """A vendor's attention kernels that srv knows the rules of, but does not call: never chosen, and refused if named.
+def not_called(name: str, priority: int, variants: Sequence[str] = ()) -> BackendSpec:
+    """A vendor's attention kernels that srv does not call: never chosen, and refused if named.
 
-    The reasons are those of the rule, then that; the page sizes that the kernels read are part of it.
+    variants: those that the kernels are for; () for all of the platform's.
     """
 
     def check(context: ResolutionContext) -> Unfit:
-        answer = rule(context)
-        if isinstance(answer, Unfit):
-            return Unfit((*answer.reasons, NOT_CALLED))
-        pages = answer.values.get("page_size")
-        sizes = f" (its pages have {' or '.join(map(str, pages))} tokens)" if pages else ""
-        return Unfit((f"{NOT_CALLED}{sizes}",))
+        variant = context.device.variant
+        if variants and variant not in variants:
+            return Unfit((f"its kernels are for {', '.join(variants)}, not {variant}", NOT_CALLED))
+        return Unfit((NOT_CALLED,))
 
     target = "srv_gpu.native_attention:NativeAttention"
     return BackendSpec(name, priority, check, target, KV_ORDER, traits=_TRAITS_OF_NOT_CALLED, latent=target)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from srv.args.rules.speculative import draft_tree_constraint
 from srv.platform.experts import TORCH_EXPERTS
-from srv.platform.facts import DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
+from srv.platform.facts import DeviceFacts, PlatformFacts
 from srv_gpu import expert_specs, op_specs
 from srv_gpu import facts as gpu
 
 EXTENSION = "intel-extension-for-pytorch"
 VARIANTS = ("pvc", "bmg")
-
-_SINKS = frozenset({"GptOssForCausalLM"})
-_CHUNKED = "Llama4"
 
 PROFILES = gpu.profiles(
     ("pvc", "pvc", 64, "Intel Data Center GPU Max 1550, one tile"),
@@ -32,20 +29,9 @@ def capabilities(device: DeviceFacts) -> frozenset[str]:
     return frozenset(gpu.capabilities(device) | {"bfloat16"})
 
 
-def _intel_xpu(context: ResolutionContext) -> Requires | Unfit:
-    """Its kernels read pages of 64 or 128 tokens; its MLA kernels also read shorter pages."""
-    model = context.model
-    if model is not None and model.architecture in _SINKS:
-        return Unfit((f"{model.architecture} has attention sinks, which its kernels do not compute",))
-    if model is not None and model.architecture.startswith(_CHUNKED):
-        return Unfit((f"{model.architecture} attends within chunks, which its kernels do not compute",))
-    latent = model is not None and "kv_lora_rank" in model.config
-    return Requires({"page_size": (64, 128, 32, 16) if latent else (64, 128)})
-
-
 BACKENDS = {
     "attention": (
-        gpu.not_called("intel_xpu", 20, _intel_xpu),
+        gpu.not_called("intel_xpu", 20),
         gpu.TRITON_ATTENTION,
         gpu.NATIVE_ATTENTION,
     ),

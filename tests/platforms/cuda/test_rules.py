@@ -2,71 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from every import every
-from rules_world import GPT_OSS, LATENT, LLAMA4, FakeContext, default_of, device, fit, model, violations
+from rules_world import GPT_OSS, LATENT, LLAMA4, default_of, device, fit, model, violations
 
 from srv.args.resolve import resolve
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import Refusal
-from srv.platform.facts import Requires
 from srv.platform.registry import find_platforms
 from srv.specs import FullAttention, Latent, ModelFacts
-from srv_cuda.attention_specs import RULES
-
-DUAL = model("Qwen2ForCausalLM", config={"dual_chunk_attention_config": {}})
+from srv_cuda.attention_specs import NOT_CALLED
 
 
 def attention(name: str, variant: str, about: ModelFacts | None = None, **user: Any) -> Any:
-    """What a backend requires, or why it does not fit; for kernels that srv does not call, by their rule alone."""
-    return fit(device("cuda", variant), "cuda", "attention", name, about, rule=RULES.get(name), **user)
+    """What a backend requires, or why it does not fit."""
+    return fit(device("cuda", variant), "cuda", "attention", name, about, **user)
 
 
-@every(
-    ("name", "variants", "about"),
-    [
-        ("flashinfer", ("sm80", "sm90", "sm100"), model()),
-        ("triton", ("sm80", "sm90", "sm100"), model()),
-        ("fa3", ("sm90",), model()),
-        ("trtllm_mha", ("sm90", "sm100"), model()),
-        ("trtllm_mla", ("sm100",), LATENT),
-        ("flashmla", ("sm90", "sm100"), LATENT),
-        ("cutlass_mla", ("sm100",), LATENT),
-        ("dual_chunk_flash_attn", ("sm80", "sm90", "sm100"), DUAL),
-    ],
-)
-def test_a_backend_fits_the_variants_it_has_kernels_for(name: str, variants: tuple[str, ...], about: Any) -> None:
+@every(("name", "variants"), list(NOT_CALLED.items()))
+def test_kernels_that_are_not_called_are_refused_by_name(name: str, variants: tuple[str, ...]) -> None:
+    why = "this version of srv does not call it"
     for variant in ("sm80", "sm90", "sm100"):
-        answer = attention(name, variant, about)
-        if variant in variants:
-            assert isinstance(answer, dict), answer
-        else:
-            assert answer == f"its kernels are for {', '.join(variants)}, not {variant}"
-
-
-@every(
-    ("name", "variant", "about", "pages"),
-    [
-        ("flashinfer", "sm90", model(), None),
-        ("triton", "sm90", model(), None),
-        ("fa3", "sm90", model(), None),
-        ("trtllm_mha", "sm100", model(), (64, 32, 16)),
-        ("trtllm_mla", "sm100", LATENT, (64, 32)),
-        ("flashmla", "sm90", LATENT, (64,)),
-        ("cutlass_mla", "sm100", LATENT, (128,)),
-    ],
-)
-def test_page_sizes_are_those_of_the_kernels_best_first(name: str, variant: str, about: Any, pages: Any) -> None:
-    assert attention(name, variant, about).get("page_size") == pages
-
-
-def test_trtllm_mha_does_not_compute_latent_attention() -> None:
-    assert attention("trtllm_mha", "sm100", LATENT) == "it does not compute latent attention (MLA)"
-    assert isinstance(attention("fa3", "sm90", LATENT), dict)
+        fits = not variants or variant in variants
+        expected = why if fits else f"its kernels are for {', '.join(variants)}, not {variant}; {why}"
+        assert attention(name, variant, model()) == attention(name, variant) == expected
+        with pytest.raises(Refusal, match=why):
+            resolved(variant, model(), attention_backend=name)
+        assert isinstance(attention("triton", variant, model()), dict)
 
 
 def test_flashinfer_s_kernels_of_latent_attention_are_not_called() -> None:
@@ -80,8 +45,6 @@ def test_flashinfer_s_kernels_of_latent_attention_are_not_called() -> None:
 
 
 def test_kv_pool_in_e5m2_by_backend() -> None:
-    named = {"kv_cache_dtype": "fp8_e5m2", "attention_backend": "fa3"}
-    assert attention("fa3", "sm90", model(), **named) == "it does not support a KV pool in fp8_e5m2"
     refused = "srv gives it no scales of a KV pool of 8-bit floats"
     assert attention("flashinfer", "sm90", model(), kv_cache_dtype="fp8_e5m2") == refused
     assert isinstance(attention("triton", "sm90", model(), kv_cache_dtype="fp8_e5m2"), dict)
@@ -104,66 +67,10 @@ def test_triton_reads_the_8_bit_floats_that_it_can_convert(variant: str, dtype: 
     assert answer == ({} if chosen == "triton" else unfit)
 
 
-@every("name", ["trtllm_mla", "flashmla", "cutlass_mla"])
-def test_mla_backends_compute_only_latent_attention(name: str) -> None:
-    assert attention(name, "sm100", model()) == "it computes latent attention (MLA) only"
-
-
-def test_backends_fit_if_the_model_is_unknown() -> None:
-    for name in ("trtllm_mha", "trtllm_mla", "flashmla", "cutlass_mla", "dual_chunk_flash_attn", "flashinfer"):
-        assert isinstance(attention(name, "sm100"), dict)
-
-
 @every(("head_dim", "fits"), [(32, False), (64, True), (80, False), (128, True), (256, True)])
 def test_flashinfer_supports_certain_head_sizes(head_dim: int, fits: bool) -> None:
     answer = attention("flashinfer", "sm80", model(head_dim=head_dim))
     assert answer == ({} if fits else f"head_dim {head_dim} is not among 64, 128, 256")
-
-
-@every("name", ["trtllm_mla"])
-def test_pool_dtype_is_required_only_if_the_user_sets_one(name: str) -> None:
-    assert "kv_cache_dtype" not in attention(name, "sm100", LATENT)
-    required = attention(name, "sm100", LATENT, kv_cache_dtype="bfloat16")
-    assert required["kv_cache_dtype"] == ("auto", "fp8_e4m3")
-
-
-@every(("topk", "fits"), [(None, True), (1, True), (2, False), (4, False)])
-def test_trtllm_mha_does_not_verify_draft_trees(topk: int | None, fits: bool) -> None:
-    unfit = "it does not verify draft trees (speculative_eagle_topk above 1)"
-    answer = attention("trtllm_mha", "sm100", model(), speculative_eagle_topk=topk)
-    assert answer == ({"page_size": (64, 32, 16)} if fits else unfit)
-
-
-@every(("topk", "chosen"), [(None, True), (1, True), (2, False)])
-def test_fa3_is_used_for_draft_trees_only_if_selected(topk: int | None, chosen: bool) -> None:
-    unfit = "flashinfer verifies draft trees (speculative_eagle_topk above 1), unless the user selects it"
-    assert attention("fa3", "sm90", model(), speculative_eagle_topk=topk) == ({} if chosen else unfit)
-    named = {"attention_backend": "fa3", "speculative_eagle_topk": topk}
-    assert attention("fa3", "sm90", model(), **named) == {}
-
-
-def test_requirements_of_dual_chunk_attention() -> None:
-    assert attention("dual_chunk_flash_attn", "sm90", DUAL) == {
-        "enable_mixed_chunk": (False,),
-        "disable_graphs": (True,),
-        "disable_radix_cache": (True,),
-    }
-    assert "has no dual_chunk_attention_config" in attention("dual_chunk_flash_attn", "sm90", model())
-
-
-@every(
-    ("about", "variant", "fitting"),
-    [
-        (GPT_OSS, "sm100", {"triton", "trtllm_mha"}),
-        (GPT_OSS, "sm90", {"triton", "fa3", "trtllm_mha"}),
-        (GPT_OSS, "sm80", {"triton"}),
-        (LLAMA4, "sm100", {"triton"}),
-        (LLAMA4, "sm90", {"triton", "fa3"}),
-    ],
-)
-def test_backends_that_support_a_model_family(about: Any, variant: str, fitting: set[str]) -> None:
-    names = ("flashinfer", "triton", "fa3", "trtllm_mha", "trtllm_mla", "flashmla", "cutlass_mla")
-    assert {name for name in names if isinstance(attention(name, variant, about), dict)} == fitting
 
 
 def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
@@ -200,26 +107,6 @@ def test_sinks_and_chunks_are_computed_by_triton_alone(about: Any, why: str) -> 
     assert resolved("sm90", about).config.platform.attention_backend == "triton"
     with pytest.raises(Refusal, match=why):
         resolved("sm90", about, attention_backend="flashinfer")
-
-
-def test_trtllm_mha_only_decodes_on_sm90() -> None:
-    slots = {}
-    for variant in ("sm90", "sm100"):
-        answer = RULES["trtllm_mha"](FakeContext(device("cuda", variant), model(), {}))
-        assert isinstance(answer, Requires)
-        slots[variant] = answer.slots
-    assert slots == {"sm90": ("decode_attention_backend",), "sm100": ()}
-
-
-@every("name", RULES)
-def test_kernels_that_are_not_called_are_refused_by_name(name: str) -> None:
-    about = DUAL if name.startswith("dual") else LATENT if "mla" in name else model()
-    variant = "sm90" if name == "fa3" else "sm100"
-    with pytest.raises(Refusal, match="this version of srv does not call it") as raised:
-        resolved(variant, about, attention_backend=name)
-    pages = attention(name, variant, about).get("page_size", ())
-    stated = re.findall(r"its pages have (.*?) tokens", str(raised.value))
-    assert set(stated) == ({" or ".join(map(str, pages))} if pages else set())
 
 
 def test_torch_native_is_used_where_neither_flashinfer_nor_triton_is_installed() -> None:
