@@ -15,7 +15,7 @@ from host_transfers import HOST_TRANSFERS, HostMemory
 from srv.args.resolve import resolve
 from srv.args.statement import Resolved
 from srv.cli.main import main
-from srv.cli.plugin import page, pages, template
+from srv.cli.plugin import PLATFORM, page, pages, template
 from srv.errors import Refusal
 from srv.platform import API_VERSION
 from srv.platform.checks import check_manifest
@@ -106,7 +106,7 @@ def test_versions_and_counts_are_the_present_ones() -> None:
     )
     assert {one for found in versions for one in found if one} == {present}
     assert f"api = {API_VERSION}" in text
-    assert f"srv-mychip: {len(list(template()))} files." in text
+    assert f"srv-mychip: {len(template(PLATFORM))} files." in text
 
 
 def test_the_pages_can_be_printed_without_a_checkout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,10 +145,18 @@ def test_it_passes_its_own_tests(installed: Installed) -> None:
 
 
 def follow_the_readme(package: Path) -> None:
-    """Variants of one's own, fewer dtypes and features, no graphs, and a device that is no simulation any more."""
+    """Variants of one's own, fewer dtypes and features, no graphs, and a device that is no simulation any more.
+
+    What has the place of the simulated accelerator is that accelerator, outside of the package.
+    """
     own = package / f"srv_{NAME}"
     changes = {
-        own / "manifest.py": (("simulated=True,", ""), ("priority=0,", "priority=5,")),
+        own / "manifest.py": (
+            ("simulated=True,", ""),
+            ("priority=0,", "priority=5,"),
+            (f"from srv_{NAME}.settings", f"from {NAME}_driver"),
+            (f"from srv_{NAME}.device", f"from {NAME}_torch"),
+        ),
         own / "facts.py": (
             (f'VARIANT = "{NAME}1"', 'VARIANT = "acme_pro"'),
             (', "graphs", "piecewise_graphs", "w8a8")', ")"),
@@ -157,6 +165,7 @@ def follow_the_readme(package: Path) -> None:
             (', "linear_w8a8", "linear_w8a8_static"', ""),
         ),
         own / "platform.py": (
+            (f"from srv_{NAME}.device", f"from {NAME}_torch"),
             (f"from srv_{NAME}.graphs import AcmeGraphs\n", ""),
             ("        self._graphs = AcmeGraphs(accelerator)\n", ""),
             (
@@ -177,24 +186,23 @@ def follow_the_readme(package: Path) -> None:
             assert old in text, f"{path.name} has no {old!r}: this test changes what the README says"
             text = text.replace(old, new)
         path.write_text(text)
-    tests = package / "tests"
-    for name in (own / "graphs.py", tests / f"test_{NAME}_graphs.py", tests / f"test_{NAME}_pieces.py"):
-        name.unlink()
-    for name in ("settings", "asynchronous"):  # what only the simulated accelerator has
-        (tests / f"test_{NAME}_{name}.py").unlink()
-    offload = tests / f"test_{NAME}_offload.py"
-    text, removed = re.subn(r"def test_quantized_layers\(.*?\n\n\n", "", offload.read_text(), flags=re.DOTALL)
-    assert removed == 1  # a test of a feature goes with the feature
-    offload.write_text(text)
+    (own / "graphs.py").unlink()
+    (own / "device").rename(package / f"{NAME}_torch")
+    (own / "settings.py").rename(package / f"{NAME}_driver.py")
+    for path in (package / f"{NAME}_torch").rglob("*.py"):
+        text = path.read_text().replace(f"srv_{NAME}.device", f"{NAME}_torch")
+        path.write_text(text.replace(f"srv_{NAME}.settings", f"{NAME}_driver"))
 
 
 def test_its_tests_pass_when_the_advice_of_its_readme_is_followed(installed: Installed, tmp_path: Path) -> None:
     package = tmp_path / "package"
-    shutil.copytree(installed.package, package)
+    shutil.copytree(installed.package, package, ignore=shutil.ignore_patterns("__pycache__", "build"))
     follow_the_readme(package)
     output = run([installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", package / "tests"], package)
     assert " passed" in output
     assert " skipped" not in output
+    level = ("--device", NAME, "--level", "L1")  # in a process that finds the changed package first
+    assert " passed" in run([installed.python, "-m", "srv", "conformance", "run", *level], package)
 
 
 def test_its_extra_for_tests_has_what_they_import(installed: Installed) -> None:

@@ -79,6 +79,6 @@ FAULTS = (
         text="visible = distance >= 0",
         planted="visible = distance >= -1",
         effect="On the example device, each token attends to the next token.",
-        tests=(f"{_TOY}/test_toy_attention.py",),
+        tests=(f"{_TOY}/test_toy_limits.py",),
     ),
 )

@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from srv.errors import Refusal, Rejection
 from srv.platform import API_VERSION, OLDEST_API
@@ -34,9 +35,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     differing.add_argument("old", metavar="OLD", help="a recorded version, such as that of your plugin's Manifest.api")
     differing.add_argument("new", metavar="NEW", help="another recorded version")
     form = differing.add_mutually_exclusive_group()
-    form.add_argument("--markdown", action="store_true", help="print Markdown")
-    form.add_argument("--json", action="store_true", help="print JSON")
-    differing.set_defaults(handler=run_diff)
+    form.add_argument("--markdown", action="store_const", dest="form", const="markdown", help="print Markdown")
+    form.add_argument("--json", action="store_const", dest="form", const="json", help="print JSON")
+    differing.set_defaults(handler=run_diff, form="text")
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
@@ -63,17 +64,19 @@ def run_diff(namespace: argparse.Namespace) -> int:
     rejected = [*_rejected("OLD", namespace.old), *_rejected("NEW", namespace.new)]
     if rejected:
         raise Refusal(rejected)
-    old, new = read(namespace.old), read(namespace.new)
-    changes = compare(old, new)
-    if namespace.json:
-        rows = [each._asdict() for each in changes]
-        accepted = number(new.header.oldest) <= number(old.header.version) <= number(new.header.version)
-        print(json.dumps({"old": namespace.old, "new": namespace.new, "accepted": accepted, "changes": rows}, indent=2))
-    elif namespace.markdown:
-        print("\n".join(_markdown(old.header, new.header, _parts(old, new, changes))))
-    else:
-        print("\n".join(_text(old.header, new.header, _parts(old, new, changes))))
+    print(difference(read(namespace.old), read(namespace.new), namespace.form))
     return 0
+
+
+def difference(old: Interface, new: Interface, form: Literal["text", "markdown", "json"] = "text") -> str:
+    """What changed from one version to another, for the author of a plugin."""
+    changes = compare(old, new)
+    if form != "json":
+        write = _markdown if form == "markdown" else _text
+        return "\n".join(write(old.header, new.header, _parts(old, new, changes)))
+    versions = {"old": old.header.version, "new": new.header.version}
+    accepted = number(new.header.oldest) <= number(old.header.version) <= number(new.header.version)
+    return json.dumps({**versions, "accepted": accepted, "changes": [each._asdict() for each in changes]}, indent=2)
 
 
 def _rejected(argument: str, version: str) -> Iterator[Rejection]:

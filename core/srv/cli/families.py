@@ -165,7 +165,7 @@ def _backends(family: str, noun: str, argument: str) -> Family:
 
 
 FAMILIES = (
-    Family("platform", registry.PLATFORM_GROUP, "platform", "plugin-authors", _platform),
+    Family("platform", registry.PLATFORM_GROUP, "platform", "plugin-authors", _platform, target="manifest:MANIFEST"),
     _backends("attention", "attention backend", "--attention-backend"),
     _backends("sampling", "sampling backend", "--sampling-backend"),
     _backends("moe", "backend of experts", "--moe-runner-backend"),

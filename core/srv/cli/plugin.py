@@ -1,7 +1,7 @@
 """`srv plugin new NAME`: generate the package of a third party's plugin, which works without changes.
 
-The templates are part of `srv`. That of a platform (`srv/plugin_template`) is made from a platform that is tested
-together with it; those of the other families are in `srv/plugin_kinds`, with what all of them have in `common`.
+The templates are in `srv/plugin_kinds`, with what all of them have in `common`. The code of a platform is that of
+plugins/toy_device, which the wheel contains, with other names.
 Owns the names that are inserted, and their rules. Must not know the contents of the templates' files.
 `srv plugin docs` prints the pages for authors of plugins, which the wheel contains.
 """
@@ -14,6 +14,7 @@ import importlib.util
 import io
 import keyword
 import os
+import re
 import tempfile
 import tokenize
 from collections.abc import Iterator
@@ -30,9 +31,14 @@ from srv.platform.registry import find_platforms
 if TYPE_CHECKING:
     from srv.cli.families import Family
 
-TEMPLATE, TEMPLATES_OF_KINDS, COMMON = "plugin_template", "plugin_kinds", "common"
+TEMPLATES, COMMON = "plugin_kinds", "common"
 PLATFORM = "platform"  # the kind that is made without --kind
 SUFFIX = ".template"
+# What a package of a platform has of the toy device; the wheel has it in the folder of the kind (pyproject.toml).
+EXAMPLE = ("srv_toy_device", "tests/test_toy_limits.py")
+# The names of the toy device, with what stands for them in a template.
+_PLACEHOLDERS = {"srv_toy_device": "package", "TOY": "NAME", "Toy": "Name", "toy": "name"}
+_EXAMPLE_NAMES = re.compile("|".join(_PLACEHOLDERS))
 _CHECK_TIMEOUT_S = 60.0
 _IS_TORCH_NAME = """
 import sys, torch
@@ -72,7 +78,7 @@ class Names:
 
     def fill_path(self, path: str) -> str:
         """Convert a path in the template to the path in the package."""
-        return path.replace("PACKAGE", self.package).replace("NAME", self.name).removesuffix(SUFFIX)
+        return path.replace("PACKAGE", self.package).replace("NAME", self.name)
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -170,7 +176,7 @@ def page(name: str) -> str:
     return (Path(str(package)).parents[1] / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def write(names: Names, folder: Path, family: Family | None = None) -> list[Path]:
+def write(names: Names, folder: Path, family: Family) -> list[Path]:
     """Write the filled template to a new folder; returns the files. FileExistsError if the folder exists."""
     folder.mkdir(parents=True)
     written = []
@@ -182,28 +188,41 @@ def write(names: Names, folder: Path, family: Family | None = None) -> list[Path
     return written
 
 
-def rendered(names: Names, family: Family | None = None) -> Iterator[tuple[str, str]]:
-    """The path (with "/") and the text of every file of the package. `family`: None is that of platforms."""
-    for path, text in template(PLATFORM if family is None else family.kind):
+def rendered(names: Names, family: Family) -> Iterator[tuple[str, str]]:
+    """The path (with "/") and the text of every file of the package."""
+    for path, text in template(family.kind).items():
         yield names.fill_path(path), names.fill(text, family)
 
 
-def template(kind: str = PLATFORM) -> Iterator[tuple[str, str]]:
-    """The path and the text of every file of the template of a kind."""
+def template(kind: str) -> dict[str, str]:
+    """The text of every file of the template of a kind, by path; its own files replace those of `common`."""
+    folder = importlib.resources.files("srv") / TEMPLATES
+    files = {**_files(folder / COMMON, SUFFIX), **_files(folder / kind, SUFFIX)}
+    return {**files, **_example()} if kind == PLATFORM else files
+
+
+def _example() -> dict[str, str]:
+    """The code of the toy device with placeholders for its names."""
     package = importlib.resources.files("srv")
-    if kind == PLATFORM:
-        yield from _files(package / TEMPLATE, "")
-        return
-    for folder in (COMMON, kind):
-        yield from _files(package / TEMPLATES_OF_KINDS / folder, "")
+    folder = package / TEMPLATES / PLATFORM
+    if not (folder / EXAMPLE[0]).is_dir():  # a checkout
+        folder = Path(str(package)).parents[1] / "plugins" / "toy_device"
+    source = {path: text for part in EXAMPLE for path, text in _files(folder / part, ".py", part).items()}
+    return {
+        path.replace("srv_toy_device", "PACKAGE").replace("toy", "NAME"): _EXAMPLE_NAMES.sub(
+            lambda found: f"{{{{{_PLACEHOLDERS[found[0]]}}}}}", text
+        )
+        for path, text in source.items()
+    }
 
 
-def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
-    for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if each.is_dir():
-            yield from _files(each, f"{prefix}{each.name}/")
-        elif each.name.endswith(SUFFIX):
-            yield prefix + each.name, each.read_text(encoding="utf-8")
+def _files(entry: Traversable, suffix: str, path: str = "") -> dict[str, str]:
+    """The texts of the files with a suffix in a folder, or of one file, by path, without the suffix of templates."""
+    if entry.is_dir():
+        inside = sorted(entry.iterdir(), key=lambda each: each.name)
+        prefix = f"{path}/" if path else ""
+        return {name: text for each in inside for name, text in _files(each, suffix, prefix + each.name).items()}
+    return {path.removesuffix(SUFFIX): entry.read_text(encoding="utf-8")} if path.endswith(suffix) else {}
 
 
 def _platform_of(name: str | None) -> str:
@@ -227,7 +246,7 @@ def _check_name(names: Names, family: Family) -> None:
         raise _refused("name_taken", name, f"a package {names.package} is already installed", example)
     if family.has(names.fill(family.entry)):
         raise _refused("name_taken", name, f"{family.noun} {names.fill(family.entry)} is there already", example)
-    if _clashes(names, family.kind):
+    if _clashes(names, family):
         raise _refused("name_taken", name, "the generated package already uses this name", example)
     if family.kind == PLATFORM and _is_torch_name(name):
         raise _refused("name_taken", name, "PyTorch already uses this name", example)
@@ -245,10 +264,9 @@ def _check_device(name: str) -> None:
         raise _refused("name_taken", name, reason, remedy)
 
 
-def _clashes(names: Names, kind: str) -> bool:
+def _clashes(names: Names, family: Family) -> bool:
     """Whether a name that the template makes from the plugin's is one that its code has already."""
-    neutral = Names("zzz", "zzz", "zzz")
-    texts = [neutral.fill(text) for path, text in template(kind) if path.endswith(f".py{SUFFIX}")]
+    texts = [text for path, text in rendered(Names("zzz", "zzz", "zzz"), family) if path.endswith(".py")]
     found = {
         token.string
         for text in texts

@@ -1,8 +1,8 @@
 """The recorded interface of each contract version, and how two of them differ. Torch-free.
 
-    interfaces/1.3.json ─┐
+    interfaces/2.0.json ─┐
                          ├─> compare ─> Change("Platform", "added", "supports", before="", after="supports(...) -> ...")
-    interfaces/2.0.json ─┘
+    interfaces/2.1.json ─┘
 
 The records are made by `srv.testing.contract_record`, by inspecting the modules. A record says what the interface is,
 not what its members mean: the docstrings of `srv.platform.interface` do.
@@ -98,7 +98,7 @@ class Change(NamedTuple):
 
 
 def recorded_versions() -> tuple[str, ...]:
-    """The versions that have a record, the oldest first: ("1.2", "1.3", "2.0")."""
+    """The versions that have a record, the oldest first: ("2.0",)."""
     return tuple(sorted((path.stem for path in FOLDER.glob("*.json")), key=number))
 
 

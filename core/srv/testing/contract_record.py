@@ -3,12 +3,7 @@
     recorded() ─> {"classes": {"Platform": {"methods": ...}}, "constants": ..., "entry_points": ...}
 
 It inspects the imported modules: the public classes of the contract, and the classes and aliases of `srv` that their
-annotations name. It imports nothing of `srv` at the top, so that the file can also be run with an older checkout on the
-import path; it then prints the record of that version:
-
-    PYTHONPATH=OLD/core python core/srv/testing/contract_record.py "with the import path at commit 0123abc"
-
-`srv.platform.recorded` reads and compares the records.
+annotations name. `srv.platform.recorded` reads and compares the records.
 """
 
 from __future__ import annotations
@@ -23,6 +18,11 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from srv.platform import API_VERSION, OLDEST_API
+from srv.platform.contract import OPTIONAL
+from srv.platform.facts import FAMILIES
+from srv.platform.registry import BACKEND_GROUP
 
 MODULES = (
     "srv.platform.interface",
@@ -51,20 +51,18 @@ def recorded(made: str, published: bool = False) -> Record:
 
     made: how the record was made. published: a published version is never recorded again.
     """
-    package = importlib.import_module("srv.platform")
-    checks, contract = importlib.import_module("srv.platform.checks"), importlib.import_module("srv.platform.contract")
     classes, aliases = _types()
     return {
         "header": {
-            "version": _dotted(package.API_VERSION),
-            "oldest": _dotted(getattr(package, "OLDEST_API", None) or checks.OLDEST_API),
+            "version": _dotted(API_VERSION),
+            "oldest": _dotted(OLDEST_API),
             "published": published,
             "made": made,
         },
         "classes": {name: describe(classes[name]) for name in sorted(classes)},
         "aliases": dict(sorted(aliases.items())),
         "constants": _constants(),
-        "optional": dict(sorted(getattr(contract, "OPTIONAL", {}).items())),
+        "optional": dict(sorted(OPTIONAL.items())),
         "entry_points": _entry_points(),
     }
 
@@ -245,16 +243,9 @@ def _constant(value: Any, described: bool) -> Any:
 
 
 def _entry_points() -> list[str]:
-    """The names of the groups; an older version does not have all of them."""
-    found = []
-    for name, constant in GROUPS:
-        try:
-            found.append(getattr(importlib.import_module(name), constant))
-        except ModuleNotFoundError as error:
-            if error.name is None or not name.startswith(error.name):
-                raise
-    registry, facts = importlib.import_module("srv.platform.registry"), importlib.import_module("srv.platform.facts")
-    return sorted([*found, *(f"{registry.BACKEND_GROUP}.{family}" for family in facts.FAMILIES)])
+    """The names of the groups."""
+    found = [getattr(importlib.import_module(name), constant) for name, constant in GROUPS]
+    return sorted([*found, *(f"{BACKEND_GROUP}.{family}" for family in FAMILIES)])
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -273,7 +264,3 @@ def _json(value: Any, indent: str) -> str:
         return f"[\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}]"
     parts = [f"{json.dumps(key)}: {_json(each, inner)}" for key, each in value.items()]
     return f"{{\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}}}"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(text(recorded(f"srv/testing/contract_record.py, {sys.argv[1]}")))

@@ -1,82 +1,22 @@
-"""The device is registered permanently for the whole process, so these tests run in their own process.
-
-If the session also collects tests of other folders, one child pytest runs all tests of this folder, and the results are
-reported here.
-"""
+"""The device is registered once for the whole process, and for good: run this folder in a process of its own."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
+import torch
 
-FOLDER = Path(__file__).parent
-CHILD = "SRV_NPU_SIMULATOR_TESTS_CHILD"
-RESULTS: pytest.StashKey[dict[tuple[str, str], str]] = pytest.StashKey()
-
-
-def shares_process(session: pytest.Session) -> bool:
-    """Whether tests of other folders run in this process too."""
-    return CHILD not in os.environ and any(FOLDER not in item.path.parents for item in session.items)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if FOLDER not in pyfuncitem.path.parents or not shares_process(pyfuncitem.session):
-        return None
-    stash = pyfuncitem.session.stash
-    if RESULTS not in stash:
-        stash[RESULTS] = run_child()
-    failure = stash[RESULTS].get((pyfuncitem.path.stem, pyfuncitem.name), "the child process did not run this test")
-    if failure:
-        pytest.fail(failure, pytrace=False)
-    return True
-
-
-def run_child() -> dict[tuple[str, str], str]:
-    """The failure message ("" if none) by file and test."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(FOLDER)]
-        environment = {
-            **os.environ,
-            CHILD: "1",
-            "PYTEST_ADDOPTS": "",
-            "PYTEST_XDIST_WORKER": "",
-            "OMP_NUM_THREADS": "1",
-        }
-        subprocess.run(command, env=environment, capture_output=True, timeout=280, check=False)
-        cases = ElementTree.parse(report).getroot().iter("testcase")
-        return {
-            (case.get("classname", "").rpartition(".")[2], case.get("name", "")): "\n".join(
-                one.text or one.get("message", "") for one in case if one.tag in ("failure", "error")
-            )
-            for case in cases
-        }
+import srv_npu_simulator
 
 
 @pytest.fixture(scope="session")
-def sdk(request: pytest.FixtureRequest) -> Iterator[object]:
-    """The simulated torch_npu; None if a child process runs the tests."""
-    if shares_process(request.session):
-        yield None
-        return
-    import torch
-
+def sdk() -> Any:
+    """The simulated torch_npu."""
     torch.set_num_threads(1)
-    import srv_npu_simulator
-
-    yield srv_npu_simulator.load("a2")
+    return srv_npu_simulator.load("a2")
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    import torch
-
     torch.manual_seed(0)

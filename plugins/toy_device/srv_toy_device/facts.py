@@ -17,10 +17,10 @@ from srv.platform.facts import (
 )
 from srv.specs import attention_specs
 from srv_toy_device.limits import TRAITS, attention_bytes, sampling_bytes
-from srv_toy_device.settings import DEFAULT_MEMORY
 
 VARIANT = "toy1"
 DEVICE_NAME = "toy accelerator (simulated)"
+MEMORY = 2 << 30  # bytes
 
 # The KV pool's axes that `toy_paged` reads: [pages + 1, page_size, kv_heads, head_dim].
 KV_ORDER = "page_token_head"
@@ -92,7 +92,7 @@ FACTS = PlatformFacts(
             "attention gathers pages and computes scores, and sampling sorts in float64",
         ),
     ),
-    profiles={VARIANT: DeviceFacts(variant=VARIANT, memory_bytes=DEFAULT_MEMORY, count=1, name=DEVICE_NAME)},
+    profiles={VARIANT: DeviceFacts(variant=VARIANT, memory_bytes=MEMORY, count=1, name=DEVICE_NAME)},
     backends={
         "attention": (
             BackendSpec(

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from srv_toy_device.facts import MEMORY
+
 MEMORY_VARIABLE = "SRV_TOY_MEMORY"
 DEVICES_VARIABLE = "SRV_TOY_DEVICES"
 ASYNCHRONOUS_VARIABLE = "SRV_TOY_ASYNCHRONOUS"
-DEFAULT_MEMORY = 2 << 30
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KiB|MiB|GiB)?\s*")
@@ -23,7 +24,7 @@ def device_memory(environ: Mapping[str, str]) -> int:
     """The device's memory in bytes. Raises ValueError, naming the variable, if its value is not a size above zero."""
     text = environ.get(MEMORY_VARIABLE)
     if text is None:
-        return DEFAULT_MEMORY
+        return MEMORY
     match = _SIZE.fullmatch(text)
     size = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
     if size <= 0:

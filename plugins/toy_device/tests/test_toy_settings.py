@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from srv.errors import PlatformUnavailable
 from srv.platform.manifest import ProbeContext
 from srv_toy_device.device import Accelerator
 from srv_toy_device.facts import VARIANT
 from srv_toy_device.manifest import MANIFEST, probe
+from srv_toy_device.platform import ToyPlatform
 from srv_toy_device.settings import device_memory
 
 CONTEXT = ProbeContext(timeout_s=5.0)
@@ -19,6 +21,11 @@ CONTEXT = ProbeContext(timeout_s=5.0)
 
 def test_it_is_never_chosen_automatically() -> None:
     assert MANIFEST.simulated
+
+
+def test_a_device_that_is_not_there_is_refused(toy: Accelerator) -> None:
+    with pytest.raises(PlatformUnavailable, match="device 1 is needed, but this host has 1"):
+        ToyPlatform(toy).device(1)
 
 
 def test_exhausting_the_memory_says_what_to_set(toy: Accelerator) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
 
+import msgspec
 import pytest
 
+from srv.cli.contract import difference
 from srv.cli.main import main
 from srv.platform import API_VERSION
+from srv.platform.recorded import Field, Interface, read
 
 PRESENT = f"{API_VERSION[0]}.{API_VERSION[1]}"
 
@@ -20,85 +22,71 @@ def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def sections(text: str) -> dict[str, list[str]]:
-    """The lines of each class (or what else has members), without their indentation by part."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for line in text.splitlines():
-        if line.startswith("    "):
-            found[name].append(line.removeprefix("  "))
-        elif line.startswith("  "):
-            name = line.strip()
-            found[name] = []
-    return found
+def changed(version: str, oldest: str) -> tuple[Interface, Interface]:
+    """The present contract, and a next one: a member is optional, a class is gone, and another has other fields."""
+    present = read(PRESENT)
+    backend, classes = present.classes["BackendSpec"], dict(present.classes)
+    fields = tuple(each for each in backend.fields if each.name != "lengths")
+    classes["BackendSpec"] = msgspec.structs.replace(backend, fields=(*fields, Field("late", "int", "0")))
+    del classes["Communicator"]
+    header = msgspec.structs.replace(present.header, version=version, oldest=oldest)
+    optional = {**present.optional, "diagnose": "doctor"}
+    return present, msgspec.structs.replace(present, header=header, classes=classes, optional=optional)
 
 
-def test_versions_names_the_present_one_and_those_that_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_names_the_present_one(capsys: pytest.CaptureFixture[str]) -> None:
     lines = output(capsys, "versions").splitlines()
     noted = {line.split(maxsplit=1)[0]: line for line in lines if line}
-    assert "no longer accepted" in noted["1.2"]
-    assert "no longer accepted" in noted["1.3"]
-    assert "the present version" in noted[PRESENT]
-    assert "no longer accepted" not in noted[PRESENT]
+    assert noted[PRESENT].split(maxsplit=1)[1] == "the present version, not published"
     assert lines[-1] == f"This srv accepts plugins whose Manifest.api is {PRESENT}."
 
 
-def test_diff_shows_what_was_added_since_contract_1_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """These are the additions of contract 1.3, and what changed without a version of its own (in srv.specs)."""
-    text = output(capsys, "diff", "1.2", "1.3")
-    found = sections(text)
-    assert found["AttentionBatch"] == ["  added    lengths: torch.Tensor | None = None"]
-    assert found["BackendSpec"] == ["  added    lengths: str = 'host'"]
-    assert found["EngineContext"] == ["  added    local_ranks: int = 1"]
-    assert found["Platform"] == ["  added    communicator(group: RankGroup) -> Communicator"]
-    assert found["Communicator"][0] == "  added    protocol in srv.platform.interface"
-    assert "  added    all_reduce(tensor: torch.Tensor) -> torch.Tensor" in found["Communicator"]
-    assert found["constant CAPABILITIES"] == ["  added    communicator"]
-    assert found["entry-point groups"] == ["  added    srv.architectures", "  added    srv.quantization"]
-    assert found["KVLayout"] == ["  changed  group: CacheGroup", "        to group: CacheSpec"]
-    assert "  removed  int8_params: int = 0" in found["ModelFacts"]
-    assert "Graphs" not in found  # since 1.1
-    assert "GreedySampling" not in found  # since 1.2
-    assert text.splitlines()[:2] == [
-        "Contract 1.2 to 1.3: 41 added, 8 removed, 3 changed",
-        "A plugin of 1.2 is accepted if it does not use what was removed or changed."
-        " To use what was added, set Manifest.api = (1, 3).",
-    ]
+def test_diff_shows_what_changed_by_class() -> None:
+    text = difference(*changed("9.1", PRESENT))
+    head, consequence, *rest = text.splitlines()
+    members = len([line for line in rest if line.startswith("    removed")])
+    assert head == f"Contract {PRESENT} to 9.1: 1 added, {members} removed, 2 changed"
+    assert consequence == (
+        f"A plugin of {PRESENT} is accepted if it does not use what was removed or changed."
+        " To use what was added, set Manifest.api = (9, 1)."
+    )
+    spec = text[text.index("\n  BackendSpec\n") :]
+    assert spec.splitlines()[2:4] == ["    removed  lengths: str = 'host'", "    added    late: int = 0"]
+    assert "\n  Communicator\n    removed  protocol in srv.platform.interface\n" in text
+    assert (
+        text.index("What a plugin implements") < text.index("Communicator") < text.index("What it is given, constructs")
+    )
 
 
-def test_diff_to_2_0_says_that_an_older_plugin_is_refused_and_what_became_optional(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = output(capsys, "diff", "1.3", "2.0")
-    assert "A plugin of 1.3 is refused: make these changes, and set Manifest.api = (2, 0)." in text
-    member = "communicator(group: RankGroup) -> Communicator"
-    optional = f"{member} (needed only with the capability communicator)"
+def test_diff_says_that_an_older_plugin_is_refused_and_what_became_optional() -> None:
+    old, new = changed("9.1", "9.0")
+    text = difference(old, new)
+    assert f"A plugin of {PRESENT} is refused: make these changes, and set Manifest.api = (9, 1)." in text
+    member = "diagnose() -> list[Check]"
+    optional = f"{member} (needed only with the capability doctor)"
     assert f"    changed  {member}\n          to {optional}\n" in text
-    assert text.index("What a plugin implements") < text.index(member) < text.index("What it is given, constructs")
-    markdown = output(capsys, "diff", "1.3", "2.0", "--markdown")
-    assert markdown.startswith("# Contract 1.3 to 2.0\n")
+    markdown = difference(old, new, "markdown")
+    assert markdown.startswith(f"# Contract {PRESENT} to 9.1\n")
     assert "\n### Platform\n" in markdown
-    assert f"\n- changed `{member}` to `{optional}`\n" in markdown
+    assert f"\n- changed `{member}` to `{optional}`" in markdown
 
 
 def test_diff_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    answer: dict[str, Any] = json.loads(output(capsys, "diff", "1.2", "2.0", "--json"))
-    assert (answer["old"], answer["new"], answer["accepted"]) == ("1.2", "2.0", False)
-    assert {
-        "group": "BackendSpec",
-        "kind": "added",
-        "member": "lengths",
-        "before": "",
-        "after": "lengths: str = 'host'",
-    } in answer["changes"]
-    assert json.loads(output(capsys, "diff", "1.2", "1.3", "--json"))["accepted"]
+    answer = json.loads(difference(*changed("9.1", "9.0"), "json"))
+    assert (answer["old"], answer["new"], answer["accepted"]) == (PRESENT, "9.1", False)
+    row = {"group": "BackendSpec", "kind": "added", "member": "late", "before": "", "after": "late: int = 0"}
+    assert row in answer["changes"]
+    same = json.loads(output(capsys, "diff", PRESENT, PRESENT, "--json"))
+    assert same == {"old": PRESENT, "new": PRESENT, "accepted": True, "changes": []}
 
 
 def test_a_version_does_not_differ_from_itself_and_differs_backwards(capsys: pytest.CaptureFixture[str]) -> None:
-    assert output(capsys, "diff", "1.3", "1.3") == "Contract 1.3 to 1.3: no difference\n"
-    backwards = sections(output(capsys, "diff", "1.3", "1.2"))
-    assert backwards["BackendSpec"] == ["  removed  lengths: str = 'host'"]
-    assert not any("A plugin of" in line for lines in backwards.values() for line in lines)
+    same = f"Contract {PRESENT} to {PRESENT}: no difference\n"
+    assert output(capsys, "diff", PRESENT, PRESENT) == same
+    assert output(capsys, "diff", PRESENT, PRESENT, "--markdown").startswith("# Contract")
+    backwards = difference(*reversed(changed("9.1", "9.0")))
+    assert "    removed  late: int = 0" in backwards
+    assert "A plugin of" not in backwards
 
 
 def test_an_unknown_version_is_refused_with_those_that_are_recorded(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +95,7 @@ def test_an_unknown_version_is_refused_with_those_that_are_recorded(capsys: pyte
     assert error.startswith("srv: 2 refusals:")
     assert "srv contract diff OLD = 1.0 (set by command line)" in error
     assert "srv contract diff NEW = newest (set by command line)" in error
-    assert f"Recorded versions: 1.2, 1.3, {PRESENT}." in error
+    assert f"Recorded versions: {PRESENT}." in error
 
 
 def test_without_a_verb_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +105,7 @@ def test_without_a_verb_it_prints_help(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_contract_imports_no_torch() -> None:
-    code = "import sys; from srv.cli.main import main; main(['contract', 'diff', '1.2', '1.3'])"
+    code = "import sys; from srv.cli.main import main; main(['contract', 'diff', '2.0', '2.0'])"
     code += "; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from srv.cli.families import FAMILIES
 from srv.cli.main import main
-from srv.cli.plugin import Names, rendered, template
+from srv.cli.plugin import EXAMPLE, Names, rendered
 
 ROOT = Path(__file__).resolve().parents[3]
-TOY = ROOT / "plugins" / "toy_device"
-UPDATE = "the template of `srv plugin new` is stale; update it with: python ci/plugin_template.py"
+(PLATFORM,) = (family for family in FAMILIES if family.kind == "platform")
+CODE = "srv_toy_device"
 
 
-def test_template_is_the_toy_device_without_its_names() -> None:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "."]
-    listed = subprocess.run(command, cwd=TOY, capture_output=True, text=True, check=True).stdout.split()
-    there = {name: (TOY / name).read_text() for name in listed if (TOY / name).is_file()}
-    made = dict(rendered(Names("toy", "srv_toy_device", "srv-toy-device")))
-    del there["README.md"], made["README.md"]  # they have different readers
-    assert made.keys() == there.keys(), UPDATE
-    assert [name for name in there if made[name] != there[name]] == [], UPDATE
+def test_the_code_is_that_of_the_toy_device_and_the_wheel_has_it() -> None:
+    folder = ROOT / "plugins" / "toy_device"
+    made = dict(rendered(Names("toy", CODE, "srv-toy-device"), PLATFORM))
+    code = {path: (folder / path).read_text() for path in made if (folder / path).is_file()}
+    assert len([path for path in code if path.startswith(CODE)]) == len([*(folder / CODE).rglob("*.py")])
+    del code["pyproject.toml"], code["README.md"]
+    assert code == {path: made[path] for path in code}
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    included = {path: name for path, name in hatch["force-include"].items() if path.startswith("plugins/")}
+    assert included == {f"plugins/toy_device/{path}": f"srv/plugin_kinds/platform/{path}" for path in EXAMPLE}
 
 
-def test_no_name_of_the_toy_device_is_left_in_the_template() -> None:
-    texts = {path: text for path, text in template() if "README" not in path}
-    assert len(texts) > 20
+def test_no_name_of_the_toy_device_is_left() -> None:
+    texts = dict(rendered(Names("acme", "srv_acme", "srv-acme"), PLATFORM))
     assert [path for path, text in texts.items() if "toy" in text.lower() or "toy" in path] == []
 
 
@@ -36,9 +39,9 @@ def test_every_name_is_filled_in(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["plugin", "new", "my_chip", "--into", str(tmp_path)]) == 0
     folder = tmp_path / "srv-my-chip"
     texts = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert {"README.md", "pyproject.toml", "srv_my_chip/manifest.py", "tests/test_my_chip_engine.py"} <= texts.keys()
+    assert {"README.md", "pyproject.toml", "srv_my_chip/manifest.py", "tests/test_my_chip_limits.py"} <= texts.keys()
     assert [path for path, text in texts.items() if "{{" in text or "PACKAGE" in path] == []
-    assert 'my_chip = "srv_my_chip.manifest:MANIFEST"' in texts["pyproject.toml"]
+    assert '"my_chip" = "srv_my_chip.manifest:MANIFEST"' in texts["pyproject.toml"]
     assert 'name = "srv-my-chip"' in texts["pyproject.toml"]
     assert "class MyChipPlatform" in texts["srv_my_chip/platform.py"]
     assert 'MEMORY_VARIABLE = "SRV_MY_CHIP_MEMORY"' in texts["srv_my_chip/settings.py"]

@@ -1,4 +1,4 @@
-"""The recorded interface of the present contract version is that of the code; older records can be read and compared.
+"""The recorded interface of the present contract version is that of the code; records can be read and compared.
 
 While a version is not published, a change of the interface changes its record: `python
 tests/core/platform/test_recorded.py` writes it. The record of a published version never changes.
@@ -69,10 +69,8 @@ def test_a_published_version_is_not_recorded_again(tmp_path: Path) -> None:
 
 
 def test_every_record_is_that_of_its_version() -> None:
-    versions = recorded_versions()
-    assert versions == tuple(sorted(versions, key=number))
-    assert {"1.2", "1.3", PRESENT} <= set(versions)
-    for version in versions:
+    assert PRESENT in recorded_versions()
+    for version in recorded_versions():
         found = read(version)
         assert found.header.version == version
         assert number(found.header.oldest) <= number(version)

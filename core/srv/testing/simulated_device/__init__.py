@@ -12,10 +12,11 @@
     graphs        operators recorded once and replayed on the same storages
     launch        host functions that run as one operation of the device
     collectives   operations between the processes of several devices
+    vendor        what simulated backends of vendors have in common: timed events, graphs, one card per process
     refusals      error messages
 
 A plugin gives it a name, a capacity and, optionally, custom operators. To simulate a vendor's backend, subclass
-`SimulatedAccelerator` and add that backend's functions. A process has one device, of a given number.
+`VendorAccelerator` and add that backend's functions. A process has one device, of a given number.
 It knows no vendor and nothing of `srv`: a platform uses it like any other torch backend.
 
 It is not part of the platform contract. Its API is stable within a minor version of `srv`, so a plugin that uses it

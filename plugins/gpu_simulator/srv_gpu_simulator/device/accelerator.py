@@ -18,9 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from srv.testing import simulated_device
-from srv.testing.simulated_device import Refusals
 from srv.testing.simulated_device import stream as streams
+from srv.testing.simulated_device.vendor import VendorAccelerator, install_card
 from srv_gpu_simulator.cards import Card
 from srv_gpu_simulator.device.graph import CUDAGraph, Handle, Pools, Recording, XPUGraph
 from srv_gpu_simulator.device.launch import Launcher
@@ -29,46 +28,28 @@ from srv_gpu_simulator.device.ranges import Ranges
 from srv_gpu_simulator.device.stream import Event, Stream
 
 NAME = "gpusim"
-MESSAGES = {
-    "mixed": (
-        "{operator}: expected all tensors to be on the same device, but was given {places}. "
-        "Move them to one first; only 0-dim host tensors that are no index, and copies, may mix."
-    ),
-    "exhausted": (
-        "GPU out of memory. Tried to allocate {nbytes} bytes on {device} (simulated), "
-        "but {free} of {capacity} are free. Use less of it: a smaller batch, or a smaller KV pool."
-    ),
-    "capturing": "while a stream is being captured into a graph",
-}
 
 
-class Accelerator(simulated_device.SimulatedAccelerator):
+class Accelerator(VendorAccelerator):
     """What `torch.cuda` and `torch.xpu` have in common.
 
     launches: calls so far, by name: Triton operators by their own ("silu_and_mul"), the stand-ins' as
     "flashinfer.append_paged_kv_cache". Replays of a graph do not count.
     """
 
+    noun = "GPU"
+    stream_type, event_type = Stream, Event
+
     def __init__(self, card: Card, capacity: int, asynchronous: bool, devices: int) -> None:
-        super().__init__(
-            NAME,
-            capacity,
-            device_name=card.device_name,
-            refusals=Refusals(f"{NAME}:0", **MESSAGES),
-            asynchronous=asynchronous,
-            devices=devices,
-        )
+        self._streams: list[Stream] = []
+        super().__init__(NAME, card, capacity, asynchronous, devices)
         self.card = card
         self.asynchronous = asynchronous  # as it was loaded; tests change `deferral.enabled`
         self.launches: Counter[str] = Counter()
         self.launch = Launcher(self)
         self.pools = Pools()
         self.ranges = Ranges()
-        self._streams: list[Stream] = []
-        self.Stream = partial(Stream, self)
-        self.Event = partial(Event, self)
-        self._default_stream = self.first_stream = Stream(self)
-        self._capture_stream = Stream(self)
+        self.first_stream = self._default_stream
 
     # Device
 
@@ -109,19 +90,8 @@ class Accelerator(simulated_device.SimulatedAccelerator):
 
     # Memory
 
-    def memory_reserved(self, device: object = None) -> int:
-        return self.memory.allocated
-
     def max_memory_reserved(self, device: object = None) -> int:
         return self.memory.peak
-
-    def memory_stats(self, device: object = None) -> dict[str, int]:
-        return {
-            "allocated_bytes.all.current": self.memory.allocated,
-            "allocated_bytes.all.peak": self.memory.peak,
-            "reserved_bytes.all.current": self.memory.allocated,
-            "reserved_bytes.all.peak": self.memory.peak,
-        }
 
     # Streams
 
@@ -165,18 +135,6 @@ class Accelerator(simulated_device.SimulatedAccelerator):
         capture = self.capture
         return capture is not None and capture.has(self.current_stream())
 
-    @contextmanager
-    def _capturing(self, graph: CUDAGraph, pool: Handle | None, stream: Stream | None, mode: str) -> Iterator[None]:
-        self.synchronize()
-        with self.stream(stream if stream is not None else self._capture_stream):
-            graph.capture_begin(pool, mode)
-            try:
-                yield
-            except BaseException:
-                graph.abandon()
-                raise
-            graph.capture_end()
-
 
 class CudaAccelerator(Accelerator):
     """`torch.cuda`, of NVIDIA and AMD GPUs."""
@@ -201,7 +159,7 @@ class CudaAccelerator(Accelerator):
         capture_error_mode: str = "global",
     ) -> Any:
         """A context that captures this thread's operators into `cuda_graph`, in `stream` or a stream of its own."""
-        return self._capturing(cuda_graph, pool, stream, capture_error_mode)
+        return self.capturing_into(cuda_graph, stream, pool, capture_error_mode)
 
 
 class XpuAccelerator(Accelerator):
@@ -226,7 +184,7 @@ class XpuAccelerator(Accelerator):
 
     def graph(self, xpu_graph: XPUGraph, pool: Handle | None = None, stream: Stream | None = None) -> Any:
         """A context that captures this thread's operators into `xpu_graph`, in `stream` or a stream of its own."""
-        return self._capturing(xpu_graph, pool, stream, "global")
+        return self.capturing_into(xpu_graph, stream, pool)
 
 
 def install(card: Card, capacity: int, asynchronous: bool = False, devices: int = 1) -> Accelerator:
@@ -234,23 +192,15 @@ def install(card: Card, capacity: int, asynchronous: bool = False, devices: int 
 
     RuntimeError if another backend has claimed PrivateUse1, or another GPU was simulated here before.
     """
-    title = "the GPU simulator"
     kind = XpuAccelerator if card.vendor == "intel" else CudaAccelerator
 
-    def make() -> Accelerator:
+    def make(*described: Any) -> Accelerator:
         products = _float32_products_on_host()
-        made = kind(card, capacity, asynchronous, devices)
+        made = kind(*described)
         made.keep_alive(products)
         return made
 
-    present = simulated_device.install(NAME, Accelerator, make, title)
-    loaded = _described(present.card, present.memory.capacity, present.asynchronous, present.device_count())
-    asked = _described(card, capacity, asynchronous, devices)
-    if loaded != asked:
-        raise RuntimeError(
-            f"{title} was loaded as {loaded} here, and cannot become {asked}: one process simulates one GPU"
-        )
-    return present
+    return install_card(NAME, Accelerator, make, card, capacity, asynchronous, devices)
 
 
 def _float32_products_on_host() -> torch.library.Library:
@@ -262,8 +212,3 @@ def _float32_products_on_host() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("mm.dtype", product, "CPU")  # type: ignore[no-untyped-call]
     return library
-
-
-def _described(card: Card, capacity: int, asynchronous: bool, devices: int) -> str:
-    alike = "" if devices == 1 else f"one of {devices} times "
-    return f"{alike}{card.key!r} with {capacity} bytes{', asynchronous' if asynchronous else ''}"

@@ -16,14 +16,9 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from srv.testing.simulated_device.graphs import DATA_DEPENDENT, Call, Graph, GraphMemory, depends_on_data
-from srv.testing.simulated_device.memory import Allocation
-from srv.testing.simulated_device.placement import operator_name
-from srv.testing.simulated_device.stream import Stream, poison
-from srv.testing.simulated_device.tensors import block_of, host_view, is_device_tensor
+from srv.testing.simulated_device.graphs import Call, GraphMemory
+from srv.testing.simulated_device.stream import Stream
+from srv.testing.simulated_device.vendor import Capture, VendorGraph
 
 if TYPE_CHECKING:
     from srv_gpu_simulator.device.accelerator import Accelerator
@@ -58,18 +53,15 @@ class Pool:
         self.memory = memory
 
 
-class Recording(Graph):
+class Recording(Capture):
     """The capture of one graph."""
 
     def __init__(self, accelerator: Accelerator, kind: str, stream: Stream) -> None:
-        super().__init__()
+        super().__init__(kind, accelerator.deferral.enqueue)
         self._accelerator = accelerator
-        self._kind = kind
         self._origin = stream
         self._streams = {id(stream)}
         self._unjoined: dict[int, Stream] = {}
-        self._created: list[Tensor] = []
-        self._inputs: dict[int, tuple[str, weakref.ref[Allocation]]] = {}
 
     # Streams
 
@@ -85,24 +77,13 @@ class Recording(Graph):
         if waiting is not recorded_in:
             self._unjoined.pop(id(recorded_in), None)
 
-    def check_joined(self) -> None:
+    def finish(self) -> None:
         if self._unjoined:
             raise RuntimeError(
                 f"{self._kind}.capture_end: {len(self._unjoined)} streams that the capture forked were not joined: the "
                 "capturing stream must wait for an event behind their last operator"
             )
-
-    # Called by the recorder
-
-    def capture_error(
-        self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Any
-    ) -> tuple[str, str] | None:
-        """Random numbers are permitted, and each replay draws new ones."""
-        return (operator_name(operator._schema), DATA_DEPENDENT) if depends_on_data(operator, args, kwargs) else None
-
-    def created(self, tensor: Tensor) -> None:
-        # The view keeps the host memory, and lets the block be reused when the tensor is freed.
-        self._created.append(host_view(tensor))
+        super().finish()
 
     def add(self, call: Call, inputs: Sequence[Any]) -> None:
         stream = self._accelerator.current_stream()
@@ -113,51 +94,25 @@ class Recording(Graph):
             )
         if stream is not self._origin:
             self._unjoined[id(stream)] = stream
-        for tensor in device_tensors(inputs):
-            block = block_of(tensor)
-            if isinstance(block, Allocation):  # not of a pool
-                self._inputs.setdefault(id(block), (call.name, weakref.ref(block)))
         super().add(call, inputs)
 
-    # After the capture
 
-    def finish(self) -> None:
-        """Poison the results: a program must not read them before a replay."""
-        for view in self._created:
-            poison(view)
-        self._created.clear()
-
-    def replay(self) -> None:
-        for name, reference in self._inputs.values():
-            if reference() is None:
-                raise RuntimeError(
-                    f"{self._kind}.replay: memory that the captured {name} uses has been freed since the capture; "
-                    "keep every input and output of a graph alive for as long as the graph"
-                )
-        self._accelerator.deferral.enqueue(self.run)
-
-
-class CUDAGraph:
+class CUDAGraph(VendorGraph):
     """`torch.cuda.CUDAGraph`, and `torch.xpu.XPUGraph` under its name. Capture through `torch.gpusim.graph(...)`."""
 
     kind = "CUDAGraph"
 
     def __init__(self, accelerator: Accelerator, keep_graph: bool = False) -> None:
-        self._accelerator = accelerator
-        self._recording: Recording | None = None
+        super().__init__(accelerator)
         self._pool: Pool | None = None
-        self._ended = False
 
     def capture_begin(self, pool: Handle | None = None, capture_error_mode: str = "global") -> None:
         """Capture this thread's operators in the current stream, which must not be the default one.
 
         pool: from `graph_pool_handle()`, or `pool()` of another graph.
         """
-        accelerator, recorder = self._accelerator, self._accelerator.recorder
-        if self._recording is not None:
-            raise RuntimeError(f"{self.kind}.capture_begin: this graph holds a capture; call reset() first")
-        if recorder.busy:
-            raise RuntimeError(f"{self.kind}.capture_begin: another capture is under way, and captures do not nest")
+        self.check_free()
+        accelerator = self._accelerator
         if capture_error_mode not in ("global", "thread_local", "relaxed"):
             raise RuntimeError(f"{self.kind}.capture_begin: unknown capture_error_mode {capture_error_mode!r}")
         stream = accelerator.current_stream()
@@ -167,37 +122,11 @@ class CUDAGraph:
             )
         accelerator.drain()
         self._pool = accelerator.pools.find(pool if pool is not None else accelerator.pools.new_handle(), accelerator)
-        recording = Recording(accelerator, self.kind, stream)
-        recorder.begin(recording, self._pool.memory)
-        self._recording, self._ended = recording, False
-
-    def capture_end(self) -> None:
-        if self._recording is None or self._ended:
-            raise RuntimeError(f"{self.kind}.capture_end: nothing is being captured into this graph")
-        self._accelerator.recorder.end()
-        self._ended = True
-        try:
-            self._recording.check_joined()
-        except RuntimeError:
-            self._recording = None
-            raise
-        self._recording.finish()
-
-    def abandon(self) -> None:
-        """End and discard a failed capture."""
-        self._accelerator.recorder.end()
-        self._recording = None
-
-    def replay(self) -> None:
-        """Run the captured operators on the captured memory, in the current stream."""
-        self._accelerator.recorder.refuse(f"{self.kind}.replay", "replay after the capture has ended")
-        if self._recording is None or not self._ended:
-            raise RuntimeError(f"{self.kind}.replay: nothing was captured into this graph; use `graph(...)` first")
-        self._recording.replay()
+        self.begin(Recording(accelerator, self.kind, stream), self._pool.memory)
 
     def reset(self) -> None:
         """Release the capture and its memory."""
-        self._recording = self._pool = None
+        self._capture = self._pool = None
 
     def pool(self) -> Handle:
         """The handle of this graph's memory pool."""
@@ -210,14 +139,3 @@ class XPUGraph(CUDAGraph):
     """`torch.xpu.XPUGraph`."""
 
     kind = "XPUGraph"
-
-
-def device_tensors(values: Sequence[Any]) -> list[Tensor]:
-    """The device tensors among `values`, also in lists and tuples."""
-    found: list[Tensor] = []
-    for value in values:
-        if is_device_tensor(value):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += device_tensors(value)
-    return found

@@ -7,29 +7,22 @@ a thread captures, waiting for and querying streams and events are refused, as C
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from srv.testing.simulated_device import stream
+from srv.testing.simulated_device.vendor import TimedEvent, VendorStream
 
 if TYPE_CHECKING:
     from srv_gpu_simulator.device.accelerator import Accelerator
 
-_identities = itertools.count()
 _AFTER = "do it after the capture has ended"
 
 
-class Stream(stream.Stream):
+class Stream(VendorStream):
     """A queue of operations. Created with `torch.gpusim.Stream()`."""
 
     def __init__(self, accelerator: Accelerator, device: object = None, priority: int = 0) -> None:
-        super().__init__()
-        self._accelerator = accelerator
-        self.stream_id = next(_identities)
-        self.priority = priority
-        self.device = torch.device(accelerator.name, 0)
+        super().__init__(accelerator, device, priority)
         accelerator.keep_stream(self)
 
     def query(self) -> bool:
@@ -44,27 +37,13 @@ class Stream(stream.Stream):
         """Run all operations enqueued so far."""
         super().synchronize()
 
-    def record_event(self, event: stream.Event | None = None) -> stream.Event:
-        """Mark the current end of the stream with `event`, or a new one."""
-        return super().record_event(event if event is not None else Event(self._accelerator))
 
-
-class Event(stream.Event):
+class Event(TimedEvent):
     """A point in a stream. An event that was never recorded is complete. Created with `torch.gpusim.Event()`."""
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-    ) -> None:
-        super().__init__()
-        self._accelerator = accelerator
-        self._timed = enable_timing
-        # The capture and the stream in which it was recorded.
-        self._captured: Any = None
-        self._recorded_in: stream.Stream | None = None
+    # The capture and the stream in which it was recorded.
+    _captured: Any = None
+    _recorded_in: stream.Stream | None = None
 
     def record(self, stream: stream.Stream | None = None) -> None:
         """Mark the current end of `stream` (the current one); recording again moves the event."""
@@ -95,12 +74,3 @@ class Event(stream.Event):
     def synchronize(self) -> None:
         self._accelerator.recorder.refuse("Event.synchronize", _AFTER)
         super().synchronize()
-
-    def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to `end_event`; RuntimeError unless both are timed and complete."""
-        if not (self._timed and end_event._timed):
-            raise RuntimeError("Event.elapsed_time: both events must be created with enable_timing=True")
-        start, end = self._position, end_event._position
-        if start is None or end is None or not (start.reached and end.reached):
-            raise RuntimeError("Event.elapsed_time: both events must be recorded and complete; synchronize first")
-        return (end.when - start.when) * 1e3

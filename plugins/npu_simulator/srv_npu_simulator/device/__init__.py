@@ -1,7 +1,6 @@
 """A simulated NPU: the API of `torch.npu`, on top of `srv.testing.simulated_device`.
 
     accelerator   `torch.npu` and `install()`
-    stream        streams and events with torch_npu's API
     graph         capture, replay, update
 
 torch_npu's operators are in `srv_npu_simulator.operators`.

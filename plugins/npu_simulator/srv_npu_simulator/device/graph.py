@@ -14,19 +14,22 @@ Memory allocated during a capture belongs to the graph for its lifetime. Unlike 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from srv.testing.simulated_device.graphs import DATA_DEPENDENT, Call, Graph, Recorder, may_depend_on_data
-from srv.testing.simulated_device.memory import Block, DeviceMemory
+from srv.testing.simulated_device.graphs import DATA_DEPENDENT, Call, may_depend_on_data
+from srv.testing.simulated_device.memory import Block
 from srv.testing.simulated_device.placement import operator_name
-from srv.testing.simulated_device.stream import Stream, StreamPosition, poison
-from srv.testing.simulated_device.tensors import block_of, host_view, is_device_tensor
+from srv.testing.simulated_device.stream import StreamPosition
+from srv.testing.simulated_device.tensors import block_of, is_device_tensor
+from srv.testing.simulated_device.vendor import Capture, VendorGraph
+
+if TYPE_CHECKING:
+    from srv_npu_simulator.device.accelerator import Accelerator
 
 
 @dataclass(slots=True)
@@ -36,21 +39,22 @@ class Task(Call):
     updatable: frozenset[str] = frozenset()
 
 
-class Recording(Graph):
-    """The capture of one graph."""
+class Recording(Capture):
+    """What one graph has captured. Its results are kept, and their memory is its own."""
 
     def __init__(self, can_update: bool, enqueue: Callable[[Callable[[], object]], None]) -> None:
-        super().__init__(enqueue)
-        self._in_order = enqueue
+        super().__init__("NPUGraph", enqueue)
         self.can_update = can_update
-        self._created: list[Tensor] = []
+        self._results: list[Tensor] = []
         self._own_blocks: set[int] = set()
-        self._inputs: dict[int, tuple[str, weakref.ref[Block]]] = {}
 
     @property
     def tasks(self) -> list[Task]:
         """The operators with updatable host values."""
         return [call for call in self._calls if isinstance(call, Task) and call.updatable]
+
+    def owns(self, block: Block) -> bool:
+        return id(block) in self._own_blocks
 
     def capture_error(
         self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -59,75 +63,30 @@ class Recording(Graph):
         return (operator_name(operator._schema), DATA_DEPENDENT) if may_depend_on_data(operator) else None
 
     def created(self, tensor: Tensor) -> None:
-        self._created.append(tensor)
+        super().created(tensor)
+        self._results.append(tensor)
         self._own_blocks.add(id(block_of(tensor)))
 
-    def add(self, call: Call, inputs: Sequence[Any]) -> None:
-        for tensor in _tensors(inputs):
-            block = block_of(tensor)
-            if id(block) not in self._own_blocks:
-                self._inputs.setdefault(id(block), (call.name, weakref.ref(block)))
-        super().add(call, inputs)
 
-    def finish(self) -> None:
-        """Poison the results after the capture: a program must not read them before a replay."""
-        for tensor in self._created:
-            poison(host_view(tensor))
-
-    def replay(self) -> None:
-        for name, reference in self._inputs.values():
-            if reference() is None:
-                raise RuntimeError(
-                    f"NPUGraph.replay: memory that the captured {name} uses has been freed since the capture; "
-                    "keep every input and output of a graph alive for as long as the graph"
-                )
-        self._in_order(self.run)
-
-
-class NPUGraph:
+class NPUGraph(VendorGraph):
     """`torch.npu.NPUGraph`. Capture through `torch.npu.graph(...)`."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        memory: DeviceMemory,
-        current_stream: Callable[[], Stream],
-        enqueue: Callable[[Callable[[], object]], None],
-    ) -> None:
-        self._enqueue = enqueue
-        self._recorder = recorder
-        self._memory = memory
-        self._current_stream = current_stream
-        self._recording: Recording | None = None
+    kind = "NPUGraph"
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        super().__init__(accelerator)
         self._replayed: StreamPosition | None = None  # behind the last replay
 
     def capture_begin(
         self, pool: object = None, capture_error_mode: str = "global", auto_dispatch_capture: bool = False
     ) -> None:
-        if self._recording is not None:
-            raise RuntimeError("NPUGraph.capture_begin: this graph holds a capture; call reset() first")
-        if self._recorder.busy:
-            raise RuntimeError("NPUGraph.capture_begin: another capture is under way, and captures do not nest")
-        recording = Recording(auto_dispatch_capture, self._enqueue)
-        self._recorder.begin(recording, self._memory)
-        self._recording = recording
-
-    def capture_end(self) -> None:
-        if self._recording is None:
-            raise RuntimeError("NPUGraph.capture_end: nothing is being captured into this graph")
-        self._recorder.end()
-        self._recording.finish()
-
-    def abandon(self) -> None:
-        """End and discard a failed capture."""
-        self._recorder.end()
-        self._recording = None
+        self.check_free()
+        accelerator = self._accelerator
+        self.begin(Recording(auto_dispatch_capture, accelerator.deferral.enqueue), accelerator.memory)
 
     def replay(self) -> None:
-        """Run the captured operators on the captured memory."""
-        self._recorder.refuse("NPUGraph.replay", "replay after the capture has ended")
-        self._captured("replay").replay()
-        self._replayed = StreamPosition(self._current_stream())
+        super().replay()
+        self._replayed = StreamPosition(self._accelerator.current_stream())
 
     def update(self, cpu_update_input: Sequence[Mapping[str, Any]]) -> None:
         """Change host values of captured operators for the following replays.
@@ -135,7 +94,7 @@ class NPUGraph:
         A single mapping (argument name: value) applies to all operators with such values; otherwise there is one
         mapping per such operator, in the order of the capture.
         """
-        recording = self._captured("update")
+        recording = self.captured("update", Recording)
         if not recording.can_update:
             raise RuntimeError(
                 "NPUGraph.update: this graph was captured without auto_dispatch_capture=True, so its operators' host "
@@ -164,17 +123,8 @@ class NPUGraph:
                     )
                 task.kwargs[name] = host_integers("NPUGraph.update", name, value)
 
-    def reset(self) -> None:
-        """Release the capture and its memory."""
-        self._recording = None
-
     def pool(self) -> tuple[int, int]:
         return (0, id(self))
-
-    def _captured(self, what: str) -> Recording:
-        if self._recording is None:
-            raise RuntimeError(f"NPUGraph.{what}: nothing was captured into this graph; use torch.npu.graph(g) first")
-        return self._recording
 
 
 def host_integers(operator: str, name: str, value: Any) -> list[int] | None:
@@ -192,13 +142,3 @@ def host_integers(operator: str, name: str, value: Any) -> list[int] | None:
     if not isinstance(listed, list) or not all(type(one) is int for one in listed):
         raise RuntimeError(f"{operator}: {name}: is {value!r}, must be one list of integers")
     return listed
-
-
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    found = []
-    for value in values:
-        if is_device_tensor(value):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
