@@ -4,7 +4,8 @@ A value is accepted if transformers or the library of its format accepts it. Whi
 here: the module of a format says that (`srv.quantization.formats`). Torch-free.
 
     every method         quant_method in any case
-    compressed-tensors   numbers in quotes; type and strategy in any case, as its own classes read them
+    awq, gptq            sizes in quotes
+    compressed-tensors   likewise, and type and strategy in any case, as its own classes read them
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from srv.models.config.limits import MAX_SIZE
 FIELD = "quantization_config"
 _COMPRESSED = "compressed-tensors"
 _LOWER = ("type", "strategy")  # of compressed-tensors
-_COUNTS = ("num_bits", "group_size")  # likewise
+_COUNTS = ("num_bits", "bits", "w_bit", "group_size", "q_group_size")  # may be in quotes
 
 
 class _Kind(NamedTuple):
@@ -124,29 +125,26 @@ def _read(file: str, name: str, stated: Any) -> dict[str, Any]:
         method = "bitsandbytes"  # as transformers reads it
     if method is not None:
         found["quant_method"] = method = method.lower()
-    if method == _COMPRESSED:
+    if method in ("awq", "gptq"):
         found = _unquoted(found)
+    elif method == _COMPRESSED and isinstance(groups := stated.get("config_groups"), Mapping):
+        found["config_groups"] = {name: _of_group(group) for name, group in groups.items()}
     for key, value, expected in _wrong(method or "", found):
         refuse(file, f"{name}.{key}", value, expected)
     return found
 
 
-def _unquoted(stated: dict[str, Any]) -> dict[str, Any]:
-    groups = stated.get("config_groups")
-    if not isinstance(groups, Mapping):
-        return stated
-    return {**stated, "config_groups": {name: _of_group(group) for name, group in groups.items()}}
+def _unquoted(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """With sizes as numbers."""
+    quoted = {name: value for name in _COUNTS if isinstance(value := fields.get(name), str)}
+    return {**fields, **{name: int(text) for name, text in quoted.items() if text.removeprefix("-").isdecimal()}}
 
 
 def _of_group(group: Any) -> Any:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         return group
-    read = dict(weights)
-    for name in _COUNTS:
-        value = read.get(name)
-        if isinstance(value, str) and value.removeprefix("-").isdecimal():
-            read[name] = int(value)
+    read = _unquoted(weights)
     for name in _LOWER:
         if isinstance(read.get(name), str):
             read[name] = read[name].lower()

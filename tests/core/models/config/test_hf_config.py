@@ -108,7 +108,7 @@ def test_the_copy_of_a_tied_output_layer_does_not_count(tmp_path: Path) -> None:
 @every(
     ("stated", "alike"),
     [
-        (quantized("AWQ", bits=4, group_size=32, version="GEMM"), quantized("awq", bits=4, group_size=32)),
+        (quantized("AWQ", bits="4", group_size="32", version="GEMM"), quantized("awq", bits=4, group_size=32)),
         (
             packed_group(num_bits="4", type="INT", group_size="16"),
             packed_group(num_bits=4, type="int", group_size=16),
@@ -244,7 +244,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
         ({"rope_theta": -10000.0}, "rope_theta is -10000.0; it must be a number above 0"),
         ({"quantization_config": "awq"}, "quantization_config is 'awq'; it must be an object"),
         ({"text_config": {"quantization_config": 4}}, "text_config.quantization_config is 4; it must be an object"),
-        (quantized("awq", bits="4"), "quantization_config.bits is '4'; it must be an integer from 1 to 16"),
+        (quantized("awq", bits="four"), "quantization_config.bits is 'four'; it must be an integer from 1 to 16"),
         (quantized("gptq", bits=4, group_size=0), "quantization_config.group_size is 0; it must be -1, or an integer"),
         (quantized("GPTQ", bits=4, group_size=-5), "quantization_config.group_size is -5; it must be -1, or an"),
         (quantized("gptq", bits=4, dynamic=["-:.*"]), "quantization_config.dynamic is ['-:.*']; it must be an object"),
@@ -259,6 +259,10 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
         (in_group(weights={"num_bits": "four"}), "config_groups.group_0.weights.num_bits is 'four'; it must be an"),
         (in_group(weights={"group_size": -2}), "config_groups.group_0.weights.group_size is -2; it must be an"),
         (in_group(weights=4), "config_groups.group_0.weights is 4; it must be an object"),
+        (in_group(input_activations=[1]), "config_groups.group_0.input_activations is [1]; it must be an object"),
+        (quantized("compressed-tensors", config_groups={"a": [1]}), "config_groups.a is [1]; it must be an object"),
+        (quantized("compressed-tensors", sparsity_config="x"), "sparsity_config is 'x'; it must be an object"),
+        (quantized("torchao", modules_to_not_convert=5), "modules_to_not_convert is 5; it must be a list of names"),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; it must be a number from 0 to"),
         (
             {"rope_scaling": {"type": "linear", "factor": 0.0}},
