@@ -133,12 +133,12 @@ def known_sizes(architecture: str, config: Mapping[str, Any], dtype: str | None)
 
     `dtype`: that of the checkpoint; None if nothing states it.
     """
-    states = dtype if dtype in ITEM_SIZES else "float32"
+    states = "float32" if dtype is not None and dtype not in ITEM_SIZES else dtype
     try:
         tree = trees.tree_for_sizes(architecture, config)
     except UnknownSizes as error:
-        return KnownSizes(architecture, None, {}, _USUAL if dtype is None else states, str(error))
-    states = _usual_dtype(tree) if dtype is None else states
+        return KnownSizes(architecture, None, {}, states or _USUAL, str(error))
+    states = states or _usual_dtype(tree)
     return KnownSizes(architecture, tree, registry.text_fields(architecture, config), states, None)
 
 
