@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from srv.errors import ModelError
 from srv.models.config.limits import MAX_SIZE
@@ -64,10 +64,10 @@ def check_fields(file: str, config: Mapping[str, Any]) -> None:
     """Raises ModelError (unsupported_config) for the first known field whose value has the wrong type or size."""
     nested = config.get("text_config")
     if nested is not None and not isinstance(nested, Mapping):
-        refuse(file, "text_config", nested, "an object")
+        _refuse(file, "text_config", nested, "an object")
     for prefix, fields in (("", config), ("text_config.", nested or {})):
         for key, value, expected in _wrong(fields):
-            refuse(file, prefix + key, value, expected)
+            _refuse(file, prefix + key, value, expected)
 
 
 def _wrong(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
@@ -135,8 +135,7 @@ def _is_number(value: Any, limit: float = MAX_NUMBER) -> bool:
     return abs(value) <= limit if isinstance(value, int) else math.isfinite(value) and abs(value) <= limit
 
 
-def refuse(file: str, key: str, value: Any, expected: str) -> NoReturn:
-    """Raises ModelError (unsupported_config) for the value of a field."""
+def _refuse(file: str, key: str, value: Any, expected: str) -> None:
     huge = isinstance(value, int) and abs(value) > MAX_NUMBER
     shown = "a huge integer" if huge else repr(value)[:80]
     raise ModelError("unsupported_config", file, f"{key} is {shown}; it must be {expected}", REMEDY)

@@ -27,7 +27,6 @@ from srv.models.config.known_sizes import KnownSizes, known_sizes, weight_sizes
 from srv.models.config.layer_fields import Heads
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
-from srv.models.config.quantization_fields import read_quantization
 from srv.models.config.sentence import read_sentence
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.facts.layer_names import layer_names
@@ -44,6 +43,7 @@ from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.models.unsupported import UnsupportedConfig
 from srv.quantization import registry as quantization
+from srv.quantization.formats.stated_fields import read_quantization
 from srv.quantization.formats.tool_files import with_tool_file
 from srv.specs import CacheSpec, ModelFacts
 

@@ -1,7 +1,7 @@
 """The fields of a `quantization_config`: spellings are made one, and other values are refused by file, key and value.
 
 A value is accepted if transformers or the library of its format accepts it. Which forms layers support is not asked
-here: the module of a format says that (`srv.quantization.formats`). Torch-free.
+here: the module of a format says that. Torch-free.
 
     every method         quant_method in any case
     awq, gptq            sizes in quotes
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+from srv.errors import ModelError
 from srv.models.checkpoints.text_names import text_weight_name
-from srv.models.config.field_types import refuse
-from srv.models.config.limits import MAX_SIZE
 
+MAX_SIZE = 1 << 28  # inputs or outputs that share a scale
 FIELD = "quantization_config"
 _COMPRESSED = "compressed-tensors"
 _LOWER = ("type", "strategy")  # of compressed-tensors
@@ -116,10 +116,10 @@ def read_quantization(file: str, config: Mapping[str, Any], *, text_part: bool =
 
 def _read(file: str, name: str, stated: Any) -> dict[str, Any]:
     if not isinstance(stated, Mapping):
-        refuse(file, name, stated, "an object")
+        _refuse(file, name, stated, "an object")
     method = stated.get("quant_method")
     if not isinstance(method, str | None):
-        refuse(file, f"{name}.quant_method", method, "a string")
+        _refuse(file, f"{name}.quant_method", method, "a string")
     found = {key: value for key, value in stated.items() if key != "quant_method"}
     if method is None and any(stated.get(each) for each in ("load_in_4bit", "load_in_8bit")):
         method = "bitsandbytes"  # as transformers reads it
@@ -130,8 +130,13 @@ def _read(file: str, name: str, stated: Any) -> dict[str, Any]:
     elif method == _COMPRESSED and isinstance(groups := stated.get("config_groups"), Mapping):
         found["config_groups"] = {name: _of_group(group) for name, group in groups.items()}
     for key, value, expected in _wrong(method or "", found):
-        refuse(file, f"{name}.{key}", value, expected)
+        _refuse(file, f"{name}.{key}", value, expected)
     return found
+
+
+def _refuse(file: str, key: str, value: Any, expected: str) -> NoReturn:
+    reason = f"{key} is {repr(value)[:80]}; it must be {expected}"
+    raise ModelError("unsupported_config", file, reason, "Correct the value, or fetch the file again")
 
 
 def _unquoted(fields: Mapping[str, Any]) -> dict[str, Any]:
