@@ -237,7 +237,8 @@ class ModelFacts:
     `remote_code`: whether Python code in its folder may be run. `generates`: it generates text; if not, its hidden
     states are pooled. `head`: what follows pooling. `untied`: its output layer is stored and differs from the embedding
     that its configuration ties it to; `config` does not tie them then. `headless`: its configuration names a class with
-    an output layer, which is not stored; `architecture` is the class without it.
+    an output layer, which is not stored; `architecture` is the class without it. `assumes_dtype`: neither weights nor
+    the configuration state `dtype`, which is what such checkpoints usually have.
 
     Without weights, `parameters`, `weight_bytes` and, of quantized models, `stored_types` follow from the
     configuration, if the sizes of the architecture are known; `unknown_sizes` is a clause that says why they are not,
@@ -274,6 +275,7 @@ class ModelFacts:
     head: PooledHead = PooledHead()  # noqa: RUF009 - immutable
     untied: bool = False
     headless: bool = False
+    assumes_dtype: bool = False
 
     @property
     def has_pool(self) -> bool:

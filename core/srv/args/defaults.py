@@ -56,8 +56,17 @@ def _checkpoint_dtype(model: ModelFacts) -> str:
 
 
 def _dtype(context: ResolutionContext) -> str | None:
-    if context.model is None:
+    if context.model is None or context.model.assumes_dtype:
         return None
+    return _supported_dtype(context)
+
+
+def _assumed_dtype(context: ResolutionContext) -> str | None:
+    return _supported_dtype(context) if context.model is not None and context.model.assumes_dtype else None
+
+
+def _supported_dtype(context: ResolutionContext) -> str | None:
+    assert context.model is not None
     dtype = _checkpoint_dtype(context.model)
     return dtype if dtype in context.capabilities or not context.capabilities else None
 
@@ -91,6 +100,12 @@ def _max_total_tokens(context: ResolutionContext) -> int | None:
 
 MODEL_DEFAULTS: tuple[Default, ...] = (
     Default("dtype", _dtype, "it is the dtype of the checkpoint"),
+    Default(
+        "dtype",
+        _assumed_dtype,
+        "it is assumed: config.json states none, there are no weights that show it, and checkpoints are published in "
+        "16 bits, but encoders in float32",
+    ),
     Default("dtype", _fallback_dtype, "the platform does not support the dtype of the checkpoint"),
     Default(
         "context_length",
@@ -117,8 +132,9 @@ GENERIC_DEFAULTS: tuple[Default, ...] = (
     ),
     Default(
         "tokenizer_path",
-        lambda context: context.model.path if context.model else None,
-        "the model includes a tokenizer",
+        lambda context: context.model.path if context.model and not context["skip_tokenizer_init"] else None,
+        "the tokenizer is taken from the model",
+        reads=("skip_tokenizer_init",),
     ),
     *parallel.DEFAULTS,
     *speculative.DEFAULTS,

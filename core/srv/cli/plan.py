@@ -126,10 +126,11 @@ def to_text(planned: LaunchPlan) -> str:
     if planned.budget is not None:
         lines += [f"{quantity}: {sentence}" for quantity, sentence in planned.budget.breakdown]
         lines += ["", "[memory ledger] of one rank, as predicted; a launch measures it"]
+        lines += ["(weights as layers hold them; [sizes] has those of the files)"]
         lines += [f"{line.name}: {predicted_text(line)}" for line in planned.ledger]
     else:
-        unknown = "it depends on the model (--model-path)" if planned.model is None else planned.model.unknown_sizes
-        lines.append(f"unknown: {unknown or 'see the refusals'}")
+        unknown = "it depends on the model (--model-path)" if planned.model is None else "see the refusals"
+        lines.append(f"unknown: {unknown}")
     if planned.unchecked:
         lines += ["", "[not checked]", *planned.unchecked]
     return "\n".join(lines)
@@ -175,12 +176,12 @@ def _sizes_dict(planned: LaunchPlan) -> dict[str, Any] | None:
     model = planned.model
     if model is None:
         return None
-    known = model.unknown_sizes is None
+    counted = model.parameters is not None
     return {
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
-        "weight_bytes": model.weight_bytes if known else None,
-        "cache_bytes_per_token": cache_bytes_per_token(model, kv_dtype(planned.resolved.config)) if known else None,
+        "weight_bytes": model.weight_bytes if model.unknown_sizes is None else None,
+        "cache_bytes_per_token": cache_bytes_per_token(model, kv_dtype(planned.resolved.config)) if counted else None,
         "layers": layers_of(model, planned.kernels.layers),
         "unknown": model.unknown_sizes,
     }

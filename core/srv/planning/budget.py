@@ -22,7 +22,15 @@ from srv.models.facts.sharding import divisions, rank_share
 from srv.planning.offload import host_layers
 from srv.planning.pools import divide_pool, group_lines, most_unconfirmed_tokens
 from srv.planning.states import divide_states
-from srv.planning.weights import WeightBytes, class_bytes, native_of, quantization_method, weight_sizes
+from srv.planning.weights import (
+    WeightBytes,
+    as_stored,
+    class_bytes,
+    native_of,
+    quantization_method,
+    unknown_size,
+    weight_sizes,
+)
 from srv.platform.facts import DeviceFacts
 from srv.quantization.registry import find, method_of
 from srv.specs import ModelFacts
@@ -188,13 +196,13 @@ def _whole_bytes(config: Config, model: ModelFacts) -> WeightBytes:
 
     Those of a method that `srv` does not have count as they are stored.
     """
-    if model.unknown_sizes is not None:
-        raise Refusal([_unknown_size(model)])
+    if model.parameters is None:
+        raise Refusal([unknown_size(model)])
     method = quantization_method(config, model)
     if method is not None:
         return weight_sizes(config, model, method)
     if model.quantization is not None and find(model.quantization) is None:
-        return WeightBytes(model.weight_bytes, model.weight_bytes)
+        return as_stored(model)
     tree, stored = native_of(model), method_of(model)
     if stored is not None and model.format == "safetensors" and (tree is None or config.model.model_impl == _CLASS):
         return class_bytes(model, stored, config.model.dtype, dequantize=True)
@@ -215,17 +223,6 @@ def saved_bytes(config: Config, model: ModelFacts) -> int:
 def head_bytes(config: Config, model: ModelFacts) -> int:
     """Bytes of the dense layers after pooling, which each rank has if anything is pooled."""
     return model.head.dense_bytes if config.model.is_embedding else 0
-
-
-def _unknown_size(model: ModelFacts) -> Rejection:
-    return Rejection(
-        "unknown_size",
-        "model",
-        model.architecture,
-        "memory budget",
-        f"its size is not known: {model.unknown_sizes}",
-        "Download the weights, whose files say their exact size.",
-    )
 
 
 def _bytes(amount: int) -> str:

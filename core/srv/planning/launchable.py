@@ -33,6 +33,12 @@ from srv.platform.placeholder import CODE, DescribedBackend
 from srv.specs import ModelFacts
 
 _FILES = "the tokenizer, the chat template, and whether the weights have the names and shapes that the layers expect"
+# Codes of a model, each with that of the argument for which resolution says the same.
+_TOLD = {
+    ("no_weights", "format_not_there"),
+    ("wrong_format", "format_not_there"),
+    ("unsupported_sharding", "not_divisible"),
+}
 _HEAD = "whether its stored output layer is a copy of the embedding: if not, it is loaded as well and takes its size"
 
 
@@ -81,9 +87,7 @@ def check_launch(
     except ModelError as raised:
         error = raised if files is None else raised.renamed(str(files), model.path)
         kernels = plan_kernels(target, None, resolved, None)
-        told = error.code in ("no_weights", "wrong_format") and any(
-            each.code == "format_not_there" for each in resolved.refusals
-        )
+        told = any((error.code, each.code) in _TOLD for each in resolved.refusals)
         refusals = refusals if told else (*refusals, _of_model(resolved, error))
         return LaunchCheck(refusals, (), has_pools=not moves_weights(resolved.config), kernels=kernels)
     refusals += kernels.rejections

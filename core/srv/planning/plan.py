@@ -15,6 +15,7 @@ from srv.planning.kernels import KernelPlan, divides
 from srv.planning.ledger import predict
 from srv.planning.resolution import FindModel, FindTarget, resolve_plan
 from srv.planning.target import Target, find_target
+from srv.planning.weights import UNKNOWN_SIZE
 from srv.specs import ModelFacts
 
 _DIVIDING = ("pp_size", "ep_size", "dp_size", "enable_dp_attention")
@@ -60,7 +61,8 @@ def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindM
             budget = estimate(resolved.config, plan.model, device, reserved_bytes(resolved), shared=shared)
             ledger = predict(resolved.config, plan.model, reserved_parts(resolved), budget)
         except Refusal as refusal:
-            refusals += refusal.rejections
+            refused = any(each.what == "model_path" for each in refusals)  # of a model that is not served at all
+            refusals += [each for each in refusal.rejections if not (refused and each.code == UNKNOWN_SIZE)]
     notes = (*plan.notes, *_unused_devices(plan.resolved), *_outside_memory(plan.resolved))
     return LaunchPlan(
         plan.target,

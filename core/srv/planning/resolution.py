@@ -21,6 +21,7 @@ from srv.errors import ModelError, PlatformUnavailable, Refusal, Rejection, as_s
 from srv.models import hub
 from srv.models.checkpoints.safetensors_header import forget_headers
 from srv.models.checkpoints.third_party import described
+from srv.models.facts.special_layers import mixture
 from srv.models.inspection import Inspection, inspect_model
 from srv.models.layers.rope_config import long_rope_length
 from srv.models.locate import locate, located, on_hub
@@ -32,10 +33,12 @@ from srv.planning.expert_location import TRIVIAL, ExpertLocation, mixtures_of, r
 from srv.planning.kernels import KernelPlan
 from srv.planning.launchable import LaunchCheck, check_launch
 from srv.planning.target import Target, this_machine
+from srv.planning.weights import quantization_method
 from srv.platform import numa
+from srv.platform.capabilities import missing_capability
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import Manifest
-from srv.quantization.registry import chosen
+from srv.platform.op_choice import NAMED_BY, TORCH_NATIVE, argument_names
 from srv.specs import ModelFacts
 
 _REDUNDANT = 1 << 14  # places in a layer that a plan writes out beside one for each expert, at most
@@ -157,7 +160,8 @@ def resolve_plan(
         asked = found.examine if found is not None and (remote or examine_local) else None
         files = found.files if remote and found is not None else None
         check = check_launch(target, model, resolved, asked, files)
-    notes = (*user.notes, *target.notes, *_model_notes(model, resolved, code), *check.notes)
+    method_notes = _method_notes(target, model, resolved, check)
+    notes = (*user.notes, *target.notes, *_model_notes(model, resolved, code), *method_notes, *check.notes)
     return ResolvedPlan(target, model, resolved, notes, check, remote, experts)
 
 
@@ -192,8 +196,6 @@ def _model_notes(model: ModelFacts | None, resolved: Resolved, code: Sequence[st
     weights = resolved.config.weights
     if model is not None:
         notes += _rope_notes(model, resolved.config.model.context_length or model.context_length)
-        method = chosen(model, weights.quantization, weights.torchao_config, dequantize=False)
-        notes += [f"{model.name}: {method.note}"] if method is not None and method.note else []
     if model is not None and weights.custom_weight_loader:
         loaders = described(weights.custom_weight_loader)
         notes.append(f"the weights of {model.name} are given by {loaders}, whose code runs in each worker")
@@ -203,6 +205,25 @@ def _model_notes(model: ModelFacts | None, resolved: Resolved, code: Sequence[st
         files = files_of(code)
         notes.append(f"Python code in the folder of {model.name} is run for its tokenizer (trust_remote_code): {files}")
     return tuple(notes)
+
+
+def _method_notes(target: Target, model: ModelFacts | None, resolved: Resolved, check: LaunchCheck) -> tuple[str, ...]:
+    """How the layers compute with quantized weights, if they hold them so and the platform can."""
+    method = None if model is None else quantization_method(resolved.config, model)
+    refused = any(each.what == "model_path" for each in check.refusals)
+    if model is None or method is None or not method.note or refused:
+        return ()
+    if missing_capability(method.ops, resolved.capabilities) is not None:
+        return ()
+    note = method.note
+    for op in NAMED_BY.keys() & method.ops:
+        products = {*argument_names(target.manifest.facts.ops, op)} - {TORCH_NATIVE}
+        if len(products) == 1:
+            continue  # there is nothing to choose
+        note += f", unless {NAMED_BY[op]} names products that quantize them, which is less exact"
+        if mixture(model, {"model_impl": resolved.config.model.model_impl}) is not None:
+            note += "; those of experts are never quantized"
+    return (f"{model.name}: {note}",)
 
 
 def _rope_notes(model: ModelFacts, served: int) -> list[str]:
@@ -285,7 +306,10 @@ def read_options(user: UserInput) -> ReadOptions:
         overrides = json.loads(user.value("json_model_override_args") or "{}")
     except (ValueError, RecursionError):
         overrides = {}
-    return ReadOptions(overrides if isinstance(overrides, dict) else {}, bool(user.value("trust_remote_code")))
+    embeds = bool(user.value("is_embedding")) and not user.value("score_template")  # scores are of generated tokens
+    return ReadOptions(
+        overrides if isinstance(overrides, dict) else {}, bool(user.value("trust_remote_code")), embeds=embeds
+    )
 
 
 def _missing_files(user: UserInput) -> list[Rejection]:

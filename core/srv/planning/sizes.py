@@ -38,10 +38,12 @@ def cache_bytes_per_token(model: ModelFacts, dtype: str) -> int:
 def size_lines(model: ModelFacts, kv_dtype: str, planned: str | None) -> list[tuple[str, str]]:
     """Pairs (quantity, explanation). `kv_dtype`: the torch dtype name of the KV pool. `planned`: as of `layers_of`."""
     lines = [("parameters", _parameters(model))]
-    if model.unknown_sizes is None or model.weight_bytes:
+    if model.unknown_sizes is None:
         where = "from the configuration alone" if model.format == "config" else "on disk"
         method = f", quantized with {model.quantization}" if model.quantization else f" in {model.dtype}"
         lines.append(("weights", f"{_bytes(model.weight_bytes)}{method}, {where}"))
+    elif model.parameters is not None:
+        lines.append(("weights", f"unknown, from the configuration alone: {model.unknown_sizes}"))
     if not model.has_pool:
         lines.append(("cache", "none: a prompt is computed in one step"))
     elif is_known(model.architecture) or model.format != "config" or model.unknown_sizes is None:
@@ -54,10 +56,10 @@ def size_lines(model: ModelFacts, kv_dtype: str, planned: str | None) -> list[tu
 
 def _parameters(model: ModelFacts) -> str:
     if model.parameters is None:
-        return model.unknown_sizes or "not known"
+        return f"unknown: {model.unknown_sizes}"
     active = model.active_parameters
     suffix = f", of which {active:,} compute one token" if active is not None and active != model.parameters else ""
-    return f"{model.parameters:,}{suffix}" + (f" ({model.unknown_sizes})" if model.unknown_sizes else "")
+    return f"{model.parameters:,}{suffix}"
 
 
 def _cache(group: CacheSpec, dtype: str) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from srv.args.config import Config
 from srv.dtypes import item_size
-from srv.errors import ModelError
+from srv.errors import ModelError, Refusal, Rejection
 from srv.kept import kept_per_object
 from srv.models import derive
 from srv.models.blueprint import Experts, MoE, Part, walk
@@ -29,6 +29,7 @@ from srv.quantization.registry import chosen, dequantizes
 from srv.quantization.schemes import LayerSchemes, Matrix, Scheme, prepared_bytes, row_bytes
 from srv.specs import ModelFacts
 
+UNKNOWN_SIZE = "unknown_size"  # the code of a refusal
 _FLOAT32_BYTES = 4
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -112,10 +113,11 @@ def weight_sizes(config: Config, model: ModelFacts, method: QuantMethod) -> Weig
     """The bytes of the weights of a whole model that a method holds.
 
     A checkpoint that is refused counts as it is stored, and so does one of a method that does not say its schemes.
+    Raises Refusal as `as_stored`.
     """
     native, dtype = native_of(model), config.model.dtype
     if method.schemes is None:
-        return WeightBytes(model.weight_bytes, model.weight_bytes)
+        return as_stored(model)
     if native is None or config.model.model_impl == "transformers":
         return class_bytes(model, method, dtype)
     if not types_are_known(model):
@@ -123,14 +125,28 @@ def weight_sizes(config: Config, model: ModelFacts, method: QuantMethod) -> Weig
     try:
         return _walked(model, method, dtype)
     except ModelError:
-        return WeightBytes(model.weight_bytes, model.weight_bytes)
+        return as_stored(model)
+
+
+def as_stored(model: ModelFacts) -> WeightBytes:
+    """The bytes of the files. Raises Refusal (unknown_size) if the configuration alone does not determine them."""
+    if model.unknown_sizes is not None:
+        raise Refusal([unknown_size(model)])
+    return WeightBytes(model.weight_bytes, model.weight_bytes)
+
+
+def unknown_size(model: ModelFacts) -> Rejection:
+    """The rejection of a model whose weights have no known size."""
+    reason = f"its size is not known: {model.unknown_sizes}"
+    remedy = "Download the weights, whose files say their exact size."
+    return Rejection(UNKNOWN_SIZE, "model", model.architecture, "memory budget", reason, remedy)
 
 
 @kept_per_object
 def class_bytes(model: ModelFacts, method: QuantMethod, dtype: str, *, dequantize: bool = False) -> WeightBytes:
     """Those of a class of transformers, by the headers of the checkpoint; as it is stored where they do not show more.
 
-    `dequantize`: all quantized weights become floats.
+    `dequantize`: all quantized weights become floats. Raises Refusal as `as_stored`.
     """
     stored = text_tensors(model)
     try:
@@ -139,7 +155,7 @@ def class_bytes(model: ModelFacts, method: QuantMethod, dtype: str, *, dequantiz
     except ModelError:
         counted = [None]
     if not stored.types or None in counted:
-        return WeightBytes(model.weight_bytes, model.weight_bytes)
+        return as_stored(model)
     known = [each for each in counted if each is not None]
     quantized = quantized_layers(stored)
     floats = (name for name in needed_tensors(model) if split_name(name)[0] not in quantized)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from every import every
 from safetensors.torch import save_file
 from sizes_expected import SIZES
 from sizes_published import CONFIGS, model_type_of
@@ -97,14 +98,103 @@ def test_a_form_that_layers_do_not_support_is_refused_by_name(
     assert "[memory budget]" in shown.out
 
 
+def plan(path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit status and all text of a plan without weights and tokenizer."""
+    code = main(["plan", "--load-format", "dummy", "--skip-tokenizer-init", "--model-path", str(path), *arguments])
+    shown = capsys.readouterr()
+    return code, shown.out + shown.err
+
+
+@every(
+    ("stated", "stored", "held"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "19.25", "19.25"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "31.98", "31.98"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, "31.96", "31.98"),
+        ({"quant_method": "fbgemm_fp8"}, "31.98", "31.98"),
+    ],
+)
+def test_a_launch_without_weights_has_a_size(
+    stated: dict[str, Any], stored: str, held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts(tmp_path, "Qwen3-32B", quantization_config=stated)
+    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
+    assert code == 0
+    assert f"weights: {stored} GiB, quantized" in shown
+    assert f"estimated with {held} GiB of weights quantized" in shown
+    assert "(weights as layers hold them; [sizes] has those of the files)" in shown
+
+
+def test_weights_of_no_known_size_in_files_have_one_in_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts(tmp_path, "Qwen3-30B-A3B", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
+    assert code == 0
+    assert "weights: unknown, from the configuration alone: whether its experts are quantized depends on" in shown
+    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90", "--dequantize-weights")
+    assert code == 0
+    assert "estimated with 56.87 GiB of weights in bfloat16" in shown
+
+
+def test_an_assumed_dtype_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts(tmp_path, "Qwen3-32B", torch_dtype=None)
+    _, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
+    assert "dtype = bfloat16 because it is assumed: config.json states none" in " ".join(shown.split())
+    assert "weights: 61.02 GiB in bfloat16, from the configuration alone" in shown
+    assert "estimated with 61.02 GiB of weights in bfloat16" in shown
+    assert "tokenizer_path = unset" in shown
+
+
+def test_embeddings_need_no_output_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Qwen3-Embedding-8B is published without one, and a launch accepts it."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
+    further = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151665, "max_position_embeddings": 40960}
+    facts(tmp_path, "Qwen3-32B", tie_word_embeddings=False, **sizes, **further)
+    code, shown = plan(tmp_path, capsys, "--device", "cpu:avx512", "--is-embedding")
+    assert (code, "parameters: 7,567,295,488\n" in shown) == (0, True)
+    assert "there are no weights: is_embedding takes them for those of an embedding model" in " ".join(shown.split())
+    assert "parameters: 8,188,515,328\n" in plan(tmp_path, capsys, "--device", "cpu:avx512")[1]
+
+
+def test_one_cause_is_one_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
+    facts(tmp_path, "Qwen3-32B", quantization_config=stated)
+    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90,count=2", "--tp-size", "2")
+    assert (code, "launch would refuse: tp_size (not_divisible)\n" in shown) == (2, True)
+    facts(tmp_path, "Qwen3-32B", quantization_config={"quant_method": "quark"})
+    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
+    assert (code, "launch would refuse: model_path (unsupported_quantization)\n" in shown) == (2, True)
+
+
+@every(
+    ("name", "arguments", "expected"),
+    [
+        ("Qwen3-32B", ("--device", "cuda:sm90"), "products that quantize them, which is less exact\n"),
+        ("Qwen3-30B-A3B", ("--device", "cuda:sm90"), "less exact; those of experts are never quantized\n"),
+        ("Qwen3-32B", ("--device", "cpu:avx512,memory=256GiB"), "whatever the checkpoint states of these\n"),
+        ("Qwen3-32B", ("--device", "cuda:sm90", "--dequantize-weights"), ""),
+        ("Qwen3-32B", ("--device", "npu:a3"), ""),
+    ],
+)
+def test_the_note_on_fp8_says_what_holds_on_the_device(
+    name: str, arguments: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts(tmp_path, name, quantization_config=FP8)
+    _, shown = plan(tmp_path, capsys, *arguments)
+    note = next((line for line in shown.splitlines(keepends=True) if "multiplied by activations" in line), "")
+    assert bool(note) == bool(expected)
+    assert note.endswith(expected)
+
+
 def test_no_size_is_claimed_of_an_unknown_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = read_facts(folder(tmp_path, **RIDDLE))
     assert (model.parameters, model.weight_bytes) == (None, 0)
     assert main(["plan", "--device", "cuda:sm90", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
     shown = capsys.readouterr().out
-    answer = "RiddleForCausalLM is an unknown architecture: no size is claimed; download the weights"
-    assert f"parameters: {answer}" in shown
-    assert f"[memory budget]\nunknown: {answer}" in shown
+    assert "parameters: unknown: RiddleForCausalLM is an unknown architecture\n" in shown
+    assert "[memory budget]\nunknown: see the refusals" in shown
+    assert shown.startswith("launch would refuse: model_path (unsupported_architecture)\n")
     assert "per token" not in shown.partition("[model]")[0]
 
 
@@ -119,7 +209,7 @@ def test_stored_elements_count_if_neither_method_nor_architecture_is_known(tmp_p
 
 
 def test_a_budget_of_unknown_sizes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="RiddleForCausalLM is an unknown architecture: no size is claimed"):
+    with pytest.raises(Refusal, match="RiddleForCausalLM is an unknown architecture"):
         weight_bytes(make_config({"dtype": "bfloat16"}), read_facts(folder(tmp_path, **RIDDLE)))
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from srv.planning.plan import make_plan
 from srv.quantization.layers.blocks import GGUFLinear, OrderedLinear
 from srv.quantization.layers.fp8 import Fp8Linear
 from srv.quantization.layers.int8 import ScaledInt8Linear
+from srv.quantization.method import StoredMatrix
+from srv.quantization.registry import find
 from srv.testing.engine import user_input
 from srv_kernels.oracles import dequantize_rows
 
@@ -92,6 +96,23 @@ def test_weights_have_the_bits_that_their_library_computes(name: str, tmp_path: 
             weight = dequantized(module).float() + 0.0  # of the two zeros, the positive one
             found.setdefault(layer, hashlib.sha256(weight.numpy().tobytes()).hexdigest())  # not those inside of others
     assert found == case["sha256"]
+
+
+@every("name", [name for name, case in CASES.items() if case["sha256"]])
+def test_a_configuration_alone_counts_what_the_library_stores(name: str) -> None:
+    case = CASES[name]
+    tensors = {each: tuple(stored["shape"]) for each, stored in case["tensors"].items() if each.startswith(DOWN)}
+    expected: Counter[str] = Counter()
+    for each, shape in tensors.items():
+        expected[case["tensors"][each]["dtype"]] += math.prod(shape)
+    method = find(case["config"]["quant_method"])
+    assert method is not None
+    assert method.stored is not None
+    outputs = outputs_of(case)
+    counted = dict(method.stored(case["config"], "bfloat16")(StoredMatrix(DOWN, outputs, 64)) or {})
+    if name == "torchao: fp8 per tensor":
+        counted["float32"] -= outputs - 1  # layers hold a scale for each output, and so it is counted
+    assert counted == expected
 
 
 def test_scales_of_keys_and_values_are_those_of_the_library(tmp_path: Path) -> None:

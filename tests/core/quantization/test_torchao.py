@@ -399,7 +399,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(
             "packed for kernels (sparse_1d_data_1d_metadata)",
         ),
         ({"quant_method": "torchao", "quant_type": {"default": {}, "lm_head": {}}}, "quantized differently"),
-        ({**WEIGHTS, "modules_to_not_convert": 5}, "its modules_to_not_convert is 5, not a list of names"),
     ],
 )
 def test_forms_that_no_layer_supports_are_refused_by_plan_and_launch(

@@ -230,7 +230,6 @@ def changed(**fields: Any) -> dict[str, Any]:
         ({"weights__strategy": "group"}, "weights with strategy group, not channel or tensor"),
         ({"weights__symmetric": False}, "weights with symmetric False, not True"),
         ({"weights": None}, "group_0 has no weights"),
-        ({"input_activations": 1}, "group_0 has the input_activations 1, which are not an object"),
         ({"input_activations__num_bits": 4}, "input_activations with num_bits 4, not 8"),
         ({"input_activations__dynamic": False}, "input_activations with strategy token, not tensor"),
         ({"input_activations__dynamic": "local"}, "input_activations with strategy token, not tensor"),
@@ -241,7 +240,6 @@ def changed(**fields: Any) -> dict[str, Any]:
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse, in the format sparse-24-bitmask"),
         ({"config_groups": {}}, "it has no config_groups"),
         ({"ignore": ["re:(("]}, "its ignore has 're:((', which is not a regular expression"),
-        ({"config_groups": {"group_0": 1}}, "its group_0 is 1"),
     ],
 )
 def test_other_compressed_tensors_schemes_are_refused_with_a_reason(fields: Any, reason: str, tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class ModelArgs(NamedTuple):
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Arg(
-            "Dtype of weights and activations; auto uses that of the checkpoint if the platform supports it.",
+            "Dtype of weights and activations; auto uses that of the checkpoint if the platform supports it. If there "
+            "are no weights and config.json states none, that is bfloat16, and float32 for encoders.",
             synonyms=(("half", "float16"), ("float", "float32")),
         ),
     ] = "auto"

@@ -43,6 +43,7 @@ from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.models.unsupported import UnsupportedConfig
 from srv.quantization import registry as quantization
+from srv.quantization.formats.stated_fields import read_quantization
 from srv.quantization.formats.tool_files import with_tool_file
 from srv.specs import CacheSpec, ModelFacts
 
@@ -83,7 +84,8 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
         if whole is not None:
             config = text_config(config)
         config = overridden(str(path), config, options.overrides)
-        alone = _class_without_head(_architecture(path, config), config, checkpoint, whole)
+        config = read_quantization(str(path / "config.json"), config, text_part=whole is not None)
+        alone = _class_without_head(_architecture(path, config), config, checkpoint, whole, options.embeds)
         config = config if alone is None else {**config, "architectures": [alone]}
         untied = _is_untied(_architecture(path, config), config, checkpoint, whole, options)
         facts = _facts(path, merged(config, UNTIED) if untied else config, checkpoint, whole)
@@ -103,8 +105,9 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
         checkpoint = _needed(checkpoint, layer_names(architecture, whole), text)
     stored_types = _stored_types(checkpoint)
     method = quantization.detect(path, _text_config(config))
-    dtype = _dtype(config, stored_types, method)
-    model = known_sizes(architecture, config, dtype)
+    stated = _stated_dtype(config, stored_types, method)
+    model = known_sizes(architecture, config, stated)
+    dtype = stated or model.dtype
     sizes = _sizes(path, architecture, config, model)
     native = _native(architecture, config)
     if native is not None:
@@ -143,22 +146,27 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
         unknown_sizes=weights.unknown,
         generates=pooled is None,
         head=sentence.head,
+        assumes_dtype=stated is None,
     )
 
 
 def _class_without_head(
-    architecture: str, config: Mapping[str, Any], checkpoint: Checkpoint | None, whole: str | None
+    architecture: str, config: Mapping[str, Any], checkpoint: Checkpoint | None, whole: str | None, embeds: bool
 ) -> str | None:
     """The class of a decoder alone, if the configuration names the one with an output layer that the weights lack.
 
-    Embedding models are published so (Qwen3-Embedding-8B).
+    Embedding models are published so (Qwen3-Embedding-8B). `embeds`: weights that are not there lack it.
     """
     alone = architecture.removesuffix(GENERATES) + ALONE
-    if checkpoint is None or not architecture.endswith(GENERATES) or not is_native(alone):
+    if not architecture.endswith(GENERATES) or not is_native(alone):
         return None
+    if is_tied(with_defaults(architecture, _text_config(config))):
+        return None
+    if checkpoint is None:
+        return alone if embeds else None
     rename = layer_names(architecture, whole)
     names = {each: name for each in checkpoint.tensors if (name := rename(each))}
-    return None if is_tied(with_defaults(architecture, _text_config(config))) or has_head(names) else alone
+    return None if has_head(names) else alone
 
 
 def _is_untied(
@@ -259,15 +267,15 @@ def _unused_positions(architecture: str, config: Mapping[str, Any]) -> int:
     return (1 if padding is None else int(padding)) + 1
 
 
-def _dtype(config: Mapping[str, Any], stored_types: Mapping[str, int], method: str | None) -> str:
+def _stated_dtype(config: Mapping[str, Any], stored_types: Mapping[str, int], method: str | None) -> str | None:
     """The dtype of most of the stored parameters; without weights, that of the configuration or of the method."""
     counts = {dtype: stored_types.get(dtype, 0) for dtype in FLOATS}
     if any(counts.values()):
         return max(counts, key=lambda name: counts[name])
     text = _text_config(config)
     known = quantization.find(method)
-    usual = "float32" if known is None or not known.dtype else known.dtype
-    return str(text.get("dtype") or text.get("torch_dtype") or usual).removeprefix("torch.")
+    stated = text.get("dtype") or text.get("torch_dtype") or (None if known is None else known.dtype)
+    return str(stated).removeprefix("torch.") if stated else None
 
 
 def _stored_types(checkpoint: Checkpoint | None) -> dict[str, int]:

@@ -32,8 +32,8 @@ DEFAULTED = {
     "heads": "num_attention_heads",
     "context": "max_position_embeddings",
 }
+_USUAL = "bfloat16"
 _DEFAULTS_WITHOUT_ATTENTION = {"heads": 1, "context": MAX_SIZE}
-UNKNOWN_REMEDY = "download the weights, whose files say their exact size"
 
 
 class KnownSizes(NamedTuple):
@@ -113,6 +113,12 @@ def _plain(group: CacheSpec, attention: Attention | Latent | None) -> CacheSpec:
     return group
 
 
+def _usual_dtype(tree: Part) -> str:
+    """That of most published checkpoints whose configuration states none: encoders have 32 bits, others 16."""
+    layers = derive.attention_layers(tree)
+    return "float32" if layers and all(layer.bidirectional for layer in layers) else _USUAL
+
+
 class WeightSizes(NamedTuple):
     """As in `ModelFacts`; `unknown` is its `unknown_sizes`."""
 
@@ -122,13 +128,17 @@ class WeightSizes(NamedTuple):
     unknown: str | None
 
 
-def known_sizes(architecture: str, config: Mapping[str, Any], dtype: str) -> KnownSizes:
-    """The model of an architecture whose sizes are known, or the reason why they are not."""
-    states = dtype if dtype in ITEM_SIZES else "float32"
+def known_sizes(architecture: str, config: Mapping[str, Any], dtype: str | None) -> KnownSizes:
+    """The model of an architecture whose sizes are known, or the reason why they are not.
+
+    `dtype`: that of the checkpoint; None if nothing states it.
+    """
+    states = "float32" if dtype is not None and dtype not in ITEM_SIZES else dtype
     try:
         tree = trees.tree_for_sizes(architecture, config)
     except UnknownSizes as error:
-        return KnownSizes(architecture, None, {}, states, str(error))
+        return KnownSizes(architecture, None, {}, states or _USUAL, str(error))
+    states = states or _usual_dtype(tree)
     return KnownSizes(architecture, tree, registry.text_fields(architecture, config), states, None)
 
 
@@ -152,15 +162,15 @@ def weight_sizes(
         stored = sum(types.values())
         return WeightSizes(model.parameters if packed and model.known else stored, size, types, None)
     if model.tree is None:
-        return WeightSizes(None, 0, {}, f"{model.unknown}; {UNKNOWN_REMEDY}")
+        return WeightSizes(None, 0, {}, model.unknown)
     nested = config.get("text_config")
     stated = config.get("quantization_config") or (nested or {}).get("quantization_config")
     try:
         mapping = registry.weight_mapping(model.architecture)
         found = stored_types(model.tree, dtype, stated if method is not None else None, mapping)
     except UnknownStorage as error:
-        return WeightSizes(model.parameters, 0, {}, f"{error}; {UNKNOWN_REMEDY}")
+        return WeightSizes(model.parameters, 0, {}, str(error))
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
-        reason = f"its quantization_config has an invalid value ({type(error).__name__}: {error}): no size is claimed"
-        return WeightSizes(model.parameters, 0, {}, f"{reason}; {UNKNOWN_REMEDY}")
+        reason = f"its quantization_config has an invalid value ({type(error).__name__}: {error})"
+        return WeightSizes(model.parameters, 0, {}, reason)
     return WeightSizes(model.parameters, stored_bytes(found), found if method is not None else {}, None)

@@ -89,14 +89,14 @@ def tree_for_sizes(name: str, config: Mapping[str, Any]) -> Part:
     """
     architecture = find(name)
     if architecture is None:
-        raise UnknownSizes(f"{name} is an unknown architecture: no size is claimed")
+        raise UnknownSizes(f"{name} is an unknown architecture")
     for fields in (config, config.get("text_config"), config.get("vision_config")):
         _check_layers(fields if isinstance(fields, Mapping) else {})
     try:
         tree = tree_without_computation(architecture, config)
         _check(tree)
     except UnsupportedConfig as error:
-        raise UnknownSizes(f"{error}: no size is claimed") from error
+        raise UnknownSizes(f"{error}") from error
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         raise UnknownSizes(f"config.json has a value that is no size ({type(error).__name__}: {error})") from error
     return tree

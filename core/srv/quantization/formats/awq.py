@@ -43,13 +43,12 @@ def _is_of_gptqmodel(stated: Mapping[str, Any]) -> bool:
 def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     """As `QuantMethod.stored`: packed along the outputs, with scales and zeros per group of inputs (AutoAWQ's gemm)."""
     if config.get("version", "gemm").lower() != "gemm":
-        raise UnknownStorage(f"AWQ weights of version {config['version']} are not known: no size is claimed")
+        raise UnknownStorage(f"AWQ weights of version {config['version']} are not known")
     per_word, size = 32 // bits_of(config, "bits", "w_bit"), group_size(config, "group_size", "q_group_size")
-    zeros = 1 if config.get("zero_point", True) else 0
 
     def layout(outputs: int, inputs: int) -> dict[str, int]:
         groups = ceil(inputs, size) if size else 1
-        return {"int32": (inputs + groups * zeros) * (outputs // per_word), "float16": groups * outputs}
+        return {"int32": (inputs + groups) * ceil(outputs, per_word), "float16": groups * outputs}
 
     return one_layout(layout, names_of(config, "modules_to_not_convert"))
 

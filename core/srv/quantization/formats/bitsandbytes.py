@@ -24,7 +24,15 @@ from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.quantization.formats.int8_weights import check_experts, experts_note
 from srv.quantization.formats.layer_patterns import names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel, shape_of_bytes
+from srv.quantization.formats.stored_counts import ceil, linear_layers, names_of, one_layout
+from srv.quantization.method import (
+    DOWNLOAD_REMEDY,
+    QuantMethod,
+    StoredCounts,
+    StoredModel,
+    UnknownStorage,
+    shape_of_bytes,
+)
 from srv.quantization.schemes import Blocks, Int8, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
@@ -38,6 +46,7 @@ BLOCK = TYPES_BY_NAME["NF4"].elements
 PLAIN, NESTED = ("absmax", "quant_map"), ("nested_absmax", "nested_quant_map")  # suffixes of a weight of 4 bits
 REMEDY = "Use another checkpoint of the model, or a GGUF file"
 _SKIPPED = "llm_int8_skip_modules"
+_TABLE, _NESTED_BLOCK = 16, 256  # values of codes of 4 bits; scales that share one, and the values of their codes
 _STORAGES = ("uint8", "int8", "bfloat16", "float16", "float32")
 
 
@@ -72,6 +81,33 @@ def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
     return True
 
 
+def _skipped(stated: Mapping[str, Any]) -> tuple[str, ...]:
+    """The layers that are not quantized: the output layer, unless they are stated."""
+    return ("lm_head",) if stated.get(_SKIPPED) is None else stated_names(stated, _SKIPPED)
+
+
+def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`. A JSON object of less than 200 bytes, which each weight of 4 bits has, is not counted.
+
+    Nested: the scales of blocks are integers of 8 bits, and a float scales 256 of them. 8 bits: the format is a number.
+    """
+    kind, nested = quant_type(config), bool(config.get("bnb_4bit_use_double_quant"))
+    if kind not in (*TYPES, "int8"):
+        raise UnknownStorage(f"weights of type {kind or None} are not known")
+    skipped = names_of({_SKIPPED: _skipped(config)}, _SKIPPED)
+
+    def layout(outputs: int, inputs: int) -> dict[str, int]:
+        if kind == "int8":
+            return {"int8": outputs * inputs, "float32": outputs, "uint8": 1}
+        codes = ceil(outputs * inputs, 2)
+        blocks = ceil(outputs * inputs, BLOCK)
+        if not nested:
+            return {"uint8": codes, "float32": blocks + _TABLE}
+        return {"uint8": codes + blocks, "float32": _TABLE + ceil(blocks, _NESTED_BLOCK) + _NESTED_BLOCK}
+
+    return linear_layers(one_layout(layout, skipped, head=True))
+
+
 def layer_type(model: StoredModel, name: str) -> str:
     """The type of blocks of a layer, "int8", or "" if it is not quantized.
 
@@ -82,8 +118,7 @@ def layer_type(model: StoredModel, name: str) -> str:
             return "int8"
         return next((kind for each, kind in TYPES.items() if f"{name}.weight.{STATE}{each}" in model.types), "")
     stated = model.facts.config.get("quantization_config") or {}
-    excluded = stated_names(stated, _SKIPPED) or ("lm_head",)
-    if any(names_layer(each, name) for each in excluded) or ".experts." in name:
+    if any(names_layer(each, name) for each in _skipped(stated)) or ".experts." in name:
         return ""
     kind = quant_type(stated)
     return TYPES.get(kind, kind)
@@ -195,4 +230,5 @@ METHOD = QuantMethod(
     matrix_shape=_matrix_shape,
     of_form=_of_form,
     dequantizable=True,
+    stored=stored,
 )

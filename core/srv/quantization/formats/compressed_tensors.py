@@ -523,7 +523,7 @@ def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     A layer belongs to the group that names it, else to that of a pattern, else to that of all linear layers.
     """
     if unsupported_kv_scheme(config) or (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise UnknownStorage("its quantized cache or sparsity is not known: no size is claimed")
+        raise UnknownStorage("its quantized cache or sparsity is not known")
     ignored, layouts = names_of(config, "ignore"), dict[str, Layout]()
     for group in (config.get("config_groups") or {}).values():
         layout = _layout(group, group.get("format") or config.get("format"), dtype)
@@ -540,11 +540,17 @@ def _layout(group: Mapping[str, Any], form: str | None, dtype: str) -> Layout:
     """One scheme of compressed-tensors. Its scales have the dtype of the model."""
     weights, inputs_scheme = group["weights"], group.get("input_activations")
     static = 1 if inputs_scheme and inputs_scheme.get("dynamic") is False else 0
-    strategy, size, bits = weights.get("strategy"), weights.get("group_size") or 0, weights["num_bits"]
-    symmetric, block = weights.get("symmetric", True), weights.get("block_structure")
+    size, bits = weights.get("group_size") or 0, weights["num_bits"]
+    strategy = weights.get("strategy") or ("tensor" if size == 0 else "group" if size > 0 else "channel")
+    symmetric, block = weights.get("symmetric", True), Fp8Form()
+    if strategy == "block":
+        found = with_block(block, weights.get("block_structure") or [128, 128])
+        if isinstance(found, str):
+            raise UnknownStorage(found)
+        block = found
     ordered = weights.get("actorder") not in (None, False, "static", "weight")
     if strategy not in ("tensor", "channel", "group", "block", "tensor_group"):
-        raise UnknownStorage(f"quantization of strategy {strategy} is not known: no size is claimed")
+        raise UnknownStorage(f"quantization of strategy {strategy} is not known")
 
     def scales(outputs: int, inputs: int) -> tuple[int, int]:
         match strategy:
@@ -553,7 +559,7 @@ def _layout(group: Mapping[str, Any], form: str | None, dtype: str) -> Layout:
             case "channel":
                 return outputs, 1
             case "block":
-                return ceil(outputs, block[0]), ceil(inputs, block[1])
+                return block.held.scale_shape(outputs, inputs)
         return outputs, ceil(inputs, size)
 
     def plain(outputs: int, inputs: int) -> dict[str, int]:
@@ -576,14 +582,22 @@ def _layout(group: Mapping[str, Any], form: str | None, dtype: str) -> Layout:
         whole = 2 if inputs_scheme else 1
         return {"uint8": outputs * inputs // 2, "float8_e4m3fn": outputs * ceil(inputs, size), "float32": whole}
 
+    def mxfp4(outputs: int, inputs: int) -> dict[str, int]:
+        """Two values per byte, and a power of two in a byte per group."""
+        return {"uint8": outputs * inputs // 2 + outputs * ceil(inputs, size)}
+
+    if form == MIXED:
+        form = _FLOAT if weights.get("type") == "float" else _INT if inputs_scheme else _PACKED
     match form:
         case "int-quantized" | "float-quantized" | "naive-quantized" if bits == 8:
             return plain
         case "pack-quantized" if bits in (4, 8):
             return packed
-        case "nvfp4-pack-quantized":
+        case "nvfp4-pack-quantized" if bits == 4 and size > 0:
             return nvfp4
-    raise UnknownStorage(f"weights of {bits} bits in the format {form} are not known: no size is claimed")
+        case "mxfp4-pack-quantized" if bits == 4 and size > 0:
+            return mxfp4
+    raise UnknownStorage(f"weights of {bits} bits in the format {form} are not known")
 
 
 _PACKED_METHOD = packed_integers.method(

@@ -81,6 +81,14 @@ def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     return one_layout(layout, names_of(config, "modules_to_not_convert", "ignored_layers"))
 
 
+def fbgemm_stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: a float32 scale per output."""
+    return one_layout(
+        lambda outputs, inputs: {"float8_e4m3fn": outputs * inputs, "float32": outputs},
+        names_of(config, "modules_to_not_convert"),
+    )
+
+
 def accepts(model: ModelFacts) -> str | None:
     """Why the weights of a checkpoint that names no method are neither FP8, nor can be quantized at load."""
     others = sorted(model.stored_types.keys() - FLOATS - {DTYPE})
@@ -99,4 +107,6 @@ METHOD = method(
     at_load=_at_load,
     stored=stored,
 )
-FBGEMM_METHOD = method(FBGEMM, read_fbgemm, "srv.quantization.formats.fp8_storage:FBGEMMStorageFormat")
+FBGEMM_METHOD = method(
+    FBGEMM, read_fbgemm, "srv.quantization.formats.fp8_storage:FBGEMMStorageFormat", stored=fbgemm_stored
+)

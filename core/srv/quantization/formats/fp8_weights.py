@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 DTYPE = "float8_e4m3fn"
 INPUT_SCALES = ("input_scale", "activation_scale", "act_scale", "input_scale_ub", "activation_scale_ub")
 REMEDY = "Use another checkpoint of the model"
-NOTE = (
-    "its FP8 weights are multiplied by activations in the model's dtype, whatever the checkpoint states of these, "
-    "unless fp8_gemm_backend names products that quantize them to FP8, which is less exact; those of experts are never "
-    "quantized"
-)
+NOTE = "its FP8 weights are multiplied by activations in the model's dtype, whatever the checkpoint states of these"
 _INPUTS = 32  # blocks have a multiple of so many inputs
+_LARGEST = 1 << 20  # outputs and inputs of a block; no matrix has more
 # The linear layers within decoder layers, by their names; not routers and gates, which tools leave as they are, nor the
 # up-projection, which is no linear layer here.
 _LINEAR = ("_proj", "_proj_with_mqa", ".in_proj_qkvz", ".in_proj_ba")
@@ -191,8 +188,8 @@ def with_block(form: Fp8Form, size: Any) -> Fp8Form | str:
         outputs, inputs = (int(size) for size in sizes)
     except (TypeError, ValueError, OverflowError):
         return f"its blocks are {size!r}, not a number of outputs and one of inputs"
-    if outputs < 1 or inputs < 1 or inputs % _INPUTS:
-        return f"its blocks are {outputs} x {inputs}, and their inputs are not a multiple of {_INPUTS}"
+    if min(outputs, inputs) < 1 or max(outputs, inputs) > _LARGEST or inputs % _INPUTS:
+        return f"its blocks are {outputs} x {inputs}, not sizes up to {_LARGEST}, the inputs a multiple of {_INPUTS}"
     return form._replace(block=(outputs, inputs))
 
 

@@ -42,16 +42,16 @@ def read_form(stated: Mapping[str, Any]) -> PackedForm | str:
 def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     """As `QuantMethod.stored`: packed along the inputs, with scales, zeros and the group of each input (GPTQModel)."""
     if config.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
-        raise UnknownStorage(f"GPTQ weights of format {config['checkpoint_format']} are not known: no size is claimed")
+        raise UnknownStorage(f"GPTQ weights of format {config['checkpoint_format']} are not known")
     per_word, size = 32 // bits_of(config, "bits"), group_size(config, "group_size")
     rules = config.get("dynamic") or {}
     if any(not rule.startswith("-:") for rule in rules) or config.get("modules_in_block_to_quantize"):
-        raise UnknownStorage("its modules are quantized differently from one another: no size is claimed")
+        raise UnknownStorage("its modules are quantized differently from one another")
     excluded = [f"{REGEX}{rule.removeprefix('-:')}" for rule in rules] + names_of(config, "modules_to_not_convert")
 
     def layout(outputs: int, inputs: int) -> dict[str, int]:
         groups = ceil(inputs, size) if size else 1
-        packed = inputs // per_word * outputs + groups * (outputs // per_word)
+        packed = ceil(inputs, per_word) * outputs + groups * ceil(outputs, per_word)
         return {"int32": packed + inputs, "float16": groups * outputs}
 
     return one_layout(layout, excluded, head=bool(config.get("lm_head")))

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
-from srv.quantization.formats.fp8_weights import REMEDY, Fp8Form, declares, method
+from srv.quantization.formats.fp8_weights import DTYPE, REMEDY, Fp8Form, declares, method
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import stated_names
 from srv.quantization.formats.stored_counts import ceil, names_of, one_layout
 from srv.quantization.formats.tool_files import modelopt_file
 from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredCounts, StoredModel, UnknownStorage
-from srv.quantization.schemes import SCALE, HeldTensor, LayerSchemes, Matrix, Scheme
+from srv.quantization.schemes import SCALE, Fp8, HeldTensor, LayerSchemes, Matrix, Scheme
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -43,8 +43,9 @@ PACKED_DTYPE = "uint8"
 _NVFP4 = "NVFP4"
 _SCALE_DTYPE = "float8_e4m3fn"
 _WEIGHTS_ONLY = "FP8_PB_WO"
+_PER_MATRIX = "FP8"  # with one scale of the weight, and one of its inputs
 _BLOCKS: Mapping[str, tuple[int, int] | None] = {
-    "FP8": None,
+    _PER_MATRIX: None,
     "FP8_PER_CHANNEL_PER_TOKEN": None,
     _WEIGHTS_ONLY: (128, 128),
 }
@@ -173,15 +174,21 @@ def nvfp4_schemes(model: StoredModel) -> LayerSchemes:
 
 
 def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
-    """As `QuantMethod.stored`: of NVFP4, with the scale of inputs that ModelOpt writes."""
+    """As `QuantMethod.stored`, with the scales of inputs that ModelOpt writes."""
     stated = _fields(config)
-    if _algorithm(stated) != _NVFP4:
-        reason = f"the sizes of weights that are quantized with {NAME} in {stated.get('quant_algo')} are not known"
-        raise UnknownStorage(f"{reason}: no size is claimed")
+    form, algorithm = _read(stated), _algorithm(stated)
+    if isinstance(form, str):
+        raise UnknownStorage(form)
 
-    def layout(outputs: int, inputs: int) -> dict[str, int]:
+    def nvfp4(outputs: int, inputs: int) -> dict[str, int]:
         return {PACKED_DTYPE: outputs * inputs // 2, _SCALE_DTYPE: outputs * ceil(inputs, GROUP), "float32": 2}
 
+    def fp8(outputs: int, inputs: int) -> dict[str, int]:
+        if algorithm == _PER_MATRIX:
+            return {DTYPE: outputs * inputs, "float32": 2}
+        return {DTYPE: outputs * inputs, "float32": math.prod(Fp8(_BLOCKS[algorithm]).scale_shape(outputs, inputs))}
+
+    layout = nvfp4 if isinstance(form, NvFp4Form) else fp8
     return one_layout(layout, names_of(stated, *_EXCLUDED), head=True)
 
 

@@ -12,6 +12,7 @@ GGUF files, which hold the same values in another order (docs/adr/0072-blocks-wi
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any, NoReturn
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
-from srv.quantization.formats.layer_patterns import names_layer, stated_names
+from srv.quantization.formats.layer_patterns import matched_target, names_layer, stated_names
+from srv.quantization.formats.packed_integers import LINEAR
 from srv.quantization.formats.stored_counts import ceil, is_named, names_of
 from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredCounts, StoredMatrix, StoredModel
 from srv.quantization.schemes import Blocks, LayerSchemes
@@ -89,8 +91,16 @@ def is_quantized(model: StoredModel, name: str) -> bool:
         wanted = fused[:1] if not name.endswith("down_proj") else fused[1:]
         return f"{name}.{PACKED}" in model.types or any(each in model.types for each in wanted)
     stated = model.facts.config.get("quantization_config") or {}
-    everything = str(stated.get("quant_method", "")).lower() != NAME
-    return (everything or expert is not None) and not any(names_layer(each, name) for each in _excluded(stated))
+    if str(stated.get("quant_method", "")).lower() == NAME:
+        chosen = expert is not None
+    else:
+        chosen = matched_target(_targets(stated), (name,), LINEAR) is not None
+    return chosen and not any(names_layer(each, name) for each in _excluded(stated))
+
+
+def _targets(stated: Mapping[str, Any]) -> tuple[str, ...]:
+    groups = stated.get("config_groups") or {}
+    return tuple(itertools.chain(*(stated_names(group, "targets") for group in groups.values())))
 
 
 def are_quantized(model: StoredModel, names: Sequence[str], inputs: int) -> bool:

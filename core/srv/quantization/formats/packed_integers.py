@@ -97,12 +97,11 @@ def grouped(form: PackedForm) -> PackedForm | str:
 
 def first(stated: Mapping[str, Any], *names: str, default: Any = None) -> Any:
     """The first field of these that is stated."""
-    value = next((stated[name] for name in names if stated.get(name) is not None), default)
-    return int(value) if isinstance(value, str) and value.isdigit() else value
+    return next((stated[name] for name in names if stated.get(name) is not None), default)
 
 
 def group_of(stated: Mapping[str, Any]) -> int:
-    """Inputs per scale; -1, 0 and None all say that there is one scale for all inputs."""
+    """Inputs per scale; 0 for one scale of all inputs, as -1 and null say."""
     return max(0, int(first(stated, "group_size", "q_group_size", default=0)))
 
 

@@ -30,11 +30,27 @@ def one_layout(layout: Layout, excluded: Sequence[str], *, head: bool = False) -
     return counts
 
 
+def linear_layers(counts: StoredCounts) -> StoredCounts:
+    """The counts of tools that quantize linear layers: those of a model with experts are not known.
+
+    Whether experts are linear layers, or parameters of a layer of their own, depends on the release of transformers
+    that wrote the checkpoint.
+    """
+
+    def of_linear(matrix: StoredMatrix) -> Mapping[str, int] | None:
+        if matrix.copies:
+            reason = "whether its experts are quantized depends on the release of transformers that wrote the files"
+            raise UnknownStorage(reason)
+        return counts(matrix)
+
+    return of_linear
+
+
 def names_of(config: Mapping[str, Any], *fields: str) -> list[str]:
     """The names and patterns of layers in some fields."""
     names = [name for field in fields for name in config.get(field) or ()]
     if any(_NAMED_EXPERT.search(name) for name in names):
-        raise UnknownStorage("its quantization treats experts of one layer differently: no size is claimed")
+        raise UnknownStorage("its quantization treats experts of one layer differently")
     return names
 
 
@@ -48,7 +64,7 @@ def is_named(name: str, patterns: Sequence[str]) -> bool:
                 return True
         return False
 
-    return _known(match)
+    return known(match)
 
 
 def target_of(targets: Collection[str], name: str, layer_class: str) -> str | None:
@@ -59,16 +75,16 @@ def target_of(targets: Collection[str], name: str, layer_class: str) -> str | No
             check_pattern("its quantization_config", target)
         return matched_target(targets, (name,), layer_class)
 
-    return _known(match)
+    return known(match)
 
 
-def _known(result: Callable[[], Result]) -> Result:
+def known(result: Callable[[], Result]) -> Result:
     """What a function of patterns returns; its errors become UnknownStorage."""
     try:
         return result()
     except (ValueError, ModelError) as error:
         reason = error.reason if isinstance(error, ModelError) else str(error)
-        raise UnknownStorage(f"{reason}: no size is claimed") from error
+        raise UnknownStorage(f"{reason}") from error
 
 
 def group_size(config: Mapping[str, Any], *fields: str) -> int:
@@ -80,7 +96,7 @@ def bits_of(config: Mapping[str, Any], *fields: str) -> int:
     """The bits of integers that are packed into words of 32 bits."""
     bits = next((config[field] for field in fields if field in config), None)
     if bits not in (2, 4, 8):
-        raise UnknownStorage(f"weights of {bits} bits are not known: no size is claimed")
+        raise UnknownStorage(f"weights of {bits} bits are not known")
     return int(bits)
 
 

@@ -22,16 +22,26 @@ layers of other FP8 checkpoints (docs/adr/0071-fp8-weights.md).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
-from srv.quantization.formats.fp8_weights import NOTE, Fp8Form, are_fp8
+from srv.quantization.formats.fp8_weights import DTYPE, NOTE, Fp8Form, are_fp8, with_block
 from srv.quantization.formats.int8_weights import check_experts, experts_note
 from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
-from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredModel, shape_of_bytes
+from srv.quantization.formats.stored_counts import ceil, known, linear_layers
+from srv.quantization.method import (
+    DOWNLOAD_REMEDY,
+    QuantMethod,
+    StoredCounts,
+    StoredMatrix,
+    StoredModel,
+    UnknownStorage,
+    shape_of_bytes,
+)
 from srv.quantization.schemes import Blocks, Inputs, Int8, LayerSchemes, Scheme
 
 if TYPE_CHECKING:
@@ -198,9 +208,10 @@ def _fp8(fields: Mapping[str, Any], excluded: tuple[str, ...]) -> Fp8Form:
             block = (_count(found[0]), _count(found[1]))
         case other:
             raise ValueError(f"its FP8 weights have scales of {other}, not PerRow, PerTensor, PerGroup or PerBlock")
-    if block is not None and (min(block) < 1 or block[1] % BLOCK):
-        raise ValueError(f"its blocks are {block[0]} x {block[1]}, and their inputs are not a multiple of {BLOCK}")
-    return Fp8Form(block, excluded, weight=DATA, scales=(SCALE,))
+    form = with_block(Fp8Form(excluded=excluded, weight=DATA, scales=(SCALE,)), block)
+    if isinstance(form, str):
+        raise ValueError(form)
+    return form
 
 
 def _count(value: Any) -> int:
@@ -231,6 +242,28 @@ def form_of(model: StoredModel) -> Form:
         return read_form(model.facts.config.get("quantization_config") or {})
     except ValueError as error:
         raise ModelError("unsupported_quantization", model.facts.path, str(error), REMEDY) from error
+
+
+def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: of linear layers."""
+    try:
+        form = read_form(config)
+    except ValueError as error:
+        raise UnknownStorage(str(error)) from error
+
+    def layout(outputs: int, inputs: int) -> Mapping[str, int]:
+        elements = outputs * inputs
+        match form.weights:
+            case "int8":
+                return {"int8": elements + outputs, "float32": outputs}
+            case "int4":
+                return {"int8": elements // 2, dtype: 2 * outputs * ceil(inputs, form.group)}
+        return {DTYPE: elements, "float32": prod(form.fp8.held.scale_shape(outputs, inputs))}
+
+    def counts(matrix: StoredMatrix) -> Mapping[str, int] | None:
+        return layout(matrix.outputs, matrix.inputs) if known(lambda: declares(config, matrix.name)) else None
+
+    return linear_layers(counts)
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
@@ -368,4 +401,5 @@ METHOD = QuantMethod(
     fused_experts=True,
     dequantizable=True,
     of_form=_of_form,
+    stored=stored,
 )

@@ -20,7 +20,8 @@ from srv.quantization.formats import int8_weights
 from srv.quantization.formats.compressed_tensors import COMPRESSED_TENSORS, read_int, unsupported_names
 from srv.quantization.formats.int8_weights import INT8, STATIC_ROWS, Int8Form, experts_note
 from srv.quantization.formats.online import INT8DQ
-from srv.quantization.method import QuantMethod, StoredModel
+from srv.quantization.formats.stored_counts import names_of, one_layout
+from srv.quantization.method import QuantMethod, StoredCounts, StoredModel
 from srv.quantization.schemes import SCALE, LayerSchemes
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ def form_of(config: Mapping[str, Any]) -> Int8Form:
     return Int8Form() if isinstance(found, str) else found  # the checkpoint is refused
 
 
+def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
+    """As `QuantMethod.stored`: a float32 scale per output."""
+    return one_layout(
+        lambda outputs, inputs: {INT8: outputs * inputs, "float32": outputs}, names_of(config, "ignore"), head=True
+    )
+
+
 def schemes(model: StoredModel) -> LayerSchemes:
     """Raises ModelError as `int8_weights.are_int8`."""
     return int8_weights.schemes(model, form_of(model.facts.config))
@@ -88,6 +96,7 @@ METHOD = QuantMethod(
     schemes=schemes,
     at_load=_at_load,
     of_form=_of_form,
+    stored=stored,
     row_tensors=("weight", SCALE, *STATIC_ROWS),
     up_projections=True,
     dequantizable=True,

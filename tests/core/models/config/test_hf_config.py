@@ -35,6 +35,18 @@ def folder(tmp_path: Path, **fields: Any) -> Path:
     return tmp_path
 
 
+def quantized(method: Any, **fields: Any) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": method, **fields}}
+
+
+def in_group(**fields: Any) -> dict[str, Any]:
+    return quantized("compressed-tensors", config_groups={"group_0": fields})
+
+
+def packed_group(**weights: Any) -> dict[str, Any]:
+    return in_group(targets=["Linear"], format="pack-quantized", weights=weights)
+
+
 def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]], cut: int = 0) -> None:
     """A file with the header of `tensors` (type, shape, bytes) and zeros as data, `cut` bytes short."""
     at, header = 0, {}
@@ -70,11 +82,58 @@ def test_dtype_and_size_are_those_of_the_weights(tmp_path: Path) -> None:
     assert (facts.format, facts.dtype, facts.parameters, facts.weight_bytes) == ("safetensors", "float16", 40, 96)
 
 
+@every(
+    ("fields", "dtype"),
+    [
+        ({"torch_dtype": "float32"}, ("float32", False)),
+        ({"torch_dtype": ..., "dtype": "float16"}, ("float16", False)),
+        ({"torch_dtype": ...}, ("bfloat16", True)),
+        ({"torch_dtype": None, "quantization_config": {"quant_method": "mxfp4"}}, ("bfloat16", False)),
+        ({"torch_dtype": ..., "architectures": ["BertModel"], "model_type": "bert"}, ("float32", True)),
+    ],
+)
+def test_dtype_without_weights(fields: dict[str, Any], dtype: tuple[str, bool], tmp_path: Path) -> None:
+    """If nothing states it, that of most published checkpoints is assumed: encoders have 32 bits, others 16."""
+    facts = read_facts(folder(tmp_path, **fields))
+    assert (facts.dtype, facts.assumes_dtype) == dtype
+
+
 def test_the_copy_of_a_tied_output_layer_does_not_count(tmp_path: Path) -> None:
     stored = {"model.embed_tokens.weight": ("F16", [4, 8], 64), "lm_head.weight": ("F16", [4, 8], 64)}
     safetensors(tmp_path / "model.safetensors", stored)
     counted = [read_facts(folder(tmp_path, tie_word_embeddings=tied)).parameters for tied in (True, False)]
     assert counted == [32, 64]
+
+
+@every(
+    ("stated", "alike"),
+    [
+        (quantized("AWQ", bits="4", group_size="32", version="GEMM"), quantized("awq", bits=4, group_size=32)),
+        (
+            packed_group(num_bits="4", type="INT", group_size="16"),
+            packed_group(num_bits=4, type="int", group_size=16),
+        ),
+        (quantized(None, load_in_4bit=True), quantized("bitsandbytes", load_in_4bit=True)),
+    ],
+)
+def test_spellings_that_tools_accept_mean_the_same(
+    stated: dict[str, Any], alike: dict[str, Any], tmp_path: Path
+) -> None:
+    first, second = (read_facts(folder(tmp_path, **each)) for each in (stated, alike))
+    assert first.quantization == second.quantization is not None
+    assert (first.stored_types, first.unknown_sizes) == (second.stored_types, None)
+
+
+def test_names_of_a_vision_model_exclude_layers_of_its_language_model(tmp_path: Path) -> None:
+    def int8(*skipped: str) -> int:
+        stated = {"load_in_8bit": True, "llm_int8_skip_modules": ["lm_head", *skipped]}
+        fields = {**quantized("bitsandbytes", **stated), "model_type": "gemma3", "vision_config": {}}
+        nested = {**LLAMA, "model_type": "gemma3_text", "head_dim": 8}
+        config = folder(tmp_path, architectures=["Gemma3ForConditionalGeneration"], text_config=nested, **fields)
+        return read_facts(config).stored_types["int8"]
+
+    assert int8() - int8("model.language_model.layers.1.mlp") == 3 * 32 * 48
+    assert int8() - int8("language_model.model.layers.1.mlp") == 3 * 32 * 48
 
 
 def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
@@ -183,6 +242,27 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
         ({"mamba_expand": "8"}, "mamba_expand is '8'; it must be an integer from 1 to"),
         ({"logits_scaling": 0}, "logits_scaling is 0; it must be a number above 0"),
         ({"rope_theta": -10000.0}, "rope_theta is -10000.0; it must be a number above 0"),
+        ({"quantization_config": "awq"}, "quantization_config is 'awq'; it must be an object"),
+        ({"text_config": {"quantization_config": 4}}, "text_config.quantization_config is 4; it must be an object"),
+        (quantized("awq", bits="four"), "quantization_config.bits is 'four'; it must be an integer from 1 to 16"),
+        (quantized("gptq", bits=4, group_size=0), "quantization_config.group_size is 0; it must be -1, or an integer"),
+        (quantized("GPTQ", bits=4, group_size=-5), "quantization_config.group_size is -5; it must be -1, or an"),
+        (quantized("gptq", bits=4, dynamic=["-:.*"]), "quantization_config.dynamic is ['-:.*']; it must be an object"),
+        (quantized("fp8", weight_block_size=[10**12, 128]), "weight_block_size is [1000000000000, 128]; it must be a"),
+        (quantized("fp8", weight_block_size=128), "quantization_config.weight_block_size is 128; it must be a list of"),
+        (quantized("fp8", ignored_layers="lm_head"), "ignored_layers is 'lm_head'; it must be a list of names"),
+        (quantized("bitsandbytes", load_in_4bit="yes"), "load_in_4bit is 'yes'; it must be true or false"),
+        (quantized(None, load_in_8bit=True, llm_int8_skip_modules="lm_head"), "llm_int8_skip_modules is 'lm_head'"),
+        (quantized("modelopt", quantization={"exclude_modules": 1}), "quantization.exclude_modules is 1; it must be"),
+        (quantized(8), "quantization_config.quant_method is 8; it must be a string"),
+        (in_group(targets="Linear"), "config_groups.group_0.targets is 'Linear'; it must be a list of names"),
+        (in_group(weights={"num_bits": "four"}), "config_groups.group_0.weights.num_bits is 'four'; it must be an"),
+        (in_group(weights={"group_size": -2}), "config_groups.group_0.weights.group_size is -2; it must be an"),
+        (in_group(weights=4), "config_groups.group_0.weights is 4; it must be an object"),
+        (in_group(input_activations=[1]), "config_groups.group_0.input_activations is [1]; it must be an object"),
+        (quantized("compressed-tensors", config_groups={"a": [1]}), "config_groups.a is [1]; it must be an object"),
+        (quantized("compressed-tensors", sparsity_config="x"), "sparsity_config is 'x'; it must be an object"),
+        (quantized("torchao", modules_to_not_convert=5), "modules_to_not_convert is 5; it must be a list of names"),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05; it must be a number from 0 to"),
         (
             {"rope_scaling": {"type": "linear", "factor": 0.0}},

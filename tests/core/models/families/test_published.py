@@ -98,6 +98,17 @@ def compressed(form: str, ignore: tuple[str, ...] = ("lm_head",), **weights: Any
     return {"quant_method": "compressed-tensors", "format": form, "ignore": ignore, "config_groups": {"group_0": group}}
 
 
+NF4 = {
+    "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True, "llm_int8_skip_modules": None,
+}  # fmt: skip
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+
+
+def torchao(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": fields, "_version": 2}}}
+
+
 @every(("name", "size"), [("gpt-oss-20b", 13_761_264_768), ("gpt-oss-120b", 65_248_815_744)])
 def test_mxfp4_checkpoints_have_the_size_of_their_published_files(name: str, size: int) -> None:
     assert stored_bytes(stored_types(tree_for_sizes(*CONFIGS[name]), "bfloat16", MXFP4)) == size
@@ -132,7 +143,7 @@ REST = 2 * 96 * 64 + 3 * 64  # embedding, output layer and norms
         ),
         (
             AWQ | {"group_size": 32, "zero_point": False, "modules_to_not_convert": ["mlp"]},
-            {"int32": 12288 // 8, "float16": 12288 // 32, "bfloat16": REST + 3 * 160 * 64},
+            {"int32": 12288 // 8 + 12288 // 32 // 8, "float16": 12288 // 32, "bfloat16": REST + 3 * 160 * 64},
         ),
         (
             GPTQ | {"group_size": 32},
@@ -166,6 +177,52 @@ REST = 2 * 96 * 64 + 3 * 64  # embedding, output layer and norms
             compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
             {"uint8": LINEAR // 2, "float8_e4m3fn": LINEAR // 16, "float32": 7, "bfloat16": REST},
         ),
+        (
+            compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
+            {"uint8": LINEAR // 2 + GROUPS, "bfloat16": REST},
+        ),
+        (
+            NF4 | {"bnb_4bit_use_double_quant": False},
+            {"uint8": LINEAR // 2, "float32": LINEAR // 64 + 16 * 7, "bfloat16": REST},
+        ),
+        (
+            NF4 | {"llm_int8_skip_modules": ["mlp"]},  # and not the output layer
+            {
+                "uint8": (12288 + 96 * 64) // 2 + (12288 + 96 * 64) // 64,
+                "float32": 5 * (16 + 1 + 256),
+                "bfloat16": REST - 96 * 64 + 3 * 160 * 64,
+            },
+        ),
+        (
+            {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": None},
+            {"int8": LINEAR, "float32": OUTPUTS, "uint8": 7, "bfloat16": REST},
+        ),
+        (
+            {"quant_method": "w8a8_int8", "ignore": ["lm_head"]},
+            {"int8": LINEAR, "float32": OUTPUTS, "bfloat16": REST},
+        ),
+        (MODELOPT, {"float8_e4m3fn": LINEAR, "float32": 2 * 7, "bfloat16": REST}),
+        (
+            MODELOPT | {"quant_algo": "FP8_PB_WO", "exclude_modules": ["lm_head", "model.layers.0.mlp*"]},
+            {"float8_e4m3fn": 12288, "float32": 4, "bfloat16": REST + 3 * 160 * 64},
+        ),
+        (
+            MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+            {"float8_e4m3fn": LINEAR, "float32": OUTPUTS, "bfloat16": REST},
+        ),
+        (
+            {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["self_attn", "lm_head"]},
+            {"float8_e4m3fn": 3 * 160 * 64, "float32": 384, "bfloat16": REST + 12288},
+        ),
+        (torchao("Int8WeightOnlyConfig"), {"int8": LINEAR + OUTPUTS, "float32": OUTPUTS, "bfloat16": REST}),
+        (
+            torchao("Int4WeightOnlyConfig", group_size=32),
+            {"int8": LINEAR // 2, "bfloat16": REST + 2 * GROUPS},
+        ),
+        (
+            torchao("Float8WeightOnlyConfig") | {"modules_to_not_convert": ["mlp"]},
+            {"float8_e4m3fn": 12288, "float32": 192, "bfloat16": REST + 3 * 160 * 64},
+        ),
     ],
 )
 def test_what_each_method_stores(quantization: dict[str, Any], expected: dict[str, int]) -> None:
@@ -195,7 +252,10 @@ def test_fp8_checkpoints_equal_those_of_transformers() -> None:
 @every(
     ("quantization", "reason"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized with bitsandbytes are not known"),
+        ({"quant_method": "quark"}, "quantized with quark are not known"),
+        (MODELOPT | {"quant_algo": "NVFP4", "group_size": 32}, "its group_size is 32, not 16"),
+        (torchao("Int4WeightOnlyConfig", group_size=48), "its groups have 48 inputs"),
+        (compressed("mxfp4-pack-quantized", num_bits=6, type="float", group_size=32), "weights of 6 bits"),
         (AWQ | {"version": "marlin"}, "version marlin"),
         (AWQ | {"bits": 3}, "weights of 3 bits"),
         (GPTQ | {"dynamic": {"+:.*down_proj": {"bits": 8}}}, "differently from one another"),
@@ -208,15 +268,22 @@ def test_fp8_checkpoints_equal_those_of_transformers() -> None:
     ],
 )
 def test_no_size_is_claimed_for_other_forms(quantization: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UnknownStorage, match="no size is claimed") as caught:
+    with pytest.raises(UnknownStorage) as caught:
         stored_types(tree_for_sizes("LlamaForCausalLM", SMALL), "bfloat16", quantization)
     assert reason in str(caught.value)
+
+
+@every("quantization", [NF4, torchao("Int8WeightOnlyConfig")])
+def test_experts_that_may_be_no_linear_layers_have_no_size(quantization: dict[str, Any]) -> None:
+    architecture, fields = CONFIGS["Qwen3-30B-A3B"]
+    with pytest.raises(UnknownStorage, match="depends on the release of transformers"):
+        stored_types(tree_for_sizes(architecture, shortened(fields)), "bfloat16", quantization)
 
 
 @every(
     ("architecture", "fields", "reason"),
     [
-        ("RiddleForCausalLM", SMALL, "RiddleForCausalLM is an unknown architecture: no size is claimed"),
+        ("RiddleForCausalLM", SMALL, "RiddleForCausalLM is an unknown architecture"),
         ("LlamaForCausalLM", SMALL | {"hidden_size": "wide"}, "a value that is no size"),
         ("LlamaForCausalLM", SMALL | {"num_hidden_layers": -1}, "-1 is not a number of layers"),
         ("LlamaForCausalLM", SMALL | {"intermediate_size": -8}, "a value that is no size"),
