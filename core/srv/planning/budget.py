@@ -28,6 +28,7 @@ from srv.quantization.registry import find, method_of
 from srv.specs import ModelFacts
 
 _CLASS = "transformers"  # the value of --model-impl for its classes
+UNKNOWN_SIZE = "unknown_size"
 SMALLEST_REQUEST = 2  # one prompt token and one output token
 
 
@@ -189,7 +190,7 @@ def _whole_bytes(config: Config, model: ModelFacts) -> WeightBytes:
     Those of a method that `srv` does not have count as they are stored.
     """
     if model.unknown_sizes is not None:
-        raise Refusal([_unknown_size(model)])
+        raise Refusal([_unknown_size(model, model.unknown_sizes)])
     method = quantization_method(config, model)
     if method is not None:
         return weight_sizes(config, model, method)
@@ -217,15 +218,10 @@ def head_bytes(config: Config, model: ModelFacts) -> int:
     return model.head.dense_bytes if config.model.is_embedding else 0
 
 
-def _unknown_size(model: ModelFacts) -> Rejection:
-    return Rejection(
-        "unknown_size",
-        "model",
-        model.architecture,
-        "memory budget",
-        f"its size is not known: {model.unknown_sizes}",
-        "Download the weights, whose files say their exact size.",
-    )
+def _unknown_size(model: ModelFacts, unknown: str) -> Rejection:
+    why, _, remedy = unknown.rpartition("; ")
+    reason, remedy = f"its size is not known: {why}", f"{remedy[:1].upper()}{remedy[1:]}."
+    return Rejection(UNKNOWN_SIZE, "model", model.architecture, "memory budget", reason, remedy)
 
 
 def _bytes(amount: int) -> str:

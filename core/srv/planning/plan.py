@@ -9,7 +9,7 @@ from srv.args.defaults import HOST_MEMORY, RESERVED_MEMORY
 from srv.args.statement import Layer, Quantity, Resolved, UserInput
 from srv.errors import Refusal, Rejection
 from srv.io.memory_lines import MemoryLine
-from srv.planning.budget import Budget, estimate
+from srv.planning.budget import UNKNOWN_SIZE, Budget, estimate
 from srv.planning.expert_location import ExpertLocation
 from srv.planning.kernels import KernelPlan, divides
 from srv.planning.ledger import predict
@@ -60,7 +60,8 @@ def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindM
             budget = estimate(resolved.config, plan.model, device, reserved_bytes(resolved), shared=shared)
             ledger = predict(resolved.config, plan.model, reserved_parts(resolved), budget)
         except Refusal as refusal:
-            refusals += refusal.rejections
+            known = plan.check.refusals  # downloading weights, to know their size, does not help against these
+            refusals += [each for each in refusal.rejections if each.code != UNKNOWN_SIZE or not known]
     notes = (*plan.notes, *_unused_devices(plan.resolved), *_outside_memory(plan.resolved))
     return LaunchPlan(
         plan.target,

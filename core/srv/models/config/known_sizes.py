@@ -37,7 +37,7 @@ UNKNOWN_REMEDY = "download the weights, whose files say their exact size"
 
 
 class KnownSizes(NamedTuple):
-    """`tree`: what the model is made of; None if that is not known, for the reason `unknown`.
+    """`tree`: what the model is made of; None if that is not known, for the reason `unknown`, with a remedy.
 
     `fields`: those of its language model, with defaults. `dtype`: of its activations.
     """
@@ -128,7 +128,7 @@ def known_sizes(architecture: str, config: Mapping[str, Any], dtype: str) -> Kno
     try:
         tree = trees.tree_for_sizes(architecture, config)
     except UnknownSizes as error:
-        return KnownSizes(architecture, None, {}, states, str(error))
+        return KnownSizes(architecture, None, {}, states, f"{error}; {UNKNOWN_REMEDY}")
     return KnownSizes(architecture, tree, registry.text_fields(architecture, config), states, None)
 
 
@@ -152,7 +152,7 @@ def weight_sizes(
         stored = sum(types.values())
         return WeightSizes(model.parameters if packed and model.known else stored, size, types, None)
     if model.tree is None:
-        return WeightSizes(None, 0, {}, f"{model.unknown}; {UNKNOWN_REMEDY}")
+        return WeightSizes(None, 0, {}, model.unknown)
     nested = config.get("text_config")
     stated = config.get("quantization_config") or (nested or {}).get("quantization_config")
     try:
