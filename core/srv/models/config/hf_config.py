@@ -69,7 +69,7 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", 
 DTYPES = (*FLOATS, *FLOAT8.values(), "auto")  # that a configuration may name: of any but the first, layers choose one
 SMALLEST_CONTEXT = 2  # the least that --context-length may be: a token of a prompt, and one of its answer
 GENERATES, ALONE = "ForCausalLM", "Model"  # ends of the names of classes with an output layer, and without
-REMEDY = "Use the folder of a causal language model that transformers supports"
+REMEDY = "Serve a model with native layers, or one of transformers whose layers all use causal attention"
 
 
 def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFacts:
@@ -249,6 +249,7 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Know
         reason = f"{architecture} has state other than keys and values ({', '.join(foreign)})"
         if is_native(architecture) and isinstance(native := native_tree_or_reason(architecture, text), str):
             reason = f"{architecture} cannot be computed: {native}"
+            raise ModelError("unsupported_config", str(path), reason, CORRECT)
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
     sizes: dict[str, int] = {}
     for quantity, names in FIELD_NAMES.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,6 +69,8 @@ def check_known(facts: ModelFacts) -> None:
         reason = f"its layers are Python code in its folder ({code_files(facts)}), which is not run"
         remedy = f"Read the code; {OPTION} runs it, with all that this user may do"
         raise ModelError("remote_code", f"{facts.architecture} ({facts.path})", reason, remedy)
+    if foreign := sorted(name for name in code_of(facts) if name.startswith("AutoModel") and name != LAYERS):
+        _check_own_class(facts, foreign)
     if model_type in CONFIG_MAPPING and (
         CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING or class_of(facts) is not AutoModelForCausalLM
     ):
@@ -90,6 +92,16 @@ def check_known(facts: ModelFacts) -> None:
         remedy = (
             "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
         )
+    raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
+
+
+def _check_own_class(facts: ModelFacts, named: Sequence[str]) -> None:
+    """Refuse a class that only Python code defines, and of which it has no causal model. `named`: what it has."""
+    if hasattr(transformers, facts.architecture) or LAYERS in code_of(facts) or is_native(facts.architecture):
+        return
+    reason = f"it is defined by Python code ({code_files(facts)}), which has no {LAYERS} but {', '.join(named)}"
+    reason += ", and srv has no native layers for it, by which alone encoders are computed"
+    remedy = f"Serve a causal model, or an encoder of a class that has them ({', '.join(encoder_names())})"
     raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
 
 
