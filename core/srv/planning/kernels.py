@@ -298,7 +298,7 @@ class _Planner:
             left_out.append("--enable-deterministic-inference")
         first = f"Leave out {' and '.join(left_out)}, or choose" if left_out else "Choose"
         remedy = f"{first} another dtype or model, or another platform with --device."
-        if method is not None and op in method.ops:
+        if method is not None and op in method.ops and not left_out:
             remedy = f"{_without_op(method)}, or choose another platform with --device."
         code, owner = "op_missing", f"platform {self._target.manifest.name}"
         if kernel.because in NOT_SERVED:

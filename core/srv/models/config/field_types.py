@@ -96,7 +96,7 @@ def check_own_fields(file: str, architecture: str, config: Mapping[str, Any]) ->
     known = find(architecture)
     if known is None:
         return
-    names, defaults = {**known.names, **known.former_names}, {**known.text_defaults, **known.defaults}
+    names, defaults = {**known.names, **known.former_names}, {**known.text_defaults, **known.with_defaults({})}
     for key, value in config.items():
         own = names.get(key, key)
         default = 0 if own in _NO_DEFAULT and own in defaults else defaults.get(own)
