@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from srv.models.families.registry import BUILT_IN, built_in_native_names, is_native
 from srv.models.families.trees import tree_for_sizes
-from srv.models.unsupported import UnknownSizes
+from srv.models.unsupported import InvalidConfig, UnknownSizes
 
 UNMADE = ("DbrxForCausalLM",)  # whose class reads a field that its configuration does not take
 # With native layers, and a class in transformers.
@@ -227,7 +227,7 @@ def small_runs(architecture: str, count: int, seed: int = 0) -> Iterator[Run]:
 
     Of an architecture with native layers, those whose sizes they determine.
     """
-    refusals = (*REFUSALS, UnknownSizes) if architecture in CAUSAL else REFUSALS
+    refusals = (*REFUSALS, InvalidConfig, UnknownSizes) if architecture in CAUSAL else REFUSALS
     draw, found = random.Random(f"{architecture} {seed}"), 0
     for _ in range(60 * count):
         fields = _draw(config_class(model_type_of(architecture)), draw)

@@ -19,7 +19,7 @@ from srv.models.facts.weight_rules import check_dequantized, check_rules, has_qu
 from srv.models.families.registry import is_native, native_names
 from srv.models.families.trees import native_tree
 from srv.models.remote_code import check_layer_code, may_run
-from srv.models.unsupported import UnsupportedConfig
+from srv.models.unsupported import CORRECT, InvalidConfig, UnsupportedConfig
 from srv.quantization import registry as quantization_methods
 from srv.quantization.method import QuantMethod
 from srv.specs import ModelFacts
@@ -231,6 +231,5 @@ def _native_tree(facts: ModelFacts, requested: str) -> tuple[Part | None, str]:
         if requested == "srv":
             raise ModelError("unsupported_config", facts.path, str(error), "Leave --model-impl at auto") from error
         return None, str(error)
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"its configuration lacks a field or has an invalid value ({error!r})"
-        raise ModelError("unsupported_config", facts.path, reason, "Compare config.json with the original") from error
+    except InvalidConfig as error:
+        raise ModelError("unsupported_config", facts.path, str(error), CORRECT) from error

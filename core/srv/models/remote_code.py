@@ -43,9 +43,16 @@ def _file(name: str) -> str:
 
 
 def check_layer_code(facts: ModelFacts) -> None:
-    """Raises ModelError remote_code if another repository has the code of the layers."""
+    """Raises ModelError remote_code if another repository has the code of the layers, or nothing has."""
     classes = code_of(facts)
-    _check_own([classes[name] for name in (_CONFIG, LAYERS) if name in classes], facts.path, "layers")
+    named = [classes[name] for name in (_CONFIG, LAYERS) if name in classes]
+    _check_own(named, facts.path, "layers")
+    folder = Path(facts.path)
+    absent = sorted({_file(each) for each in named if not (folder / _file(each)).is_file()})
+    if absent and folder.is_dir():
+        reason = f"its layers are Python code that is not in its folder ({', '.join(absent)})"
+        remedy = f"Download the Python files of the model as well, and read them; {OPTION} runs them"
+        raise ModelError("remote_code", facts.path, reason, remedy)
 
 
 def tokenizer_classes(folder: Path) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Why a configuration has no tree of parts, or no known sizes. Torch-free.
 
-A function of an architecture raises UnsupportedConfig, whether or not there are layers for it. UnknownSizes is what
-questions about sizes raise, for whatever reason there is none to give.
+A function of an architecture raises UnsupportedConfig, whether or not there are layers for it. InvalidConfig is of a
+value with which no layers at all compute. UnknownSizes is what questions about sizes raise, for whatever reason there
+is none to give.
 """
 
 from __future__ import annotations
@@ -9,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+CORRECT = "Correct the value in config.json, or fetch the file again"  # the remedy of an InvalidConfig
+
 
 class UnsupportedConfig(ValueError):
     """A configuration needs something that the native layers do not implement; the text is a clause."""
+
+
+class InvalidConfig(ValueError):
+    """No model can be made of a configuration, whoever made it; the text is a clause with the field and its value."""
 
 
 def refuse_unless(config: Mapping[str, Any], supported: Mapping[str, tuple[Any, ...]], where: str = "") -> None:

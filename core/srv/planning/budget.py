@@ -133,7 +133,7 @@ def estimate(
         reserved_bytes=reserved_bytes,
         source=f"estimated with {_bytes(weights)} of weights {_held(config, model)}{_beside(config, model)} and nothing"
         " else running" + (f", on each of {ranks} ranks" if ranks > 1 else ""),
-        smaller_part="" if shared else _on_more_devices(config, model, weights, total - reserved_bytes),
+        smaller_part="" if shared else _on_more_devices(config, model, weights, total, reserved_bytes),
     )
 
 
@@ -155,18 +155,16 @@ def _beside(config: Config, model: ModelFacts) -> str:
     return f" (with {buffers}, whose {_bytes(moved.bytes)} are in host memory)"
 
 
-def _on_more_devices(config: Config, model: ModelFacts, weights: int, room: int) -> str:
+def _on_more_devices(config: Config, model: ModelFacts, weights: int, total: int, reserved: int) -> str:
     """The fewest devices on which each rank's part of the weights fits; "" if the model cannot be sharded.
 
-    weights: bytes of one rank's. room: bytes of one device that weights and pool may take.
+    weights: bytes of one rank's. total, reserved: bytes of one device, and those of them that stay free.
     """
     sizes = divisions(model, in_blocks=not config.weights.dequantize_weights)
     if isinstance(sizes, str):
         return ""
-    room, whole = (
-        min(room, int(config.memory.mem_fraction_static * room)),
-        weights / rank_share(model, config.parallel.tp_size),
-    )
+    room = min(total - reserved, int(config.memory.mem_fraction_static * total))
+    whole = weights / rank_share(model, config.parallel.tp_size)
     enough = (ranks for ranks in sizes.legal_ranks() if whole * rank_share(model, ranks) < room)
     ranks = next(enough, None)
     return "" if ranks is None else f"divide them among {ranks} such devices (--tp-size {ranks}), "

@@ -261,7 +261,7 @@ class _Planner:
     def _checked(self, kernel: Kernel, method: QuantMethod | None) -> Kernel:
         """A kernel, which is refused if there is none, or a slow one that the user did not ask for."""
         if kernel.name is None:
-            self._refuse_op(kernel)
+            self._refuse_op(kernel, method)
         elif method is not None and kernel.slower and _op(kernel) in method.ops:
             self._refuse_unasked(kernel, method)
         return kernel
@@ -289,7 +289,7 @@ class _Planner:
         reason = f"only {kernel.name} multiplies with these weights here ({kernel.slower})"
         self.rejections.append(Rejection("slower_path", kernel.what, None, "automatic choice", reason, remedy))
 
-    def _refuse_op(self, kernel: Kernel) -> None:
+    def _refuse_op(self, kernel: Kernel, method: QuantMethod | None) -> None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in kernel.rejected)
         reason = f"{kernel.because}{f' ({reasons})' if reasons else ''}"
         op = _op(kernel)
@@ -298,6 +298,8 @@ class _Planner:
             left_out.append("--enable-deterministic-inference")
         first = f"Leave out {' and '.join(left_out)}, or choose" if left_out else "Choose"
         remedy = f"{first} another dtype or model, or another platform with --device."
+        if method is not None and op in method.ops and not left_out:
+            remedy = f"{_without_op(method)}, or choose another platform with --device."
         code, owner = "op_missing", f"platform {self._target.manifest.name}"
         if kernel.because in NOT_SERVED:
             code, owner = "unsupported_quantization", "the quantization method"
@@ -306,6 +308,15 @@ class _Planner:
 
     def _is_users(self, argument: str) -> bool:
         return self._resolved.provenance[argument].layer is Layer.USER
+
+
+def _without_op(method: QuantMethod) -> str:
+    """What to do where nothing multiplies weights of a method."""
+    if method.online:
+        return "Leave the weights unquantized (leave out --torchao-config or --quantization)"
+    if method.dequantizable:
+        return "Set --dequantize-weights (the weights then take the model's dtype)"
+    return "Use the checkpoint in full precision"
 
 
 def _op(kernel: Kernel) -> str:

@@ -106,6 +106,13 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         estimate(config(), model(), device(2**27))
 
 
+def test_the_fraction_of_memory_that_is_used_is_of_all_memory() -> None:
+    """190.73 MiB of weights: two devices of 128 MiB hold them, each with 90 % of it, of which 12 MiB are reserved."""
+    with pytest.raises(Refusal) as refusal:
+        estimate(config(mem_fraction_static=0.9), model(config=CONFIG), device(128 * 2**20), 12 * 2**20)
+    assert "2 such devices (--tp-size 2)" in refusal.value.rejections[0].remedy
+
+
 def test_devices_are_counted_that_hold_the_weights_together() -> None:
     """190.73 MiB of weights: two devices of 160 MiB hold them; of 96 MiB it takes four."""
     divisible = model(config=CONFIG)

@@ -5,11 +5,14 @@ The command lines are real ones, for any hardware.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from every import every
 from launch_steps import launch_codes
 from published_models import write_models
 
@@ -195,3 +198,55 @@ def test_plan_translate_and_launch_have_one_verdict(models: Path) -> None:
 @pytest.mark.slow
 def test_plan_and_launch_have_one_verdict_on_models_of_transformers(models: Path) -> None:
     assert compare(models, OF_TRANSFORMERS) == []
+
+
+OF_BERT = {"model_type": "bert", "architectures": ["JinaBertForMaskedLM"]}
+OF_BERT |= {"auto_map": {"AutoModelForMaskedLM": "jinaai/jina-bert-implementation--modeling_bert.JinaBertForMaskedLM"}}
+OF_CODE = {"model_type": "acme", "auto_map": {"AutoModelForCausalLM": "modeling_acme.AcmeForCausalLM"}}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+# (device, model, other fields of its configuration, code, a part of the reason, and of the remedy) of the last refusal.
+REASONS: list[tuple[str, str, dict[str, Any], str, str, str]] = [
+    (
+        *("cpu:avx512", "llama-3.2-1b", {"hidden_act": "swishy"}, "unsupported_config"),
+        *("hidden_act is 'swishy', which it does not know", "Compare config.json"),
+    ),
+    (
+        *("cpu:avx512", "llama-3.2-1b", {"rope_scaling": {"rope_type": "bogus", "factor": 2.0}}, "unsupported_config"),
+        *("rope_scaling.rope_type is 'bogus', which it does not know", "Compare config.json"),
+    ),
+    (
+        *("cpu:avx512", "llama-3.2-1b", OF_BERT, "unsupported_architecture"),
+        *("has no AutoModelForCausalLM but AutoModelForMaskedLM", "an encoder of a class that has them"),
+    ),
+    (
+        *("cpu:avx512", "llama-3.2-1b", OF_CODE | {"architectures": ["AcmeForCausalLM"]}, "remote_code"),
+        *("Python code that is not in its folder (modeling_acme.py)", "Download the Python files"),
+    ),
+    (
+        *("npu:a3", "llama-3.2-1b", {"quantization_config": AWQ}, "op_missing"),
+        *("no implementation that fits", "Set --dequantize-weights"),
+    ),
+    (
+        *("cpu:avx512", "llama-3.2-1b", {"max_position_embeddings": 1}, "unsupported_config"),
+        *("in config.json, max_position_embeddings is 1", "Correct the value"),
+    ),
+]
+
+
+@pytest.mark.slow
+@every(("device", "name", "fields", "code", "reason", "remedy"), REASONS)
+def test_a_refusal_of_a_configuration_says_what_is_wrong_and_what_helps(
+    device: str, name: str, fields: dict[str, Any], code: str, reason: str, remedy: str, models: Path, tmp_path: Path
+) -> None:
+    config = json.loads((models / name / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
+    user = user_input(["--device", device, "--model-path", str(tmp_path), "--load-format", "dummy"])
+    try:
+        refused = make_plan(user, find).refusals
+    except Refusal as refusal:
+        refused = refusal.rejections
+    assert (refused[-1].code, reason in refused[-1].reason, remedy in refused[-1].remedy) == (code, True, True), refused
+    assert len({each.code for each in refused}) == 1 or code == "op_missing", refused
+    launched = launch_codes(user, find(device))
+    assert launched
+    assert launched <= {each.code for each in refused}

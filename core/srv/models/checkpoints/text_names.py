@@ -26,6 +26,8 @@ TEXT_PREFIXES = (
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
     ("language_model.", ""),
+    ("thinker.model.", "model."),  # of Qwen-Omni, whose other parts speak
+    ("thinker.lm_head.", "lm_head."),
     ("lm_head.", "lm_head."),
     ("model.embed_tokens.", "model.embed_tokens."),
     ("model.layers.", "model.layers."),

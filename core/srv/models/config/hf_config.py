@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from srv.dtypes import FLOATS, ITEM_SIZES
+from srv.dtypes import FLOAT8, FLOATS, ITEM_SIZES
 from srv.errors import ModelError
 from srv.models import derive
 from srv.models.blueprint import Part
@@ -22,7 +22,7 @@ from srv.models.checkpoints.output_layer import has_head, has_separate_head
 from srv.models.checkpoints.safetensors_header import Checkpoint, read_checkpoint
 from srv.models.checkpoints.text_names import OUTPUT_LAYER, is_tied, is_unread
 from srv.models.config import layer_fields, unserved
-from srv.models.config.field_types import check_fields
+from srv.models.config.field_types import check_fields, check_own_fields
 from srv.models.config.known_sizes import KnownSizes, known_sizes, weight_sizes
 from srv.models.config.layer_fields import Heads
 from srv.models.config.limits import MAX_SIZE
@@ -41,7 +41,7 @@ from srv.models.families.registry import (
 from srv.models.families.trees import MAX_LAYERS, native_tree, native_tree_or_reason, pooled_of
 from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
-from srv.models.unsupported import UnsupportedConfig
+from srv.models.unsupported import CORRECT, InvalidConfig, UnsupportedConfig
 from srv.quantization import registry as quantization
 from srv.quantization.formats.stated_fields import read_quantization
 from srv.quantization.formats.tool_files import with_tool_file
@@ -67,8 +67,10 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
 ENCODER_DECODER_FIELDS = ("decoder_layers", "num_decoder_layers", "decoder_attention_heads")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
+DTYPES = (*FLOATS, *FLOAT8.values(), "auto")  # that a configuration may name: of any but the first, layers choose one
+SMALLEST_CONTEXT = 2  # the least that --context-length may be: a token of a prompt, and one of its answer
 GENERATES, ALONE = "ForCausalLM", "Model"  # ends of the names of classes with an output layer, and without
-REMEDY = "Use the folder of a causal language model that transformers supports"
+REMEDY = "Serve a model with native layers, or one of transformers whose layers all use causal attention"
 
 
 def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFacts:
@@ -92,20 +94,23 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
         overrides = dict(options.overrides)
         facts = replace(facts, untied=untied, headless=alone is not None)
         return replace(facts, overrides=overrides, remote_code=options.remote_code)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+    except InvalidConfig as error:
+        raise ModelError("unsupported_config", str(path), f"in config.json, {error}", CORRECT) from error
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         reason = f"config.json holds an invalid value ({type(error).__name__}: {error})"
-        raise ModelError("unsupported_config", str(path), reason, REMEDY) from error
+        raise ModelError("unsupported_config", str(path), reason, CORRECT) from error
 
 
 def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None, whole: str | None) -> ModelFacts:
     """`whole`: the class of the vision model whose language model `config` describes, or None."""
     architecture = _architecture(path, config)
+    check_own_fields(str(path / "config.json"), architecture, _text_config(config))
     if checkpoint is not None:
         text = with_defaults(architecture, _text_config(config))
         checkpoint = _needed(checkpoint, layer_names(architecture, whole), text)
     stored_types = _stored_types(checkpoint)
     method = quantization.detect(path, _text_config(config))
-    stated = _stated_dtype(config, stored_types, method)
+    stated = _stated_dtype(path, config, stored_types, method)
     model = known_sizes(architecture, config, stated)
     dtype = stated or model.dtype
     sizes = _sizes(path, architecture, config, model)
@@ -119,6 +124,8 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     context = pooled.positions if pooled and pooled.positions else given
     sentence = read_sentence(path, config, sizes["hidden_size"], 0 if pooled is None else pooled.labels)
     context = min(context, sentence.max_tokens or context)
+    if context < SMALLEST_CONTEXT:
+        raise _too_short(path, config, context)
     weights = weight_sizes(model, config, dtype, method, checkpoint, stored_types)
     return ModelFacts(
         name=_name(path),
@@ -148,6 +155,15 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
         head=sentence.head,
         assumes_dtype=stated is None,
     )
+
+
+def _too_short(path: Path, config: Mapping[str, Any], context: int) -> ModelError:
+    """The refusal of a model in which no request has room."""
+    text = _text_config(config)
+    stated = [f"{name} is {text[name]!r}" for name in FIELD_NAMES["context"] if text.get(name) is not None]
+    reason = f"its context of {context} tokens has no room for a request, which takes {SMALLEST_CONTEXT} at least"
+    reason += f": in config.json, {stated[0]}" if stated else ""
+    return ModelError("unsupported_config", str(path), reason, CORRECT)
 
 
 def _class_without_head(
@@ -241,6 +257,7 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Know
         reason = f"{architecture} has state other than keys and values ({', '.join(foreign)})"
         if is_native(architecture) and isinstance(native := native_tree_or_reason(architecture, text), str):
             reason = f"{architecture} cannot be computed: {native}"
+            raise ModelError("unsupported_config", str(path), reason, CORRECT)
         raise ModelError("unsupported_config", str(path), reason, REMEDY)
     sizes: dict[str, int] = {}
     for quantity, names in FIELD_NAMES.items():
@@ -253,7 +270,7 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Know
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value * times <= limit:
             reason = f"config.json gives {value!r} for its {quantity} ({' or '.join(names)})"
             reason += f", and each attends {times} times" if times != 1 else ""
-            raise ModelError("unsupported_config", str(path), reason, REMEDY)
+            raise ModelError("unsupported_config", str(path), reason, CORRECT)
         sizes[quantity] = value * times
     sizes |= layer_fields.common_heads(text, sizes["hidden_size"], sizes["heads"])._asdict()
     return sizes | model.head_sizes()
@@ -267,15 +284,23 @@ def _unused_positions(architecture: str, config: Mapping[str, Any]) -> int:
     return (1 if padding is None else int(padding)) + 1
 
 
-def _stated_dtype(config: Mapping[str, Any], stored_types: Mapping[str, int], method: str | None) -> str | None:
+def _stated_dtype(
+    path: Path, config: Mapping[str, Any], stored_types: Mapping[str, int], method: str | None
+) -> str | None:
     """The dtype of most of the stored parameters; without weights, that of the configuration or of the method."""
     counts = {dtype: stored_types.get(dtype, 0) for dtype in FLOATS}
     if any(counts.values()):
         return max(counts, key=lambda name: counts[name])
     text = _text_config(config)
     known = quantization.find(method)
-    stated = text.get("dtype") or text.get("torch_dtype") or (None if known is None else known.dtype)
-    return str(stated).removeprefix("torch.") if stated else None
+    field = next((name for name in ("dtype", "torch_dtype") if text.get(name)), "")
+    if not field:
+        return None if known is None else known.dtype or None
+    stated = str(text[field]).removeprefix("torch.")
+    if stated not in DTYPES:
+        reason = f"config.json says that {field} is {text[field]!r:.80}; it must be one of {', '.join(FLOATS)}"
+        raise ModelError("unsupported_config", str(path), reason, CORRECT)
+    return stated
 
 
 def _stored_types(checkpoint: Checkpoint | None) -> dict[str, int]:

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from srv.errors import ModelError
-from srv.models.config.field_types import COUNTS, DIVISORS, EPSILONS, NUMBERS, ROPE_KEYS, STRINGS, check_fields
+from srv.models.config.field_types import (
+    COUNTS,
+    DIVISORS,
+    EPSILONS,
+    NUMBERS,
+    ROPE_KEYS,
+    STRINGS,
+    check_fields,
+    check_own_fields,
+)
 from srv.models.families.builders.decoder_fields import UNSUPPORTED_UNLESS
 from srv.models.families.registry import class_of_type, field_names, named_class
 from srv.models.options import IN_ROPE, NESTED, ROPE, merged, rope_by_kind
@@ -48,6 +57,8 @@ def overridden(path: str, config: Mapping[str, Any], overrides: Mapping[str, Any
             remedy = f"Did you mean {close[0]!r}?" if close else "Correct the name, or leave the field out"
             raise ModelError("unknown_override", path, reason, remedy)
     check_fields(f"{OPTION} of {path}", overrides)
+    if (architecture := named_class(config) or class_of_type(config.get("model_type"))) is not None:
+        check_own_fields(f"{OPTION} of {path}", architecture, overrides)
     by_kind = ROPE not in overrides and (rope_by_kind(config) or rope_by_kind(inner))
     if by_kind and (given := [name for name in IN_ROPE if name in overrides]):
         reason = f"{given[0]!r} in {OPTION} is one value, but its {ROPE} differ between kinds of layers"

@@ -17,7 +17,8 @@ from typing import Any
 from srv.models.families.registry import class_of_type, is_native, named_class, text_fields
 from srv.models.families.vision_models import SAME_FOR_TEXT, TEXT_DEFAULTS, VISION_CLASSES
 
-_THREE_AXES = ("mrope_section", "mrope_interleaved")
+_THREE_AXES = ("mrope_section", "mrope_interleaved", "interleaved")
+_OF_ALL = ("eos_token_id", "bos_token_id", "pad_token_id", "torch_dtype", "dtype", "quantization_config")
 # What transformers fills in for sizes that a nested configuration leaves out, as those of LLaVA 1.5 do.
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
@@ -31,14 +32,18 @@ def vision_class(config: Mapping[str, Any]) -> str | None:
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of the language model alone, from that of the vision model.
 
-    It is nested as `text_config`, or at the top in older checkpoints.
+    It is nested as `text_config`, or at the top in older checkpoints; as `llm_config` in the first form of InternVL.
+    Qwen-Omni nests it within the part that generates text, beside those that speak it.
     """
-    nested = config.get("text_config")
+    thinker = config.get("thinker_config")
+    if isinstance(thinker, Mapping):
+        config = {**{name: config[name] for name in _OF_ALL if name in config}, **thinker}
+    nested = config.get("text_config", config.get("llm_config"))
     own = dict(nested) if isinstance(nested, Mapping) else {k: v for k, v in config.items() if k != "vision_config"}
     kind = own.get("model_type") or config.get("model_type")
     own = {**TEXT_DEFAULTS.get(str(kind), {}), **own}
     kind = SAME_FOR_TEXT.get(str(kind), kind)
-    for name in ("eos_token_id", "bos_token_id", "pad_token_id", "torch_dtype", "dtype", "quantization_config"):
+    for name in _OF_ALL:
         if own.get(name) is None and config.get(name) is not None:
             own[name] = config[name]
     tied = config.get("tie_word_embeddings", own.get("tie_word_embeddings"))

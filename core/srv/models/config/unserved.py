@@ -12,7 +12,7 @@ from typing import Any
 
 from srv.models.families.registry import named_class
 
-_NO_ATTENTION = "has no attention: it keeps a recurrent state, which srv does not serve"
+_NO_ATTENTION = "has no attention: it keeps a recurrent state, which no native layers compute"
 _DRAFTS = "only assists another model, from whose hidden states and keys it drafts: srv has no such drafter"
 _AUDIO = (
     "generates audio from what an encoder computes of a text, a token of each of several codebooks at a time: srv"

@@ -45,6 +45,7 @@ ARCHITECTURE = Architecture(
         "topk_method": "greedy",
         "n_routed_experts": 64,
         "n_shared_experts": 2,
+        "num_experts_per_tok": None,
         "moe_intermediate_size": 1407,
         "norm_topk_prob": False,
         "routed_scaling_factor": 1.0,

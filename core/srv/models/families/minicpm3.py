@@ -51,9 +51,9 @@ ARCHITECTURE = Architecture(
         "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 32,
         "v_head_dim": None,
-        "scale_emb": 12,
+        "scale_emb": 12.0,
         "scale_depth": 1.4,
-        "dim_model_base": 256,
+        "dim_model_base": 256.0,
     },
     model_type="minicpm3",
 )

@@ -37,11 +37,11 @@ _FIELDS: dict[str, tuple[str, Any]] = {  # their older names, and defaults
 }
 _TRAINED = "max_trained_positions"
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "moe_every_n_layers": (0,),  # the first, because those of the models with experts differ in others too
     "activation_function": ("swiglu",),
     "causal": (False,),
     "mlp_fc1_bias": (False,),
     "mlp_fc2_bias": (False,),
-    "moe_every_n_layers": (0,),
     "parallel_block": (False,),
     "prenorm": (False,),
     "qkv_proj_bias": (False,),

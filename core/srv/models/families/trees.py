@@ -17,7 +17,7 @@ from srv.models.families.architecture import Architecture, Pooled
 from srv.models.families.builders.decoder_fields import UNSUPPORTED_UNLESS
 from srv.models.families.registry import BUILT_IN, find
 from srv.models.layers.moe_config import COUNT_FIELDS
-from srv.models.unsupported import UnknownSizes, UnsupportedConfig
+from srv.models.unsupported import InvalidConfig, UnknownSizes, UnsupportedConfig
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -31,12 +31,14 @@ _COMPUTED = {
     *("n_group", "topk_group", "norm_topk_prob", "swiglu_limit", "use_bidirectional_attention"),
 }
 _WHOLE_HEADS: Mapping[str, Any] = MappingProxyType({"partial_rotary_factor": 1.0, "rotary_pct": 1.0})
+# What the function of an architecture raises for a value that it cannot compute with.
+_FAULTS = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError)
 
 
 def native_tree(name: str, config: Mapping[str, Any]) -> Part:
-    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement.
+    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement, and InvalidConfig.
 
-    It is raised as well where the sizes are known, but a kind of part has no module.
+    The former is raised as well where the sizes are known, but a kind of part has no module.
     """
     architecture = find(name)
     if architecture is None or architecture.layers is None:
@@ -54,10 +56,8 @@ def native_tree_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:
     """
     try:
         return native_tree(name, config)
-    except UnsupportedConfig as error:
+    except (UnsupportedConfig, InvalidConfig) as error:
         return str(error)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        return f"its configuration lacks a field or has an invalid value ({error!r})"
 
 
 @kept_per_object
@@ -85,27 +85,22 @@ def pooled_of(name: str, config: Mapping[str, Any]) -> Pooled | None:
 def tree_for_sizes(name: str, config: Mapping[str, Any]) -> Part:
     """What a model is made of, with layers or without.
 
-    Raises UnknownSizes if the architecture is not known, or the configuration does not determine its sizes.
+    Raises UnknownSizes if the architecture is not known, or the configuration does not determine its sizes, and
+    InvalidConfig.
     """
     architecture = find(name)
     if architecture is None:
         raise UnknownSizes(f"{name} is an unknown architecture")
-    for fields in (config, config.get("text_config"), config.get("vision_config")):
-        _check_layers(fields if isinstance(fields, Mapping) else {})
     try:
-        tree = tree_without_computation(architecture, config)
-        _check(tree)
+        return tree_without_computation(architecture, config)
     except UnsupportedConfig as error:
-        raise UnknownSizes(f"{error}") from error
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
-        raise UnknownSizes(f"config.json has a value that is no size ({type(error).__name__}: {error})") from error
-    return tree
+        raise UnknownSizes(str(error)) from error
 
 
 def tree_without_computation(architecture: Architecture, config: Mapping[str, Any]) -> Part:
     """The tree of a configuration, also where a launch refuses fields that decide no size; these have their defaults.
 
-    Raises UnsupportedConfig for the other fields.
+    Raises UnsupportedConfig for the other fields, and InvalidConfig.
     """
     try:
         return _tree(architecture, config)
@@ -119,24 +114,78 @@ def tree_without_computation(architecture: Architecture, config: Mapping[str, An
 
 
 def _tree(architecture: Architecture, config: Mapping[str, Any]) -> Part:
-    fields = architecture.with_defaults(config)
-    if architecture.name in BUILT_IN:
-        return architecture.tree(fields)
-    from srv.models.families import third_party  # most installations do not need it
+    try:
+        return _made(architecture, config)
+    except UnsupportedConfig:
+        raise
+    except _FAULTS as error:
+        raise InvalidConfig(_blamed(architecture, config, error)) from error
 
-    return third_party.tree(architecture, fields)
+
+def _made(architecture: Architecture, config: Mapping[str, Any]) -> Part:
+    fields = architecture.with_defaults(config)
+    for each in (fields, fields.get("text_config"), fields.get("vision_config")):
+        _check_layers(each if isinstance(each, Mapping) else {})
+    if architecture.name in BUILT_IN:
+        made = architecture.tree(fields)
+    else:
+        from srv.models.families import third_party  # most installations do not need it
+
+        made = third_party.tree(architecture, fields)
+    shapes = (shape for part in distinct(made) for shape in _shapes(part))
+    experts = (part.count for part in distinct(made) if isinstance(part, Experts))
+    whole = isinstance(parameters(made), int)
+    if not whole or any(count < 1 for count in experts) or any(min(shape, default=1) < 0 for shape in shapes):
+        raise InvalidConfig("one of its fields has a value that is no size")
+    return made
 
 
 def _check_layers(config: Mapping[str, Any]) -> None:
-    for count in (config[name] for name in _LAYERS if config.get(name) is not None):
-        if not isinstance(count, int) or not 0 <= count <= MAX_LAYERS:
-            raise UnknownSizes(f"{count!r} is not a number of layers")
+    for name in (each for each in _LAYERS if config.get(each) is not None):
+        if not isinstance(config[name], int) or not 0 <= config[name] <= MAX_LAYERS:
+            raise InvalidConfig(f"{name} is {config[name]!r}, which is not a number of layers")
 
 
-def _check(tree: Part) -> None:
-    shapes = (shape for part in distinct(tree) for shape in _shapes(part))
-    if not isinstance(parameters(tree), int) or any(min(shape, default=1) < 0 for shape in shapes):
-        raise UnknownSizes("config.json has a value that is no size")
+def _blamed(architecture: Architecture, config: Mapping[str, Any], error: Exception) -> str:
+    """A clause that names the field without whose value a tree could be made; else what was raised."""
+    others: list[str] = []
+    for name, value, without in _each_left_out(config):
+        clause = f"{name} is {value!r:.80}, with which no model can be made"
+        try:
+            _made(architecture, without)
+        except UnsupportedConfig:
+            others.append(clause)  # it gets further, perhaps not far enough
+        except _FAULTS:
+            continue
+        else:
+            return clause
+    if isinstance(error, KeyError) and error.args[0] not in config:
+        return f"the field {error.args[0]} is missing"
+    empty = (name for name, value in architecture.with_defaults(config).items() if value is None)
+    others += (
+        f"{name} is null, with which no model can be made" for name in empty if _needs(architecture, config, name)
+    )
+    return next(iter(others), f"one of its fields has an invalid value ({type(error).__name__}: {error})")
+
+
+def _needs(architecture: Architecture, config: Mapping[str, Any], name: str) -> bool:
+    """Whether a number in a field makes a difference."""
+    try:
+        _made(architecture, {**config, name: 1})
+    except UnsupportedConfig:
+        return True
+    except _FAULTS:
+        return False
+    return True
+
+
+def _each_left_out(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """(name, value, the configuration without it) of each field, those of nested objects first."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            for inner, own, rest in _each_left_out(value, f"{prefix}{name}."):
+                yield inner, own, {**config, name: rest}
+        yield f"{prefix}{name}", value, {other: kept for other, kept in config.items() if other != name}
 
 
 def _shapes(part: Part) -> Iterator[tuple[int, ...]]:

@@ -228,7 +228,9 @@ def unsupported(what: str, reason: str) -> ModelError:
     return ModelError("unsupported_architecture", what, reason, remedy)
 
 
-def build_error(what: str, reason: str) -> ModelError:
-    """The error if transformers cannot build the model from this configuration and these weights."""
+def build_error(what: str, why: str, reason: str) -> ModelError:
+    """The error if transformers cannot build the model from this configuration and these weights. `why`: native layers
+    do not, the beginning of the text.
+    """
     remedy = "Compare config.json with the original: a field of it, or a weight, is not what transformers expects"
-    return ModelError("unsupported_config", what, f"transformers cannot build it: {reason}", remedy)
+    return ModelError("unsupported_config", what, f"{why}transformers cannot build it: {reason}", remedy)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from srv.errors import ModelError
+from srv.errors import ModelError, SrvError
 from srv.models.families.registry import encoder_names, is_native
 from srv.models.families.trees import native_tree_of_model
 from srv.models.options import UNTIED, merged
@@ -27,15 +26,36 @@ MAX_MESSAGE_CHARACTERS = 300  # of an error of transformers, in our errors
 
 @contextmanager
 def build_errors(facts: ModelFacts) -> Iterator[None]:
-    """Turn what transformers raises while it builds a model into a ModelError."""
+    """Turn what transformers raises while it builds a model, which may be anything, into a ModelError."""
     try:
         yield
-    except (ValueError, KeyError, ImportError, OSError, TypeError, RuntimeError, StrictDataclassError) as error:
+    except (SrvError, MemoryError):
+        raise
+    except Exception as error:
         # Some classes look up the implementation in their own table, and fail.
         unknown = isinstance(error, KeyError) and error.args == (IMPLEMENTATION,)
         if unknown:
             raise unsupported(facts.architecture, NO_BACKENDS) from error
-        raise build_error(facts.architecture, f"{type(error).__name__}: {_first_line(error)}") from error
+        native = native_tree_of_model(facts) if is_native(facts.architecture) else None
+        why = f"its native layers do not compute it: {native}; " if isinstance(native, str) else ""
+        raise build_error(facts.architecture, why, _explained(error, facts.config)) from error
+
+
+def _explained(error: Exception, config: Mapping[str, Any]) -> str:
+    """What transformers raised; a value of the configuration that it looked up in vain has the name of its field."""
+    fields = [] if not isinstance(error, KeyError) or not error.args else list(_fields_with(error.args[0], config))
+    if fields:
+        return f"{' and '.join(fields)} is {error.args[0]!r}, which it does not know"
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _fields_with(value: object, config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The names of the fields that hold a text, those of nested objects with what they are in."""
+    for name, each in config.items():
+        if isinstance(each, Mapping):
+            yield from _fields_with(value, each, f"{prefix}{name}.")
+        elif isinstance(value, str) and each == value:
+            yield f"{prefix}{name}"
 
 
 def check_known(facts: ModelFacts) -> None:
@@ -49,6 +69,8 @@ def check_known(facts: ModelFacts) -> None:
         reason = f"its layers are Python code in its folder ({code_files(facts)}), which is not run"
         remedy = f"Read the code; {OPTION} runs it, with all that this user may do"
         raise ModelError("remote_code", f"{facts.architecture} ({facts.path})", reason, remedy)
+    if foreign := sorted(name for name in code_of(facts) if name.startswith("AutoModel") and name != LAYERS):
+        _check_own_class(facts, foreign)
     if model_type in CONFIG_MAPPING and (
         CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING or class_of(facts) is not AutoModelForCausalLM
     ):
@@ -70,6 +92,16 @@ def check_known(facts: ModelFacts) -> None:
         remedy = (
             "Serve a Llama, Mistral or Qwen model or a causal one that transformers knows, or install a newer release"
         )
+    raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
+
+
+def _check_own_class(facts: ModelFacts, named: Sequence[str]) -> None:
+    """Refuse a class that only Python code defines, and of which it has no causal model. `named`: what it has."""
+    if hasattr(transformers, facts.architecture) or LAYERS in code_of(facts) or is_native(facts.architecture):
+        return
+    reason = f"it is defined by Python code ({code_files(facts)}), which has no {LAYERS} but {', '.join(named)}"
+    reason += ", and srv has no native layers for it, by which alone encoders are computed"
+    remedy = f"Serve a causal model, or an encoder of a class that has them ({', '.join(encoder_names())})"
     raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)
 
 
@@ -97,7 +129,9 @@ def make_model(facts: ModelFacts, config: Any, **options: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     """The first line of an error message, limited in length."""
-    line = str(error).strip().partition("\n")[0]
+    line, _, rest = str(error).strip().partition("\n")
+    if line.endswith(":"):
+        line += f" {rest.strip()}"
     return line if len(line) <= MAX_MESSAGE_CHARACTERS else line[:MAX_MESSAGE_CHARACTERS] + "..."
 
 

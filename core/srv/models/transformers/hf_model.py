@@ -280,9 +280,10 @@ def check_without_weights(
         config = config_of(facts)
     drop_quantization(config)
     modules = QuantizedModules()
+    model = _without_data(facts, config)
+    if model is None:
+        return config, None, modules
     try:
-        with torch.device("meta"):
-            model = make_model(facts, copy.deepcopy(config))
         if choice is not None and choice.method is not None:
             modules = find_quantized(model, facts, choice.method)
             without_data(model, modules, facts.path)
@@ -297,3 +298,19 @@ def check_without_weights(
         log.debug("%s: its attention layers are not known before its weights are loaded: %r", facts.name, error)
         return config, None, modules
     return config, skeleton, modules
+
+
+def _without_data(facts: ModelFacts, config: Any) -> Any | None:
+    """The class of transformers on the device "meta"; None if building it reads values of tensors, which are not there.
+
+    Raises ModelError for whatever else keeps transformers from building it, with weights as well.
+    """
+    with build_errors(facts):
+        try:
+            with torch.device("meta"):
+                return make_model(facts, copy.deepcopy(config))
+        except Exception as error:
+            if "meta" not in str(error).lower():
+                raise
+            log.debug("%s cannot be built without its weights: %r", facts.name, error)
+            return None

@@ -229,6 +229,8 @@ def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str,
     assert (error.code, reason in error.reason) == (code, True), str(error)
 
 
+LATENT = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+MAMBA = {"architectures": ["JambaForCausalLM"], "model_type": "jamba"}
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
 
 
@@ -285,12 +287,51 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
         ({"rope_parameters": {"rope_type": 5}}, "rope_parameters.rope_type is 5; it must be a string"),
         ({"rope_scaling": {"rope_type": "longrope", "short_factor": "a"}}, "short_factor is 'a'; it must be a list"),
         ({"text_config": {"rope_theta": []}}, "text_config.rope_theta is []; it must be a number"),
+        ({"head_dim": -1}, "head_dim is -1; it must be an integer from 0 to"),
+        ({"layer_types": 5}, "layer_types is 5; it must be a list of strings"),
+        ({"rope_scaling": {**YARN, "beta_fast": -1}}, "rope_scaling.beta_fast is -1; it must be a number from 0"),
+        ({"rope_scaling": {**YARN, "mscale": {}}}, "rope_scaling.mscale is {}; it must be a number"),
+        ({"num_attention_heads": 2.0}, "num_attention_heads is 2.0; it must be an integer from 1 to"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; it must be an integer from 1 to"),
+        ({"intermediate_size": "160"}, "intermediate_size is '160'; it must be an integer"),
+        ({"attention_bias": "false"}, "attention_bias is 'false'; it must be true or false"),
+        ({"num_hidden_layers": 10**18}, "num_hidden_layers is a huge integer; it must be an integer from 1 to 10000"),
+        (LATENT | {"kv_lora_rank": 64.0}, "kv_lora_rank is 64.0; it must be an integer from 1 to"),
+        (LATENT | {"qk_rope_head_dim": 10**12}, "qk_rope_head_dim is 1000000000000; it must be an integer"),
+        (LATENT | {"n_routed_experts": 10**8}, "n_routed_experts is 100000000; it must be an integer from 0 to 16384"),
+        (MAMBA | {"mamba_dt_rank": "8"}, "mamba_dt_rank is '8'; it must be auto or an integer from 1 to"),
     ],
 )
 def test_a_wrong_value_is_refused_by_file_and_key(fields: dict[str, Any], reason: str, tmp_path: Path) -> None:
     error = refusal(folder(tmp_path, **fields))
     assert error.what == str(tmp_path / "config.json")
     assert reason in error.reason, str(error)
+
+
+@every(
+    ("fields", "reason"),
+    [
+        ({"intermediate_size": None}, "intermediate_size is None, with which no model can be made"),
+        (
+            {"architectures": ["DeepseekV2ForCausalLM"], "num_experts_per_tok": None},
+            "num_experts_per_tok is null, with which no model can be made",
+        ),
+        (
+            {"architectures": ["DbrxForCausalLM"], "model_type": "dbrx", "attn_config": {"kv_n_heads": []}},
+            "attn_config.kv_n_heads is [], with which no model can be made",
+        ),
+        ({"max_position_embeddings": 1}, "its context of 1 tokens has no room for a request, which takes 2 at least"),
+        ({"torch_dtype": "int8"}, "torch_dtype is 'int8'; it must be one of float64, float32"),
+    ],
+)
+def test_a_value_that_fits_no_model_is_refused_by_key(fields: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    error = refusal(folder(tmp_path, **fields))
+    assert (error.code, reason in error.reason) == ("unsupported_config", True), str(error)
+    assert error.remedy.startswith("Correct the value")
+
+
+def test_a_field_that_the_model_does_not_read_may_hold_anything(tmp_path: Path) -> None:
+    assert read_facts(folder(tmp_path, kv_lora=None, n_group="x", chunk_size=[], expert_layer_period=-1)).layers == 2
 
 
 DEEP = '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"

@@ -284,6 +284,31 @@ def test_sizes_that_a_nested_configuration_leaves_out(tmp_path: Path) -> None:
     assert facts.parameters == 6738415616 + 2 * 64 * 4096
 
 
+QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 97}
+
+
+@every(
+    ("name", "fields"),
+    [
+        ("InternVLChatModel", {"llm_config": QWEN}),
+        ("Qwen2_5OmniModel", {"thinker_config": {"text_config": {**QWEN, "model_type": "qwen2_5_omni_text"}}}),
+        ("Qwen2_5OmniThinkerForConditionalGeneration", {"text_config": {**QWEN, "model_type": "qwen2_5_omni_text"}}),
+    ],
+)
+def test_a_language_model_that_is_nested_under_another_name(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    config = {"architectures": [name], "torch_dtype": "float16", "auto_map": {"AutoModel": "m.M"}, **fields}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    facts = read_facts(tmp_path)
+    served = (facts.text_part_of, facts.architecture, facts.vocab_size, facts.dtype)
+    assert served == (name, "Qwen2ForCausalLM", 97, "float16")
+
+
+def test_names_of_qwen_omni() -> None:
+    own = {"thinker.model.norm.weight": "model.norm.weight", "thinker.lm_head.weight": "lm_head.weight"}
+    others = dict.fromkeys(("thinker.visual.norm.weight", "talker.model.norm.weight", "token2wav.proj.weight"))
+    assert {name: text_weight_name(name) for name in (*own, *others)} == own | others
+
+
 @every(("outer", "inner", "tied"), [(True, False, True), (None, True, True), (None, None, None), (False, True, False)])
 def test_whether_embeddings_are_tied(outer: bool | None, inner: bool | None, tied: bool | None) -> None:
     """The outer field counts for more than the inner one."""

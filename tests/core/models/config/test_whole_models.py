@@ -19,16 +19,26 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.auto import modeling_auto
 
 from srv.models.checkpoints.text_names import text_weight_name
+from srv.models.config.text_part import text_config
 from srv.models.families.registry import class_of_type, is_native
 from srv.models.families.vision_models import SAME_FOR_TEXT, VISION_CLASSES
 
 LISTED = ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES")
+HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+AXES = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 2]}
 # What a small language model needs beside the usual sizes.
 OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": DEEPSEEK,
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "nemotron_h": CASES["nemotron_h"].fields,
+    "glm4v_text": {"rope_parameters": HALF},
+    "glm4v_moe_text": {"rope_parameters": HALF},
+    "glm_ocr_text": {"rope_parameters": HALF},
+    "hunyuan_vl_text": {"rope_parameters": AXES},
+    "paddleocr_vl_text": {"rope_parameters": AXES},
+    "qwen2_5_omni_text": {"rope_parameters": AXES, "layer_types": ["full_attention", "full_attention"]},
+    "qwen3_omni_moe_text": {"rope_parameters": AXES, "num_experts": 6, "num_experts_per_tok": 3},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
 }
@@ -46,7 +56,10 @@ LEFT_OUT = {
     "PerceptionLMForConditionalGeneration": "needs a package that is not installed, so that nothing was compared",
 }
 # Names of published configurations, and models whose language model has no native layers.
-OTHERS = {"KimiK25ForConditionalGeneration", "MllamaForConditionalGeneration"}
+OTHERS = {
+    *("InternVLChatModel", "KimiK25ForConditionalGeneration", "MllamaForConditionalGeneration"),
+    *("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel", "Qwen3OmniMoeForConditionalGeneration"),
+}
 # Whose class needs a package that is not installed, or whose language model has a class of its own. test_text_part.py
 # compares these.
 ELSEWHERE = {
@@ -97,10 +110,12 @@ def whole_and_text(name: str, model_type: str) -> tuple[Any, Any]:
     kind = config.text_config.model_type
     fields = {**SIZES, "head_dim": 8, "pad_token_id": 0, "num_hidden_layers": 2, **OWN.get(kind, {})}
     config.text_config = CONFIG_MAPPING[kind](**fields)
+    alone = text_config({"text_config": {**fields, "model_type": kind}})
+    own = CONFIG_MAPPING[alone.pop("model_type")](**alone)
     options = {"attn_implementation": "eager", "dtype": torch.float32}
     whole = randomized(getattr(transformers, name)._from_config(config, **options))
-    text = MODEL_FOR_CAUSAL_LM_MAPPING[type(config.text_config)]._from_config(config.text_config, **options)
-    named = {own: tensor for stored, tensor in whole.state_dict().items() if (own := text_weight_name(stored))}
+    text = MODEL_FOR_CAUSAL_LM_MAPPING[type(own)]._from_config(own, **options)
+    named = {name: tensor for stored, tensor in whole.state_dict().items() if (name := text_weight_name(stored))}
     text.load_state_dict(named)  # raises for a name that one of the two lacks
     return whole, text.eval()
 

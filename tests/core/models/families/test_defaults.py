@@ -13,7 +13,7 @@ from srv.models.derive import active_parameters, cache_groups, parameters
 from srv.models.families.registry import find
 from srv.models.families.trees import tree_for_sizes
 from srv.models.families.vision_models import TEXT_DEFAULTS
-from srv.models.unsupported import UnknownSizes
+from srv.models.unsupported import InvalidConfig, UnknownSizes
 
 # Values that mean the same as transformers' own, or that its class leaves to a file of the checkpoint.
 OTHERWISE = {"eos_token_id", "time_step_limit", "mlp_only_layers"}
@@ -21,7 +21,7 @@ OTHERWISE = {"eos_token_id", "time_step_limit", "mlp_only_layers"}
 UNKNOWN = {
     "BambaForCausalLM": "attn_layer_indices = [] names no layer with attention",
     "DeepseekV2ForCausalLM": "num_experts_per_tok",
-    "Dots1ForCausalLM": "a value that is no size",
+    "Dots1ForCausalLM": "one of its fields has an invalid value",
     "GraniteMoeHybridForCausalLM": "layer_types has no layer of full_attention",
     "NemotronHForCausalLM": "config.json lacks hybrid_override_pattern",
 }
@@ -58,7 +58,7 @@ def sizes(architecture: str, config: Mapping[str, Any]) -> object:
     """Those of a model, or the reason why they are not known."""
     try:
         tree = tree_for_sizes(architecture, config)
-    except UnknownSizes as error:
+    except (InvalidConfig, UnknownSizes) as error:
         return str(error)
     return parameters(tree), active_parameters(tree), cache_groups(tree, 1 << 30, "bfloat16")
 
