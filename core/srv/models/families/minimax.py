@@ -82,7 +82,7 @@ ARCHITECTURE = Architecture(
         "layer_types": None,
         "num_experts_per_tok": 2,
         "num_local_experts": 8,
-        **{f"{name}_{side}_factor": 1 for name in ("full_attn", "linear_attn", "mlp") for side in ("alpha", "beta")},
+        **{f"{name}_{side}_factor": 1.0 for name in ("full_attn", "linear_attn", "mlp") for side in ("alpha", "beta")},
     },
     weights=(
         Rename(parts={"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}),
