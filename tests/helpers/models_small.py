@@ -199,7 +199,7 @@ def randomized(model: Any) -> Any:
                 mean = next((mean for end, mean in MEANS.items() if name.endswith(end)), 1.0)
                 parameter.normal_(mean, 0.3)
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.normal_(0.0, 0.3)
     return model.eval()
 
