@@ -148,6 +148,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 16,
         "chunk_size": 16,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "moe_shared_expert_intermediate_size": 24,
         "time_step_min": 1e-30,  # to which transformers raises steps, those of prompts alone
     },
     "minimax": {"num_local_experts": 5, "block_size": 16},

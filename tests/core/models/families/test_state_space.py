@@ -52,13 +52,7 @@ RESIDUALS = {
     "mlp_alpha_factor": 1.2,
     "mlp_beta_factor": 0.7,
 }
-EXPERTS = {
-    "hybrid_override_pattern": "ME*E",
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
-    "moe_shared_expert_intermediate_size": 24,
-}
+EXPERTS = {"hybrid_override_pattern": "ME*E"}
 NORMED = {"mamba_rms_norm": True, "mlp_bias": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite: experts": ("granitemoehybrid", {}),
