@@ -310,8 +310,9 @@ CONTRACTS: Mapping[str, OpContract] = {
             experts_cases,
             signature="(x [T, H], ids int64 [T, K], weights float32 [T, K], gate_up [E, 2 I, H], down [E, H, I], "
             "gate_up_bias [E, 2 I] | None, down_bias [E, H] | None, activation: str) -> [T, H]; `activation` is silu, "
-            "gelu_tanh, swiglu_clamped or silu_clamped; ids outside [0, E) contribute nothing; the results of a "
-            "token's experts are added in float32, in the order of its ids",
+            "gelu_tanh, swiglu_clamped, silu_clamped or relu2, which has no gate: gate_up and its bias then have the "
+            "I rows of `up` alone; ids outside [0, E) contribute nothing; the results of a token's experts are added "
+            "in float32, in the order of its ids",
             sizes=_EXPERT_SIZES,
             measure=sizes.experts,
             tolerances=TWO_PRODUCTS,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from srv_kernels.cases import ALL_INPUTS, Case, fp8_scales, gguf_capability, random_fp8, random_gguf_rows
-from srv_kernels.expert_oracles import ACTIVATIONS
+from srv_kernels.expert_oracles import ACTIVATIONS, parts
 
 
 class Routing(NamedTuple):
@@ -164,6 +164,10 @@ def experts_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         gate_up = random(sizes.experts, 2 * sizes.intermediate, sizes.hidden, scale=1.5 * sizes.hidden**-0.5)
         down = random(sizes.experts, sizes.hidden, sizes.intermediate, scale=sizes.intermediate**-0.5)
         yield Case(f"{label}, silu_clamped", (x, ids, weights, gate_up, down, None, None, "silu_clamped"))
+        up, up_bias = gate_up[:, : sizes.intermediate], random(sizes.experts, sizes.intermediate, scale=1)
+        down_bias = random(sizes.experts, sizes.hidden, scale=1)
+        yield Case(f"{label}, relu2", (x, ids, weights, up, down, None, None, "relu2"))
+        yield Case(f"{label}, relu2, with biases", (x, ids, weights, up, down, up_bias, down_bias, "relu2"))
 
 
 def experts_int8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
@@ -174,27 +178,27 @@ def experts_int8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         scales = torch.rand(experts, rows, generator=generator) + 0.5
         return values, scales * (2 / 127 * columns**-0.5)
 
-    routed = (each for each in _routed(dtype, generator) if each.label in (*_OF_STORED, "many tokens"))
-    for index, (label, x, ids, weights, sizes) in enumerate(routed):
-        gate_up = matrix(sizes.experts, 2 * sizes.intermediate, sizes.hidden)
+    routed = [each for each in _routed(dtype, generator) if each.label in (*_OF_STORED, "many tokens")]
+    chosen = [(each, ACTIVATIONS[index % 3]) for index, each in enumerate(routed)]
+    for (label, x, ids, weights, sizes), activation in (*chosen, (routed[2], "relu2")):
+        gate_up = matrix(sizes.experts, parts(activation) * sizes.intermediate, sizes.hidden)
         down = matrix(sizes.experts, sizes.hidden, sizes.intermediate)
-        activation = ACTIVATIONS[index % 3]
         yield Case(f"{label}, {activation}", (x, ids, weights, *gate_up, *down, activation))
 
 
 def experts_fp8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     generator = torch.Generator().manual_seed(seed + 24)
 
-    def matrix(experts: int, rows: int, columns: int, blocks: tuple[int, int], parts: int = 1) -> tuple[Tensor, Tensor]:
-        scales = fp8_scales(generator, experts, parts * -(-rows // blocks[0]), -(-columns // blocks[1]))
-        return random_fp8(generator, experts, parts * rows, columns), scales * (30 * columns**-0.5)
+    def matrix(experts: int, rows: int, columns: int, blocks: tuple[int, int], count: int = 1) -> tuple[Tensor, Tensor]:
+        scales = fp8_scales(generator, experts, count * -(-rows // blocks[0]), -(-columns // blocks[1]))
+        return random_fp8(generator, experts, count * rows, columns), scales * (30 * columns**-0.5)
 
     odd = _Sizes(5, 2, 3, 96, 72)
     routed = [each for each in _routed(dtype, generator) if each.label in (*_OF_STORED, "many tokens")]
     routed.append(_Routed("odd sizes", *_chosen(generator, dtype, odd), odd))
     for index, (label, x, ids, weights, sizes) in enumerate(routed):
         blocks = ((1, ALL_INPUTS), (128, 128), (32, 32), (48, 64))[index % 4]
-        gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, parts=2)
+        gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, 2)
         down = matrix(sizes.experts, sizes.hidden, sizes.intermediate, blocks)
         activation = ACTIVATIONS[index % 3]
         name = f"{label}, blocks of {blocks[0]} x {blocks[1]}, {activation}"
@@ -202,19 +206,21 @@ def experts_fp8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     routed = [each for each in _routed(dtype, generator) if each.label in ("every expert", "all tokens to one expert")]
     routed.append(_Routed("odd sizes", *_chosen(generator, dtype, odd), odd))
     for (label, x, ids, weights, sizes), blocks in itertools.product(routed, ((1 << 20, ALL_INPUTS), (32, 32))):
-        gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, parts=2)
+        gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, 2)
         down = matrix(sizes.experts, sizes.hidden, sizes.intermediate, blocks)
         for _, scale in (gate_up, down):  # of neighbours, up to 64 times as large
             scale *= torch.exp2(-torch.randint(0, 7, scale.shape, generator=generator).float())
         name = f"{label}, scales of different magnitude of blocks of {blocks[0]} x {blocks[1]}"
         yield Case(name, (x, ids, weights, *gate_up, *down, *blocks, "silu"))
     for (label, x, ids, weights, sizes), blocks in zip(routed, ((1, ALL_INPUTS), (48, 64), (128, 128)), strict=True):
-        gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, parts=2)
-        down = matrix(sizes.experts, sizes.hidden, sizes.intermediate, blocks)
-        shapes = (sizes.experts, 2 * sizes.intermediate), (sizes.experts, sizes.hidden)
-        biases = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-        name = f"{label}, blocks of {blocks[0]} x {blocks[1]}, swiglu_clamped, with biases"
-        yield Case(name, (x, ids, weights, *gate_up, *down, *blocks, "swiglu_clamped", *biases))
+        for activation in ("swiglu_clamped", "relu2"):
+            count = parts(activation)
+            gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, count)
+            down = matrix(sizes.experts, sizes.hidden, sizes.intermediate, blocks)
+            shapes = (sizes.experts, count * sizes.intermediate), (sizes.experts, sizes.hidden)
+            biases = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+            name = f"{label}, blocks of {blocks[0]} x {blocks[1]}, {activation}, with biases"
+            yield Case(name, (x, ids, weights, *gate_up, *down, *blocks, activation, *biases))
 
 
 def experts_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
@@ -227,12 +233,13 @@ def experts_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         label: str, routed: _Routed, types: tuple[str, str], activation: str = "silu", biased: bool = False
     ) -> Case:
         sizes = routed.sizes
-        gate_up = rows(sizes.experts, 2 * sizes.intermediate, sizes.hidden, types[0])
+        count = parts(activation)
+        gate_up = rows(sizes.experts, count * sizes.intermediate, sizes.hidden, types[0])
         down = rows(sizes.experts, sizes.hidden, sizes.intermediate, types[1])
         args = (*routed[1:4], gate_up, types[0], down, types[1], activation)
         if not biased:
             return Case(f"{label}, {' and '.join(types)}, {activation}", args, gguf_capability(*types))
-        shapes = (sizes.experts, 2 * sizes.intermediate), (sizes.experts, sizes.hidden)
+        shapes = (sizes.experts, count * sizes.intermediate), (sizes.experts, sizes.hidden)
         biases = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
         return Case(f"{label}, {' and '.join(types)}, {activation}, with biases", (*args, *biases))
 
@@ -243,6 +250,8 @@ def experts_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
     small = _Routed("blocks of 256", x / 16, ids, weights, sizes)  # random bits give large weights
     for types in (("Q4_K", "Q6_K"), ("Q5_K", "Q4_K"), ("Q6_K", "Q5_0"), ("Q2_K", "Q3_K"), ("Q3_K", "Q5_1")):
         yield case(small.label, small, types)
+    for biased in (False, True):
+        yield case("without a gate", small, ("Q4_K", "Q8_0"), "relu2", biased=biased)
     for types in (("MXFP4", "MXFP4"), ("IQ4_NL", "IQ4_XS"), ("NF4", "FP4")):
         yield case("with a table", small, types, "swiglu_clamped", biased=types[0] != "NF4")
     mixed = (("IQ2_XXS", "IQ3_S"), ("IQ1_M", "IQ2_S"), ("TQ2_0", "TQ1_0"), ("IQ3_XXS", "IQ2_XS"), ("IQ1_S", "Q4_K"))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from srv_kernels.oracles import dequantize_fp8, dequantize_rows, float64, gelu_tanh_and_mul, silu_and_mul
 
-ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped", "silu_clamped")
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped", "silu_clamped", "relu2")
+UNGATED = ("relu2",)  # of `up` alone
 SMALLEST_SUM = 1e-20  # weights are divided by their sum, or by this if it is smaller
 
 
@@ -68,7 +69,8 @@ def experts(
     """For each token, the sum over its experts of weight · (down(activation(gate(x)) · up(x))).
 
     x [T, H], ids [T, K], weights [T, K], gate_up [E, 2 I, H], down [E, H, I], gate_up_bias [E, 2 I] or None, down_bias
-    [E, H] or None -> [T, H]. Ids outside [0, E) contribute nothing.
+    [E, H] or None -> [T, H]. Ids outside [0, E) contribute nothing. Without a gate (`UNGATED`), gate_up has the I rows
+    of `up`, here and in the ops below, and down(activation(up(x))) takes the place of the product.
     """
     wide, chosen, factors = (each.detach().to("cpu") for each in (x.double(), ids, weights.double()))
     first, second = gate_up.detach().to("cpu"), down.detach().to("cpu")
@@ -85,17 +87,24 @@ def experts(
     return out
 
 
+def parts(activation: str) -> int:
+    """The projections that gate_up has: the gate and `up`, or `up` alone."""
+    return 1 if activation in UNGATED else 2
+
+
 def activated(gate_up: Tensor, activation: str) -> Tensor:
-    """The gated activation in float64: [..., 2 I] -> [..., I].
+    """The activation in float64: [..., 2 I] -> [..., I], or [..., I] -> [..., I] if it has no gate.
 
     "swiglu_clamped" is that of gpt-oss: with the gate at most 7 and `up` in [-7, 7], it is
     gate · sigmoid(1.702 gate) · (up + 1). "silu_clamped" is that of HY-V4: "silu" with the gate at most 10 and `up` in
-    [-10, 10].
+    [-10, 10]. "relu2" has no gate: it is the square of max(up, 0) (So et al. 2021, arXiv:2109.08668).
     """
     if activation == "silu":
         return silu_and_mul(gate_up)
     if activation == "gelu_tanh":
         return gelu_tanh_and_mul(gate_up)
+    if activation == "relu2":
+        return float64(gate_up).clamp(min=0) ** 2
     gate, up = float64(gate_up).chunk(2, -1)
     if activation == "silu_clamped":
         return silu_and_mul(torch.cat((gate.clamp(max=10), up.clamp(-10, 10)), -1))
@@ -157,13 +166,14 @@ def experts_fp8(
 ) -> Tensor:
     """As `experts`, with float8_e4m3fn matrices and the scales of their blocks.
 
-    gate_up_scale [E, 2 R, C] has the R rows of the gate, then those of the up projection.
+    gate_up_scale [E, 2 R, C] has the R rows of the gate, if there is one, then those of the up projection.
     """
 
     def dequantized(matrices: Tensor, scales: Tensor) -> Tensor:
         pairs = zip(matrices, scales, strict=True)
         return torch.stack([dequantize_fp8(matrix, scale, block_outputs, block_inputs) for matrix, scale in pairs])
 
-    halves = zip(gate_up.chunk(2, 1), gate_up_scale.chunk(2, 1), strict=True)
-    first = torch.cat([dequantized(*half) for half in halves], 1)
+    count = parts(activation)
+    pairs = zip(gate_up.chunk(count, 1), gate_up_scale.chunk(count, 1), strict=True)
+    first = torch.cat([dequantized(*pair) for pair in pairs], 1)
     return experts(x, ids, weights, first, dequantized(down, down_scale), gate_up_bias, down_bias, activation)

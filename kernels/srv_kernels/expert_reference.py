@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv_kernels import reference
-from srv_kernels.expert_oracles import SMALLEST_SUM
+from srv_kernels.expert_oracles import SMALLEST_SUM, parts
 
 _LIMIT, _SLOPE = 7.0, 1.702  # of the activation of gpt-oss
 _SILU_LIMIT = 10.0  # of "silu_clamped"
@@ -64,7 +64,7 @@ def experts(
 ) -> Tensor:
     """x [T, H], ids int64 [T, K], weights float32 [T, K], gate_up [E, 2 I, H], down [E, H, I] -> [T, H].
 
-    gate_up_bias [E, 2 I] or None, down_bias [E, H] or None.
+    gate_up_bias [E, 2 I] or None, down_bias [E, H] or None. Without a gate, gate_up has I rows here and below.
     """
 
     def one(rows: Tensor, expert: int) -> Tensor:
@@ -139,12 +139,12 @@ def experts_fp8(
     """As `experts`, with float8_e4m3fn matrices and the scales of their blocks: float32 [E, 2 R, C], of which the first
     R rows are those of the gate, and [E, R, C].
     """
-    blocks = block_outputs, block_inputs
+    blocks, count = (block_outputs, block_inputs), parts(activation)
 
     def one(rows: Tensor, expert: int) -> Tensor:
-        biases = (None, None) if gate_up_bias is None else gate_up_bias[expert].chunk(2)
-        halves = zip(gate_up[expert].chunk(2), gate_up_scale[expert].chunk(2), biases, strict=True)
-        first = torch.cat([reference.linear_fp8(rows, *half, *blocks) for half in halves], -1)
+        biases = [None] * count if gate_up_bias is None else gate_up_bias[expert].chunk(count)
+        each = zip(gate_up[expert].chunk(count), gate_up_scale[expert].chunk(count), biases, strict=True)
+        first = torch.cat([reference.linear_fp8(rows, *part, *blocks) for part in each], -1)
         bias = None if down_bias is None else down_bias[expert]
         return reference.linear_fp8(activate(first, activation), down[expert], down_scale[expert], bias, *blocks)
 
@@ -173,11 +173,13 @@ def _by_expert(x: Tensor, ids: Tensor, weights: Tensor, count: int, one: Callabl
 
 
 def activate(gate_up: Tensor, activation: str) -> Tensor:
-    """The gated activation of experts, [N, 2 I] -> [N, I]; see `srv_kernels.expert_oracles.activated`."""
+    """The activation of experts, [N, 2 I] or [N, I] -> [N, I]; see `srv_kernels.expert_oracles.activated`."""
     if activation == "silu":
         return reference.silu_and_mul(gate_up)
     if activation == "gelu_tanh":
         return reference.gelu_tanh_and_mul(gate_up)
+    if activation == "relu2":
+        return F.relu(gate_up).square()
     gate, up = gate_up.chunk(2, -1)
     if activation == "silu_clamped":
         gate, up = gate.clamp(max=_SILU_LIMIT), up.clamp(-_SILU_LIMIT, _SILU_LIMIT)

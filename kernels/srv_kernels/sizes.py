@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from srv_kernels.cases import GGUF_BLOCKS
+from srv_kernels.expert_oracles import ACTIVATIONS, parts
 
 
 def last_axis(x: Tensor, *others: Any) -> tuple[int, ...]:
@@ -56,4 +57,5 @@ def route_experts(logits: Tensor, bias: Tensor | None, top_k: int, *others: Any)
 
 def experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, *others: Any) -> tuple[int, ...]:
     """Of matrices of every storage: a row of them is an output, whatever its bytes."""
-    return x.shape[-1], gate_up.shape[1] // 2, len(gate_up), ids.shape[1]
+    activation = next(each for each in others if isinstance(each, str) and each in ACTIVATIONS)
+    return x.shape[-1], gate_up.shape[1] // parts(activation), len(gate_up), ids.shape[1]

@@ -66,7 +66,7 @@ def _layers(model: ModelFacts, tree: Part) -> tuple[str, ...]:
     ops, mapping = derive.model_ops(tree, model.dtype), weight_mapping(model.architecture)
     found = [matrix.names for matrix in ops.matrices if not matrix.embedding and not matrix.role]
     for experts in ops.experts:
-        found += expert_names(experts.prefix, experts.sizes["experts"])
+        found += expert_names(experts.prefix, experts.sizes["experts"], experts.activation)
     return tuple(name for names in found for name in mapping.fused(names))
 
 

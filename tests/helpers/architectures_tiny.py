@@ -203,7 +203,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 96},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 12, "n_groups": 1},
-    "nemotron_h": {"hybrid_override_pattern": "M*-M", "n_groups": 1},
+    "nemotron_h": {"hybrid_override_pattern": "M*-E", "n_groups": 1},
     "reformer": {"axial_pos_embds": False},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": 2 * ["mamba", "hybrid"]},  # hybrid ones share weights
     "zamba2": {"layers_block_type": ["mamba", "hybrid"]},

@@ -124,6 +124,15 @@ JAMBA = {
     "mamba_dt_rank": 8,
     "mamba_d_state": 16,
 }
+NEMOTRON_H = {
+    **HEADS,
+    "hybrid_override_pattern": "M*-EME",
+    "mamba_num_heads": 32,
+    "n_routed_experts": COUNT,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}
 COHERE = {**PAD, **HEADS, "logit_scale": 0.3}
 
 
@@ -237,7 +246,7 @@ RECURRENT = {
     "BambaForCausalLM": Model("bamba", {**HEADS, "mamba_n_heads": 32}),
     "JambaForCausalLM": Model("jamba", JAMBA, COUNT),
     "FalconH1ForCausalLM": Model("falcon_h1", {"head_dim": 64, "mamba_n_heads": 16, "mamba_d_ssm": 128}),
-    "NemotronHForCausalLM": Model("nemotron_h", {**HEADS, "hybrid_override_pattern": "M*-M", "mamba_num_heads": 32}),
+    "NemotronHForCausalLM": Model("nemotron_h", NEMOTRON_H, COUNT),
     "MiniMaxForCausalLM": Model("minimax", {"head_dim": 64}, of=statistics.fmean),
 }
 MODELS = {**DENSE, **LAYER_NORM, **MIXTURES, **RECURRENT}

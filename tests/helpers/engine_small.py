@@ -41,7 +41,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {**GRANITE, "position_embedding_type": "rope"},
     "bamba": {},
     "falcon_h1": {},
-    "nemotron_h": {},
+    "nemotron_h": {"hybrid_override_pattern": "M*-ME"},
     "minimax": {},
     "lfm3": {},
     "recurrent_gemma": {},

@@ -27,7 +27,7 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "
 OUTPUT = 8
 ATTENTION = ("prefill_attention_backend", "decode_attention_backend")
 ROUTERS = (
-    *("mlp.gate.weight", "mlp.router.weight", "mlp.gate.wg.weight"),
+    *("mlp.gate.weight", "mlp.router.weight", "mlp.gate.wg.weight", "mixer.gate.weight"),
     *("block_sparse_moe.router.weight", "feed_forward.router.weight"),
 )
 Combined = Callable[[Sequence[float]], float]  # one figure for the errors of all tokens

@@ -151,6 +151,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
         "n_groups": 2,
         "ssm_state_size": 16,
         "chunk_size": 16,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "moe_shared_expert_intermediate_size": 24,
         "time_step_min": 1e-30,  # to which transformers raises steps, those of prompts alone
     },
     "minimax": {"num_local_experts": 5, "block_size": 16},
@@ -202,7 +206,7 @@ def randomized(model: Any) -> Any:
                 mean = next((mean for end, mean in MEANS.items() if name.endswith(end)), 1.0)
                 parameter.normal_(mean, 0.3)
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):
+            if name.endswith(("expert_bias", "e_score_correction_bias")):
                 buffer.normal_(0.0, 0.3)
     return model.eval()
 

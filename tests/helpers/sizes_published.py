@@ -174,6 +174,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _of(4096, 21504, 52, 32, 8, 131072, 128, mamba_num_heads=128, mamba_head_dim=64, n_groups=8)
         | {"ssm_state_size": 128, "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
     ),
+    "Nemotron-3-Nano-30B-A3B": (
+        "NemotronHForCausalLM",
+        _of(2688, 1856, 52, 32, 2, 131072, 128, mamba_num_heads=64, mamba_head_dim=64, n_groups=8, ssm_state_size=128)
+        | {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856}
+        | {"moe_shared_expert_intermediate_size": 3712}
+        | {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"},
+    ),
     "MiniCPM3-4B": (
         "MiniCPM3ForCausalLM",
         _of(2560, 6400, 62, 40, 40, 73448, q_lora_rank=768, kv_lora_rank=256, qk_nope_head_dim=64, v_head_dim=64)

@@ -26,6 +26,7 @@ from srv.models.blueprint import (
 )
 from srv.models.blueprint.gemma import ReadingAttention
 from srv.models.blueprint.latent import Latent
+from srv.models.layers.moe_config import ExpertActivation
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow
 
 Kind = TypeVar("Kind", bound=Part)
@@ -60,6 +61,7 @@ class ExpertMatrices(NamedTuple):
 
     prefix: str
     sizes: Mapping[str, int]
+    activation: ExpertActivation
     bias: bool = False
 
 
@@ -155,7 +157,7 @@ def matrices(tree: Part) -> Iterator[Matrix]:
 def model_ops(tree: Part, dtype: str) -> ModelOps:
     """Everything that the layers of a model call. `dtype`: of the model."""
     experts = ((name, part) for name, part in walk(tree) if isinstance(part, Experts))
-    of_experts = tuple(ExpertMatrices(name, part.op_sizes, part.bias) for name, part in experts)
+    of_experts = tuple(ExpertMatrices(name, part.op_sizes, part.activation, part.bias) for name, part in experts)
     return ModelOps(ops(tree, dtype), tuple(matrices(tree)), of_experts)
 
 

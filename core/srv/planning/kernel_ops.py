@@ -76,7 +76,8 @@ def quantized_kernels(table: OpTable, ops: Iterable[QuantizedOp]) -> Iterator[Ke
 def _of_experts(table: OpTable, experts: ExpertMatrices, schemes: LayerSchemes) -> Kernel:
     """The op on the matrices of experts, all of which are quantized alike."""
     sizes = dict(experts.sizes)
-    named = zip(expert_names(experts.prefix, sizes["experts"]), (sizes["hidden"], sizes["intermediate"]), strict=True)
+    names = expert_names(experts.prefix, sizes["experts"], experts.activation)
+    named = zip(names, (sizes["hidden"], sizes["intermediate"]), strict=True)
     linear = {_op(schemes(names, inputs, False)) for names, inputs in named}
     op = EXPERT_OP_OF.get(linear.pop(), "") if len(linear) == 1 else ""
     key, what = op_key(op or EXPERTS, table.dtype, sizes), _what(op or EXPERTS, table.dtype, sizes)

@@ -79,7 +79,7 @@ def schemes_of_rank(tree: Part, schemes: LayerSchemes) -> LayerSchemes:
     whole = {each.names: each.inputs for each in derive.matrices(tree)}
     for name, part in walk(tree):
         if isinstance(part, Experts):
-            whole |= zip(expert_names(name, part.count), (part.hidden, part.inner), strict=True)
+            whole |= zip(expert_names(name, part.count, part.activation), (part.hidden, part.inner), strict=True)
     return lambda names, inputs, embedding: schemes(names, whole.get(names, inputs), embedding)
 
 
@@ -100,7 +100,7 @@ def held_matrices(model: ModelFacts, tree: Part, method: QuantMethod | None) -> 
         yield HeldMatrix(Matrix(names, outputs, each.inputs), scheme, sum(outputs) * inside, bool(each.role))
     for name, part in walk(tree):
         if isinstance(part, Experts):
-            gate_up, down = expert_names(name, part.count)
+            gate_up, down = expert_names(name, part.count, part.activation)
             yield _of_experts(gate_up, part.inner, part.hidden, schemes)
             yield _of_experts(down, part.hidden, part.inner, schemes)
 

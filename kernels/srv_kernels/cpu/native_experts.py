@@ -19,8 +19,9 @@ from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.library import ExpertsArgs, RouteArgs
 from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY
 from srv_kernels.cpu.native_linear import GGML_TYPES, input_rows, memory, pack_into
+from srv_kernels.expert_oracles import UNGATED, parts
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2, "silu_clamped": 3}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "swiglu_clamped": 2, "silu_clamped": 3, "relu2": 4}
 SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_of_top_k": 2}
 
 
@@ -146,21 +147,24 @@ def check_part(name: str, part: Tensor | None, shape: tuple[int, int], dtype: to
 class NativeExperts:
     """The experts of a layer: (x [T, H], ids int64 [T, K], weights float32 [T, K]) -> [T, H] of x's dtype.
 
-    gate_up: [2 I, H] per expert, the gate first; down: [H, I]. activation: a name in `ACTIVATIONS`. Raises ValueError
-    if they do not fit each other, or for inputs that do not fit them.
+    gate_up: [2 I, H] per expert, the gate first, or [I, H] without a gate; down: [H, I]. activation: a name in
+    `ACTIVATIONS`. Raises ValueError if they do not fit each other, or for inputs that do not fit them.
     """
 
     def __init__(self, gate_up: PackedMatrices, down: PackedMatrices, activation: str) -> None:
-        if (gate_up.experts, gate_up.outputs, gate_up.inputs) != (down.experts, 2 * down.inputs, down.outputs):
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation {activation} is not one of {', '.join(ACTIVATIONS)}")
+        outputs = parts(activation) * down.inputs
+        if (gate_up.experts, gate_up.outputs, gate_up.inputs) != (down.experts, outputs, down.outputs):
+            rows = "I" if activation in UNGATED else "2 I"
             raise ValueError(
                 f"gate_up has {gate_up.experts} matrices {[gate_up.outputs, gate_up.inputs]} and down has "
-                f"{down.experts} matrices {[down.outputs, down.inputs]}; they must be [2 I, H] and [H, I]"
+                f"{down.experts} matrices {[down.outputs, down.inputs]}; with {activation}, they must be [{rows}, H] "
+                "and [H, I]"
             )
         alike = (gate_up.ggml_type != 0, gate_up.scales is None) == (down.ggml_type != 0, down.scales is None)
         if gate_up.dtype != down.dtype and not (alike and None in (gate_up.dtype, down.dtype)):  # one has a bias
             raise ValueError(f"gate_up is {gate_up.dtype} and down is {down.dtype}; they must have one dtype")
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation {activation} is not one of {', '.join(ACTIVATIONS)}")
         if down.ggml_type != 0 and down.bias is not None:  # the inputs of its product are float32
             down = replace(down, bias=down.bias.float(), dtype=None)
         self._gate_up, self._down, self._activation = gate_up, down, ACTIVATIONS[activation]
@@ -257,7 +261,7 @@ def experts_gguf(
     down_bias: Tensor | None = None,
 ) -> Tensor:
     """See the contract. Packs the weights at every call. Inputs of both products are quantized, as those of layers."""
-    hidden, intermediate = down.shape[1], gate_up.shape[1] // 2
+    hidden, intermediate = down.shape[1], gate_up.shape[1] // parts(activation)
     first = pack_gguf(gate_up, gate_up_type, hidden, bias=gate_up_bias)
     second = pack_gguf(down, down_type, intermediate, bias=down_bias)
     return NativeExperts(first, second, activation)(x, ids, weights)

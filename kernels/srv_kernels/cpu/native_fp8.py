@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from srv_kernels import expert_oracles
 from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.native_experts import NativeExperts, PackedMatrices, check_part, pack_bytes
 from srv_kernels.cpu.native_library import DTYPE_IDS, LIBRARY
@@ -120,7 +121,8 @@ def pack_experts(
     parts: int = 1,
     bias: Tensor | None = None,
 ) -> PackedMatrices:
-    """weight float8_e4m3fn [experts, outputs, inputs], scale float32 [experts, rows, columns]; parts: 2 of gate_up.
+    """weight float8_e4m3fn [experts, outputs, inputs], scale float32 [experts, rows, columns]; parts: 2 of gate_up with
+    a gate.
 
     bias: [experts, outputs] of the dtype of x.
     """
@@ -159,6 +161,6 @@ def experts_fp8(
 ) -> Tensor:
     """See the contract. Packs the weights at every call: layers keep a `NativeExperts` instead."""
     blocks = block_outputs, block_inputs
-    first = pack_experts(gate_up, gate_up_scale, *blocks, parts=2, bias=gate_up_bias)
+    first = pack_experts(gate_up, gate_up_scale, *blocks, parts=expert_oracles.parts(activation), bias=gate_up_bias)
     second = pack_experts(down, down_scale, *blocks, bias=down_bias)
     return NativeExperts(first, second, activation)(x, ids, weights)

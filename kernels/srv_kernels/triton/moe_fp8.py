@@ -21,9 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from srv_kernels.expert_oracles import parts
 from srv_kernels.triton.fp8_linear import block_k, decoded
 from srv_kernels.triton.moe_alignment import Alignment
-from srv_kernels.triton.moe_gemm import activated, scaled
+from srv_kernels.triton.moe_gemm import activated, scaled, squared_relu
 from srv_kernels.triton.numerics import dot, store
 from srv_kernels.triton.quantized_tuning import MOE_GEMM, MOE_GEMM_FLOAT32, GemmBlocks, all_tiles, compiled_for
 from srv_kernels.triton.variants import Variant, pointers
@@ -52,7 +53,7 @@ def moe_fp8_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """With an activation: gate and up, weight [E, 2 N, K]. With "": one product, weight [E, N, K].
+    """With an activation: gate and up, weight [E, 2 N, K]. With "" or "relu2": one product, weight [E, N, K].
 
     x: rows x_stride apart, each for top_k pairs; weight: the bytes of float8_e4m3fn; scale float32 [E, scale_rows,
     scale_columns], or twice as many rows, one per block_outputs x block_inputs; bias: [E, 2 N] or [E, N], or None; out
@@ -61,7 +62,7 @@ def moe_fp8_kernel(
     expert = tl.load(block_expert + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
-    gated: tl.constexpr = ACTIVATION != ""
+    gated: tl.constexpr = ACTIVATION != "" and ACTIVATION != "relu2"
     pair = tl.load(sorted_pairs + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     has_row, has_output = (pair < pairs)[:, None], outputs < N
@@ -86,6 +87,8 @@ def moe_fp8_kernel(
     total = scaled(total, None, bias, matrix * N, outputs, has_output)
     if gated:
         total = activated(total, scaled(up, None, bias, matrix * N + N, outputs, has_output), ACTIVATION)
+    elif ACTIVATION == "relu2":
+        total = squared_relu(total)
     places = out + pair.to(tl.int64)[:, None] * N + outputs[None, :]
     store(places, total, mask=has_row & has_output[None, :])
 
@@ -113,7 +116,7 @@ def gate_up(
 
     `scaled_blocks`: the outputs and inputs that share a scale. Raises ValueError for scales of another shape.
     """
-    out = x.new_empty(x.shape[0] * top_k, weight.shape[1] // 2)
+    out = x.new_empty(x.shape[0] * top_k, weight.shape[1] // parts(activation))
     return _multiply(x, weight, scale, bias, scaled_blocks, alignment, top_k, activation, blocks, out)
 
 
@@ -150,7 +153,7 @@ def _multiply(
 ) -> Tensor:
     outputs, inputs = out.shape[1], x.shape[1]
     rows, columns = (triton.cdiv(size, block) for size, block in zip((outputs, inputs), scaled_blocks, strict=True))
-    needed = (weight.shape[0], rows * (2 if activation else 1), columns)
+    needed = (weight.shape[0], rows * (parts(activation) if activation else 1), columns)
     if scale.shape != needed:
         raise ValueError(
             f"the scales of {'gate_up' if activation else 'down'} are {tuple(scale.shape)}, not {needed}, for blocks "
@@ -194,4 +197,5 @@ VARIANTS = (
     *(*_variants("fp16", "silu"), *_variants("fp16", "")),
     *(*_variants("fp32", "silu"), *_variants("fp32", "")),
     *(*_variants("bf16", "swiglu_clamped", biased=True), *_variants("bf16", "", biased=True)),
+    *_variants("bf16", "relu2"),
 )

@@ -1,6 +1,7 @@
 """Products of tokens and the weights of their experts, in blocks of rows that share an expert (see `moe_alignment`).
 
     gate_up    x [T, H], gate_up [E, 2 I, H] ── dot, dot ── + bias ── activation · up ── hidden [T · K, I]
+               without a gate: gate_up [E, I, H] ── dot ── + bias ── activation
     down       hidden [T · K, I], down [E, H, I] ── dot ── + bias ── float32 [T · K, H]
     reduce     the rows of a token, each times its weight, in the order of its experts ── [T, H]
 
@@ -22,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from srv_kernels.expert_oracles import parts
 from srv_kernels.triton.moe_alignment import Alignment
 from srv_kernels.triton.numerics import dot, round_to, store, widen
 from srv_kernels.triton.quantized_tuning import (
@@ -34,7 +36,7 @@ from srv_kernels.triton.quantized_tuning import (
 )
 from srv_kernels.triton.variants import Variant, pointers
 
-ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped", "silu_clamped")
+ACTIVATIONS = ("silu", "gelu_tanh", "swiglu_clamped", "silu_clamped", "relu2")
 _LIMIT = tl.constexpr(7.0)  # of swiglu_clamped
 _SILU_LIMIT = tl.constexpr(10.0)  # of silu_clamped
 _REDUCED = 1024  # columns per program of the reduction
@@ -57,6 +59,13 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
         tl.static_assert(ACTIVATION == "silu", "an activation without a kernel")
         inner = gate
     return gate / (1.0 + tl.exp(-inner)) * up
+
+
+@triton.jit
+def squared_relu(up):
+    """float32 up -> the square of max(up, 0); NaN stays NaN."""
+    up = tl.where(up < 0.0, 0.0, up)
+    return up * up
 
 
 @triton.jit
@@ -96,30 +105,39 @@ def gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out [pairs, N]; weight [E, 2 N, K]: gate, then up. The blocks of an expert run side by side."""
+    """out [pairs, N]; weight [E, 2 N, K]: gate, then up; or [E, N, K]: up alone, with the activation "relu2".
+
+    The blocks of an expert run side by side.
+    """
     expert = tl.load(block_expert + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
+    gated: tl.constexpr = ACTIVATION != "relu2"
     pair = tl.load(sorted_pairs + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     has_row, has_output = (pair < pairs)[:, None], (outputs < N)[:, None]
     x_rows = x + (pair // top_k).to(tl.int64)[:, None] * x_stride
-    gate_rows = weight + (expert * 2 * N + outputs)[:, None] * K
-    up_rows = weight + (expert * 2 * N + N + outputs)[:, None] * K
-    gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    first = expert * (2 * N if gated else N)
+    weight_rows = weight + (first + outputs)[:, None] * K
+    up_rows = weight + (first + N + outputs)[:, None] * K
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
         inputs = (start + tl.arange(0, BLOCK_K))[None, :]
         tile = tl.load(x_rows + inputs, mask=has_row & (inputs < K), other=0.0)
-        gates = tl.load(gate_rows + inputs, mask=has_output & (inputs < K), other=0)
-        ups = tl.load(up_rows + inputs, mask=has_output & (inputs < K), other=0)
-        gate = dot(tile, tl.trans(as_float(gates, tile.dtype)), gate)
-        up = dot(tile, tl.trans(as_float(ups, tile.dtype)), up)
-    first = expert * 2 * N
-    gate = scaled(gate, scale, bias, first, outputs, outputs < N)
-    up = scaled(up, scale, bias, first + N, outputs, outputs < N)
+        weights = tl.load(weight_rows + inputs, mask=has_output & (inputs < K), other=0)
+        if gated:
+            ups = tl.load(up_rows + inputs, mask=has_output & (inputs < K), other=0)
+        total = dot(tile, tl.trans(as_float(weights, tile.dtype)), total)
+        if gated:
+            up = dot(tile, tl.trans(as_float(ups, tile.dtype)), up)
+    total = scaled(total, scale, bias, first, outputs, outputs < N)
+    if gated:
+        total = activated(total, scaled(up, scale, bias, first + N, outputs, outputs < N), ACTIVATION)
+    else:
+        total = squared_relu(total)
     places = out + pair.to(tl.int64)[:, None] * N + outputs[None, :]
-    store(places, activated(gate, up, ACTIVATION), mask=has_row & (outputs < N)[None, :])
+    store(places, total, mask=has_row & (outputs < N)[None, :])
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -190,8 +208,11 @@ def gate_up(
     activation: str,
     blocks: GemmBlocks,
 ) -> Tensor:
-    """x [T, H], weight [E, 2 I, H], scale float32 and bias [E, 2 I] or None -> [T · top_k, I] of x's dtype."""
-    pairs, outputs, inputs = x.shape[0] * top_k, weight.shape[1] // 2, weight.shape[2]
+    """x [T, H], weight [E, 2 I, H], scale float32 and bias [E, 2 I] or None -> [T · top_k, I] of x's dtype.
+
+    Without a gate, weight, scale and bias have I rows, here and for other storages.
+    """
+    pairs, outputs, inputs = x.shape[0] * top_k, weight.shape[1] // parts(activation), weight.shape[2]
     out = x.new_empty(pairs, outputs)
     gate_up_kernel[(len(alignment.block_expert), triton.cdiv(outputs, blocks.block_n))](
         x, weight, scale, bias, alignment.sorted, alignment.block_expert, out, pairs, top_k, outputs, inputs,
@@ -264,6 +285,7 @@ VARIANTS = (
     *_variants("bf16", lambda entry: all_tiles((entry[0], entry[-1])), weight="i8"),
     *_variants("bf16", _first, "swiglu_clamped", bias=True),
     *_variants("fp32", _first, "gelu_tanh"),
+    *(each for each in _variants("bf16", _first, "relu2") if each.kernel is gate_up_kernel),
     _reduce_variant("bf16", 8),
     _reduce_variant("fp16", 2),
 )

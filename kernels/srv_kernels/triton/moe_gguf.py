@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from srv_kernels.expert_oracles import parts
 from srv_kernels.triton.gguf_blocks import GROUP, LAYOUTS, BlockLayout, inputs_of, load_weights
 from srv_kernels.triton.moe_alignment import Alignment
-from srv_kernels.triton.moe_gemm import activated, scaled
+from srv_kernels.triton.moe_gemm import activated, scaled, squared_relu
 from srv_kernels.triton.numerics import dot, round_to, store
 from srv_kernels.triton.quantized_tuning import MOE_GGUF, GemmBlocks, all_tiles, compiled_for, for_rows
 from srv_kernels.triton.variants import Variant, pointers
@@ -45,14 +46,14 @@ def moe_gguf_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """With an activation: gate and up, weight [E, 2 N, bytes]. With "": one product, weight [E, N, bytes].
+    """With an activation: gate and up, weight [E, 2 N, bytes]. With "" or "relu2": one product, weight [E, N, bytes].
 
     x: rows x_stride apart, each for top_k pairs; bias: [E, 2 N] or [E, N], or None; out [pairs, N].
     """
     expert = tl.load(block_expert + tl.program_id(0)).to(tl.int64)
     if expert < 0:
         return
-    gated: tl.constexpr = ACTIVATION != ""
+    gated: tl.constexpr = ACTIVATION != "" and ACTIVATION != "relu2"
     pair = tl.load(sorted_pairs + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     x_rows = x + (pair // top_k).to(tl.int64)[:, None] * x_stride
@@ -80,6 +81,8 @@ def moe_gguf_kernel(
     total = scaled(total, None, bias, first, outputs, outputs < N)
     if gated:
         total = activated(total, scaled(up, None, bias, first + N, outputs, outputs < N), ACTIVATION)
+    elif ACTIVATION == "relu2":
+        total = squared_relu(total)
     places = out + pair.to(tl.int64)[:, None] * N + outputs[None, :]
     store(places, total, mask=(pair < pairs)[:, None] & (outputs < N)[None, :])
 
@@ -115,7 +118,7 @@ def gate_up(
     blocks: GemmBlocks,
 ) -> Tensor:
     """x [T, H], rows uint8 [E, 2 I, bytes], bias [E, 2 I] or None -> [T · top_k, I] of x's dtype."""
-    out = x.new_empty(x.shape[0] * top_k, rows.shape[1] // 2)
+    out = x.new_empty(x.shape[0] * top_k, rows.shape[1] // parts(activation))
     return _multiply(x, rows, quant_type, bias, alignment, top_k, activation, blocks, out)
 
 

@@ -29,6 +29,7 @@ from srv_cpu.extensions import ZENTORCH, ZentorchLinear
 from srv_cpu.op_specs import NATIVE, NATIVE_FULL, ONEDNN
 from srv_kernels.cpu.huge_page_arena import HugePageArena
 from srv_kernels.cpu.library import load
+from srv_kernels.expert_oracles import parts
 
 if TYPE_CHECKING:
     from srv_kernels.cpu.native_linear import GGUFWeight, PackedWeight
@@ -172,7 +173,7 @@ class NativeKernels:
     def _gguf_experts(self, layer: OpLayer) -> Kernel:
         (operands,) = layer.operands()
         gate_up, down = operands["gate_up"], operands["down"]
-        intermediate = gate_up.shape[1] // 2
+        intermediate = gate_up.shape[1] // parts(operands["activation"])
         return self._experts.NativeExperts(
             self._experts.pack_gguf(
                 gate_up, operands["gate_up_type"], layer.inputs, self._arena, operands["gate_up_bias"]
@@ -200,7 +201,7 @@ class NativeKernels:
                 operands["gate_up_scale"],
                 *blocks,
                 self._arena,
-                parts=2,
+                parts=parts(operands["activation"]),
                 bias=operands["gate_up_bias"],
             ),
             pack(operands["down"], operands["down_scale"], *blocks, self._arena, bias=operands["down_bias"]),

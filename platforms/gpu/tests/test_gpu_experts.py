@@ -29,6 +29,7 @@ from srv_gpu import expert_specs
 from srv_gpu.platform import GpuPlatform
 from srv_kernels.cases import Case
 from srv_kernels.contracts import CONTRACTS, violations
+from srv_kernels.expert_oracles import UNGATED
 
 SIZES = {"hidden": 32, "intermediate": 32, "experts": 4, "top_k": 2}
 VENDORS = (expert_specs.FLASHINFER_CUTLASS, expert_specs.AITER_MOE)
@@ -89,9 +90,10 @@ def test_the_library_keeps_the_contract(platform: GpuPlatform) -> None:
 
 
 def plain_silu(case: Case) -> Case:
-    """The case with the activation "silu" and without biases."""
-    *matrices, _, _, _ = case.args
-    return replace(case, args=(*matrices, None, None, "silu"))
+    """The case with the activation "silu" and without biases; of experts without a gate, `up` is its own gate."""
+    *inputs, first, down, _, _, activation = case.args
+    gate_up = torch.cat((first, first), 1) if activation in UNGATED else first
+    return replace(case, args=(*inputs, gate_up, down, None, None, "silu"))
 
 
 def layer_of(platform: GpuPlatform, name: str, **changed: Any) -> Experts:

@@ -59,7 +59,7 @@ def test_a_captured_layer_follows_other_tokens(platform: NpuPlatform) -> None:
     assert len(seen) == 3, "all tokens went to the same experts"
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_clamped"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swiglu_clamped", "relu2"])
 @pytest.mark.parametrize("kind", [Experts, Int8Experts])
 def test_operands_are_listed_and_converted_once(
     platform: NpuPlatform, kind: type[Experts | Int8Experts], activation: str

@@ -13,6 +13,7 @@ from every import every
 from mixed_weights import Group, config_of, of_floats, of_int8, of_integers, write_mixed
 from models_small import built, expected_logits, our_logits, tokens_of
 from planned_sizes import planned_bytes
+from recurrent_small import recurrent_logits
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -116,6 +117,22 @@ def test_experts_have_the_scheme_of_their_group(group: Group, kind: type, tmp_pa
     model = write_mixed(tmp_path, {"experts": group, "self_attn": other}, config, kind="qwen3_moe", **EXPERT_SIZES)
     ours, tokens = built(tmp_path), tokens_of(model, 12)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    assert len([module for module in ours.modules() if isinstance(module, kind)]) == 2
+    assert ours.loaded_bytes() == planned_bytes(tmp_path)
+
+
+@every("group", [FOUR, FLOATS])
+def test_experts_without_a_gate_have_the_scheme_of_their_group(group: Group, tmp_path: Path) -> None:
+    """Beside another group, whose layers are none of theirs."""
+    other = FLOATS if group is FOUR else EIGHT
+    config = config_of({(r"re:.*\.experts\..*",): group, (r"re:.*\.[qkv]_proj",): other})
+    fields = {**EXPERT_SIZES, "hybrid_override_pattern": "ME*E"}
+    layers = {r"\.experts\.": group, r"\.[qkv]_proj": other}
+    model = write_mixed(tmp_path, layers, config, kind="nemotron_h", **fields)
+    ours, facts, tokens = built(tmp_path), read_facts(tmp_path), tokens_of(model, 12)
+    got = recurrent_logits(ours, facts, tokens)
+    torch.testing.assert_close(got, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    kind = GGUFExperts if group is FOUR else Fp8Experts
     assert len([module for module in ours.modules() if isinstance(module, kind)]) == 2
     assert ours.loaded_bytes() == planned_bytes(tmp_path)
 

@@ -62,8 +62,9 @@ def test_routing_keeps_its_contract() -> None:
 def test_experts_keep_their_contract() -> None:
     assert _broken("experts", torch.float32, FEW) == []
     assert _broken("experts", torch.bfloat16, FEW[1:3]) == []
-    assert _broken("experts_int8", torch.float16, ("experts without a token",)) == []
-    assert _broken("experts_gguf", torch.bfloat16, ("experts without a token",)) == []
+    without_gate = "odd numbers of tokens and experts, relu2"
+    assert _broken("experts_int8", torch.float16, ("experts without a token", without_gate)) == []
+    assert _broken("experts_gguf", torch.bfloat16, ("experts without a token", "without a gate")) == []
     assert _broken("experts_fp8", torch.bfloat16, ("experts without a token", "every expert", "odd sizes")) == []
 
 
@@ -209,7 +210,7 @@ def test_what_does_not_fit_is_refused() -> None:
     x, ids, weights = _random(16, 2, 32), _ids(17, 2, 1, 2), _random(18, 2, 1)
     gate_up, down = _random(19, 2, 8, 32), _random(20, 2, 32, 4)
     with pytest.raises(
-        ValueError, match="activation is relu, not one of silu, gelu_tanh, swiglu_clamped, silu_clamped"
+        ValueError, match="activation is relu, not one of silu, gelu_tanh, swiglu_clamped, silu_clamped, relu2"
     ):
         OPS.experts(x, ids, weights, gate_up, down, None, None, "relu")
     with pytest.raises(ValueError, match="x has 31 columns, but the experts have 32 inputs"):

@@ -21,6 +21,7 @@ from srv_kernels.cases import random_fp8, random_gguf_rows
 from srv_kernels.cpu.library import load
 
 SIZES = ExpertSizes(experts=6, top_k=2, hidden=64, intermediate=32)
+ACTIVATIONS = pytest.mark.parametrize("sizes", [SIZES, SIZES._replace(activation="relu2")], ids=["gated", "ungated"])
 NATIVE = load().library is not None
 
 
@@ -49,9 +50,12 @@ def _random(layer: ExpertWeights) -> ExpertWeights:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [False, True])
-def test_experts_give_the_same_after_repacking(bias: bool, dtype: torch.dtype, platform: Platform) -> None:
+@ACTIVATIONS
+def test_experts_give_the_same_after_repacking(
+    bias: bool, sizes: ExpertSizes, dtype: torch.dtype, platform: Platform
+) -> None:
     """The unpacked weights are released, except in float16, which the native kernels do not support."""
-    layer = _random(LayerFactory(_context(dtype, platform.ops)).experts("experts", SIZES, bias))
+    layer = _random(LayerFactory(_context(dtype, platform.ops)).experts("experts", sizes, bias))
     before, after = _before_and_after(platform, layer, dtype)
     repacked = NATIVE and dtype != torch.float16
     assert layer.implementation == ("native" if repacked else "torch_native")
@@ -60,8 +64,9 @@ def test_experts_give_the_same_after_repacking(bias: bool, dtype: torch.dtype, p
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_int8_experts_give_the_same_after_repacking(dtype: torch.dtype, platform: Platform) -> None:
-    layer = Int8Experts(_context(dtype, platform.ops), "experts", SIZES)
+@ACTIVATIONS
+def test_int8_experts_give_the_same_after_repacking(sizes: ExpertSizes, dtype: torch.dtype, platform: Platform) -> None:
+    layer = Int8Experts(_context(dtype, platform.ops), "experts", sizes)
     generator = torch.Generator().manual_seed(3)
     for matrix, scales in ((layer.gate_up, layer.gate_up_scale), (layer.down, layer.down_scale)):
         matrix.random_(-127, 128, generator=generator)
@@ -74,8 +79,11 @@ def test_int8_experts_give_the_same_after_repacking(dtype: torch.dtype, platform
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
-def test_fp8_experts_give_the_same_after_repacking(bias: bool, dtype: torch.dtype, platform: Platform) -> None:
-    layer = Fp8Experts(_context(dtype, platform.ops), "experts", SIZES, Fp8(block=(32, 32)), bias)
+@ACTIVATIONS
+def test_fp8_experts_give_the_same_after_repacking(
+    bias: bool, sizes: ExpertSizes, dtype: torch.dtype, platform: Platform
+) -> None:
+    layer = Fp8Experts(_context(dtype, platform.ops), "experts", sizes, Fp8(block=(32, 32)), bias)
     generator = torch.Generator().manual_seed(5)
     for matrix, scales in ((layer.gate_up, layer.gate_up_scale), (layer.down, layer.down_scale)):
         matrix.copy_(random_fp8(generator, *matrix.shape))
@@ -91,10 +99,11 @@ def test_fp8_experts_give_the_same_after_repacking(bias: bool, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("types", [("Q4_0", "Q8_0"), ("Q8_0", "Q5_1")])
+@ACTIVATIONS
 def test_experts_of_a_gguf_file_give_the_same_after_repacking(
-    types: tuple[str, str], dtype: torch.dtype, platform: Platform
+    types: tuple[str, str], sizes: ExpertSizes, dtype: torch.dtype, platform: Platform
 ) -> None:
-    layer = GGUFExperts(_context(dtype, platform.ops), "experts", SIZES, *types)
+    layer = GGUFExperts(_context(dtype, platform.ops), "experts", sizes, *types)
     generator = torch.Generator().manual_seed(4)
     for rows, inputs, stored in ((layer.gate_up, SIZES.hidden, types[0]), (layer.down, SIZES.intermediate, types[1])):
         rows.copy_(random_gguf_rows(generator, rows.shape[0] * rows.shape[1], inputs, stored).view(rows.shape))
@@ -105,9 +114,12 @@ def test_experts_of_a_gguf_file_give_the_same_after_repacking(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_experts_with_ordered_inputs_give_the_same_after_repacking(shared: bool, platform: Platform) -> None:
+@ACTIVATIONS
+def test_experts_with_ordered_inputs_give_the_same_after_repacking(
+    shared: bool, sizes: ExpertSizes, platform: Platform
+) -> None:
     generator = torch.Generator().manual_seed(6)
-    inner = GGUFExperts(_context(torch.float32, platform.ops), "experts", SIZES, "Q8_0", "Q8_0")
+    inner = GGUFExperts(_context(torch.float32, platform.ops), "experts", sizes, "Q8_0", "Q8_0")
     for rows, inputs in ((inner.gate_up, SIZES.hidden), (inner.down, SIZES.intermediate)):
         rows.copy_(random_gguf_rows(generator, rows.shape[0] * rows.shape[1], inputs, "Q8_0").view(rows.shape))
     layer = OrderedExperts(_context(torch.float32, platform.ops), inner)

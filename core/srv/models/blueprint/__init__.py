@@ -27,10 +27,10 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from srv import specs
-from srv.models.layers.moe_config import SPARSE_MIXER, ExpertActivation, Routing
+from srv.models.layers.moe_config import DOWN, SPARSE_MIXER, ExpertActivation, Routing, first_projections
 from srv.models.layers.rope_config import RopeConfig
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow, StateTensor
 
@@ -108,11 +108,9 @@ class OpUse(NamedTuple):
 class Part:
     """A part of a model. Its fields are its sizes and the parts within it; a tuple of parts is numbered from 0.
 
-    `name`: below that of the part around it; "" if the weights stand directly below that one. `unserved`: of a kind
-    without a module, why no native layers compute it; "" of the others.
+    `name`: below that of the part around it; "" if the weights stand directly below that one.
     """
 
-    unserved: ClassVar[str] = ""
     name: str = field(default="", kw_only=True)
 
     def parts(self) -> Iterator[tuple[str, Part]]:
@@ -469,7 +467,10 @@ class LearnedMLP(MLP):
 
 @dataclass(frozen=True)
 class Experts(Part):
-    """The routed experts of a layer, each a gated MLP. `inner`: the size of one on this rank. `used`: by each token."""
+    """The routed experts of a layer, each an MLP, with a gate unless its activation has none.
+
+    `inner`: the size of one on this rank. `used`: by each token.
+    """
 
     count: int
     used: int
@@ -484,20 +485,21 @@ class Experts(Part):
         return {"hidden": self.hidden, "intermediate": self.inner, "experts": self.count, "top_k": self.used}
 
     def weights(self) -> Iterator[Weight]:
-        shapes = {"gate_proj": (self.inner, self.hidden), "up_proj": (self.inner, self.hidden)}
+        shapes = dict.fromkeys(first_projections(self.activation), (self.inner, self.hidden))
         for expert in range(self.count):
-            for name, shape in {**shapes, "down_proj": (self.hidden, self.inner)}.items():
+            for name, shape in {**shapes, DOWN: (self.hidden, self.inner)}.items():
                 yield Weight(f"{expert}.{name}.weight", shape)
                 if self.bias:
                     yield Weight(f"{expert}.{name}.bias", shape[:1])
 
     @functools.cached_property
     def elements(self) -> int:
-        return self.projected + self.count * (2 * self.inner + self.hidden) * self.bias
+        first = len(first_projections(self.activation))
+        return self.projected + self.count * (first * self.inner + self.hidden) * self.bias
 
     @functools.cached_property
     def projected(self) -> int:
-        return self.count * 3 * self.inner * self.hidden
+        return self.count * (len(first_projections(self.activation)) + 1) * self.inner * self.hidden
 
     def of_rank(self, ranks: int) -> Self:
         return dataclasses.replace(self, inner=self.inner // ranks)
@@ -506,8 +508,9 @@ class Experts(Part):
 @dataclass(frozen=True)
 class MoE(Part):
     """A mixture of experts. `choice_bias`: is added to scores for the choice. `shared`: an MLP for every token, whose
-    result the sigmoid of `shared_gate` multiplies. `scales_inputs`: the weight of an expert multiplies its inputs, not
-    its result (Llama 4).
+    result the sigmoid of `shared_gate` multiplies. `to_experts`, `from_experts`: projections to and from the hidden
+    size of the experts, where that is not the model's. `scales_inputs`: the weight of an expert multiplies its inputs,
+    not its result (Llama 4).
     """
 
     router: Linear
@@ -516,18 +519,23 @@ class MoE(Part):
     shared_gate: Linear | None
     experts: Experts
     routing: Routing
+    to_experts: Linear | None = None
+    from_experts: Linear | None = None
     scales_inputs: bool = False
 
     def step_bytes(self, item: int) -> int:
         """Bytes of temporary tensors per token, at most; `item`: bytes per element of the model's dtype.
 
-        Each of a token's experts has a row of its gate, of `up`, of their product and of its result, which some
-        implementations keep in float32. Beside them are the shared expert, and logits, scores and their order.
+        Each of a token's experts has a row of its gate, of `up`, of what the activation makes of them and of its
+        result, which some implementations keep in float32. Beside them are the shared expert, rows of another hidden
+        size, and logits, scores and their order.
         """
         used, hidden, inner = self.experts.used, self.experts.hidden, self.experts.inner
-        rows = used * ((3 * inner + hidden) * _FLOAT32 + 2 * hidden * item * self.scales_inputs)
+        first = len(first_projections(self.experts.activation))
+        rows = used * (((first + 1) * inner + hidden) * _FLOAT32 + 2 * hidden * item * self.scales_inputs)
         shared = 0 if self.shared is None else self.shared.inner
-        return rows + 3 * shared * item + 7 * _FLOAT32 * self.experts.count
+        projected = 0 if self.to_experts is None else 2 * hidden + self.router.inputs
+        return rows + (3 * shared + projected) * item + 7 * _FLOAT32 * self.experts.count
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.routing.scoring == SPARSE_MIXER:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
-from srv.models.blueprint import Attention, Experts, Part, Recurrent, Weight
+from srv.models.blueprint import Attention, Part, Recurrent
 
 
 @dataclass(frozen=True)
@@ -26,20 +24,6 @@ class UncachedAttention(Attention):
 
     def cache(self, dtype: str) -> None:
         return None
-
-
-@dataclass(frozen=True)
-class UngatedExperts(Experts):
-    """Experts that are MLPs without a gate."""
-
-    unserved: ClassVar[str] = "experts without a gate are not implemented natively"
-
-    def weights(self) -> Iterator[Weight]:
-        return (weight for weight in super().weights() if ".gate_proj." not in weight.name)
-
-    @functools.cached_property
-    def projected(self) -> int:
-        return self.count * 2 * self.inner * self.hidden
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 DOWNLOAD_AGAIN = "The file is incomplete or damaged: download it again and compare its checksum"
 _PREDICTION = ".eh_proj.weight"  # joins the embedding of the next token and a hidden state
-_QWEN_PREDICTION = "mtp."  # where "fc" does it
+_OWN_PREDICTION = "mtp."  # where "fc" does it (Qwen), or the first of several layers (Nemotron 3)
 _MIMO_PREDICTION = "model.mtp_layers."
 _ERNIE_PREDICTION = "model.mtp_"  # where "linear_proj" does it
 DTYPES = {
@@ -152,7 +152,8 @@ def _read(folder: Path, paths: tuple[Path, ...], stamps: Stamps) -> Checkpoint:
 def _prediction_layers(names: Iterable[str]) -> tuple[str, ...]:
     """The prefixes of layers that predict further tokens (MTP), which are not served: those after the model's own."""
     joined = {
-        f"{_QWEN_PREDICTION}fc.weight": _QWEN_PREDICTION,
+        f"{_OWN_PREDICTION}fc.weight": _OWN_PREDICTION,
+        f"{_OWN_PREDICTION}layers.0{_PREDICTION}": _OWN_PREDICTION,
         f"{_ERNIE_PREDICTION}linear_proj.0.weight": _ERNIE_PREDICTION,
     }
     ends = (name for name in names if name.endswith(_PREDICTION) or name in joined)

@@ -147,7 +147,7 @@ def _of_layers(tree: Part, schemes: LayerSchemes) -> Iterator[BlockBorders | str
                 sizes = zip(names, part.outputs.values(), strict=True)
                 yield from (BlockBorders(_last(each), "rows", size, part.unit, units.outputs) for each, size in sizes)
         elif isinstance(part, Experts):
-            gate_up, down = expert_names(name, part.count)
+            gate_up, down = expert_names(name, part.count, part.activation)
             for names, inputs, axis in ((gate_up, part.hidden, "rows"), (down, part.inner, "columns")):
                 units = _units(schemes(names, inputs, False))
                 if isinstance(units, str):

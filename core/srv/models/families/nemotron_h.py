@@ -1,22 +1,24 @@
 """Nemotron-H: each layer is one of Mamba-2, attention without positions, an MLP and experts. Torch-free.
 
-Experts have no gate; native layers have none of that kind, so that the sizes alone of these models are known.
+No MLP has a gate, and no expert. Nemotron 3 Super has experts of a smaller hidden size than the model's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.blueprint import Linear, Part, Tensors
+from srv.models.blueprint import Linear, MoE, Part
 from srv.models.blueprint.recurrent import StateSpace
-from srv.models.blueprint.without_layers import Group, UngatedExperts
 from srv.models.checkpoints.gguf_layout import GGUFLayout, layer_names, state_space_names
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
+from srv.models.families.builders.layer_types import check_groups
 from srv.models.families.builders.mamba import GGUF_FIELDS, check_step_limit, mamba_of_gguf, state_space
+from srv.models.layers.moe_config import Routing
 from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
 from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
@@ -24,7 +26,7 @@ MIXER = "mixer"  # the name of the part of a layer, whatever it is
 ATTENTION, RECURRENT, DENSE, SPARSE = "full_attention", "linear_attention", "mlp", "moe"
 _LETTERS = {"M": RECURRENT, "*": ATTENTION, "-": DENSE, "E": SPARSE}
 _FORMER_KINDS = {"mamba": RECURRENT, "attention": ATTENTION}
-_ACTIVATIONS = {"mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu", "swish")}
+_SUPPORTED = {"mlp_hidden_act": ("relu2",), "mamba_hidden_act": ("silu", "swish"), "n_shared_experts": (1,)}
 
 
 def tree(config: Mapping[str, Any]) -> Part:
@@ -32,7 +34,7 @@ def tree(config: Mapping[str, Any]) -> Part:
 
     transformers raises those of prompts to `time_step_min`, but not those of tokens that follow.
     """
-    refuse_unless(config, _ACTIVATIONS)
+    refuse_unless(config, _SUPPORTED)
     kinds = _kinds(config)
     sizes = decoder_sizes(
         {
@@ -48,8 +50,9 @@ def tree(config: Mapping[str, Any]) -> Part:
         RECURRENT: _mamba(config, sizes),
         ATTENTION: parts.attention(sizes, rotated=False, name=MIXER),
         DENSE: parts.mlp(sizes, bias, "relu2", name=MIXER),
-        SPARSE: _experts(config, sizes, bias),
     }
+    if SPARSE in kinds:
+        each[SPARSE] = _experts(config, sizes, bias)
     return parts.decoder(sizes, parts.single_part_layers(sizes, [each[kind] for kind in kinds]), divisible=False)
 
 
@@ -80,17 +83,31 @@ def _mamba(config: Mapping[str, Any], sizes: Sizes) -> StateSpace:
     return state_space(mamba, sizes.hidden_size, sizes.norm_eps, name=MIXER)
 
 
-def _experts(c: Mapping[str, Any], base: Sizes, bias: bool) -> Part:
-    hidden, small, count = c["hidden_size"], c["moe_latent_size"], c["n_routed_experts"]
-    shapes = {"gate.weight": (count, hidden), "gate.e_score_correction_bias": (count,)}
-    inner: list[Part] = [
-        Tensors(shapes),
-        UngatedExperts(count, c["num_experts_per_tok"], small or hidden, c["moe_intermediate_size"], name="experts"),
-        parts.mlp(base, bias, "relu2", inner=c["moe_shared_expert_intermediate_size"], name="shared_experts"),
-    ]
-    if small:
-        inner += [Linear({"fc1_latent_proj": small}, hidden, bias), Linear({"fc2_latent_proj": hidden}, small, bias)]
-    return Group(tuple(inner), name=MIXER)
+def _experts(config: Mapping[str, Any], sizes: Sizes, bias: bool) -> MoE:
+    """`bias`: of the shared expert and of what projects to and from the hidden size of the others, which have none."""
+    count, inner = int(config["n_routed_experts"]), int(config["moe_intermediate_size"])
+    routing = Routing(
+        int(config["num_experts_per_tok"]),
+        scoring="sigmoid",
+        renormalize=bool(config["norm_topk_prob"]),
+        groups=int(config["n_group"]),
+        top_groups=int(config["topk_group"]),
+        scale=float(config["routed_scaling_factor"]),
+        bias=True,
+    )
+    check_groups(routing, count)
+    moe = parts.mixture(sizes, count, inner, routing, activation="relu2", name=MIXER)
+    shared = int(config["moe_shared_expert_intermediate_size"])
+    moe = dataclasses.replace(moe, shared=parts.mlp(sizes, bias, "relu2", inner=shared, name="shared_experts"))
+    small, hidden = config["moe_latent_size"], sizes.hidden_size
+    if small is None:
+        return moe
+    return dataclasses.replace(
+        moe,
+        experts=dataclasses.replace(moe.experts, hidden=int(small)),
+        to_experts=Linear({"fc1_latent_proj": int(small)}, hidden, bias),
+        from_experts=Linear({"fc2_latent_proj": hidden}, int(small), bias),
+    )
 
 
 # Of published files and of those that transformers saves.
@@ -138,7 +155,12 @@ ARCHITECTURE = Architecture(
         "mamba_num_heads": 128,
         "ssm_state_size": 128,
         "n_routed_experts": 8,
+        "n_shared_experts": 1,
         "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
         "moe_intermediate_size": 7688,
         "moe_shared_expert_intermediate_size": 7688,
         "moe_latent_size": None,

@@ -36,17 +36,11 @@ _FAULTS = (TypeError, ValueError, KeyError, IndexError, AttributeError, Arithmet
 
 
 def native_tree(name: str, config: Mapping[str, Any]) -> Part:
-    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement, and InvalidConfig.
-
-    The former is raised as well where the sizes are known, but a kind of part has no module.
-    """
+    """The blueprint for native layers. Raises UnsupportedConfig with what they do not implement, and InvalidConfig."""
     architecture = find(name)
     if architecture is None or architecture.layers is None:
         raise UnsupportedConfig(f"architecture {name} has no native layers")
-    tree = _tree(architecture, config)
-    if clause := next((part.unserved for part in distinct(tree) if part.unserved), ""):
-        raise UnsupportedConfig(clause)
-    return tree
+    return _tree(architecture, config)
 
 
 def native_tree_or_reason(name: str, config: Mapping[str, Any]) -> Part | str:

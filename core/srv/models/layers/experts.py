@@ -4,7 +4,7 @@ Owns weights on the model's device, and the names that checkpoints give to those
 fill them. Must not know files, nor how a token's experts are chosen (`srv.models.modules.feed_forward`). Quantized
 experts are in `srv.quantization`.
 
-    gate_up [E, 2 I, H]: the rows of gate_proj, then those of up_proj, of each expert
+    gate_up [E, 2 I, H]: the rows of gate_proj, then those of up_proj, of each expert; without a gate, only the latter
     down    [E, H, I]
 """
 
@@ -18,10 +18,8 @@ from torch import Tensor
 
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
-from srv.models.layers.moe_config import ExpertActivation
+from srv.models.layers.moe_config import DOWN, ExpertActivation, first_projections
 from srv.models.layers.op_layer import OpLayer
-
-GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 
 
 class ExpertSizes(NamedTuple):
@@ -42,6 +40,16 @@ class ExpertSizes(NamedTuple):
     def local(self) -> int:
         """The intermediate size on this rank."""
         return self.intermediate if self.share is None else self.share.end - self.share.begin
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The projections whose rows gate_up has, in their order."""
+        return first_projections(self.activation)
+
+    @property
+    def first_rows(self) -> int:
+        """Those of gate_up, for each expert, on this rank."""
+        return len(self.first) * self.local
 
     @property
     def is_whole(self) -> bool:
@@ -101,20 +109,20 @@ class ExpertWeights(OpLayer, ABC):
         """The rows of each projection of each expert, by its name and the suffix."""
         views: dict[str, Tensor] = {}
         for expert in range(self.sizes.experts):
-            gate, up = gate_up[expert].chunk(2)
-            for name, view in ((GATE, gate), (UP, up), (DOWN, down[expert])):
+            first = gate_up[expert].chunk(len(self.sizes.first))
+            for name, view in zip((*self.sizes.first, DOWN), (*first, down[expert]), strict=True):
                 views[f"{self.prefix}.{expert}.{name}.{suffix}"] = view
         return views
 
     def row_slices(self, suffix: str, block: int = 1) -> dict[str, Slice]:
-        """Those of gate_proj and up_proj: their rows on this rank, of a tensor with an entry for `block` rows."""
+        """Those of the projections in gate_up: their rows on this rank, of a tensor with an entry for `block` rows."""
         if self.sizes.share is None or self.sizes.is_whole:
             return {}
         rows = self.sizes.share.scaled(1, block)
         return {
             f"{self.prefix}.{expert}.{name}.{suffix}": rows
             for expert in range(self.sizes.experts)
-            for name in (GATE, UP)
+            for name in self.sizes.first
         }
 
     def column_slices(self, suffix: str, size: int = 1, elements: int = 1) -> dict[str, Slice]:
@@ -135,9 +143,9 @@ class Experts(ExpertWeights):
 
     def __init__(self, context: BuildContext, prefix: str, sizes: ExpertSizes, bias: bool = False) -> None:
         super().__init__(context, prefix, sizes)
-        self.gate_up = context.empty(sizes.experts, 2 * sizes.local, sizes.hidden)
+        self.gate_up = context.empty(sizes.experts, sizes.first_rows, sizes.hidden)
         self.down = context.empty(sizes.experts, sizes.hidden, sizes.local)
-        self.gate_up_bias = context.empty(sizes.experts, 2 * sizes.local) if bias else None
+        self.gate_up_bias = context.empty(sizes.experts, sizes.first_rows) if bias else None
         self._loaded_down_bias = context.empty(sizes.experts, sizes.hidden) if bias else None
         self.down_bias = self._loaded_down_bias if sizes.adds_biases else None
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-ExpertActivation: TypeAlias = Literal["silu", "gelu_tanh", "swiglu_clamped", "silu_clamped"]
+ExpertActivation: TypeAlias = Literal["silu", "gelu_tanh", "swiglu_clamped", "silu_clamped", "relu2"]
 Scoring: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_top_k", "sparse_mixer"]
+UNGATED: tuple[ExpertActivation, ...] = ("relu2",)  # of `up` alone; the others are those of a gate, times `up`
+GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 SPARSE_MIXER = "sparse_mixer"  # which is no scoring of the op `route_experts`
 JITTER = 0.01  # of "sparse_mixer"
 ROUTER = "router"  # the value of `OpLayer.role` for the layer whose results choose experts
@@ -27,8 +29,13 @@ class Routing(NamedTuple):
     bias: bool = False
 
 
-def expert_names(prefix: str, experts: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the projections of all experts of a layer: gate_proj and up_proj; down_proj."""
+def first_projections(activation: ExpertActivation) -> tuple[str, ...]:
+    """Those of an expert whose results its activation takes: the gate and `up`, or `up` alone."""
+    return (UP,) if activation in UNGATED else (GATE, UP)
+
+
+def expert_names(prefix: str, experts: int, activation: ExpertActivation) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the projections of all experts of a layer: `first_projections`; down_proj."""
     each = [f"{prefix}.{expert}" for expert in range(experts)]
-    gate_up = tuple(f"{name}.{part}" for name in each for part in ("gate_proj", "up_proj"))
-    return gate_up, tuple(f"{name}.down_proj" for name in each)
+    gate_up = tuple(f"{name}.{part}" for name in each for part in first_projections(activation))
+    return gate_up, tuple(f"{name}.{DOWN}" for name in each)

@@ -1,8 +1,8 @@
 """The feed-forward parts of layers: MLPs, and mixtures of experts.
 
     x ─┬─ router ─ logits ─ route_experts ─ ids, weights ─┐
-       ├───────────────────────────────────────────── experts ─(+)─
-       └─ shared expert ──────────────── [· sigmoid(its gate)] ─┘
+       ├─ [to their hidden size] ──────────────────── experts ─ [back] ─(+)─
+       └─ shared expert ───────────────────────── [· sigmoid(its gate)] ─┘
 
 Owns the order of computation. Must not know how weights are stored, nor how experts are computed. Sharded over ranks,
 by the intermediate size, results are partial sums.
@@ -169,6 +169,8 @@ class MoE(nn.Module):
         self.choice_bias = None if part.choice_bias is None else ChoiceBias(part.choice_bias, place)
         sizes = ExpertSizes(experts.count, experts.used, experts.hidden, experts.inner, experts.activation)
         self.experts = place.factory.experts(place.within(experts).prefix, sizes, experts.bias)
+        self.to_experts = None if part.to_experts is None else place.linear(part.to_experts)
+        self.from_experts = None if part.from_experts is None else place.linear(part.from_experts)
         self._route: Callable[..., Any] = sparse_mixer
         if part.routing.scoring == SPARSE_MIXER:
             context.ops.note_own(SPARSE_MIXER, OpArgs(context.dtype, {"dim": experts.count}), TORCH)
@@ -184,7 +186,11 @@ class MoE(nn.Module):
         ids, weights = self._route(self.router.kernel(x).float(), bias, *self._routing)
         if self.observe is not None:
             self.observe(ids)
-        out = self._scaled_inputs(x, ids, weights) if self._scales_inputs else self.experts.kernel(x, ids, weights)
+        rows = x if self.to_experts is None else self.to_experts.kernel(x)
+        compute = self._scaled_inputs if self._scales_inputs else self.experts.kernel
+        out = compute(rows, ids, weights)
+        if self.from_experts is not None:
+            out = self.from_experts.kernel(out)
         if self.shared is None:
             return out
         shared = self.shared.forward(x)

@@ -24,9 +24,9 @@ from srv.errors import ModelError
 from srv.models.facts.checkpoint_tensors import quantized_layers, split_name, text_tensors
 from srv.models.inspection import QuantizedOp
 from srv.models.layers.context import BuildContext
-from srv.models.layers.experts import DOWN, GATE, UP, ExpertSizes, ExpertWeights
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.linear import Projection
-from srv.models.layers.moe_config import ExpertActivation, expert_names
+from srv.models.layers.moe_config import DOWN, GATE, UP, ExpertActivation, expert_names
 from srv.models.transformers.hf_names import ClassNames, ClassTensor, stacks_experts
 from srv.platform.experts import EXPERT_OP_OF
 from srv.quantization.load_method import make_factory
@@ -261,8 +261,8 @@ class _Finder:
                 if known:
                     raise self._refused_experts(name, sizes)
                 continue
-            named = zip(expert_names(name, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
-            first, down = (schemes(names, inputs, False) for names, inputs in named)
+            names, inputs = expert_names(name, sizes.experts, sizes.activation), (sizes.hidden, sizes.intermediate)
+            first, down = (schemes(*each, False) for each in zip(names, inputs, strict=True))
             if first is None and down is None:
                 continue
             refused = None if self._method.experts is None else self._method.experts(False)

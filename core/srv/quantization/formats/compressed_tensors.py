@@ -102,6 +102,7 @@ class StoredGroups:
         self._model, self._mixed = model, mixed
         self._stored = {_layer(name): _layer(stored) for name, stored in model.stored_names.items()}
         self._found: dict[str, Group | None] = {}
+        self._layers = frozenset(map(_layer, model.types))
 
     def of_layer(self, layer: str) -> Group | None:
         """None for an unquantized layer.
@@ -119,7 +120,8 @@ class StoredGroups:
         """
         experts, shared = _EXPERT.match(names[0]), "of layers that share one input"
         if experts is not None:
-            names = (*names, *itertools.chain(*expert_names(experts[1], 1)))
+            others = itertools.chain(*expert_names(experts[1], 1, "silu"))
+            names = (*names, *(name for name in others if name in self._layers or not self._layers))
             shared = "of the experts of one layer"
         found = {name: self.of_layer(name) for name in names}
         first = found[names[0]]

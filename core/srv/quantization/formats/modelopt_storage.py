@@ -180,7 +180,7 @@ class NvFp4Experts(ExpertWeights):
         OpLayer.__init__(self)  # no platform may replace the kernel, so that there is no op to be named by
         self.dtype, self.inputs, self.prefix, self.sizes = context.dtype, sizes.hidden, prefix, sizes
         self._compute = context.bind(EXPERTS, **sizes.op_sizes)
-        self.gate_up = NvFp4Matrix(context, tables, sizes.experts, 2 * sizes.intermediate, inputs=sizes.hidden)
+        self.gate_up = NvFp4Matrix(context, tables, sizes.experts, sizes.first_rows, inputs=sizes.hidden)
         self.down = NvFp4Matrix(context, tables, sizes.experts, sizes.hidden, inputs=sizes.intermediate)
         self.kernel = self.compute
 
@@ -192,7 +192,7 @@ class NvFp4Experts(ExpertWeights):
             places = places.where((ids >= 0) & (ids < count), -1)
         else:
             chosen, places = torch.arange(count, device=ids.device), ids
-        at_once = max(1, _AT_ONCE // (2 * sizes.intermediate * sizes.hidden))
+        at_once = max(1, _AT_ONCE // (sizes.first_rows * sizes.hidden))
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for begin in range(0, len(chosen), at_once):
             part = chosen[begin : begin + at_once]

@@ -19,8 +19,9 @@ from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
-from srv.models.layers.experts import DOWN, GATE, UP, ExpertSizes, ExpertWeights
+from srv.models.layers.experts import ExpertSizes, ExpertWeights
 from srv.models.layers.linear import WHOLE, Projection, Sharding
+from srv.models.layers.moe_config import DOWN, GATE, UP
 from srv.models.layers.op_layer import OpLayer
 
 _INDEX_BYTES = 64 << 20  # of the columns of as many tokens as are gathered at a time
@@ -198,9 +199,9 @@ class GGUFExperts(ExpertWeights):
     ) -> None:
         super().__init__(context, prefix, sizes)
         self.gate_up_type, self.down_type = gate_up_type, down_type
-        self.gate_up = self._empty(context, 2 * sizes.local, sizes.hidden, gate_up_type)
+        self.gate_up = self._empty(context, sizes.first_rows, sizes.hidden, gate_up_type)
         self.down = self._empty(context, sizes.hidden, sizes.local, down_type)
-        self.gate_up_bias = context.empty(sizes.experts, 2 * sizes.local) if bias else None
+        self.gate_up_bias = context.empty(sizes.experts, sizes.first_rows) if bias else None
         self._loaded_down_bias = context.empty(sizes.experts, sizes.hidden) if bias else None
         self.down_bias = self._loaded_down_bias if sizes.adds_biases else None
 
@@ -240,8 +241,8 @@ class OrderedExperts(ExpertWeights):
 
     `inner`: the experts on matrices whose columns are in order, which a platform may give another kernel.
 
-    gate_up_columns int64 [E, 2, H]: those of the gate and of the up projection, which must be equal; down_columns int64
-    [E, I].
+    gate_up_columns int64 [E, 2, H]: those of the gate and of the up projection, which must be equal, or [E, 1, H]
+    without a gate; down_columns int64 [E, I].
     """
 
     op = ""
@@ -252,7 +253,7 @@ class OrderedExperts(ExpertWeights):
         self.inner, self.prefix, self.sizes = inner, inner.prefix, inner.sizes
         self.dtype, self.inputs, self.implementation = inner.dtype, inner.inputs, inner.implementation
         experts, hidden, inter = self.sizes.experts, self.sizes.hidden, self.sizes.intermediate
-        self.gate_up_columns = context.empty(experts, 2, hidden, dtype=torch.int64)
+        self.gate_up_columns = context.empty(experts, len(self.sizes.first), hidden, dtype=torch.int64)
         self.down_columns = context.empty(experts, inter, dtype=torch.int64)
         self._shared = False  # whether all experts have the same order of inputs; known when it is loaded
         self.kernel = self.compute
@@ -280,7 +281,7 @@ class OrderedExperts(ExpertWeights):
     def weight_views(self) -> dict[str, Tensor]:
         views = self.inner.weight_views()
         for expert, (gate_up, down) in enumerate(zip(self.gate_up_columns, self.down_columns, strict=True)):
-            for name, order in ((GATE, gate_up[0]), (UP, gate_up[1]), (DOWN, down)):
+            for name, order in zip((*self.sizes.first, DOWN), (*gate_up, down), strict=True):
                 views[f"{self.prefix}.{expert}.{name}.{_ORDER}"] = order
         return views
 
@@ -289,14 +290,14 @@ class OrderedExperts(ExpertWeights):
 
     def validate_loaded(self) -> str | None:
         """As the base class; then puts the rows of gate and up projection in the order of the down projection."""
-        gate, up = self.gate_up_columns.unbind(1)
-        different = (gate != up).any(1).nonzero().flatten().tolist()
+        first, *others = self.gate_up_columns.unbind(1)  # the gate and `up`, or `up` alone
+        different = [expert for up in others for expert in (first != up).any(1).nonzero().flatten().tolist()]
         if different:
             name = f"{self.prefix}.{different[0]}"
             return f"the inputs of {name}.{GATE} are in another order than those of {name}.{UP}, which are the same"
-        self._shared = bool((gate == gate[:1]).all())
+        self._shared = bool((first == first[:1]).all())
         for fused in (self.inner.gate_up, self.inner.gate_up_bias):
             for order, rows in zip(self.down_columns, () if fused is None else fused, strict=fused is not None):
-                for half in rows.chunk(2):
-                    half.copy_(half[order.to(half.device)])  # layers may be in host memory
+                for part in rows.chunk(len(self.sizes.first)):
+                    part.copy_(part[order.to(part.device)])  # layers may be in host memory
         return self.inner.validate_loaded()

@@ -81,8 +81,8 @@ class SchemeLayers(LayerFactory):
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
         """Raises ModelError for experts that are quantized in part, and for those that no layers hold."""
         local = self.local_experts(sizes)
-        named = zip(expert_names(prefix, sizes.experts), (sizes.hidden, sizes.intermediate), strict=True)
-        first, down = (self._schemes(names, inputs, False) for names, inputs in named)
+        names, inputs = expert_names(prefix, sizes.experts, sizes.activation), (sizes.hidden, sizes.intermediate)
+        first, down = (self._schemes(*each, False) for each in zip(names, inputs, strict=True))
         if first == down and first is not None and not isinstance(first, Int8 | Fp8 | Blocks):
             return self.other_experts(first, prefix, sizes, bias)
         match first, down:

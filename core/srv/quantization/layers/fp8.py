@@ -107,12 +107,12 @@ class Fp8Experts(ExpertWeights):
         experts, hidden, inner = sizes.experts, sizes.hidden, sizes.local
         self._blocks = scheme.block_of(max(hidden, inner))
         self._has_column_blocks = scheme.block is not None
-        self.gate_up = context.empty(experts, 2 * inner, hidden, dtype=torch.float8_e4m3fn)
+        self.gate_up = context.empty(experts, sizes.first_rows, hidden, dtype=torch.float8_e4m3fn)
         self.down = context.empty(experts, hidden, inner, dtype=torch.float8_e4m3fn)
         rows, columns = scheme.scale_shape(inner, hidden)
-        self.gate_up_scale = context.empty(experts, 2 * rows, columns, dtype=torch.float32)
+        self.gate_up_scale = context.empty(experts, len(sizes.first) * rows, columns, dtype=torch.float32)
         self.down_scale = context.empty(experts, *scheme.scale_shape(hidden, inner), dtype=torch.float32)
-        self.gate_up_bias = context.empty(experts, 2 * inner) if bias else None
+        self.gate_up_bias = context.empty(experts, sizes.first_rows) if bias else None
         self._loaded_down_bias = context.empty(experts, hidden) if bias else None
         self.down_bias = self._loaded_down_bias if sizes.adds_biases else None
 

@@ -229,13 +229,13 @@ class Int8Experts(ExpertWeights):
     def __init__(self, context: BuildContext, prefix: str, sizes: ExpertSizes, *, offset: bool = False) -> None:
         super().__init__(context, prefix, sizes)
         experts, hidden, inner = sizes.experts, sizes.hidden, sizes.local
-        self.gate_up = context.empty(experts, 2 * inner, hidden, dtype=torch.int8)
+        self.gate_up = context.empty(experts, sizes.first_rows, hidden, dtype=torch.int8)
         self.down = context.empty(experts, hidden, inner, dtype=torch.int8)
-        self.gate_up_scale = context.empty(experts, 2 * inner, dtype=torch.float32)
+        self.gate_up_scale = context.empty(experts, sizes.first_rows, dtype=torch.float32)
         self.down_scale = context.empty(experts, hidden, dtype=torch.float32)
         self._offsets: dict[str, Tensor] = {}
         if offset:
-            first, second = torch.empty(experts, 2 * inner, 1), torch.empty(experts, hidden, 1)
+            first, second = torch.empty(experts, sizes.first_rows, 1), torch.empty(experts, hidden, 1)
             self._offsets = self.matrix_views("weight_offset", first, second)
 
     def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
+from srv.models.layers.moe_config import first_projections
 from srv.platform.experts import EXPERTS, FAMILY, FP8, GGUF, INT8
 from srv.platform.ops import Ops, implementations
 from srv.quantization.layers.blocks import GGUFExperts
@@ -76,7 +77,8 @@ def _layer(kit: Kit, context: BuildContext, op: str, own: list[ExpertSizes]) -> 
 def _sizes(op: str, top_k: int, operands: tuple[Any, ...]) -> ExpertSizes:
     gate_up, activation = operands[0], operands[6 if op == FP8 else 4]
     down: Tensor = operands[1] if op == EXPERTS else operands[2]
-    return ExpertSizes(gate_up.shape[0], top_k, down.shape[1], gate_up.shape[1] // 2, activation)
+    intermediate = gate_up.shape[1] // len(first_projections(activation))
+    return ExpertSizes(gate_up.shape[0], top_k, down.shape[1], intermediate, activation)
 
 
 def _made(context: BuildContext, op: str, sizes: ExpertSizes, operands: tuple[Any, ...]) -> ExpertWeights:

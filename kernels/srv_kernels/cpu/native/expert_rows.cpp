@@ -61,16 +61,26 @@ inline Float32x16 activated(const Float32x16& gate, const Float32x16& up) {
     return swish(g, ALPHA) * (select(below < -LIMIT, broadcast(-LIMIT), below) + (PLAIN ? 0.0f : 1.0f));
 }
 
+inline Float32x16 squared_relu(const Float32x16& up) {
+    const Float32x16 above = select(up < 0.0f, broadcast(0.0f), up);
+    return above * above;
+}
+
 template <class T, Activation ACTIVATION>
 void gate_impl(const GateArgs& a) {
+    constexpr bool GATED = parts_of(ACTIVATION) == 2;
     parallel(a.rows * a.dim < SERIAL_BELOW, [&](int chunk, int chunks) {
         const Range mine = chunk_range(a.rows, chunk, chunks);
         for (int64_t row = mine.begin; row < mine.end; ++row) {
-            const float *gates = a.gate_up + row * 2 * a.dim, *ups = gates + a.dim;
+            const float* const first = a.gate_up + row * parts_of(ACTIVATION) * a.dim;
             T* out = static_cast<T*>(a.out) + row * a.dim;
             over_row(a.dim, [&](int64_t i, int64_t count) {
-                store_lanes(out + i, activated<ACTIVATION>(load_lanes(gates + i, count), load_lanes(ups + i, count)),
-                            count);
+                const Float32x16 lanes = load_lanes(first + i, count);
+                if constexpr (GATED) {
+                    store_lanes(out + i, activated<ACTIVATION>(lanes, load_lanes(first + a.dim + i, count)), count);
+                } else {
+                    store_lanes(out + i, squared_relu(lanes), count);
+                }
             });
         }
     });
@@ -83,6 +93,7 @@ void gate_of_type(const GateArgs& a) {
         case Activation::gelu_tanh: return gate_impl<T, Activation::gelu_tanh>(a);
         case Activation::swiglu_clamped: return gate_impl<T, Activation::swiglu_clamped>(a);
         case Activation::silu_clamped: return gate_impl<T, Activation::silu_clamped>(a);
+        case Activation::relu2: return gate_impl<T, Activation::relu2>(a);
     }
 }
 

@@ -4,7 +4,7 @@
 // and its weights are read once:
 //
 //     gate_up   [rows, 2 intermediate]   one grouped product: threads share the tiles of all experts that have rows
-//     gate      [rows, intermediate]     activation(gate) * up
+//     gate      [rows, intermediate]     activation(gate) * up; activation(up) of experts that have up alone
 //     down      [rows, hidden]           one grouped product
 //     combine   [tokens, hidden]         the weighted sum of a token's rows, in the order of its ids
 //
@@ -102,12 +102,13 @@ void run_tokens(const ExpertKernels& kernels, Type type, const ExpertsArgs& a, M
                 int64_t end) {
     memory.rows.order(a.ids + begin * a.top_k, end - begin, a.top_k, a.experts);
     const int64_t rows = memory.rows.count(), width = width_of(type);
-    float* const products = at_least(memory.products, rows * std::max(2 * a.intermediate, a.hidden));
+    const int64_t outputs = parts_of(a.activation) * a.intermediate;
+    float* const products = at_least(memory.products, rows * std::max(outputs, a.hidden));
     float* const gated = at_least(memory.gated, rows * a.intermediate);
     if (rows != 0) {
         const Type gated_type = a.down_type != 0 ? Type::float32 : type;  // the product quantizes float32 as well
-        const Product gate_up{a.gate_up, a.gate_up_bias, a.gate_up_scales, a.hidden, 2 * a.intermediate,
-                              a.gate_up_type, a.gate_up_scale_inputs, a.gate_up_block_scales != 0};
+        const Product gate_up{a.gate_up, a.gate_up_bias, a.gate_up_scales, a.hidden, outputs, a.gate_up_type,
+                              a.gate_up_scale_inputs, a.gate_up_block_scales != 0};
         const Product down{a.down, a.down_bias, a.down_scales, a.intermediate, a.hidden, a.down_type,
                            a.down_scale_inputs, a.down_block_scales != 0};
         const void* x = static_cast<const uint8_t*>(a.x) + begin * a.x_stride * width;

@@ -171,10 +171,14 @@ struct PackGgufArgs {
     GgmlType ggml_type;
 };
 
-// The activation of an expert's gate, which is multiplied by up.
+// The activation of an expert's gate, which is multiplied by up; or of up, without a gate.
 //
 //     swiglu_clamped   gate * sigmoid(1.702 gate) * (up + 1), with gate at most 7 and up from -7 to 7
-enum class Activation : int32_t { silu = 0, gelu_tanh = 1, swiglu_clamped = 2, silu_clamped = 3 };
+//     relu2            the square of max(up, 0), without a gate
+enum class Activation : int32_t { silu = 0, gelu_tanh = 1, swiglu_clamped = 2, silu_clamped = 3, relu2 = 4 };
+
+// The projections that gate_up has: the gate and up, or up alone.
+constexpr int64_t parts_of(Activation activation) { return activation == Activation::relu2 ? 1 : 2; }
 
 // What experts' scores are: of all experts, or of the chosen ones.
 enum class Scoring : int32_t { softmax = 0, sigmoid = 1, softmax_of_top_k = 2 };
@@ -191,9 +195,10 @@ struct RouteArgs {
     int32_t renormalize;
 };
 
-// out [rows, dim] = activation(first half of a row of gate_up) * second half; out is of the call's type.
+// out [rows, dim] = activation(first half of a row of gate_up) * second half, or activation(row) without a gate; out is
+// of the call's type.
 struct GateArgs {
-    const float* gate_up;  // [rows, 2 dim]
+    const float* gate_up;  // [rows, parts_of(activation) dim]
     void* out;
     int64_t rows, dim;
     Activation activation;
@@ -213,7 +218,7 @@ struct ExpertsArgs {
     const void* x;         // [tokens, hidden]
     const int64_t* ids;    // [tokens, top_k]; those outside [0, experts) contribute nothing
     const float* weights;  // [tokens, top_k]
-    const void *gate_up, *down;                  // packed [2 intermediate, hidden], [hidden, intermediate]
+    const void *gate_up, *down;  // packed [parts_of(activation) intermediate, hidden], [hidden, intermediate]
     const void *gate_up_bias, *down_bias;        // null, or [experts, outputs] of x's type; see `down_type`
     const float *gate_up_scales, *down_scales;   // null, or of int8 or FP8 weights: see LinearArgs
     void* out;                                   // [tokens, hidden], contiguous

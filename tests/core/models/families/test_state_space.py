@@ -12,13 +12,12 @@ from every import every
 from models_small import GRANITE, built, edit_config, expected_logits, small_model, tokens_of
 from planned_sizes import check_sizes
 from recurrent_small import recurrent_logits
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from srv.models import derive
-from srv.models.blueprint.without_layers import UngatedExperts
 from srv.models.facts.special_layers import special_layers
 from srv.models.families.registry import class_of_type
-from srv.models.families.trees import native_tree, native_tree_or_reason, tree_for_sizes
+from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.models.unsupported import UnsupportedConfig
 from srv.specs import FullAttention, Recurrent, SlidingWindow
@@ -53,6 +52,7 @@ RESIDUALS = {
     "mlp_alpha_factor": 1.2,
     "mlp_beta_factor": 0.7,
 }
+EXPERTS = {"hybrid_override_pattern": "ME*E"}
 NORMED = {"mamba_rms_norm": True, "mlp_bias": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite: experts": ("granitemoehybrid", {}),
@@ -100,6 +100,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_norm_epsilon": 1e-2,
         },
     ),
+    "nemotron_h: experts": ("nemotron_h", EXPERTS),
+    "nemotron_h: experts of a smaller hidden size, groups": (
+        "nemotron_h",
+        {
+            **EXPERTS,
+            "moe_latent_size": 16,
+            "n_group": 3,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "minimax": ("minimax", {}),
     "minimax: residuals, wide heads": ("minimax", {**RESIDUALS, "head_dim": 12}),
     "minimax: layer types, tied": (
@@ -126,7 +138,8 @@ def test_native_logits_and_parameter_counts_equal_transformers(case: str, tmp_pa
     expected = expected_logits(model, tokens)
     assert expected.std() > 0.3, "the logits are too flat for the comparison to mean anything"
     assert relative(recurrent_logits(ours, facts, tokens, first=23), expected) < 1e-4
-    counted = sum(parameter.numel() for parameter in model.parameters())
+    biases = (each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias"))
+    counted = sum(each.numel() for each in (*model.parameters(), *biases))
     tree = native_tree(facts.architecture, facts.config)
     assert derive.parameters(tree) == counted == facts.parameters
     check_sizes(tmp_path, ours)
@@ -147,6 +160,7 @@ def _has_states(layer: Any) -> bool:
     return any(hasattr(each, "A_log") or hasattr(each, "slope_rate") for each in layer.modules())
 
 
+BY_PATTERN = {"layers_block_type": None}
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("granitemoehybrid", {"layer_types": ["mamba"] * 3}, "no layer of full_attention"),
     ("granitemoehybrid", {"layer_types": ["mamba", "attention", "conv"]}, "the unknown 'conv'"),
@@ -167,10 +181,16 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("nemotron_h", {"layers_block_type": ["mlp", "mamba"]}, "layers_block_type has no layer of full_attention"),
     (
         "nemotron_h",
-        {"layers_block_type": None, "hybrid_override_pattern": "M*X"},
+        {**BY_PATTERN, "hybrid_override_pattern": "M*X"},
         "hybrid_override_pattern contains the unknown 'X'",
     ),
-    ("nemotron_h", {"layers_block_type": ["attention", "moe"]}, "experts without a gate are not implemented"),
+    ("nemotron_h", {**EXPERTS, **BY_PATTERN, "n_group": 4}, "6 experts cannot be in n_group = 4 groups"),
+    (
+        "nemotron_h",
+        {**EXPERTS, **BY_PATTERN, "num_experts_per_tok": 7},
+        "num_experts_per_tok = 7 is not between 1 and 6 experts",
+    ),
+    ("nemotron_h", {**EXPERTS, **BY_PATTERN, "n_shared_experts": 2}, "n_shared_experts = 2 is not implemented"),
     ("nemotron_h", {"n_groups": 5}, "12 heads are not a multiple of 5 groups"),
     ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act = 'silu' is not implemented"),
     ("nemotron_h", {"time_step_limit": [0.1, 0.5]}, "time_step_limit = [0.1, 0.5] is not implemented"),
@@ -218,17 +238,9 @@ def test_nemotron_h_as_published_and_as_transformers_names_it(original: bool, pr
     model = small_model("nemotron_h")
     model.save_pretrained(tmp_path, save_original_format=original)
     stored = load_file(tmp_path / "model.safetensors")
+    predicting = ("mtp.layers.0.eh_proj.weight", "mtp.layers.1.mixer.gate.weight")  # which are not read
+    save_file(stored | {name: torch.ones(3) for name in predicting}, tmp_path / "model.safetensors")
     assert {f"{prefix}embeddings.weight", f"{prefix}norm_f.weight"} < set(stored)
     edit_config(tmp_path, layers_block_type=None, hybrid_override_pattern="M*-M-", time_step_min=0.5)
     ours, facts, tokens = built(tmp_path, impl="srv"), read_facts(tmp_path), tokens_of(model, TOKENS)
     assert relative(recurrent_logits(ours, facts, tokens), expected_logits(model, tokens)) < 1e-4
-
-
-def test_sizes_of_experts_without_a_gate_are_known() -> None:
-    """Of Nemotron-H with experts, which native layers refuse."""
-    fields = small_model("nemotron_h").config.to_dict() | {"layers_block_type": ["full_attention", "moe"]}
-    tree = tree_for_sizes("NemotronHForCausalLM", fields)
-    assert derive.find(tree, UngatedExperts) is not None
-    assert (
-        native_tree_or_reason("NemotronHForCausalLM", fields) == "experts without a gate are not implemented natively"
-    )

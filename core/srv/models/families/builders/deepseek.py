@@ -23,6 +23,7 @@ from srv.models.checkpoints.rules import PermuteRotary
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
 from srv.models.families.builders.latent import LatentSizes, latent_attention, latent_sizes
+from srv.models.families.builders.layer_types import check_groups
 from srv.models.layers.moe_config import COUNT_FIELDS, ExpertActivation, Routing
 from srv.models.layers.rope_config import RopeConfig, rope_config
 from srv.models.unsupported import UnsupportedConfig, refuse_unless
@@ -168,12 +169,7 @@ def sparse_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
 
 def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing, activation: ExpertActivation) -> MoE:
     count, size = int(config["n_routed_experts"]), int(config["moe_intermediate_size"])
-    groups, used = routing.groups, routing.top_groups
-    if groups < 1 or count % groups or not 1 <= used <= groups:
-        raise UnsupportedConfig(f"{count} experts cannot be in n_group = {groups} groups, of which topk_group = {used}")
-    if not 1 <= routing.top_k <= count // groups * used:
-        most = count // groups * used
-        raise UnsupportedConfig(f"num_experts_per_tok = {routing.top_k} is not between 1 and {most} experts")
+    check_groups(routing, count)
     shared = int(config.get("n_shared_experts") or 0) * size
     return parts.mixture(
         sizes, count, size, routing, shared=shared, shared_name="shared_experts", activation=activation

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from srv.models.layers.moe_config import Routing
 from srv.models.unsupported import UnsupportedConfig
 
 ATTENTION, SLIDING = "full_attention", "sliding_attention"
@@ -23,6 +24,16 @@ def has_attention(types: Sequence[str], kinds: Sequence[str], layers: int) -> tu
     if not any(each in attention for each in types):
         raise UnsupportedConfig(f"layer_types has no layer of {' or '.join(attention)}")
     return tuple(each in attention for each in types)
+
+
+def check_groups(routing: Routing, count: int) -> None:
+    """Refuse experts that are not in groups of one size, and a choice of more than the best groups have."""
+    groups, used = routing.groups, routing.top_groups
+    if groups < 1 or count % groups or not 1 <= used <= groups:
+        raise UnsupportedConfig(f"{count} experts cannot be in n_group = {groups} groups, of which topk_group = {used}")
+    if not 1 <= routing.top_k <= count // groups * used:
+        most = count // groups * used
+        raise UnsupportedConfig(f"num_experts_per_tok = {routing.top_k} is not between 1 and {most} experts")
 
 
 def check_experts(used: int, count: int) -> None:

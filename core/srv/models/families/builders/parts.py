@@ -154,7 +154,7 @@ def mixture(
     gate = Linear({f"{shared_name}_gate": 1}, hidden) if every is not None and shared_gate else None
     chooses = Linear({router: count}, hidden, router_bias, role=ROUTER)
     experts = Experts(count, routing.top_k, hidden, inner, bias, activation, name="experts")
-    return MoE(chooses, correction, every, gate, experts, routing, scales_inputs, name=name)
+    return MoE(chooses, correction, every, gate, experts, routing, scales_inputs=scales_inputs, name=name)
 
 
 def pre_norm(
