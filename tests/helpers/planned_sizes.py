@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,11 +14,13 @@ from srv.planning.budget import loaded_bytes
 
 
 def check_sizes(folder: Path, model: CausalLM) -> None:
-    """model: that of the folder, loaded in float32."""
+    """model: that of the folder, loaded in float32, the dtype of its files, which its configuration need not state."""
     with TemporaryDirectory() as alone:
         for file in folder.glob("*.json"):
             if not file.name.endswith(".index.json"):
                 shutil.copy(file, alone)
+        config_file = Path(alone, "config.json")
+        config_file.write_text(json.dumps({"dtype": "float32", **json.loads(config_file.read_text())}))
         stored, stated = read_facts(folder), read_facts(Path(alone))
     config = make_config({"dtype": "float32"})
     assert (stored.format, stated.format) == ("safetensors", "config")
