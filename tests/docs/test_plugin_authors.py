@@ -23,7 +23,7 @@ from srv.platform.facts import Unfit
 from srv.platform.interface import BackendContext
 from srv.platform.manifest import Manifest
 from srv.testing.conformance.facts import small_model
-from srv.testing.conformance.sampler import Row, logits, make_batch
+from srv.testing.conformance.sampler import SampledRow, logits, make_batch
 from srv.testing.conformance.values import user_input, user_statement
 from srv_toy_device.manifest import MANIFEST as TOY
 from srv_toy_device.sampling import ToySampling
@@ -89,7 +89,7 @@ def test_what_the_guide_refuses_is_refused_with_its_reason(manifest: Manifest) -
 def test_the_host_sampler_gives_the_tokens_of_the_device(module: dict[str, Any]) -> None:
     kit: Any = type("Kit", (), {"device": torch.device("cpu")})
     context = BackendContext(HostMemory(), kit.device, None, 4, HOST_TRANSFERS)  # type: ignore[arg-type]
-    rows = [Row(logits(50, seed), top_k=seed) for seed in range(4)]
+    rows = [SampledRow(logits(50, seed), top_k=seed) for seed in range(4)]
     batch = make_batch(kit, rows, np.linspace(0.1, 0.9, 4))
     assert module["HostSampling"](context).sample(batch).tolist() == ToySampling(context).sample(batch).tolist()
 

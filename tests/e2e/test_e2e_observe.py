@@ -24,7 +24,7 @@ from letters_model import CONTEXT
 from otlp_collector import Collector, collector
 from prometheus_client.parser import text_string_to_metric_families
 
-from srv.planning.expert_location import ExpertCounts, Mixtures, read_location
+from srv.planning.expert_location import LayerExpertCounts, Mixtures, read_location
 from srv_matrix.pytest_plugin import covers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -359,7 +359,7 @@ def test_the_usage_of_experts(plain: Server, tmp_path: Path) -> None:
     assert (since["recording"], since["steps"], since["tokens"], since["logical_count"]) == (True, 0, 0, [])
     experts = small.model.config.num_experts
     read = read_location(json.dumps(usage), Mixtures("small", (0, 1, 2), 3, experts))  # --init-expert-location
-    assert isinstance(read, ExpertCounts)
+    assert isinstance(read, LayerExpertCounts)
     assert read.tokens == tuple(map(tuple, usage["logical_count"]))
     for layer in ("0", "1", "2"):
         mean, busiest = (

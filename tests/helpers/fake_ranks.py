@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import msgspec
 
-from srv.executor.rank_messages import Sample, Step, Stepped, digest
+from srv.executor.rank_messages import RunStep, SampleStep, Stepped, digest
 from srv.sched.late import LateInputs
 from srv.sched.plan import Plan, Result
 from srv.testing.fake_executor import FakeExecutor
@@ -21,8 +21,8 @@ class FakeRanks:
         self._waiting: tuple[Sequence[Future[Result]], Future[Result]] | None = None
 
     def submit(self, plan: Plan) -> Future[Result]:
-        message = msgspec.msgpack.encode(Step(plan))
-        futures = [rank.submit(msgspec.msgpack.decode(message, type=Step).plan) for rank in self._ranks]
+        message = msgspec.msgpack.encode(RunStep(plan))
+        futures = [rank.submit(msgspec.msgpack.decode(message, type=RunStep).plan) for rank in self._ranks]
         agreed: Future[Result] = Future()
         if plan.late and not futures[0].done():
             self._waiting = futures, agreed
@@ -31,9 +31,9 @@ class FakeRanks:
         return agreed
 
     def sample(self, step: int, late: LateInputs) -> None:
-        message = msgspec.msgpack.encode(Sample(step, late))
+        message = msgspec.msgpack.encode(SampleStep(step, late))
         for rank in self._ranks:
-            received = msgspec.msgpack.decode(message, type=Sample)
+            received = msgspec.msgpack.decode(message, type=SampleStep)
             rank.sample(received.step, received.late)
         if self._waiting is not None:
             _agree(*self._waiting)

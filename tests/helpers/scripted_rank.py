@@ -26,17 +26,17 @@ from srv.executor.protocol import Allocation, RankMemory
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
-    Control,
-    Controlled,
+    ControlRank,
     Failed,
     FromRank,
-    Loaded,
     Measure,
     Measured,
     Ping,
     Pong,
+    RankControlled,
+    RankLoaded,
     RankSpec,
-    Step,
+    RunStep,
     Stepped,
     ToRank,
 )
@@ -71,7 +71,7 @@ def main() -> None:
         failed = lose or behaviour == f"{phase} refuse"
         send(Failed(rank, [behaviour], 1 if lose else 2, peer_lost=lose) if failed else answer)
 
-    prepare("load", Loaded(rank))
+    prepare("load", RankLoaded(rank))
     while os.getppid() == spec.parent:
         if not inbox.poll(100):
             continue
@@ -82,9 +82,9 @@ def main() -> None:
                 prepare("allocate", Allocated(rank, Allocation(budget.pages[0], ())))
             case Ping() if behaviour != "silent":
                 send(Pong(rank))
-            case Control() if behaviour != "silent":
-                send(Controlled(rank, Answer([f"file of {rank}"])))
-            case Step(plan):
+            case ControlRank() if behaviour != "silent":
+                send(RankControlled(rank, Answer([f"file of {rank}"])))
+            case RunStep(plan):
                 answer(behaviour, rank, plan.step, send)
 
 

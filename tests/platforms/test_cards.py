@@ -8,7 +8,7 @@ from pathlib import Path
 from every import every
 from rich.console import Console
 
-from srv.cli.diagnosis import Choice, Diagnosis, ExaminedPlatform
+from srv.cli.diagnosis import Diagnosis, ExaminedPlatform, PlatformChoice
 from srv.cli.doctor_text import show
 from srv.platform.choose import choose, unused_cards
 from srv.platform.facts import DeviceFacts
@@ -213,7 +213,7 @@ def test_the_doctor_marks_an_unused_card_as_a_warning(tmp_path: Path) -> None:
     warnings = unused_cards({"rocm": unused, "xpu": absent}, "cpu")
     output = StringIO()
     show(
-        Diagnosis({"srv": "1"}, (), examined, Choice(None, "cpu", "it is the only one", unused=warnings)),
+        Diagnosis({"srv": "1"}, (), examined, PlatformChoice(None, "cpu", "it is the only one", unused=warnings)),
         Console(file=output, width=300),
     )
     rows = [line.split(maxsplit=2) for line in output.getvalue().splitlines()]

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ValueCheck:
     """A constraint on one value. `expected` completes "must be ..." and is printed in help, refusals and docs.
 
     `schema`: the equivalent JSON Schema keywords, as far as JSON Schema can express the check.
@@ -25,55 +25,55 @@ class Check:
     schema: tuple[tuple[str, Any], ...] = ()
 
 
-def at_least(minimum: float) -> Check:
+def at_least(minimum: float) -> ValueCheck:
     """A number greater than or equal to `minimum`."""
-    return Check(f"at least {minimum}", lambda value: bool(value >= minimum), (("minimum", minimum),))
+    return ValueCheck(f"at least {minimum}", lambda value: bool(value >= minimum), (("minimum", minimum),))
 
 
-def above(bound: float) -> Check:
+def above(bound: float) -> ValueCheck:
     """A number greater than `bound`."""
-    return Check(f"above {bound}", lambda value: bool(value > bound), (("exclusiveMinimum", bound),))
+    return ValueCheck(f"above {bound}", lambda value: bool(value > bound), (("exclusiveMinimum", bound),))
 
 
-def between(minimum: float, maximum: float) -> Check:
+def between(minimum: float, maximum: float) -> ValueCheck:
     """A number in the closed interval [minimum, maximum]."""
-    return Check(
+    return ValueCheck(
         f"between {minimum} and {maximum}",
         lambda value: bool(minimum <= value <= maximum),
         (("minimum", minimum), ("maximum", maximum)),
     )
 
 
-def fraction() -> Check:
+def fraction() -> ValueCheck:
     """A number strictly between 0 and 1."""
-    return Check(
+    return ValueCheck(
         "above 0 and below 1", lambda value: bool(0 < value < 1), (("exclusiveMinimum", 0), ("exclusiveMaximum", 1))
     )
 
 
-def at_least_or(minimum: float, special: float, meaning: str) -> Check:
+def at_least_or(minimum: float, special: float, meaning: str) -> ValueCheck:
     """A number greater than or equal to `minimum`, or the value `special`, which means `meaning`."""
-    return Check(
+    return ValueCheck(
         f"at least {minimum}, or {special} ({meaning})",
         lambda value: bool(value >= minimum or value == special),
         (("anyOf", [{"minimum": minimum}, {"const": special}]),),
     )
 
 
-def one_of(*values: Any) -> Check:
+def one_of(*values: Any) -> ValueCheck:
     """One of the listed values."""
     expected = "one of " + ", ".join(str(value) for value in values)
-    return Check(expected, lambda value: value in values, (("enum", list(values)),))
+    return ValueCheck(expected, lambda value: value in values, (("enum", list(values)),))
 
 
-def not_empty() -> Check:
+def not_empty() -> ValueCheck:
     """A string that is not only white space, or a list that is not empty."""
-    return Check("not empty", lambda value: bool(value.strip() if isinstance(value, str) else value))
+    return ValueCheck("not empty", lambda value: bool(value.strip() if isinstance(value, str) else value))
 
 
-def is_pattern() -> Check:
+def is_pattern() -> ValueCheck:
     """A regular expression."""
-    return Check("a regular expression", _is_pattern)
+    return ValueCheck("a regular expression", _is_pattern)
 
 
 def _is_pattern(text: str) -> bool:
@@ -83,45 +83,45 @@ def _is_pattern(text: str) -> bool:
         return False
 
 
-def among(*names: str) -> Check:
+def among(*names: str) -> ValueCheck:
     """A list of some of these names, possibly empty."""
-    return Check(
+    return ValueCheck(
         "names among " + ", ".join(names),
         lambda values: all(value in names for value in values),
         (("items", {"enum": list(names)}),),
     )
 
 
-def path_prefix() -> Check:
+def path_prefix() -> ValueCheck:
     """A path that begins with a slash and does not end with one, or an empty string."""
-    return Check(
+    return ValueCheck(
         "empty, or a path such as /llm that begins with a slash and does not end with one",
         lambda value: value == "" or bool(re.fullmatch(r"(/[\w.~-]+)+", value, re.ASCII)),
     )
 
 
-def each(check: Check) -> Check:
+def each(check: ValueCheck) -> ValueCheck:
     """A list with at least one member, all of which pass `check`."""
-    return Check(
+    return ValueCheck(
         f"a list, each {check.expected}",
         lambda values: bool(values) and all(check.accepts(value) for value in values),
         (("minItems", 1), ("items", dict(check.schema))),
     )
 
 
-def json_object() -> Check:
+def json_object() -> ValueCheck:
     """A string that holds a JSON object."""
-    return Check("a JSON object", lambda value: isinstance(_json(value), dict))
+    return ValueCheck("a JSON object", lambda value: isinstance(_json(value), dict))
 
 
-def json_list() -> Check:
+def json_list() -> ValueCheck:
     """A string that holds a JSON list."""
-    return Check("a JSON list", lambda value: isinstance(_json(value), list))
+    return ValueCheck("a JSON list", lambda value: isinstance(_json(value), list))
 
 
-def json_counts() -> Check:
+def json_counts() -> ValueCheck:
     """A string that holds a JSON list of positive integers, with at least one."""
-    return Check("a JSON list of positive integers", lambda value: _are_counts(_json(value)))
+    return ValueCheck("a JSON list of positive integers", lambda value: _are_counts(_json(value)))
 
 
 def _are_counts(values: Any) -> bool:
@@ -135,18 +135,18 @@ def _json(text: str) -> Any:
         return None
 
 
-def ascending() -> Check:
+def ascending() -> ValueCheck:
     """A list of non-negative numbers in strictly ascending order."""
-    return Check(
+    return ValueCheck(
         "non-negative numbers in strictly ascending order",
         lambda values: bool(values) and values[0] >= 0 and all(a < b for a, b in itertools.pairwise(values)),
         (("minItems", 1), ("items", {"minimum": 0})),
     )
 
 
-def bucket_rule() -> Check:
+def bucket_rule() -> ValueCheck:
     """A rule for the bucket bounds of a histogram: its name, followed by its numbers."""
-    return Check("default, or tse MIDDLE BASE COUNT, or custom BOUND ...", _is_bucket_rule)
+    return ValueCheck("default, or tse MIDDLE BASE COUNT, or custom BOUND ...", _is_bucket_rule)
 
 
 def _is_bucket_rule(words: tuple[str, ...]) -> bool:
@@ -173,9 +173,9 @@ def _number(word: str) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
-def adapters() -> Check:
+def adapters() -> ValueCheck:
     """Adapters to load, each as PATH, NAME=PATH, or a JSON object with lora_name and lora_path."""
-    return Check(
+    return ValueCheck(
         "a list, each PATH, NAME=PATH, or a JSON object of lora_name, lora_path and (optional) pinned",
         lambda words: bool(words) and all(_is_adapter(word) for word in words),
         (("minItems", 1),),
@@ -193,9 +193,9 @@ def _is_adapter(word: str) -> bool:
     return bool(name.strip()) and (not equals or bool(path.strip()))
 
 
-def all_or_some(*members: str) -> Check:
+def all_or_some(*members: str) -> ValueCheck:
     """A list of some of `members`, or "all" alone."""
-    return Check(
+    return ValueCheck(
         f"all, or some of {', '.join(members)}",
         lambda words: words == ("all",) or (bool(words) and all(word in members for word in words)),
         (("minItems", 1), ("items", {"enum": ["all", *members]})),

@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
-from srv.args.statement import Part
+from srv.args.statement import QuantityPart
 from srv.errors import PluginError
 from srv.platform.facts import Contribution
 
 
 def sum_parts(
     facts: Facts, values: Mapping[str, Any], contributions: Sequence[tuple[str, Contribution]]
-) -> tuple[Part, ...]:
+) -> tuple[QuantityPart, ...]:
     """The parts of a quantity, each with its owner: absolute amounts, then shares of the device memory that is left.
 
     `values`: the resolved arguments and quantities that the contributions read. PluginError if one is invalid.
     """
-    parts: list[Part] = []
+    parts: list[QuantityPart] = []
     for owner, each in sorted(contributions, key=lambda owned: owned[1].of_remaining):
         amount = _amount(facts, values, owner, each)
         if each.of_remaining:
             remaining = (facts.device.memory_bytes if facts.device else 0) - sum(part.amount for part in parts)
             amount *= max(0, remaining)
-        parts.append(Part(each.name, owner, amount, each.reason, each.for_default))
+        parts.append(QuantityPart(each.name, owner, amount, each.reason, each.for_default))
     return tuple(parts)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
-from srv.args.checks import Check
+from srv.args.checks import ValueCheck
 from srv.args.kinds import Kind, kind_of
 
 AUTO = "auto"  # where it is a choice, it selects the value that srv would choose if the user set nothing
@@ -41,7 +41,7 @@ class Arg:
     """
 
     help: str
-    check: Check | None = None
+    check: ValueCheck | None = None
     choices: tuple[str, ...] = ()
     further_choices: Callable[[], tuple[str, ...]] | None = None
     family: str | None = None

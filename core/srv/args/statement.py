@@ -118,7 +118,7 @@ def _printable(name: str, value: Any) -> Any:
     return argument.show(value) if argument.arg.secret and value is not None else argument.kind.dump(value)
 
 
-class Part(NamedTuple):
+class QuantityPart(NamedTuple):
     """One computed contribution to a quantity. `for_default`: as of `srv.platform.facts.Contribution`."""
 
     name: str
@@ -133,7 +133,7 @@ class Quantity(NamedTuple):
 
     name: str
     unit: str
-    parts: tuple[Part, ...] = ()
+    parts: tuple[QuantityPart, ...] = ()
 
     @property
     def total(self) -> float:

@@ -40,7 +40,7 @@ class ExaminedPlatform:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlatformChoice:
     """The platform that a launch would use (None: it would be refused), the reason, and a remedy.
 
     unused: warnings about cards of this machine that the launch would not use.
@@ -60,7 +60,7 @@ class Diagnosis:
     versions: Mapping[str, str]
     environment: tuple[Finding, ...]
     platforms: Mapping[str, ExaminedPlatform]
-    choice: Choice
+    choice: PlatformChoice
     plugins: tuple[Plugin, ...] = ()
 
     @property

@@ -23,7 +23,7 @@ import msgspec
 import srv
 from srv.args.backends import USED_FAMILIES, unused_backends
 from srv.args.statement import UserInput
-from srv.cli.diagnosis import Choice, Diagnosis, ExaminedPlatform
+from srv.cli.diagnosis import Diagnosis, ExaminedPlatform, PlatformChoice
 from srv.cli.families import DOCTOR_GROUP, installed_plugins
 from srv.cli.platforms import platform_dict, seconds
 from srv.errors import PlatformUnavailable, PluginError, Refusal, Rejection
@@ -144,7 +144,7 @@ def _versions() -> dict[str, str]:
 def _faulty_hooks(error: PluginError) -> Diagnosis:
     """The diagnosis if a plugin of hooks cannot be used: no server can start, on whichever platform."""
     finding = Finding("hooks", "error", f"plugin {error.distribution}: {error.member}: {error.reason}", error.remedy)
-    choice = Choice(None, None, "a plugin of hooks cannot be used", error.remedy)
+    choice = PlatformChoice(None, None, "a plugin of hooks cannot be used", error.remedy)
     return Diagnosis(_versions(), (finding,), {}, choice, tuple(installed_plugins(frozenset())))
 
 
@@ -217,17 +217,19 @@ def _resolve(
         return None, (Rejection("statement_raised", f"platform {installed.name}", None, source, reason, remedy),)
 
 
-def _choice(requested: str | None, found: Mapping[str, InstalledPlatform], probed: Mapping[str, ProbeResult]) -> Choice:
+def _choice(
+    requested: str | None, found: Mapping[str, InstalledPlatform], probed: Mapping[str, ProbeResult]
+) -> PlatformChoice:
     """The platform that a launch would use, according to the probes."""
     try:
         chosen = choose(requested, found, lambda candidates, _: {name: probed[name] for name in candidates})
     except PlatformUnavailable as error:
-        return Choice(requested, None, f"{error.platform}: {error.reason}", error.remedy)
+        return PlatformChoice(requested, None, f"{error.platform}: {error.reason}", error.remedy)
     except Refusal as refusal:
         reasons, remedies = ([getattr(each, part) for each in refusal.rejections] for part in ("reason", "remedy"))
-        return Choice(requested, None, "; ".join(reasons), " ".join(remedies))
+        return PlatformChoice(requested, None, "; ".join(reasons), " ".join(remedies))
     unused = unused_cards(probed, chosen.installed.name) if requested is None else ()
-    return Choice(requested, chosen.installed.name, chosen.reason, unused=unused)
+    return PlatformChoice(requested, chosen.installed.name, chosen.reason, unused=unused)
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:

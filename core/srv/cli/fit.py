@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from srv.args.statement import amount_text
-from srv.planning.fit import Card, Fit
+from srv.planning.fit import Fit, FittedCard
 
 _UNITS = {"context": "tokens", "concurrency": "requests", "devices": "devices"}
 
@@ -34,13 +34,13 @@ def _unit(goal: str, number: int | None) -> str:
     return _UNITS[goal][:-1] if number == 1 else _UNITS[goal]
 
 
-def _shared_lines(cards: Sequence[Card]) -> list[str]:
+def _shared_lines(cards: Sequence[FittedCard]) -> list[str]:
     """What all of several cards are refused for: a fault of the model or of arguments, said once."""
     first, *others = cards
     return [line for line in first.lines if others and all(line in each.lines for each in others)]
 
 
-def _card_lines(card: Card, shared: Sequence[str]) -> list[str]:
+def _card_lines(card: FittedCard, shared: Sequence[str]) -> list[str]:
     verdict = "serves it" if card.served else "does not serve it"
     head = f"{card.device}, {amount_text(card.memory_bytes, 'bytes')}: {verdict}"
     return [head, *(f"    {line}" for line in card.lines if line not in shared)]

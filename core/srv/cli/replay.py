@@ -36,7 +36,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
-class Answer(NamedTuple):
+class ReplayAnswer(NamedTuple):
     """status: 0 if there was none; then `text` says why."""
 
     status: int
@@ -96,9 +96,9 @@ def replay(
     key: str | None = None,
     speed: float = 1.0,
     timeout: float = 600.0,
-) -> list[Answer]:
+) -> list[ReplayAnswer]:
     """The answers, in the order of the requests. Requests that overlapped do so again, up to a limit of threads."""
-    answers: dict[int, Answer] = {}
+    answers: dict[int, ReplayAnswer] = {}
     free, threads = threading.Semaphore(_MAX_THREADS), []
 
     def send(number: int, request: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ def replay(
     return [answers[number] for number in range(len(requests))]
 
 
-def _send(request: Mapping[str, Any], url: str, key: str | None, timeout: float) -> Answer:
+def _send(request: Mapping[str, Any], url: str, key: str | None, timeout: float) -> ReplayAnswer:
     headers = {"content-type": "application/json"}
     if key is not None:
         headers["authorization"] = f"Bearer {key}"
@@ -135,9 +135,9 @@ def _send(request: Mapping[str, Any], url: str, key: str | None, timeout: float)
         made = urllib.request.Request(target, body, headers, method=request["method"])
         try:
             with _OPENER.open(made, timeout=timeout) as response:
-                return Answer(response.status, response.read().decode(errors="replace"), time.monotonic() - began)
+                return ReplayAnswer(response.status, response.read().decode(errors="replace"), time.monotonic() - began)
         except urllib.error.HTTPError as error:
-            return Answer(error.code, error.read().decode(errors="replace"), time.monotonic() - began)
+            return ReplayAnswer(error.code, error.read().decode(errors="replace"), time.monotonic() - began)
     except (OSError, http.client.HTTPException, ValueError) as error:  # a server that dies cuts its answer off
         reason = str(getattr(error, "reason", error))
-        return Answer(0, reason, time.monotonic() - began)
+        return ReplayAnswer(0, reason, time.monotonic() - began)

@@ -75,7 +75,7 @@ class Total(NamedTuple):
         return (self.seconds - before.seconds) / number if number > 0 else None
 
 
-class Sample(NamedTuple):
+class TopSample(NamedTuple):
     """One reading. Rates are per second since the previous one, None at the first. `usage`, `hit_rate`: 0 to 1.
 
     `first_token`, `between_tokens`: mean seconds since the previous reading, at the first since the start.
@@ -143,9 +143,9 @@ class Watch:
 
     def __init__(self, fetch: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> None:
         self._fetch, self._clock = fetch, clock
-        self.samples: deque[Sample] = deque(maxlen=HISTORY)
+        self.samples: deque[TopSample] = deque(maxlen=HISTORY)
 
-    def read(self) -> Sample:
+    def read(self) -> TopSample:
         sample = sample_of(parse(self._fetch()), self._clock())
         before = self.samples[-1] if self.samples else None
         goes_on = before is not None and sample.generated >= before.generated  # else, the server was started again
@@ -208,7 +208,7 @@ def fetch(url: str, key: str | None = None) -> str:
         raise TopError(url, str(getattr(error, "reason", error))) from error
 
 
-class Metrics(NamedTuple):
+class TopMetrics(NamedTuple):
     """The samples of a server by name: those of each set of labels, and the sum of each name over them."""
 
     labelled: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
@@ -223,7 +223,7 @@ class Metrics(NamedTuple):
         return Total() if found is None else Total(self.sums.get(f"{found}_sum", 0.0), self.sums[f"{found}_count"])
 
 
-def parse(text: str) -> Metrics:
+def parse(text: str) -> TopMetrics:
     """Raises TopError if the text is not of Prometheus' format."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -234,10 +234,10 @@ def parse(text: str) -> Metrics:
                 labelled.setdefault(sample.name, []).append((sample.labels, sample.value))
     except ValueError as error:
         raise TopError("the server", f"its /metrics cannot be read ({error})") from error
-    return Metrics(labelled, {name: sum(value for _, value in samples) for name, samples in labelled.items()})
+    return TopMetrics(labelled, {name: sum(value for _, value in samples) for name, samples in labelled.items()})
 
 
-def sample_of(metrics: Metrics, at: float) -> Sample:
+def sample_of(metrics: TopMetrics, at: float) -> TopSample:
     """A reading. Raises TopError if the server has none of the metrics."""
     running = metrics.first(_RUNNING)
     if running is None:
@@ -250,7 +250,7 @@ def sample_of(metrics: Metrics, at: float) -> Sample:
     prompt, cached, hit_rate = metrics.first(_PROMPT), metrics.first(_CACHED), metrics.first(_HIT_RATE)
     if hit_rate is None and cached is not None and prompt:
         hit_rate = cached / prompt
-    return Sample(
+    return TopSample(
         at,
         running,
         metrics.first(_QUEUED) or 0.0,
@@ -267,7 +267,7 @@ def sample_of(metrics: Metrics, at: float) -> Sample:
     )
 
 
-def _failures(metrics: Metrics) -> Mapping[str, float]:
+def _failures(metrics: TopMetrics) -> Mapping[str, float]:
     """Aborted sequences, and answers of each status that says that the server failed."""
     found = {"aborted": metrics.first(_ABORTED) or 0.0}
     for labels, count in metrics.labelled.get(_RESPONSES, ()):
@@ -277,7 +277,7 @@ def _failures(metrics: Metrics) -> Mapping[str, float]:
     return found
 
 
-def _slow_paths(metrics: Metrics) -> Mapping[str, float]:
+def _slow_paths(metrics: TopMetrics) -> Mapping[str, float]:
     """The share of all steps in which a slower path computed a part, by the part and the reason."""
     steps = metrics.sums.get(_STEPS, 0.0)
     samples = metrics.labelled.get(_SLOW_STEPS, ())

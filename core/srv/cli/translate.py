@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from srv.errors import Refusal, Rejection
 
 if TYPE_CHECKING:
-    from srv.args.dialects import Dialect, Row, Translation
+    from srv.args.dialects import Dialect, DialectRow, Translation
 
 FORMATS = ("all", "command", "yaml", "json")
 
@@ -154,7 +154,7 @@ def table_text(dialect: Dialect) -> str:
     return "\n".join(f"{', '.join(row.flags):{width}}  {row.status:9}  {_equivalent(row)}" for row in dialect.rows)
 
 
-def _equivalent(row: Row) -> str:
+def _equivalent(row: DialectRow) -> str:
     if row.refused:
         return f"{row.refused}. {row.remedy}"
     return ", ".join("--" + name.replace("_", "-") for name in row.targets) or row.note or "no setting is needed"

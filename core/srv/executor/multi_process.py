@@ -28,18 +28,18 @@ from srv.executor.protocol import Allocation, RankMemory, StepFuture
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
-    Control,
-    Controlled,
+    ControlRank,
     Failed,
     FromRank,
-    Loaded,
     Measure,
     Measured,
     Ping,
     Pong,
+    RankControlled,
+    RankLoaded,
     RankSpec,
-    Sample,
-    Step,
+    RunStep,
+    SampleStep,
     Stepped,
     ToRank,
 )
@@ -57,7 +57,7 @@ _POLL_MS = 100  # how often the processes are checked while an answer is awaited
 _GRACE_S = 0.5  # how long the other ranks may take to answer after one has failed
 _PING_INTERVAL_S = 0.5
 
-Reply = TypeVar("Reply", Loaded, Measured, Allocated, Stepped, Controlled, Pong)
+Reply = TypeVar("Reply", RankLoaded, Measured, Allocated, Stepped, RankControlled, Pong)
 
 
 class StepFailed(InternalError):
@@ -120,7 +120,7 @@ class MultiProcessExecutor:
     def start(self) -> None:
         for number in range(self._size):
             self._ranks.append(self._spawn(number))
-        self._gather(Loaded, self._start_timeout_s)
+        self._gather(RankLoaded, self._start_timeout_s)
 
     def _spawn(self, number: int) -> _Rank:
         address = self._directory.address(f"to_rank_{number}")
@@ -158,15 +158,15 @@ class MultiProcessExecutor:
         return [answer.allocation for answer in answers]
 
     def submit(self, plan: Plan) -> StepFuture:
-        self._send(Step(plan))
+        self._send(RunStep(plan))
         return _MultiProcessFuture(lambda: self._result(plan.step))
 
     def sample(self, step: int, late: LateInputs) -> None:
-        self._send(Sample(step, late))
+        self._send(SampleStep(step, late))
 
     def control(self, command: Command) -> list[Answer]:
-        self._send(Control(command))
-        return [controlled.answer for controlled in self._gather(Controlled, self._start_timeout_s)]
+        self._send(ControlRank(command))
+        return [controlled.answer for controlled in self._gather(RankControlled, self._start_timeout_s)]
 
     def check(self) -> None:
         """While idle, every rank has to answer a message twice a second."""

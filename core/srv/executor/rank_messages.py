@@ -2,8 +2,8 @@
 
 Tagged, immutable msgspec structs, encoded as MessagePack and never as pickle. A rank handles them in order.
 
-    engine -> rank    Measure, Allocate, Step, Sample, Control, Ping
-    rank -> engine    Loaded, Measured, Allocated, Stepped, Controlled, Pong, Failed
+    engine -> rank    Measure, Allocate, RunStep, SampleStep, ControlRank, Ping
+    rank -> engine    RankLoaded, Measured, Allocated, Stepped, RankControlled, Pong, Failed
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Allocate(msgspec.Struct, frozen=True, tag=True):
     budget: Budget
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class RunStep(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
 
 
-class Sample(msgspec.Struct, frozen=True, tag=True):
+class SampleStep(msgspec.Struct, frozen=True, tag=True):
     """Completes a step whose sampling waits for late inputs, such as grammar masks: the rank samples now, and only now
     answers with `Stepped`.
     """
@@ -56,7 +56,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     late: LateInputs
 
 
-class Control(msgspec.Struct, frozen=True, tag=True):
+class ControlRank(msgspec.Struct, frozen=True, tag=True):
     command: Command
 
 
@@ -64,7 +64,7 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     """Asks whether the rank still handles messages."""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
+class RankLoaded(msgspec.Struct, frozen=True, tag=True):
     rank: int
 
 
@@ -93,7 +93,7 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     peer_lost: bool = False
 
 
-class Controlled(msgspec.Struct, frozen=True, tag=True):
+class RankControlled(msgspec.Struct, frozen=True, tag=True):
     rank: int
     answer: Answer
 
@@ -114,8 +114,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     peer_lost: bool = False
 
 
-ToRank = Measure | Allocate | Step | Sample | Control | Ping
-FromRank = Loaded | Measured | Allocated | Stepped | Controlled | Pong | Failed
+ToRank = Measure | Allocate | RunStep | SampleStep | ControlRank | Ping
+FromRank = RankLoaded | Measured | Allocated | Stepped | RankControlled | Pong | Failed
 
 
 def digest(result: Result) -> int:

@@ -1,8 +1,8 @@
 """The process that checks grammars: `python -m srv.grammar.child`.
 
-A Setup, then one `GrammarSource` after another, each answered by a Reply, in MessagePack. It does all that an engine
-does with a grammar up to the first masks, so that an engine never sees a grammar that crashes its library or exceeds
-the limits at once. The child ends when its standard input ends.
+A `GrammarSetup`, then one `GrammarSource` after another, each answered by a `GrammarReply`, in MessagePack. It does all
+that an engine does with a grammar up to the first masks, so that an engine never sees a grammar that crashes its
+library or exceeds the limits at once. The child ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from srv.types import Vocabulary
 TRIED_TOKENS = 32
 
 
-class Setup(msgspec.Struct):
+class GrammarSetup(msgspec.Struct):
     """The backend and what it is made with, and the limits per grammar: processor time in seconds, and bytes of memory
     beyond what the process has at its start."""
 
@@ -50,7 +50,7 @@ class Setup(msgspec.Struct):
     memory_bytes: int
 
 
-class Reply(msgspec.Struct):
+class GrammarReply(msgspec.Struct):
     """The translated grammar, what it does not enforce and whether its masks may be slow; or why there is none."""
 
     text: str | None = None
@@ -64,11 +64,11 @@ def main() -> int:
     source, sink = channels()
     if not (content := read_frame(source)):
         return 0
-    setup = msgspec.msgpack.decode(content, type=Setup)
+    setup = msgspec.msgpack.decode(content, type=GrammarSetup)
     backend = make(setup.backend, GrammarContext(setup.vocabulary, setup.vocab_size, setup.end_tokens))
     spacing = JsonSpacing(setup.whitespace_pattern, setup.no_whitespace)
     limit_memory(setup.memory_bytes)
-    write_frame(sink, msgspec.msgpack.encode(Reply("")))
+    write_frame(sink, msgspec.msgpack.encode(GrammarReply("")))
 
     def work() -> None:
         while content := read_frame(source):
@@ -79,7 +79,7 @@ def main() -> int:
     return with_small_stack(work)
 
 
-def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[int], content: bytes) -> Reply:
+def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[int], content: bytes) -> GrammarReply:
     try:
         asked = msgspec.msgpack.decode(content, type=GrammarSource)
         compiled = functools.lru_cache(maxsize=1)(lambda each: _compiled(backend, each, spacing))
@@ -87,15 +87,15 @@ def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[i
         text, new = compiled(source)
         slow = try_out(backend, new, end_tokens)
     except GrammarError as error:
-        return Reply(refused=str(error))
+        return GrammarReply(refused=str(error))
     except MemoryError:
-        return Reply(refused="it needs too much memory")
+        return GrammarReply(refused="it needs too much memory")
     except RecursionError:
-        return Reply(refused="it is nested too deeply")
+        return GrammarReply(refused="it is nested too deeply")
     except Exception as error:  # noqa: BLE001 - a fault ends one request, not the process that others wait for
         traceback.print_exc()
-        return Reply(refused=f"it cannot be checked: {type(error).__name__}: {error_clause(str(error))}")
-    return Reply(text, left_out=tuple(dict.fromkeys((*asked.left_out, *left_out))), slow=slow)
+        return GrammarReply(refused=f"it cannot be checked: {type(error).__name__}: {error_clause(str(error))}")
+    return GrammarReply(text, left_out=tuple(dict.fromkeys((*asked.left_out, *left_out))), slow=slow)
 
 
 def _compiled(

@@ -46,7 +46,7 @@ class Phase(NamedTuple):
         return {**self._asdict(), "seconds": round(self.seconds, 3), "predicted": predicted}
 
 
-class Usage(NamedTuple):
+class ProcessUse(NamedTuple):
     """What the operating system has counted for this process so far. None: it does not say.
 
     processor: seconds, of all threads. stored: bytes that came from storage. swapped: bytes that are in swap now.
@@ -57,7 +57,7 @@ class Usage(NamedTuple):
     swapped: int | None = None
 
     @classmethod
-    def now(cls) -> Usage:
+    def now(cls) -> ProcessUse:
         status = _fields("/proc/self/status").get("VmSwap")
         return cls(
             time.process_time(),
@@ -69,7 +69,7 @@ class Usage(NamedTuple):
 class Phases:
     """Records the phases of this process. `usage`: what is counted; replaced in tests."""
 
-    def __init__(self, usage: Callable[[], Usage] = Usage.now) -> None:
+    def __init__(self, usage: Callable[[], ProcessUse] = ProcessUse.now) -> None:
         self._usage = usage
         self._done: list[Phase] = []
 
@@ -101,7 +101,7 @@ class Phases:
             self._done.append(Phase(name, seconds, expected, basis, cause))
 
 
-def why_slow(seconds: float, before: Usage, after: Usage, does: str, waits_for: str = ANYTHING) -> str:
+def why_slow(seconds: float, before: ProcessUse, after: ProcessUse, does: str, waits_for: str = ANYTHING) -> str:
     """The cause of a phase that took so long, from what was counted before and after it."""
     causes = []
     processor = after.processor - before.processor

@@ -33,7 +33,7 @@ Kind = TypeVar("Kind", bound=Part)
 OUTPUT = "lm_head"  # the name of the output layer
 
 
-class Matrix(NamedTuple):
+class LayerMatrix(NamedTuple):
     """A weight matrix of one layer. `names`: the layers of the checkpoint that it fuses. `embedding`: its rows are
     looked up. `tied`: the output layer, with the matrix of the embedding. `role`: as `OpLayer.role`. `bias`: whether
     the layer adds one. `parts`: the outputs of each of `names`; () if they are equal."""
@@ -80,7 +80,7 @@ class ModelOps(NamedTuple):
     """Everything that a model's layers call, each distinct use of an op once; the matrices of all layers."""
 
     ops: tuple[OpUse, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[LayerMatrix, ...]
     experts: tuple[ExpertMatrices, ...] = ()
 
 
@@ -142,16 +142,16 @@ def ops(tree: Part, dtype: str) -> tuple[OpUse, ...]:
     return tuple({(use.op, use.dtype, tuple(use.sizes.items())): use for use in used}.values())
 
 
-def matrices(tree: Part) -> Iterator[Matrix]:
+def matrices(tree: Part) -> Iterator[LayerMatrix]:
     """All of them but those of experts, by the names that layers have for them; that of the embedding first."""
     for name, part in walk(tree):
         if isinstance(part, Embedding):
-            yield Matrix((name,), part.size, part.rows, embedding=True)
+            yield LayerMatrix((name,), part.size, part.rows, embedding=True)
         elif isinstance(part, Linear):
             names, outputs = tuple(below(name, each) for each in part.outputs), tuple(part.outputs.values())
             parts = outputs if len(outputs) > 1 else ()
             tied = isinstance(part, Output) and part.tied
-            yield Matrix(names, part.inputs, sum(outputs), tied=tied, role=part.role, bias=part.bias, parts=parts)
+            yield LayerMatrix(names, part.inputs, sum(outputs), tied=tied, role=part.role, bias=part.bias, parts=parts)
 
 
 def model_ops(tree: Part, dtype: str) -> ModelOps:

@@ -18,7 +18,7 @@ MODULE = "srv.models.transformers.inspection_process"
 TIMEOUT_S = 120.0  # building hundreds of layers without weights takes seconds
 
 
-class Refused(msgspec.Struct, frozen=True):
+class ClassRefused(msgspec.Struct, frozen=True):
     """A ModelError of the other process."""
 
     code: str
@@ -39,7 +39,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     with weights. `quantized`: a clause that says how many of its modules hold quantized weights, "" if none does.
     `ops`: what they call, each once. `unknown`: why nothing is known of its attention, "" if it is."""
 
-    refused: Refused | None = None
+    refused: ClassRefused | None = None
     layers: tuple[AttentionLayer, ...] = ()
     quantized: str = ""
     ops: tuple[QuantizedOp, ...] = ()

@@ -76,7 +76,7 @@ class ExpertMap(NamedTuple):
         return {"layers": list(self.mixtures.layers), "experts": self.mixtures.experts, **places}
 
 
-class ExpertCounts(NamedTuple):
+class LayerExpertCounts(NamedTuple):
     """How many tokens chose each expert, by layer with experts: what a placement would be calculated from."""
 
     mixtures: Mixtures
@@ -103,7 +103,7 @@ class ExpertCounts(NamedTuple):
         return {"layers": list(self.mixtures.layers), "experts": self.mixtures.experts, **counts}
 
 
-ExpertLocation: TypeAlias = ExpertMap | ExpertCounts
+ExpertLocation: TypeAlias = ExpertMap | LayerExpertCounts
 
 
 def mixtures_of(model: ModelFacts, values: Mapping[str, Any]) -> Mixtures | None:
@@ -132,7 +132,7 @@ def read_location(value: str, mixtures: Mixtures, redundant: int = 0) -> ExpertL
         _refuse(what, f"it needs either {MAP} or {COUNTS}, and has {has}")
     if MAP in content:
         return ExpertMap(mixtures, _map(what, content, mixtures, places))
-    return ExpertCounts(mixtures, _counts(what, content, mixtures))
+    return LayerExpertCounts(mixtures, _counts(what, content, mixtures))
 
 
 def _content(value: str) -> tuple[str, Mapping[str, Any]]:

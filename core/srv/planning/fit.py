@@ -50,7 +50,7 @@ class Trial(NamedTuple):
     rejections: tuple[Rejection, ...] = ()
 
 
-class Card(NamedTuple):
+class FittedCard(NamedTuple):
     """Whether one profile of a platform serves the model, and how or why not."""
 
     device: str
@@ -72,7 +72,7 @@ class Fit(NamedTuple):
     plan: LaunchPlan | None
     lines: tuple[str, ...]
     refused: tuple[int, tuple[str, ...]] | None = None
-    cards: tuple[Card, ...] = ()
+    cards: tuple[FittedCard, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -163,7 +163,7 @@ def _cards(user: UserInput, make: Make) -> Fit:
     trials = [
         (text, memory, _attempt(_with(user, "device", f"{text},count={ranks}"), make, 1)) for text, memory in found
     ]
-    cards = [Card(text, memory, trial.plan is not None, trial.lines) for text, memory, trial in trials]
+    cards = [FittedCard(text, memory, trial.plan is not None, trial.lines) for text, memory, trial in trials]
     if not cards:
         raise Refusal([_no_profiles(user)])
     return Fit(

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from srv.models.blueprint import OpUse
-from srv.models.derive import OUTPUT, ExpertMatrices, Matrix, ModelOps
+from srv.models.derive import OUTPUT, ExpertMatrices, LayerMatrix, ModelOps
 from srv.models.inspection import QuantizedOp
 from srv.models.layers.moe_config import expert_names
 from srv.planning.kernel import Kernel, logits_key
@@ -50,7 +50,7 @@ def op_kernels(table: OpTable, ops: ModelOps, schemes: LayerSchemes) -> Iterator
     """A Kernel for each distinct call. `schemes`: of the matrices."""
     for use in ops.ops:
         yield _of_use(table, use)
-    shapes: dict[tuple[object, ...], tuple[Matrix, str]] = {}  # of most matrices there is one in every layer
+    shapes: dict[tuple[object, ...], tuple[LayerMatrix, str]] = {}  # of most matrices there is one in every layer
     for matrix in ops.matrices:
         quantized = _quantized_op(matrix, ops.matrices[0], schemes)
         output = matrix.names[-1] == OUTPUT
@@ -100,7 +100,7 @@ def _of_use(table: OpTable, use: OpUse) -> Kernel:
     return _kernel(table, key, what, choice)
 
 
-def _of_matrix(table: OpTable, matrix: Matrix, quantized: str) -> Kernel:
+def _of_matrix(table: OpTable, matrix: LayerMatrix, quantized: str) -> Kernel:
     op = quantized or (_EMBEDDING if matrix.embedding else _LINEAR)
     sizes = {"inputs": matrix.inputs}
     full = sizes if matrix.embedding else {**sizes, "outputs": matrix.outputs}
@@ -113,7 +113,7 @@ def _of_matrix(table: OpTable, matrix: Matrix, quantized: str) -> Kernel:
     return _kernel(table, op_key(op, table.dtype, sizes), _what(op, table.dtype, sizes), choice)
 
 
-def _logits(table: OpTable, op: str, sizes: dict[str, int], full: dict[str, int], matrix: Matrix) -> Kernel:
+def _logits(table: OpTable, op: str, sizes: dict[str, int], full: dict[str, int], matrix: LayerMatrix) -> Kernel:
     """The output layer or a router, whose sums are float32 where the platform has a kernel that returns them.
 
     Such kernels add no bias.
@@ -127,7 +127,7 @@ def _logits(table: OpTable, op: str, sizes: dict[str, int], full: dict[str, int]
     return _kernel(table, key, what, table.choose(op, table.dtype, full), op)
 
 
-def _quantized_op(matrix: Matrix, embedding: Matrix, schemes: LayerSchemes) -> str:
+def _quantized_op(matrix: LayerMatrix, embedding: LayerMatrix, schemes: LayerSchemes) -> str:
     """The op of a matrix that stays quantized; "" for one with unquantized weights."""
     if matrix.tied:
         return _op(schemes(embedding.names, embedding.inputs, True))

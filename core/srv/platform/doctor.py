@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from srv.platform.facts import DeviceFacts
-from srv.platform.finding import NOT_NEEDED, STAGES, Finding, Line, Request
+from srv.platform.finding import NOT_NEEDED, STAGES, Finding, FindingLine, FindingRequest
 from srv.platform.manifest import worker_environment
 from srv.platform.registry import InstalledPlatform
 
@@ -88,14 +88,14 @@ def examine(
             ),
         )
     path = tuple(os.path.abspath(entry) for entry in sys.path)
-    request = Request(found.name, device, dict(options), path)
+    request = FindingRequest(found.name, device, dict(options), path)
     with tempfile.TemporaryDirectory(prefix="srv-doctor-") as name:
         folder = Path(name)
         answer = folder / "answer"
         answer.touch()
         arguments = ["-m", "srv.platform.doctor_child", str(answer)]
         exited = run_child(arguments, folder, timeout_s, stdin=msgspec.json.encode(request), environment=environment)
-        lines = [msgspec.json.decode(each, type=Line) for each in answer.read_bytes().splitlines()]
+        lines = [msgspec.json.decode(each, type=FindingLine) for each in answer.read_bytes().splitlines()]
     findings = [line.finding for line in lines if line.finding is not None]
     if exited.text:
         findings.append(_aborted(found, lines[-1].stage if lines else STAGES[0], exited, timeout_s))

@@ -16,35 +16,35 @@ from typing import BinaryIO
 import msgspec
 
 from srv.errors import PlatformUnavailable, PluginError
-from srv.platform.finding import NOT_NEEDED, STAGES, Finding, Line, Request, Status
+from srv.platform.finding import NOT_NEEDED, STAGES, Finding, FindingLine, FindingRequest, Status
 
 SIZE = 64  # of the test matrices; integers up to 64 are exact in every floating-point dtype
 
 
 def main() -> int:
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=FindingRequest)
     sys.path.extend(entry for entry in request.path if entry not in sys.path)
     with open(sys.argv[1], "ab", buffering=0) as answer:
         _examine(request, answer)
     return 0
 
 
-def _examine(request: Request, answer: BinaryIO) -> None:
+def _examine(request: FindingRequest, answer: BinaryIO) -> None:
     """Run the stages in order. A failure is a finding; only a failure of the first stage ends the examination."""
     stages: dict[str, Callable[[], Iterator[Finding]]] = {}
     for stage in STAGES:
-        answer.write(msgspec.json.encode(Line(stage)) + b"\n")
+        answer.write(msgspec.json.encode(FindingLine(stage)) + b"\n")
         try:
             stages = stages or _stages(request)
             for finding in stages[stage]():
-                answer.write(msgspec.json.encode(Line(stage, finding)) + b"\n")
+                answer.write(msgspec.json.encode(FindingLine(stage, finding)) + b"\n")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything; it is reported
-            answer.write(msgspec.json.encode(Line(stage, _failed(stage, error))) + b"\n")
+            answer.write(msgspec.json.encode(FindingLine(stage, _failed(stage, error))) + b"\n")
             if stage == STAGES[0]:
                 return
 
 
-def _stages(request: Request) -> dict[str, Callable[[], Iterator[Finding]]]:
+def _stages(request: FindingRequest) -> dict[str, Callable[[], Iterator[Finding]]]:
     """Create the platform and initialize it as a worker would; raises what the plugin raises."""
     from srv.platform.contract import create_platform
     from srv.platform.manifest import EngineContext
@@ -58,7 +58,7 @@ def _stages(request: Request) -> dict[str, Callable[[], Iterator[Finding]]]:
 class Examination:
     """The stages of the examination of one live platform (`srv.platform.interface.Platform`)."""
 
-    def __init__(self, platform: object, request: Request) -> None:
+    def __init__(self, platform: object, request: FindingRequest) -> None:
         from typing import cast
 
         from srv.platform.interface import Platform

@@ -29,7 +29,7 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-class Request(msgspec.Struct, frozen=True):
+class FindingRequest(msgspec.Struct, frozen=True):
     """The child's input. `path`: its parent's `sys.path`. `options`: values of the arguments in `Manifest.options`."""
 
     name: str
@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
 
 
-class Line(msgspec.Struct, frozen=True):
+class FindingLine(msgspec.Struct, frozen=True):
     """One line of the child's output: the start of a stage or, with `finding`, one of its results."""
 
     stage: str

@@ -19,20 +19,20 @@ from srv.platform.installed import Entry
 from srv.platform.registry import load
 
 
-class Loaded(NamedTuple):
+class LoadedExtension(NamedTuple):
     """An extension and where it comes from."""
 
     entry: Entry
     extension: object
 
 
-def load_all(group: str, found: Sequence[Entry]) -> tuple[Loaded, ...]:
+def load_all(group: str, found: Sequence[Entry]) -> tuple[LoadedExtension, ...]:
     """Load every extension of a group, in the order of `found`. Raises the PluginError of the first that fails.
 
     Each is loaded as manifests are: its import may neither import torch nor patch `srv`.
     """
     loaded = [extension.plugin for extension in _Extensions(group, found)]
-    return tuple(Loaded(entry, extension) for entry, extension in zip(found, loaded, strict=True))
+    return tuple(LoadedExtension(entry, extension) for entry, extension in zip(found, loaded, strict=True))
 
 
 class _CheckedEntryPoint(EntryPoint):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from srv.platform.manifest import AUTOLOAD, DEFAULT_TIMEOUT_S, ProbeResult
-from srv.platform.probe_child import IMPORTED, Request
+from srv.platform.probe_child import IMPORTED, ProbeRequest
 from srv.platform.registry import InstalledPlatform
 
 ANSWER_LIMIT = 1 << 20  # bytes; a valid answer has a few hundred
@@ -90,7 +90,7 @@ def _start(write_end: int) -> subprocess.Popen[bytes]:
 def _send(process: subprocess.Popen[bytes], found: InstalledPlatform, timeout_s: float) -> None:
     assert process.stdin is not None
     path = tuple(os.path.abspath(entry) for entry in sys.path)
-    request = Request(found.name, found.distribution, found.target, timeout_s, path)
+    request = ProbeRequest(found.name, found.distribution, found.target, timeout_s, path)
     # BrokenPipeError: the child has already died; its exit status is reported.
     with suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(msgspec.json.encode(request))

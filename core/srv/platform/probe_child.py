@@ -23,7 +23,7 @@ from srv.platform.manifest import Manifest, ProbeContext, ProbeResult
 IMPORTED = b"imported\n"
 
 
-class Request(msgspec.Struct, frozen=True):
+class ProbeRequest(msgspec.Struct, frozen=True):
     """The child's input, as JSON on its standard input. `path` is its parent's `sys.path`."""
 
     name: str
@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True):
 def main() -> int:
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=ProbeRequest)
     sys.path.extend(entry for entry in request.path if entry not in sys.path)
     with os.fdopen(descriptor, "wb", buffering=0) as pipe:
         line = msgspec.json.encode(answer(request, lambda: pipe.write(IMPORTED))) + b"\n"
@@ -44,7 +44,7 @@ def main() -> int:
     return 0
 
 
-def answer(request: Request, imported: Callable[[], object]) -> ProbeResult:
+def answer(request: ProbeRequest, imported: Callable[[], object]) -> ProbeResult:
     """The plugin's own result, or one that says what is wrong with the plugin. Calls `imported` before the probe."""
     report = f"Report this to the maintainer of {request.distribution}, or uninstall it"
     try:

@@ -18,7 +18,7 @@ MAX_HEADER = 300  # characters of a name with what stands around it
 _EXTRA = ("id", "call_id", "tool_call_id", "type")
 
 
-class Place(NamedTuple):
+class BodyPlace(NamedTuple):
     """Where a body is read. `stops`: the markers at which the arguments end that are not valid.
 
     `declared`: only a tool of the request is called, and with arguments; anything else is text.
@@ -33,7 +33,7 @@ class Place(NamedTuple):
         return 0 < len(name) <= MAX_NAME and (not self.declared or name in self.output.schemas)
 
 
-def stream_object(place: Place) -> Wait[bool]:
+def stream_object(place: BodyPlace) -> Wait[bool]:
     """Put out the JSON object here as arguments, and what a model writes after it goes wrong, up to the next marker.
 
     False if it went wrong.
@@ -53,7 +53,7 @@ def stream_object(place: Place) -> Wait[bool]:
             return False
 
 
-def stream_raw(place: Place) -> Wait[None]:
+def stream_raw(place: BodyPlace) -> Wait[None]:
     """Put out everything up to the next marker as arguments."""
     reader = place.reader
     while True:
@@ -71,7 +71,7 @@ def put_call(output: Output, name: str, arguments: str, call_id: str | None = No
     output.end()
 
 
-def json_body(body: JsonBody, place: Place) -> Wait[bool]:
+def json_body(body: JsonBody, place: BodyPlace) -> Wait[bool]:
     """Objects that are no calls are text behind the calls, if others in their list are calls."""
     reader, output = place.reader, place.output
     first, others = output.calls, list[str]()
@@ -104,7 +104,7 @@ def json_body(body: JsonBody, place: Place) -> Wait[bool]:
     return output.calls > first
 
 
-def _object(body: JsonBody, place: Place) -> Wait[bool]:
+def _object(body: JsonBody, place: BodyPlace) -> Wait[bool]:
     """One object. False if it is no call, or one whose end is wrong."""
     reader, output = place.reader, place.output
     if not (yield from reader.accept(["{"])):
@@ -146,7 +146,7 @@ def _object(body: JsonBody, place: Place) -> Wait[bool]:
     return True
 
 
-def _keyed_object(place: Place) -> Wait[bool]:
+def _keyed_object(place: BodyPlace) -> Wait[bool]:
     """The inside of an object whose one member is the name, with the arguments as its value."""
     reader, output = place.reader, place.output
     yield from reader.skip_space()
@@ -202,7 +202,7 @@ def _end_of_object(reader: Reader) -> Wait[bool]:
             return False
 
 
-def header_body(body: HeaderBody, place: Place) -> Wait[bool]:
+def header_body(body: HeaderBody, place: BodyPlace) -> Wait[bool]:
     reader, output = place.reader, place.output
     ends = MarkerSet((*body.separator, *body.stays, *place.stops.markers))
     header = yield from reader.until(ends, MAX_HEADER)

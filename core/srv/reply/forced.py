@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from srv.errors import RequestError
 from srv.reply.forced_arguments import arguments_of
 from srv.reply.rows import BareBody, ChannelFormat, PythonBody, TaggedBody, ToolFormat
-from srv.reply.tools import Choice, Tool, ToolUse
+from srv.reply.tools import Tool, ToolCalling, ToolUse
 
 
-class Constraint(NamedTuple):
+class CallConstraint(NamedTuple):
     """`tag`: a structural tag. `param`: the field of the request that asks for it. `left_out`: keywords of schemas that
     are not strict and that it does not have."""
 
@@ -28,33 +28,33 @@ class _Call(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-def constraint_of(row: ToolFormat | ChannelFormat, use: ToolUse, calls_before: int) -> Constraint | None:
+def constraint_of(row: ToolFormat | ChannelFormat, use: ToolUse, calls_before: int) -> CallConstraint | None:
     """What the reply must follow; None if it is free. Raises RequestError if the format has no such grammar.
 
     calls_before: the number of calls in the conversation.
     """
     strict = next((tool for tool in use.tools if tool.strict), None)
-    if not use.active or (use.choice is Choice.AUTO and strict is None):
+    if not use.active or (use.choice is ToolCalling.AUTO and strict is None):
         return None
-    param = "tool_choice" if strict is None or use.choice is not Choice.AUTO else f"{strict.where}.strict"
-    if not row.frame[0] or (use.choice is Choice.AUTO and not row.trigger):
+    param = "tool_choice" if strict is None or use.choice is not ToolCalling.AUTO else f"{strict.where}.strict"
+    if not row.frame[0] or (use.choice is ToolCalling.AUTO and not row.trigger):
         raise RequestError(
             f"{param} is refused: calls in the format {row.name} cannot be constrained by a grammar; send"
             ' tool_choice = "auto" and tools that are not strict',
             code="not_implemented",
             param=param,
         )
-    auto = use.choice is Choice.AUTO
+    auto = use.choice is ToolCalling.AUTO
     tools = [tool for tool in use.tools if use.named in (None, tool.name)]
     calls = [_call(row, tool, calls_before, tool.strict or not auto) for tool in tools]
     form: dict[str, Any] = {"tags": [call.tag for call in calls]}
     if auto:
         form |= {"type": "triggered_tags", "triggers": [row.trigger], "stop_after_first": not use.parallel}
     else:
-        one = use.choice is Choice.NAMED or not use.parallel or row.one_call
+        one = use.choice is ToolCalling.NAMED or not use.parallel or row.one_call
         form |= {"type": "tags_with_separator", "separator": "", "at_least_one": True, "stop_after_first": one}
     left_out = dict.fromkeys(keyword for call in calls for keyword in call.left_out)
-    return Constraint({"type": "structural_tag", "format": form}, param, tuple(left_out))
+    return CallConstraint({"type": "structural_tag", "format": form}, param, tuple(left_out))
 
 
 def _call(row: ToolFormat | ChannelFormat, tool: Tool, index: int, follows_schema: bool) -> _Call:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from srv.errors import RequestError
 from srv.platform.extensions import Extensions, contested
 from srv.reply.checks import fault_of
-from srv.reply.forced import Constraint, constraint_of
+from srv.reply.forced import CallConstraint, constraint_of
 from srv.reply.parser import ParserOptions, ReplyParser
 from srv.reply.reasoning_rows import CHANNEL_ROWS, REASONING_ROWS
 from srv.reply.rows import ChannelFormat, ReasoningFormat, ToolFormat
@@ -87,7 +87,7 @@ class ReplyFormat:
                 param="tools",
             )
 
-    def constraint(self, use: ToolUse, calls_before: int) -> Constraint | None:
+    def constraint(self, use: ToolUse, calls_before: int) -> CallConstraint | None:
         """What the reply must follow because of `use`; None if it is free. Raises RequestError."""
         row = self.channels or self.tools
         return None if row is None else constraint_of(row, use, calls_before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 
-from srv.reply.bodies import Place, put_call
+from srv.reply.bodies import BodyPlace, put_call
 from srv.reply.json_text import MAX_DEPTH, json_of, parsed
 from srv.reply.python_values import NOT_READABLE, expression, literal
 from srv.reply.reader import Reader, Wait
@@ -70,7 +70,7 @@ def _name(reader: Reader) -> Wait[str]:
             return "" if match is None else match[0]
 
 
-def python_body(body: PythonBody, place: Place) -> Wait[bool]:
+def python_body(body: PythonBody, place: BodyPlace) -> Wait[bool]:
     reader, output = place.reader, place.output
     first = output.calls
     yield from reader.skip_space()
@@ -119,7 +119,7 @@ def _python_arguments(name: str, text: str) -> str | None:
         return None
 
 
-def bare_body(body: BareBody, place: Place) -> Wait[bool]:
+def bare_body(body: BareBody, place: BodyPlace) -> Wait[bool]:
     reader, output = place.reader, place.output
     yield from reader.skip_space()
     if not (yield from reader.accept([body.begin])):

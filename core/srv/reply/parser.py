@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from srv.reply.bodies import Place, header_body, json_body
+from srv.reply.bodies import BodyPlace, header_body, json_body
 from srv.reply.channels import read_channels
 from srv.reply.events import ReplyEvent, Text
 from srv.reply.literals import bare_body, python_body
@@ -189,7 +189,7 @@ class ReplyParser:
         """The calls here, in their section. False, at the same position, if there is none."""
         reader, output = self._reader, self._output
         start, before = reader.at, output.calls
-        place = Place(reader, output, MarkerSet((*section.begin, *section.end, *call.begin, *call.end)), declared)
+        place = BodyPlace(reader, output, MarkerSet((*section.begin, *section.end, *call.begin, *call.end)), declared)
         in_section = bool((yield from reader.accept(section.begin)))
         while True:
             begin = reader.at
@@ -209,7 +209,7 @@ class ReplyParser:
         reader.drop()
         return True
 
-    def _body(self, place: Place) -> Wait[bool]:
+    def _body(self, place: BodyPlace) -> Wait[bool]:
         assert self._tools is not None
         begin = self._reader.at
         for body in self._tools.bodies:
@@ -223,7 +223,7 @@ class ReplyParser:
         return (yield from self._reader.more())
 
 
-def _read_body(body: Body, place: Place) -> Wait[bool]:
+def _read_body(body: Body, place: BodyPlace) -> Wait[bool]:
     match body:
         case JsonBody():
             return json_body(body, place)

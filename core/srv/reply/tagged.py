@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.reply.bodies import MAX_HEADER, Place
+from srv.reply.bodies import MAX_HEADER, BodyPlace
 from srv.reply.json_text import json_of
 from srv.reply.nested import nested_json
 from srv.reply.reader import MarkerSet, Wait
@@ -17,7 +17,7 @@ from srv.reply.rows import TaggedBody
 from srv.reply.typed_values import as_json, property_types
 
 
-def tagged_body(body: TaggedBody, place: Place) -> Wait[bool]:
+def tagged_body(body: TaggedBody, place: BodyPlace) -> Wait[bool]:
     reader, output = place.reader, place.output
     yield from reader.skip_space()
     before = yield from reader.accept([body.name[0]])
@@ -48,7 +48,7 @@ def _is_name(name: str) -> bool:
     return bool(name) and not any(character.isspace() or character in '<>"{}' for character in name)
 
 
-def _arguments(body: TaggedBody, place: Place, schema: Mapping[str, Any]) -> Wait[str]:
+def _arguments(body: TaggedBody, place: BodyPlace, schema: Mapping[str, Any]) -> Wait[str]:
     """The arguments up to the end of the call. Returns the text between them that belongs to none."""
     reader, output = place.reader, place.output
     others = (body.name[0],) if body.name[0] else ()
@@ -79,7 +79,7 @@ def _arguments(body: TaggedBody, place: Place, schema: Mapping[str, Any]) -> Wai
     return " ".join(text for stray in strays if (text := stray.strip()))
 
 
-def _argument(body: TaggedBody, place: Place, schema: Mapping[str, Any], comma: str) -> Wait[bool]:
+def _argument(body: TaggedBody, place: BodyPlace, schema: Mapping[str, Any], comma: str) -> Wait[bool]:
     """One argument, whose opening tag has been read. False if its name is wrong; nothing more is read then."""
     reader, output = place.reader, place.output
     begin = reader.at
@@ -119,7 +119,7 @@ def _types(body: TaggedBody, key: str, schema: Mapping[str, Any]) -> tuple[str, 
     return key, property_types(schema, key)
 
 
-def _nested_value(body: TaggedBody, place: Place, key: str) -> Wait[str]:
+def _nested_value(body: TaggedBody, place: BodyPlace, key: str) -> Wait[str]:
     """The text of a value of tags, in which tags of the same name may be."""
     text, begin = "", f"{body.key[0]}{key}{body.key[1]}"
     while True:
@@ -129,7 +129,7 @@ def _nested_value(body: TaggedBody, place: Place, key: str) -> Wait[str]:
         text += body.end
 
 
-def _value(body: TaggedBody, place: Place, streamed: bool) -> Wait[str | None]:
+def _value(body: TaggedBody, place: BodyPlace, streamed: bool) -> Wait[str | None]:
     """The text of a value, or, if `streamed`, put out as the inside of a JSON string.
 
     None for one that was put out and that the end of the reply cuts.

@@ -37,7 +37,7 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-class Choice(StrEnum):
+class ToolCalling(StrEnum):
     """Whether the model calls tools: as it likes, never, at least once, or exactly the tool `ToolUse.named`."""
 
     AUTO = "auto"
@@ -51,19 +51,19 @@ class ToolUse:
     """The tools of a request and how they may be used. `parallel`: more than one call per reply."""
 
     tools: tuple[Tool, ...] = ()
-    choice: Choice = Choice.AUTO
+    choice: ToolCalling = ToolCalling.AUTO
     named: str | None = None
     parallel: bool = True
 
     @property
     def active(self) -> bool:
         """Whether calls are looked for in the reply."""
-        return bool(self.tools) and self.choice is not Choice.NONE
+        return bool(self.tools) and self.choice is not ToolCalling.NONE
 
     @property
     def forced(self) -> bool:
         """Whether the reply is calls and nothing else."""
-        return self.choice in (Choice.REQUIRED, Choice.NAMED)
+        return self.choice in (ToolCalling.REQUIRED, ToolCalling.NAMED)
 
     def for_template(self) -> list[dict[str, object]] | None:
         """The tools that the prompt describes: none where none may be called."""

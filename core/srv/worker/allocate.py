@@ -45,7 +45,7 @@ from srv.worker.states import RecurrentStates
 from srv.worker.ways import EagerSteps, StepWay
 
 
-class Ready(NamedTuple):
+class ReadyRank(NamedTuple):
     """A rank that can run steps. `recorder`: of expert usage, if that is configured."""
 
     runner: Runner
@@ -66,7 +66,7 @@ class _Ways(NamedTuple):
         return [way for way in ways if way is not None]
 
 
-def allocate(rank: LoadedRank, budget: Budget, start: RankStart) -> Ready:
+def allocate(rank: LoadedRank, budget: Budget, start: RankStart) -> ReadyRank:
     spec, config, transfers = rank.spec, rank.spec.config, rank.transfers
     model, rows = spec.model, config.schedule.max_running_requests
     start.expect(budget)
@@ -121,7 +121,7 @@ def allocate(rank: LoadedRank, budget: Budget, start: RankStart) -> Ready:
     ledger, phases = start.ledger.lines, start.phases.done
     pool_bytes = sum(map(_bytes, (*pools, *state_pools)))
     allocation = Allocation(pool_bytes, ways.report, seconds, ledger, phases, kernels, start.counts_peak)
-    return Ready(runner, recorder, allocation)
+    return ReadyRank(runner, recorder, allocation)
 
 
 def _with_calculated_scales(rank: LoadedRank, budget: Budget) -> LoadedRank:

@@ -41,7 +41,7 @@ from srv.specs import AttentionLayer
 from srv.worker.attention import StepAttention
 from srv.worker.batch import Inputs
 from srv.worker.capture import StartReport
-from srv.worker.ways import Computed, Step, selected, step_attention
+from srv.worker.ways import Computed, ForwardStep, selected, step_attention
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ class CompiledSteps:
     def covers(self, inputs: Inputs) -> bool:
         return inputs.model.tokens.numel() <= self.rows and inputs.decodes_only
 
-    def run(self, step: Step) -> Computed:
+    def run(self, step: ForwardStep) -> Computed:
         given = step.inputs.model
         rows = given.tokens.numel()
         tokens, positions = self._tokens[:rows], self._positions[:rows]

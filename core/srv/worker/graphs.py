@@ -33,7 +33,7 @@ from srv.worker.attention import PlannedAttention
 from srv.worker.batch import Inputs
 from srv.worker.slots import PageTables
 from srv.worker.states import RecurrentStates
-from srv.worker.ways import Computed, Step, selected
+from srv.worker.ways import Computed, ForwardStep, selected
 
 
 class StaticBuffers:
@@ -147,7 +147,7 @@ class CapturedSteps:
             return False  # the tokens of a row change its state one after the other
         return inputs.decodes_only and self._count_of(inputs.model.tokens.numel()) is not None
 
-    def run(self, step: Step) -> Computed:
+    def run(self, step: ForwardStep) -> Computed:
         inputs, tables = one_token_per_row(step.inputs, step.tables) if step.inputs.drafts_only else step[1:]
         rows, count = len(inputs.kv_lens), self._count_of(inputs.model.tokens.numel())
         assert count is not None

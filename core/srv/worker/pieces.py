@@ -29,7 +29,7 @@ from srv.platform.interface import AttentionBackend, AttentionLayer
 from srv.platform.transfers import Transfers
 from srv.sched.plan import SlowReason
 from srv.worker.batch import Inputs
-from srv.worker.ways import Computed, Step, computed, step_attention
+from srv.worker.ways import Computed, ForwardStep, computed, step_attention
 
 Replay = Callable[[], None]
 CapturePiece = Callable[[], AbstractContextManager[Replay]]
@@ -168,7 +168,7 @@ class PiecewiseSteps:
     def covers(self, inputs: Inputs) -> bool:
         return self.count_for(inputs.model.tokens.numel()) is not None
 
-    def run(self, step: Step) -> Computed:
+    def run(self, step: ForwardStep) -> Computed:
         inputs = step.inputs
         hidden = self.replay(inputs.model, step_attention(self._attention, step, self._transfers))
         if inputs.vectors:

@@ -25,18 +25,18 @@ from srv.executor.protocol import Launched, Worker, carry_out
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
-    Control,
-    Controlled,
+    ControlRank,
     Failed,
     FromRank,
-    Loaded,
     Measure,
     Measured,
     Ping,
     Pong,
+    RankControlled,
+    RankLoaded,
     RankSpec,
-    Sample,
-    Step,
+    RunStep,
+    SampleStep,
     Stepped,
     ToRank,
     digest,
@@ -83,7 +83,7 @@ class RankProcess:
         try:
             worker = make_worker(self._spec.engine, self._spec.group)
             worker.load()
-            self._answer(Loaded(self._rank))
+            self._answer(RankLoaded(self._rank))
             while True:
                 self._handle(self._decoder.decode(self._in.recv()), worker)
         except Exception as error:
@@ -99,12 +99,12 @@ class RankProcess:
 
     def _handle(self, message: ToRank, worker: Worker) -> None:
         match message:
-            case Step(plan):
+            case RunStep(plan):
                 self._launch(plan.step, lambda: worker.launch(plan), late=bool(plan.late))
-            case Sample(step, late):
+            case SampleStep(step, late):
                 self._sample(step, lambda: worker.sample(step, late))
-            case Control(command):
-                self._answer(Controlled(self._rank, carry_out(worker, command)))
+            case ControlRank(command):
+                self._answer(RankControlled(self._rank, carry_out(worker, command)))
             case Ping():
                 self._answer(Pong(self._rank))
             case Measure():

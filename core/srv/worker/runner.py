@@ -33,7 +33,7 @@ from srv.worker.drafting import Drafting, sample_rows
 from srv.worker.expert_counts import ExpertRecorder
 from srv.worker.slots import Slots
 from srv.worker.states import RecurrentStates
-from srv.worker.ways import Computed, Step, StepWay, rehearsal
+from srv.worker.ways import Computed, ForwardStep, StepWay, rehearsal
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Runner:
             else:
                 inputs = batch.build(plan.rows, self._slots, self._transfers)
             tables = self._slots.page_tables(tuple([row.slot for row in plan.rows]))
-            computed = self._way(inputs).run(Step(plan.rows, inputs, tables))
+            computed = self._way(inputs).run(ForwardStep(plan.rows, inputs, tables))
             if self._experts is not None and self._recorded:
                 self._experts.end_step(plan.step, inputs.model.tokens.numel())
             if self._states is not None:

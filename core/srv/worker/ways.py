@@ -25,7 +25,7 @@ from srv.worker.slots import PageTables
 from srv.worker.states import RecurrentStates
 
 
-class Step(NamedTuple):
+class ForwardStep(NamedTuple):
     """A step to compute. `rows`: of its plan, () for a rehearsal. `tables`: the page tables on the host."""
 
     rows: Sequence[Row]
@@ -52,7 +52,7 @@ class StepWay(Protocol):
         """Whether this way can run the step."""
         ...
 
-    def run(self, step: Step) -> Computed:
+    def run(self, step: ForwardStep) -> Computed:
         """Enqueue a step that `covers` accepts. The results are valid until the next step in device order."""
         ...
 
@@ -77,7 +77,7 @@ class EagerSteps:
     def covers(self, inputs: Inputs) -> bool:
         return True
 
-    def run(self, step: Step) -> Computed:
+    def run(self, step: ForwardStep) -> Computed:
         attend = step_attention(self._attention, step, self._transfers)
         states = no_states if self._states is None else self._states.of_rows(step.rows, step.inputs.query_lens)
         hidden = self._model(step.inputs.model, ForwardContext(attend, states))
@@ -87,7 +87,7 @@ class EagerSteps:
         return ""
 
 
-def step_attention(attention: Sequence[AttentionBackend], step: Step, transfers: Transfers) -> StepAttention:
+def step_attention(attention: Sequence[AttentionBackend], step: ForwardStep, transfers: Transfers) -> StepAttention:
     """The attention of a step outside of graphs. `attention`: the backend of each cache group."""
     pages = [transfers.upload(table) for table in step.tables]
     return StepAttention(attention, step.inputs.query_lens, step.inputs.kv_lens, pages, step.inputs.lengths)
@@ -107,11 +107,11 @@ def selected(rows: Tensor, indices: Tensor | None) -> Tensor | None:
     return rows[indices] if indices.numel() else None
 
 
-def rehearsal(rows: int, tokens: int, tables: PageTables, device: torch.device) -> Step:
+def rehearsal(rows: int, tokens: int, tables: PageTables, device: torch.device) -> ForwardStep:
     """A step of so many rows of `tokens` tokens each, without requests: what it writes goes to page 0.
 
     tables: of zeros, with enough columns for `tokens` positions.
     """
     ids, lens = torch.zeros(rows * tokens, dtype=torch.int64, device=device), [tokens] * rows
     inputs = Inputs(ModelInputs(ids, ids), lens, lens, None, list(range(rows)), [], {}, drafts_only=tokens > 1)
-    return Step((), inputs, tables)
+    return ForwardStep((), inputs, tables)

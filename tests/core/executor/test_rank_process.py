@@ -20,17 +20,17 @@ from srv.executor.protocol import Allocation, Launched, RankMemory
 from srv.executor.rank_messages import (
     Allocate,
     Allocated,
-    Control,
-    Controlled,
+    ControlRank,
     Failed,
     FromRank,
-    Loaded,
     Measure,
     Ping,
     Pong,
+    RankControlled,
+    RankLoaded,
     RankSpec,
-    Sample,
-    Step,
+    RunStep,
+    SampleStep,
     Stepped,
     ToRank,
     digest,
@@ -138,14 +138,14 @@ def rank_process(folder: Path, worker: FakeWorker, rank: int = 0) -> Iterator[En
     engine = Engine(folder, worker, rank)
     engine.thread.start()
     try:
-        assert engine.receive() == Loaded(rank)
+        assert engine.receive() == RankLoaded(rank)
         yield engine
     finally:
         engine.close()
 
 
-def plan(step: int, late: tuple[int, ...] = ()) -> Step:
-    return Step(Plan(step, (), (), (), late))
+def plan(step: int, late: tuple[int, ...] = ()) -> RunStep:
+    return RunStep(Plan(step, (), (), (), late))
 
 
 def test_the_next_step_is_launched_while_the_device_computes(tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_step_with_late_inputs_is_answered_once_it_samples(tmp_path: Path) -> 
     """Also if its forward pass failed. Only the first rank returns results."""
     with rank_process(tmp_path, FakeWorker(launch_errors=[2]), rank=1) as engine:
         engine.send(plan(1, (0,)))
-        engine.send(Sample(1, LateInputs()))
+        engine.send(SampleStep(1, LateInputs()))
         engine.send(plan(2, (0,)))
         assert engine.receive() == Stepped(1, 1, digest(Result(1, ())))
         assert not engine.pending()
-        engine.send(Sample(2, LateInputs()))
+        engine.send(SampleStep(2, LateInputs()))
         assert engine.receive() == Stepped(1, 2, error="ValueError: launch")
         engine.send(plan(3))
         engine.send(plan(4))
@@ -184,8 +184,8 @@ def test_a_command_that_fails_is_answered(tmp_path: Path) -> None:
     """In both executors, and the rank goes on."""
     worker, answer = FakeWorker(), Answer(error="ValueError: no such command")
     with rank_process(tmp_path, worker) as engine:
-        engine.send(Control(StopProfile()))
-        assert engine.receive() == Controlled(0, answer)
+        engine.send(ControlRank(StopProfile()))
+        assert engine.receive() == RankControlled(0, answer)
         engine.send(Allocate(BUDGET))
         assert engine.receive() == Allocated(0, worker.allocate(BUDGET))
     executor = InProcessExecutor(worker)

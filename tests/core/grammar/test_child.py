@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from srv.grammar.backend import GrammarContext, JsonSpacing
-from srv.grammar.child import Reply, Setup, _check
+from srv.grammar.child import GrammarReply, GrammarSetup, _check
 from srv.grammar.llguidance_backend import make_backend
 from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost, WorkLimits
@@ -38,7 +38,9 @@ def chain(rules: int) -> str:
 
 @pytest.mark.usefixtures("unlimited_stack")
 def test_what_passes_fits_the_stack_of_a_thread() -> None:
-    setup = Setup("llguidance", VOCABULARY, 257, (256,), None, False, LIMITS.processor_seconds, LIMITS.memory_bytes)
+    setup = GrammarSetup(
+        "llguidance", VOCABULARY, 257, (256,), None, False, LIMITS.processor_seconds, LIMITS.memory_bytes
+    )
     process = BoundedProcess("srv.grammar.child", msgspec.msgpack.encode(setup), LIMITS, "compiles it", lambda _: "")
     passed: dict[int, str] = {}
     for rules in (300, 1500, 30):
@@ -49,7 +51,7 @@ def test_what_passes_fits_the_stack_of_a_thread() -> None:
                 process.ask(question)
             assert not lost.value.retry
         else:
-            passed[rules] = msgspec.msgpack.decode(process.ask(question), type=Reply).text or ""
+            passed[rules] = msgspec.msgpack.decode(process.ask(question), type=GrammarReply).text or ""
     process.close()
     backend, compiled = make_backend(GrammarContext(VOCABULARY, 257, (256,))), []
     threading.stack_size(2 * 2**20)
@@ -71,12 +73,14 @@ def test_a_fault_of_a_check_refuses_one_request() -> None:
 
 
 def test_what_a_source_lacks_is_named_in_the_reply() -> None:
-    setup = Setup("llguidance", VOCABULARY, 257, (256,), None, False, LIMITS.processor_seconds, LIMITS.memory_bytes)
+    setup = GrammarSetup(
+        "llguidance", VOCABULARY, 257, (256,), None, False, LIMITS.processor_seconds, LIMITS.memory_bytes
+    )
     process = BoundedProcess("srv.grammar.child", msgspec.msgpack.encode(setup), LIMITS, "compiles it", lambda _: "")
     schema = '{"type": "array", "uniqueItems": true, "maxItems": 3}'
     source = GrammarSource(kind="json_schema", text=schema, param="test", strict=False, left_out=("pattern",))
     try:
-        reply = msgspec.msgpack.decode(process.ask(msgspec.msgpack.encode(source)), type=Reply)
+        reply = msgspec.msgpack.decode(process.ask(msgspec.msgpack.encode(source)), type=GrammarReply)
     finally:
         process.close()
     assert reply.left_out == ("pattern", "uniqueItems")

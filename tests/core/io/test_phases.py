@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from srv.io.phases import Phase, Phases, Usage, read_seconds, since_process_start, why_slow
+from srv.io.phases import Phase, Phases, ProcessUse, read_seconds, since_process_start, why_slow
 
 MIB = 2**20
 
 
 def cause(seconds: float, processor: float, stored: int = 0, swapped: int = 0) -> str:
     return why_slow(
-        seconds, Usage(1.0, 5 * MIB, MIB), Usage(1.0 + processor, 5 * MIB + stored, MIB + swapped), "packing"
+        seconds, ProcessUse(1.0, 5 * MIB, MIB), ProcessUse(1.0 + processor, 5 * MIB + stored, MIB + swapped), "packing"
     )
 
 
@@ -28,7 +28,7 @@ def test_the_cause_is_what_the_operating_system_counted() -> None:
 
 
 def test_without_figures_of_the_system_only_the_processor_is_a_cause() -> None:
-    assert why_slow(4.0, Usage(1.0), Usage(4.0), "compiling") == "compiling: 3.0 s of processor time"
+    assert why_slow(4.0, ProcessUse(1.0), ProcessUse(4.0), "compiling") == "compiling: 3.0 s of processor time"
 
 
 def test_a_phase_that_raises_is_recorded_and_its_error_passes() -> None:
@@ -44,7 +44,7 @@ def test_only_a_slow_phase_has_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     for predicted, ended, slow in ((None, 0.9, False), (None, 1.1, True), (3.0, 5.0, False), (3.0, 7.0, True)):
         clock: Iterator[float] = iter((0.0, ended))
         monkeypatch.setattr("srv.io.phases.time", SimpleNamespace(monotonic=lambda clock=clock: next(clock)))
-        phases = Phases(lambda: Usage(0.0))
+        phases = Phases(lambda: ProcessUse(0.0))
         with phases.run("x", None if predicted is None else (predicted, "basis")):
             pass
         assert bool(phases.done[0].cause) == slow, (predicted, ended)
@@ -69,7 +69,7 @@ def test_nothing_is_predicted_without_a_sample(tmp_path: Path) -> None:
 
 
 def test_usage_and_age_of_this_process_are_known_on_linux() -> None:
-    usage = Usage.now()
+    usage = ProcessUse.now()
     assert usage.processor > 0
     if Path("/proc/self/io").exists():
         assert usage.stored is not None

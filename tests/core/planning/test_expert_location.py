@@ -12,7 +12,7 @@ from args_world import user
 from srv.cli.plan import to_dict, to_text
 from srv.errors import ModelError, Refusal
 from srv.models.read import read_facts
-from srv.planning.expert_location import ExpertCounts, ExpertMap, Mixtures, mixtures_of, read_location
+from srv.planning.expert_location import ExpertMap, LayerExpertCounts, Mixtures, mixtures_of, read_location
 from srv.planning.plan import make_plan
 from srv.planning.resolution import resolve_launch
 
@@ -38,7 +38,7 @@ MOVED = [[1, 0, 2, 3], [0, 1, 3, 2]]
 COUNTED = [[4, 0, 0, 0], [1, 1, 1, 1]]
 
 
-def read(content: object, redundant: int = 0) -> ExpertMap | ExpertCounts:
+def read(content: object, redundant: int = 0) -> ExpertMap | LayerExpertCounts:
     return read_location(json.dumps(content), MIXTURES, redundant)
 
 
@@ -60,10 +60,10 @@ def test_each_expert_has_one_place_or_several() -> None:
 def test_counts_of_several_steps_are_added() -> None:
     """Of SGLang's table for each step, and of the records of srv."""
     once = read({"logical_count": COUNTED})
-    assert once == ExpertCounts(MIXTURES, ((4, 0, 0, 0), (1, 1, 1, 1)))
+    assert once == LayerExpertCounts(MIXTURES, ((4, 0, 0, 0), (1, 1, 1, 1)))
     assert (once.total, once.imbalance) == (8, 4.0)
     assert "8 choices among the 4 experts of each of layers 1 to 2, the busiest with 4.0 times" in str(once)
-    twice = ExpertCounts(MIXTURES, ((8, 0, 0, 0), (2, 2, 2, 2)))
+    twice = LayerExpertCounts(MIXTURES, ((8, 0, 0, 0), (2, 2, 2, 2)))
     assert read({"logical_count": [COUNTED, COUNTED]}) == twice
     record = {"last_step": 3, "steps": 1, "tokens": 4, "logical_count": COUNTED}
     about = {"mode": "stat", "recording": True, "layers": [1, 2]}

@@ -12,7 +12,7 @@ from every import every
 from published_models import write_models
 
 from srv.errors import Refusal
-from srv.models.inspection import Inspection, Refused, inspect_model
+from srv.models.inspection import ClassRefused, Inspection, inspect_model
 from srv.planning.launchable import LaunchCheck, check_launch
 from srv.planning.plan import make_plan
 from srv.planning.target import Target
@@ -60,7 +60,7 @@ def test_models_that_cannot_be_built(facts: ModelFacts, values: dict[str, Any], 
 
 
 def test_answers_of_transformers() -> None:
-    refused = Refused("unsupported_architecture", "Imagined", "it has no such class", "Serve another model")
+    refused = ClassRefused("unsupported_architecture", "Imagined", "it has no such class", "Serve another model")
     (rejection,) = check(FOREIGN, lambda *asked: Inspection(refused=refused)).refusals
     assert (rejection.code, rejection.reason) == ("unsupported_architecture", "Imagined: it has no such class")
     (rejection,) = check(FOREIGN, lambda *asked: Inspection(layers=(CAPPED,))).refusals

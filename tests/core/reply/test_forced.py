@@ -18,7 +18,7 @@ from srv.grammar.source import GrammarSource, from_structural_tag
 from srv.reply.formats import TOOL_NAMES, choose
 from srv.reply.parser import ParserOptions
 from srv.reply.rows import TaggedBody
-from srv.reply.tools import Choice, Tool, ToolUse
+from srv.reply.tools import Tool, ToolCalling, ToolUse
 from srv.server.protocols.common.reply_reader import constrained
 from srv.server.request.sampling_fields import Sampling
 from srv.types import Vocabulary
@@ -26,7 +26,7 @@ from srv.types import Vocabulary
 END = 256
 STRICT = {**SCHEMA, "required": ["city"], "additionalProperties": False}
 WEATHER, NOW = Tool("weather", None, STRICT), Tool("now")
-USE = ToolUse((WEATHER, NOW), Choice.REQUIRED)
+USE = ToolUse((WEATHER, NOW), ToolCalling.REQUIRED)
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"<end>"]
 CONTEXT = GrammarContext(Vocabulary(b"".join(TOKENS), list(map(len, TOKENS)), [END]), len(TOKENS), (END,))
 BACKEND = make("llguidance", CONTEXT)
@@ -105,13 +105,13 @@ def test_a_forced_reply_is_one_that_the_parser_reads(name: str) -> None:
     assert said == [("start", 0, "weather"), ("arguments", 0, arguments), ("end", 0, False)]
     assert accepts(name, USE, "Text")[0] is False
     assert accepts(name, USE, call(name, "weather", '{"days": 2}'))[0] is False, "city is required"
-    named = ToolUse(USE.tools, Choice.NAMED, "now")
+    named = ToolUse(USE.tools, ToolCalling.NAMED, "now")
     assert accepts(name, named, call(name, "now", "{}")) == (True, True)
     assert accepts(name, named, paris)[0] is False
     row = FORMATS[name].channels or FORMATS[name].tools
     assert row is not None
     assert accepts(name, USE, paris + paris)[0] is (not row.one_call)
-    assert accepts(name, ToolUse(USE.tools, Choice.REQUIRED, parallel=False), paris + paris)[0] is False
+    assert accepts(name, ToolUse(USE.tools, ToolCalling.REQUIRED, parallel=False), paris + paris)[0] is False
 
 
 @every("name", FORCED)
@@ -166,7 +166,7 @@ PARTS = {
 )
 def test_arguments_between_tags_follow_their_schema(name: str, arguments: dict[str, Any], allowed: bool) -> None:
     tool = Tool("weather", None, PARTS, strict=True)
-    use = ToolUse((tool,), Choice.REQUIRED)
+    use = ToolUse((tool,), ToolCalling.REQUIRED)
     reply = call(name, "weather", json.dumps(arguments))
     assert accepts(name, use, reply) == (allowed, allowed)
     parser = FORMATS[name].parser(ParserOptions(use), "")
@@ -180,7 +180,7 @@ def test_arguments_between_tags_follow_their_schema(name: str, arguments: dict[s
 def test_keyword_arguments_follow_their_schema(name: str, required: tuple[str, ...], backend: str) -> None:
     pytest.importorskip(backend, reason=f"{backend} is not installed")
     schema = {**PARTS, "required": list(required)}
-    use = ToolUse((Tool("weather", None, schema, strict=True),), Choice.REQUIRED)
+    use = ToolUse((Tool("weather", None, schema, strict=True),), ToolCalling.REQUIRED)
     found = FORMATS[name].constraint(use, 4)
     assert found is not None
     made = make(backend, CONTEXT)
@@ -224,7 +224,7 @@ NESTED = {
 @every("backend", ["llguidance", "xgrammar"])
 def test_arguments_with_bare_keys_follow_their_schema(name: str, backend: str) -> None:
     pytest.importorskip(backend, reason=f"{backend} is not installed")
-    use = ToolUse((Tool("weather", None, NESTED, strict=True),), Choice.REQUIRED)
+    use = ToolUse((Tool("weather", None, NESTED, strict=True),), ToolCalling.REQUIRED)
     found = FORMATS[name].constraint(use, 4)
     assert found is not None
     made = make(backend, CONTEXT)
@@ -269,17 +269,17 @@ def test_arguments_that_bare_keys_cannot_write_are_refused_by_name() -> None:
     ):
         tool = Tool("f", None, {"type": "object", "properties": {"x": schema}})
         with pytest.raises(RequestError, match=f"the argument 'x' .*{part}") as caught:
-            FORMATS["gemma4"].constraint(ToolUse((tool,), Choice.REQUIRED), 0)
+            FORMATS["gemma4"].constraint(ToolUse((tool,), ToolCalling.REQUIRED), 0)
         assert caught.value.param == "tools.parameters"
 
 
 def test_what_a_string_with_bare_keys_lacks_is_named() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "array", "items": {"type": "string", "pattern": "^a$"}}}}
-    found = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), Choice.REQUIRED), 0)
+    found = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
     assert found is not None
     assert found.left_out == ("pattern",)
     with pytest.raises(RequestError, match="'pattern' cannot be enforced"):
-        FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema, strict=True),), Choice.REQUIRED), 0)
+        FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema, strict=True),), ToolCalling.REQUIRED), 0)
 
 
 def test_schemas_of_arguments_with_bare_keys_may_have_references_that_are_repeated() -> None:
@@ -288,7 +288,7 @@ def test_schemas_of_arguments_with_bare_keys_may_have_references_that_are_repeat
         "$defs": {"1": {"required": True, "type": "object", "properties": {"c": True}}},
         "properties": {"x": place},
     }
-    found = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), Choice.REQUIRED), 0)
+    found = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
     assert found is not None
     compiled(from_structural_tag(found.tag, param=found.param))
 
@@ -349,7 +349,7 @@ TREES: list[dict[str, Any]] = [
 def test_arguments_of_nested_tags_follow_their_schema(backend: str, special: bool) -> None:
     """With the token before each tag in the vocabulary, as the model has it, and spelled byte by byte."""
     pytest.importorskip(backend, reason=f"{backend} is not installed")
-    use = ToolUse((Tool("weather", None, TREE),), Choice.REQUIRED)
+    use = ToolUse((Tool("weather", None, TREE),), ToolCalling.REQUIRED)
     found = FORMATS["minimax-m3"].constraint(use, 4)
     assert found is not None
     mark = b"]<]minimax[>["
@@ -384,7 +384,7 @@ def test_arguments_of_nested_tags_follow_their_schema(backend: str, special: boo
 
 @every("arguments", TREES)
 def test_nested_tags_say_what_was_called_however_they_are_cut(arguments: dict[str, Any]) -> None:
-    use = ToolUse((Tool("weather", None, TREE),), Choice.REQUIRED)
+    use = ToolUse((Tool("weather", None, TREE),), ToolCalling.REQUIRED)
     reply = minimax_call(arguments)
     for at in range(len(reply)):
         parser, cut = (FORMATS["minimax-m3"].parser(ParserOptions(use), "") for _ in range(2))
@@ -399,7 +399,7 @@ def test_nested_tags_say_what_was_called_however_they_are_cut(arguments: dict[st
 def test_an_argument_may_be_named_like_other_tags() -> None:
     for name in ("invoke", "item", "parameter"):
         schema = {"type": "object", "properties": {name: {"type": "string"}, "x": {"type": "integer"}}}
-        use = ToolUse((Tool("weather", None, schema),), Choice.REQUIRED)
+        use = ToolUse((Tool("weather", None, schema),), ToolCalling.REQUIRED)
         reply = minimax_call({name: "a", "x": 1})
         assert accepts("minimax-m3", use, reply) == (True, True)
         parser = FORMATS["minimax-m3"].parser(ParserOptions(use), "")
@@ -412,7 +412,7 @@ def test_an_argument_may_be_named_like_other_tags() -> None:
 def test_schemas_of_any_shape_have_a_grammar(name: str) -> None:
     properties = {"a": True, "b": {"anyOf": [True, {"type": "string"}]}, "c": {"$ref": "#"}, "d": {}}
     for schema in ({"properties": properties, "required": ["b"]}, {"required": False}, {}, {"required": ["z"]}):
-        found = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), Choice.REQUIRED), 0)
+        found = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
         assert found is not None
         source, _ = relaxed(from_structural_tag(found.tag, param=found.param), compiled)
         compiled(source)
@@ -429,25 +429,25 @@ def test_an_argument_whose_name_cannot_be_written_is_refused() -> None:
     ):
         tool = Tool("f", None, {"type": "object", "properties": {argument: {}}})
         with pytest.raises(RequestError, match="has a name that a forced call of this model cannot have"):
-            FORMATS[name].constraint(ToolUse((tool,), Choice.REQUIRED), 0)
+            FORMATS[name].constraint(ToolUse((tool,), ToolCalling.REQUIRED), 0)
 
 
 @every("name", TAGGED)
 def test_what_tags_cannot_hold_is_refused_for_strict_tools_and_named_for_others(name: str) -> None:
     part = {"type": "string", "pattern": "^a$", "description": "An a."}
     schema = {"type": "object", "properties": {"x": part}, "required": ["x"], "minProperties": 1}
-    found = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), Choice.REQUIRED), 0)
+    found = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
     assert found is not None
     row = FORMATS[name].tools
     assert row is not None
     has_json = next(body for body in row.bodies if isinstance(body, TaggedBody)).raw  # a text may be a JSON string
     assert found.left_out == (("minProperties",) if has_json else ("minProperties", "pattern"))
-    options = ParserOptions(ToolUse((Tool("f", None, schema),), Choice.REQUIRED))
+    options = ParserOptions(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED))
     source = constrained(Sampling(), FORMATS[name], options, "", 0).grammar
     assert source is not None
     assert source.left_out == found.left_out
     with pytest.raises(RequestError, match="'minProperties' cannot be enforced in calls of the format") as caught:
-        FORMATS[name].constraint(ToolUse((Tool("f", None, schema, strict=True),), Choice.REQUIRED), 0)
+        FORMATS[name].constraint(ToolUse((Tool("f", None, schema, strict=True),), ToolCalling.REQUIRED), 0)
     assert caught.value.param == "tools.parameters"
 
 
@@ -483,7 +483,7 @@ def test_formats_without_such_a_grammar_say_so(name: str) -> None:
 
 
 def test_a_reply_without_force_is_free() -> None:
-    for use in (ToolUse(), ToolUse((NOW,)), ToolUse((Tool("now", strict=True),), Choice.NONE)):
+    for use in (ToolUse(), ToolUse((NOW,)), ToolUse((Tool("now", strict=True),), ToolCalling.NONE)):
         assert FORMATS["qwen"].constraint(use, 0) is None
 
 

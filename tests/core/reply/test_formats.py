@@ -20,7 +20,7 @@ from srv.reply.parser import ParserOptions
 from srv.reply.reasoning_rows import CHANNEL_ROWS, REASONING_ROWS
 from srv.reply.rows import JsonBody, Marks, PythonBody, ReasoningFormat, ToolFormat
 from srv.reply.tool_rows import TOOL_ROWS
-from srv.reply.tools import Choice, Tool, ToolUse
+from srv.reply.tools import Tool, ToolCalling, ToolUse
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "packages" / "srv_example_models"
 # What chat templates of the models contain, shortened.
@@ -117,8 +117,8 @@ def test_the_rows_are_right() -> None:
     ("use", "part", "param"),
     [
         (USE, "start the server with --tool-call-parser NAME", "tools"),
-        (ToolUse((), Choice.REQUIRED), "has no tools", "tool_choice"),
-        (ToolUse(USE.tools, Choice.NAMED, "other"), "the tools are weather, now", "tool_choice"),
+        (ToolUse((), ToolCalling.REQUIRED), "has no tools", "tool_choice"),
+        (ToolUse(USE.tools, ToolCalling.NAMED, "other"), "the tools are weather, now", "tool_choice"),
         (ToolUse((Tool("a"), Tool("a", where="t[1]"))), "an earlier tool has the same name", "t[1].name"),
     ],
 )
@@ -130,7 +130,7 @@ def test_refusals(use: ToolUse, part: str, param: str) -> None:
 
 
 def test_tools_that_may_not_be_called_need_no_format() -> None:
-    use = ToolUse(USE.tools, Choice.NONE)
+    use = ToolUse(USE.tools, ToolCalling.NONE)
     choose("none", "none", []).check(use)
     assert use.for_template() is None
 

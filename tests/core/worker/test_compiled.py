@@ -18,7 +18,7 @@ from srv.sample.pooling import VectorRow
 from srv.specs import AttentionLayer
 from srv.worker.batch import Inputs
 from srv.worker.compiled import CompiledSteps, OpaqueCalls
-from srv.worker.ways import Step
+from srv.worker.ways import ForwardStep
 
 ROWS = 4
 
@@ -55,7 +55,7 @@ class Adding:
 
 def run(made: CompiledSteps, given: Inputs, page: int) -> list[list[float]]:
     """The logits of a step whose rows have one page."""
-    logits = made.run(Step((), given, (torch.full((len(given.query_lens), 1), page, dtype=torch.int32),))).logits
+    logits = made.run(ForwardStep((), given, (torch.full((len(given.query_lens), 1), page, dtype=torch.int32),))).logits
     assert logits is not None
     return logits.tolist()
 

@@ -18,7 +18,7 @@ from srv.sample.verify import DraftRows, DraftShape
 from srv.worker.batch import Inputs
 from srv.worker.graphs import CapturedSteps, StaticBuffers
 from srv.worker.slots import PageTables
-from srv.worker.ways import Step
+from srv.worker.ways import ForwardStep
 
 VOCAB = 3
 
@@ -101,7 +101,7 @@ def table(*rows: list[int]) -> PageTables:
 
 
 def replay(made: CapturedSteps, given: Inputs, tables: PageTables) -> torch.Tensor:
-    hidden, logits, way = made.run(Step((), given, tables))
+    hidden, logits, way = made.run(ForwardStep((), given, tables))
     assert (hidden, way) == (None, "graph")
     assert logits is not None
     return logits

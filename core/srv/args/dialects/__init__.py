@@ -6,7 +6,7 @@
 Values are only converted here. The declarations of the arguments validate them afterwards, like any other user input.
 """
 
-from srv.args.dialects.table import DIALECTS, Dialect, Row, read_dialect
+from srv.args.dialects.table import DIALECTS, Dialect, DialectRow, read_dialect
 from srv.args.dialects.translate import Setting, Translation, translate
 
-__all__ = ["DIALECTS", "Dialect", "Row", "Setting", "Translation", "read_dialect", "translate"]
+__all__ = ["DIALECTS", "Dialect", "DialectRow", "Setting", "Translation", "read_dialect", "translate"]

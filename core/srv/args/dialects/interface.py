@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from srv.args.dialects.table import Row
+from srv.args.dialects.table import DialectRow
 
 DeviceMemory: TypeAlias = Callable[[], int | None]
 
@@ -22,7 +22,7 @@ class ConversionInput:
 
     flag: str
     text: str
-    row: Row
+    row: DialectRow
     others: Mapping[str, str] = field(default_factory=dict)
     device_memory: DeviceMemory = no_device
 

@@ -22,7 +22,7 @@ IDENTITY = "same"  # the identity conversion
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DialectRow:
     """One flag of another engine.
 
     flags: its spellings; the first is its name. takes: "value", "switch" (optionally followed by true or false) or
@@ -43,7 +43,7 @@ class Row:
     also: Mapping[str, str] = field(default_factory=dict)
     factor: str = "1"
     template: str = ""
-    fields: Mapping[str, Row] = field(default_factory=dict)
+    fields: Mapping[str, DialectRow] = field(default_factory=dict)
     partners: tuple[str, ...] = ()
     yields_to: str = ""
     harmless: tuple[str, ...] = ()
@@ -83,14 +83,14 @@ class Dialect:
 
     name: str
     engine: str
-    rows: tuple[Row, ...]
+    rows: tuple[DialectRow, ...]
     launchers: tuple[tuple[str, ...], ...] = ()
     positional: str = ""
     ours: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def by_flag(self) -> Mapping[str, Row]:
+    def by_flag(self) -> Mapping[str, DialectRow]:
         """Rows by every spelling of their flags, as `normalize_flag` returns it."""
         return MappingProxyType({normalize_flag(flag): row for row in self.rows for flag in row.flags})
 
@@ -130,7 +130,7 @@ def read_dialect(name: str) -> Dialect:
     return dialect
 
 
-def _duplicate_flag(rows: Iterable[Row]) -> str:
+def _duplicate_flag(rows: Iterable[DialectRow]) -> str:
     seen: set[str] = set()
     for flag in (normalize_flag(flag) for row in rows for flag in row.flags):
         if flag in seen:
@@ -139,7 +139,7 @@ def _duplicate_flag(rows: Iterable[Row]) -> str:
     return "no flag"
 
 
-def _read_row(raw: Mapping[str, Any]) -> Row:
+def _read_row(raw: Mapping[str, Any]) -> DialectRow:
     fields = dict(raw)
     for name in ("flags", "partners", "harmless"):
         if name in fields:
@@ -147,7 +147,7 @@ def _read_row(raw: Mapping[str, Any]) -> Row:
     if "fields" in fields:
         fields["fields"] = {key: _read_row({"flags": [key], **inner}) for key, inner in fields["fields"].items()}
     try:
-        row = Row(**fields)
+        row = DialectRow(**fields)
     except TypeError as error:
         raise InternalError(f"a row of a dialect is malformed: {raw}: {error}") from error
     if row.takes not in TAKES or (row.refused and not row.remedy):

@@ -14,7 +14,7 @@ from typing import Any
 from srv.args.config import argument_named, find_any_argument
 from srv.args.dialects.conversions import convert
 from srv.args.dialects.interface import ConversionInput, Converted, Untranslatable
-from srv.args.dialects.table import IDENTITY, Dialect, Row, normalize_flag, read_dialect
+from srv.args.dialects.table import IDENTITY, Dialect, DialectRow, normalize_flag, read_dialect
 from srv.args.dialects.words import ParsedCommand, ParsedFlag, parse_command, short
 from srv.args.spec import HIDDEN, Argument
 from srv.errors import InternalError, Rejection
@@ -159,7 +159,7 @@ class _Translator:
             last[name] = each
         return list(last.values())
 
-    def _add_row(self, flag: ParsedFlag, row: Row, outcome: Converted | Untranslatable) -> None:
+    def _add_row(self, flag: ParsedFlag, row: DialectRow, outcome: Converted | Untranslatable) -> None:
         shown = _shown(flag)
         if isinstance(outcome, Converted) and not all(map(_is_text, outcome.settings.values())):
             outcome = Untranslatable("bad_text", "its value contains invalid text", "Write it in UTF-8, without NUL.")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from srv.args.config import all_names, find_any_argument, normalize_name
-from srv.args.dialects.table import Dialect, Row, normalize_flag
+from srv.args.dialects.table import Dialect, DialectRow, normalize_flag
 from srv.args.spec import Argument, nearest
 from srv.errors import Rejection
 
@@ -30,7 +30,7 @@ class ParsedFlag:
 
     flag: str
     text: str
-    row: Row | None = None
+    row: DialectRow | None = None
     argument: Argument | None = None
 
 
@@ -105,7 +105,7 @@ class _Parser:
             if inline is None:  # skip its values
                 self._all_values()
 
-    def _find_row(self, flag: str) -> tuple[Row, bool, str | None] | None:
+    def _find_row(self, flag: str) -> tuple[DialectRow, bool, str | None] | None:
         """The row of a flag, whether the flag is its negation, and a value that follows without a space (-O3)."""
         if (row := self._rows.get(normalize_flag(flag))) is not None:
             return row, False, None

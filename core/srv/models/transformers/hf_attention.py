@@ -49,7 +49,7 @@ class PoolHeads(NamedTuple):
     head_dim: int
 
 
-class Trial(NamedTuple):
+class TrialPass(NamedTuple):
     """What a trial pass knows by layer: the heads of its pool, and the window of a class that has it in its mask."""
 
     pool: Mapping[int, PoolHeads]
@@ -112,7 +112,7 @@ class HFForwardPass:
     `found` is filled in trial passes, and only read afterwards.
     """
 
-    def __init__(self, what: str, context: ForwardContext, found: FoundLayers, trial: Trial | None = None) -> None:
+    def __init__(self, what: str, context: ForwardContext, found: FoundLayers, trial: TrialPass | None = None) -> None:
         self.what, self.context, self.found, self.trial = what, context, found, trial
         self._attended: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer, in trial passes
         self._calls = 0
@@ -134,7 +134,7 @@ class HFForwardPass:
 
     def _learn(
         self,
-        trial: Trial,
+        trial: TrialPass,
         index: int,
         module: nn.Module,
         query: Tensor,
@@ -179,7 +179,7 @@ class HFForwardPass:
             self.found.sources[index] = source
         self.found.fitted[index] = fitted
 
-    def _source(self, trial: Trial, index: int, key: Tensor, value: Tensor) -> int:
+    def _source(self, trial: TrialPass, index: int, key: Tensor, value: Tensor) -> int:
         """The layer whose cache a layer reads: its own, unless it has none and attends to what a lower one computed."""
         others = (at for at, (k, v) in self._attended.items() if k is key and v is value)
         return index if index in trial.pool else next(others, index)

@@ -36,7 +36,7 @@ from srv.models.transformers.hf_attention import (
     FoundLayers,
     HFForwardPass,
     Passes,
-    Trial,
+    TrialPass,
     register,
     unsupported,
 )
@@ -132,8 +132,8 @@ class HFModel(CausalLM):
             scores = self._soft_cap * torch.tanh(scores / self._soft_cap)
         return scores
 
-    def _trial(self, facts: ModelFacts) -> Trial:
-        return Trial(pool_heads(facts), masked_windows(self.model))
+    def _trial(self, facts: ModelFacts) -> TrialPass:
+        return TrialPass(pool_heads(facts), masked_windows(self.model))
 
     @torch.no_grad()
     def find_layers(self, facts: ModelFacts) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from srv.errors import ModelError
 from srv.models.choice import LayerChoice
-from srv.models.inspection import Inspection, Question, Refused
+from srv.models.inspection import ClassRefused, Inspection, Question
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import find, of_form
 from srv.specs import ModelFacts
@@ -31,7 +31,7 @@ def main() -> int:
             quantized = str(modules) if modules else ""
             answer = Inspection(layers=layers, quantized=quantized, ops=modules.ops(), unknown=unknown)
         except ModelError as error:
-            answer = Inspection(refused=Refused(error.code, error.what, error.reason, error.remedy))
+            answer = Inspection(refused=ClassRefused(error.code, error.what, error.reason, error.remedy))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer))
     return 0
 

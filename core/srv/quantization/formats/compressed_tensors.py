@@ -69,7 +69,7 @@ AnyForm = TypeVar("AnyForm")
 _KINDS: Mapping[type[Form], str] = {PackedForm: "packed integers", Fp8Form: "FP8", Int8Form: "int8"}
 
 
-class Group(NamedTuple):
+class SchemeGroup(NamedTuple):
     """Layers of one scheme. `name`: as in the configuration. `targets`: names, patterns ("re:...") and classes."""
 
     name: str
@@ -80,16 +80,16 @@ class Group(NamedTuple):
 class MixedForm(NamedTuple):
     """The groups of a checkpoint, and the layers that are in none of them, as the configuration states them."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[SchemeGroup, ...]
     excluded: tuple[str, ...] = ()
 
-    def targeted(self, names: Sequence[str]) -> Group | None:
+    def targeted(self, names: Sequence[str]) -> SchemeGroup | None:
         """The group whose target fits a layer best. `names`: that of the layer, and that which its file has for it."""
         by_target = {target: group for group in self.groups for target in group.targets}
         target = matched_target(by_target, names, LINEAR)
         return None if target is None else by_target[target]
 
-    def declared(self, layer: str) -> Group | None:
+    def declared(self, layer: str) -> SchemeGroup | None:
         """The group of a layer of a checkpoint without weights."""
         declares = fp8_weights.declares(Fp8Form(excluded=self.excluded, head=True), layer)
         return self.targeted((layer,)) if declares else None
@@ -101,10 +101,10 @@ class StoredGroups:
     def __init__(self, model: StoredModel, mixed: MixedForm) -> None:
         self._model, self._mixed = model, mixed
         self._stored = {_layer(name): _layer(stored) for name, stored in model.stored_names.items()}
-        self._found: dict[str, Group | None] = {}
+        self._found: dict[str, SchemeGroup | None] = {}
         self._layers = frozenset(map(_layer, model.types))
 
-    def of_layer(self, layer: str) -> Group | None:
+    def of_layer(self, layer: str) -> SchemeGroup | None:
         """None for an unquantized layer.
 
         Raises ModelError (unsupported_quantization) for one that is stored otherwise than its group states.
@@ -113,7 +113,7 @@ class StoredGroups:
             self._found[layer] = self._of_layer(layer) if self._model.types else self._mixed.declared(layer)
         return self._found[layer]
 
-    def of(self, names: Sequence[str]) -> Group | None:
+    def of(self, names: Sequence[str]) -> SchemeGroup | None:
         """The group of layers that a linear layer fuses, or of the projections of experts.
 
         Raises ModelError (unsupported_quantization) if they, or other projections of the same experts, differ.
@@ -131,7 +131,7 @@ class StoredGroups:
             self._fail(f"{shared}, {where}, and they are computed together")
         return first
 
-    def _of_layer(self, layer: str) -> Group | None:
+    def _of_layer(self, layer: str) -> SchemeGroup | None:
         kind = _stored_kind(self._model.types, layer)
         stored = self._stored.get(layer)
         group = self._mixed.targeted((layer,) if stored is None else (layer, stored))
@@ -145,7 +145,7 @@ class StoredGroups:
             self._fail(f"the weights of {layer} are stored as {_KINDS[kind]}, and its {group.name} states {stated}")
         return group
 
-    def _check_unquantized(self, layer: str, group: Group | None) -> None:
+    def _check_unquantized(self, layer: str, group: SchemeGroup | None) -> None:
         """Refuse an unquantized layer that has a scale: its weights are damaged, or missing."""
         types, path = self._model.types, self._model.facts.path
         scale = next((name for each in _SCALES if (name := f"{layer}.{each}") in types), None)
@@ -168,11 +168,11 @@ def _layer(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _scheme(group: Group | None) -> Form | None:
+def _scheme(group: SchemeGroup | None) -> Form | None:
     return None if group is None else group.scheme
 
 
-def _described(group: Group | None) -> str:
+def _described(group: SchemeGroup | None) -> str:
     return "not quantized" if group is None else f"of {group.name}"
 
 
@@ -249,7 +249,7 @@ def _mixed(stated: Mapping[str, Any], groups: Mapping[str, Any], schemes: Mappin
             if needs_backtracking(target):
                 return f"its {name} has the target {target!r}, which needs backtracking to be matched"
             owners[target] = name
-        found.append(Group(name, targets, scheme._replace(excluded=excluded)))
+        found.append(SchemeGroup(name, targets, scheme._replace(excluded=excluded)))
     return MixedForm(tuple(found), excluded)
 
 

@@ -13,7 +13,7 @@ from srv.models.checkpoints.storage import StorageFormat
 from srv.quantization.formats.compressed_tensors import (
     COMPRESSED_TENSORS,
     Form,
-    Group,
+    SchemeGroup,
     StoredGroups,
     mixed_form,
     read_packed,
@@ -59,7 +59,7 @@ class MixedStorageFormat(StorageFormat):
         return by_format
 
     def _format(self, name: str) -> StorageFormat:
-        group: Group | None = self._groups.of_layer(name.rpartition(".")[0])
+        group: SchemeGroup | None = self._groups.of_layer(name.rpartition(".")[0])
         return self._plain if group is None else self._formats[group.scheme]
 
 

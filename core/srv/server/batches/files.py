@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class StoredFile(msgspec.Struct, frozen=True):
+class BatchFile(msgspec.Struct, frozen=True):
     """A complete file. `owner`: as in `RequestSpec`; nobody else sees it. `filename`: as the client calls it."""
 
     id: str
@@ -74,7 +74,7 @@ class FileStore:
         self._folder, self._max_files, self._max_bytes = folder, max_files, max_bytes
         self._shared = shared
         self._lock = threading.Lock()
-        self._files: dict[str, StoredFile] | None = None  # None: the folder has not been read
+        self._files: dict[str, BatchFile] | None = None  # None: the folder has not been read
         self._unfinished: Counter[str] = Counter()  # files that are being written, by owner
         self._used = 0  # bytes of all files, unfinished ones included
         self._used_by: Counter[str] = Counter()  # of these, those of each owner
@@ -85,7 +85,7 @@ class FileStore:
         with suppress(RequestError), self._lock:  # it has been logged, and the first request gets it again
             self._index()
 
-    def put(self, owner: str, filename: str, purpose: str, data: bytes) -> StoredFile:
+    def put(self, owner: str, filename: str, purpose: str, data: bytes) -> BatchFile:
         """Raises RequestError if the storage is full, or cannot be written."""
         writer = self.writer(owner, filename, purpose)
         try:
@@ -105,19 +105,19 @@ class FileStore:
                 raise _full(f"{limit} files of one API key")
             self._unfinished[owner] += 1
         name = f"file-{uuid.uuid4().hex}"
-        file = StoredFile(name, owner, filename[:MAX_NAME], purpose, int(time.time()), 0)
+        file = BatchFile(name, owner, filename[:MAX_NAME], purpose, int(time.time()), 0)
         try:
             return FileWriter(self, file, self.guarded(partial(_create, self.path(file), _metadata(file))))
         except BaseException:
             self.drop_unfinished(owner, 0)
             raise
 
-    def get(self, owner: str, name: str, param: str | None = None) -> StoredFile:
+    def get(self, owner: str, name: str, param: str | None = None) -> BatchFile:
         """Raises RequestError (404) if this owner has no such file. `param`: the field with its id."""
         with self._lock:
             return self._get(owner, name, param)
 
-    def _get(self, owner: str, name: str, param: str | None) -> StoredFile:
+    def _get(self, owner: str, name: str, param: str | None) -> BatchFile:
         found = self._index().get(name)
         if found is None or found.owner != owner:
             raise RequestError(
@@ -128,13 +128,13 @@ class FileStore:
             )
         return found
 
-    def all(self, owner: str) -> list[StoredFile]:
+    def all(self, owner: str) -> list[BatchFile]:
         """Those of an owner, the oldest first."""
         with self._lock:
             found = [file for file in self._index().values() if file.owner == owner]
         return sorted(found, key=lambda file: (file.created_at, file.id))
 
-    def path(self, file: StoredFile) -> Path:
+    def path(self, file: BatchFile) -> Path:
         """Where the content is."""
         return self._folder / f"{file.id}.data"
 
@@ -158,14 +158,14 @@ class FileStore:
             raise
         self.unreserve(owner, file.bytes)
 
-    def hold(self, owner: str, name: str, param: str | None = None) -> StoredFile:
+    def hold(self, owner: str, name: str, param: str | None = None) -> BatchFile:
         """Like `get`; the file is not deleted before `release`."""
         with self._lock:
             file = self._get(owner, name, param)
             self._readers[name] = self._readers.get(name, 0) + 1
         return file
 
-    def release(self, file: StoredFile) -> None:
+    def release(self, file: BatchFile) -> None:
         with self._lock:
             if count := self._readers.pop(file.id) - 1:
                 self._readers[file.id] = count
@@ -189,7 +189,7 @@ class FileStore:
             self._used -= size
             self._used_by[owner] -= size
 
-    def add(self, file: StoredFile) -> None:
+    def add(self, file: BatchFile) -> None:
         """An unfinished file is finished."""
         data, path = _metadata(file), self._folder / f"{file.id}.json"
 
@@ -211,13 +211,13 @@ class FileStore:
 
     # ---- internals
 
-    def _index(self) -> dict[str, StoredFile]:
+    def _index(self) -> dict[str, BatchFile]:
         if self._files is None:
             self._files = self.guarded(self._read_folder)
         return self._files
 
-    def _read_folder(self) -> dict[str, StoredFile]:
-        found: dict[str, StoredFile] = {}
+    def _read_folder(self) -> dict[str, BatchFile]:
+        found: dict[str, BatchFile] = {}
         used = 0
         paths = self._folder.iterdir() if self._folder.is_dir() else ()
         for name in sorted({path.stem for path in paths if _ID.fullmatch(path.stem)}):
@@ -246,7 +246,7 @@ class FileStore:
 class FileWriter:
     """One file that is being written. Finish or discard it."""
 
-    def __init__(self, store: FileStore, file: StoredFile, stream: FileIO) -> None:
+    def __init__(self, store: FileStore, file: BatchFile, stream: FileIO) -> None:
         self._store, self._file, self._stream = store, file, stream
         self._lock = threading.Lock()  # a thread goes on when the task that waits for it is cancelled
 
@@ -272,7 +272,7 @@ class FileWriter:
                 self._stream.seek(self._file.bytes)
             raise
 
-    def finish(self) -> StoredFile:
+    def finish(self) -> BatchFile:
         """Raises RequestError if the storage cannot be written."""
         with self._lock:
             self._store.add(self._file)
@@ -293,7 +293,7 @@ class FileWriter:
             self._store.drop_unfinished(self._file.owner, size)
 
 
-def _metadata(file: StoredFile) -> bytes:
+def _metadata(file: BatchFile) -> bytes:
     """Of the same length whatever the size of the file."""
     return msgspec.json.encode(file).ljust(len(msgspec.json.encode(msgspec.structs.replace(file, bytes=2**62))))
 
@@ -322,10 +322,10 @@ def _create(path: Path, metadata: bytes) -> FileIO:
     return stream
 
 
-def _read(base: Path) -> StoredFile | None:
+def _read(base: Path) -> BatchFile | None:
     path = base.with_suffix(".json")
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=StoredFile)
+        file = msgspec.json.decode(path.read_bytes(), type=BatchFile)
         size = base.with_suffix(".data").lstat().st_size
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         logger.warning("%s is not a stored file and is left alone: %s", path, error)

@@ -19,7 +19,7 @@ MAX_CUSTOM_ID = 512
 MAX_ERRORS = 100
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BatchLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request. `body` is a JSON object."""
 
     custom_id: str
@@ -75,17 +75,17 @@ def check_lines(path: Path, endpoint: str, limits: BodyLimits) -> ReadLines:
     return read
 
 
-def read_line(path: Path, offset: int) -> Line:
+def read_line(path: Path, offset: int) -> BatchLine:
     """A line that was checked. Call it in a thread. Raises OSError, or MsgspecError if the file has changed."""
     with path.open("rb") as file:
         file.seek(offset)
-        return msgspec.json.decode(file.readline(MAX_LINE_BYTES), type=Line)
+        return msgspec.json.decode(file.readline(MAX_LINE_BYTES), type=BatchLine)
 
 
 def _problem(data: bytes, endpoint: str, limits: BodyLimits, names: set[str]) -> str | None:
     """What is wrong with a line; adds its id to `names`."""
     try:
-        line = msgspec.json.decode(data, type=Line)
+        line = msgspec.json.decode(data, type=BatchLine)
         body = parse(bytes(line.body), limits)
     except (RequestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return f"the line is not a request: {error}"

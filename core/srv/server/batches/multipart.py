@@ -21,18 +21,18 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormPart:
     """One field. `filename`: as the client calls the file, None if it is none."""
 
     data: bytes
     filename: str | None
 
 
-def read_form(body: bytes, content_type: str) -> dict[str, Part]:
+def read_form(body: bytes, content_type: str) -> dict[str, FormPart]:
     """The fields by name. Raises RequestError."""
     delimiter = b"\r\n--" + _boundary(content_type)
     _, *parts = (b"\r\n" + body).split(delimiter, MAX_PARTS + 1)
-    fields: dict[str, Part] = {}
+    fields: dict[str, FormPart] = {}
     for part in parts:
         if part.startswith(b"--"):
             return fields
@@ -54,7 +54,7 @@ def _boundary(content_type: str) -> bytes:
     return boundary.encode("latin-1", "replace")
 
 
-def _part(part: bytes) -> tuple[str, Part]:
+def _part(part: bytes) -> tuple[str, FormPart]:
     end = part.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES)
     if end < 0 or not part.startswith(b"\r\n"):
         raise _invalid("a field has no header, or a very long one")
@@ -62,7 +62,7 @@ def _part(part: bytes) -> tuple[str, Part]:
     name, filename = _parsed(lambda: (_name(header), header.get_filename()), "the header of a field")
     if not name:
         raise _invalid("a field has no name")
-    return _plain(name), Part(part[end + 4 :], None if filename is None else _plain(filename))
+    return _plain(name), FormPart(part[end + 4 :], None if filename is None else _plain(filename))
 
 
 def _name(header: Message) -> str:

@@ -23,9 +23,9 @@ from functools import partial
 import msgspec
 
 from srv.errors import EngineDead, RequestError
-from srv.server.batches.files import FileStore, FileWriter, StoredFile
-from srv.server.batches.lines import Line, LineError, check_lines, read_line
-from srv.server.batches.sender import Answer, LineSender
+from srv.server.batches.files import BatchFile, FileStore, FileWriter
+from srv.server.batches.lines import BatchLine, LineError, check_lines, read_line
+from srv.server.batches.sender import LineAnswer, LineSender
 from srv.server.http.access import Caller
 from srv.server.http.body import BodyLimits
 from srv.server.http.key_uses import KeyUses
@@ -52,7 +52,7 @@ class Batch:
     """
 
     caller: Caller
-    file: StoredFile
+    file: BatchFile
     endpoint: str
     metadata: Mapping[str, str]
     id: str = field(default_factory=lambda: f"batch_{uuid.uuid4().hex}")
@@ -63,7 +63,7 @@ class Batch:
     total: int = 0
     completed: int = 0
     failed: int = 0
-    files: dict[str, StoredFile] = field(default_factory=dict)  # "output" and "error"
+    files: dict[str, BatchFile] = field(default_factory=dict)  # "output" and "error"
     workers: list[asyncio.Task[None]] = field(default_factory=list)
     late: bool = False
     stopped: RequestError | EngineDead | None = None
@@ -111,7 +111,7 @@ class BatchRunner:
         self._batches: dict[str, Batch] = {}
         self._slots = asyncio.Semaphore(MAX_LINES_AT_ONCE)
 
-    def create(self, caller: Caller, file: StoredFile, endpoint: str, metadata: Mapping[str, str]) -> Batch:
+    def create(self, caller: Caller, file: BatchFile, endpoint: str, metadata: Mapping[str, str]) -> Batch:
         """Begin a batch of a file that is held, and released at its end.
 
         Raises RequestError (429) if too many have not ended; the file is then still held.
@@ -264,7 +264,7 @@ class BatchRunner:
             await asyncio.sleep(min(RETRY_SECONDS, refused[1]))
         return True
 
-    async def _answer(self, batch: Batch, line: Line) -> Answer | None:
+    async def _answer(self, batch: Batch, line: BatchLine) -> LineAnswer | None:
         """Serve a line, again and again while the queue is full. None: the batch ends before it is served."""
         while self._goes_on(batch):
             answer = await self._sender.send(batch.endpoint, bytes(line.body), batch.caller)
@@ -304,7 +304,7 @@ class _Results:
         self.failure: RequestError | None = None
         self._lock = asyncio.Lock()
 
-    async def add(self, line: Line, answer: Answer) -> None:
+    async def add(self, line: BatchLine, answer: LineAnswer) -> None:
         succeeded = answer.status < 300
         name = f"batch_req_{uuid.uuid4().hex}"
         response = {"status_code": answer.status, "request_id": name, "body": msgspec.Raw(answer.body)}

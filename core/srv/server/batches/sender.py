@@ -28,7 +28,7 @@ QUEUE = "lines of batches"  # no digest: no key has it
 logger = logging.getLogger(__name__)
 
 
-class Answer(NamedTuple):
+class LineAnswer(NamedTuple):
     """`body`: JSON. `code`: of an error. `headers`: of the response, which say something about its body."""
 
     status: int
@@ -43,7 +43,7 @@ class LineSender:
     def __init__(self, handlers: Mapping[str, Handler], bodies: HeldBodies) -> None:
         self._handlers, self._bodies = handlers, bodies
 
-    async def send(self, endpoint: str, body: bytes, caller: Caller) -> Answer:
+    async def send(self, endpoint: str, body: bytes, caller: Caller) -> LineAnswer:
         """The answer, an error included. Cancellation aborts the request. `caller`: whoever made the batch."""
         share = self._bodies.share()
         scope: Scope = {
@@ -65,12 +65,12 @@ class LineSender:
         try:
             response = await self._handlers[endpoint](Request(scope, receive))
             headers = {name: value for name, value in response.headers.items() if name == NOT_ENFORCED}
-            return Answer(response.status_code, bytes(response.body), headers=headers)
+            return LineAnswer(response.status_code, bytes(response.body), headers=headers)
         except Exception as error:
             status, described = describe(error)
             if status == 500:
                 logger.error("a line of a batch failed", exc_info=error)
             code = error.code if isinstance(error, RequestError) else None
-            return Answer(status, msgspec.json.encode(described), code)
+            return LineAnswer(status, msgspec.json.encode(described), code)
         finally:
             share.release()

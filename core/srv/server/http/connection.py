@@ -32,7 +32,7 @@ from srv.server.http.body import LINGER_SECONDS
 from srv.server.http.failures import describe, error_response
 from srv.server.http.framing import Framer, Section
 from srv.server.http.heads import check_codings, check_host, origin_form
-from srv.server.http.places import Place, Places
+from srv.server.http.places import BytePlace, Places
 from srv.server.http.request_ids import HEADER, id_of
 from srv.server.http.root_path import without_prefix
 
@@ -179,8 +179,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.flow = LimitedFlow(transport)
         self.since = self.loop.time()
         place = self._places.take(self, self.loop.time())
-        self._probes_only = place is Place.RESERVED
-        if place is Place.NONE:
+        self._probes_only = place is BytePlace.RESERVED
+        if place is BytePlace.NONE:
             self.evict()
         else:
             self._await_request()

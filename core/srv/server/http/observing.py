@@ -1,7 +1,7 @@
 """Middleware for what arguments let the server observe of each HTTP request: custom metric labels, the trace context,
 and the bodies that a crash dump contains.
 
-    scope ──► labels, traceparent ──► Caller ──► handlers, whose sequences append their records to it
+    scope ──► labels, traceparent ──► RecordedCaller ──► handlers, whose sequences append their records to it
                                         └──► Tracer, after the last byte of the response
 
 It is installed only if one of these is asked for. Must not know endpoints.
@@ -21,7 +21,7 @@ from srv.args.groups.observe import ObserveArgs
 from srv.errors import RequestError
 from srv.server.http.failures import describe, error_response, report
 from srv.server.observe.crash_dump import CrashRecorder, RecordedRequest
-from srv.server.observe.records import CALLER, Caller
+from srv.server.observe.records import CALLER, RecordedCaller
 from srv.server.observe.tracing import TRACE_HEADERS, Tracer
 
 MAX_LABEL_LENGTH = 64
@@ -117,13 +117,15 @@ class ObservingMiddleware:
 
         return receive_recorded
 
-    def _caller(self, scope: Scope, headers: Headers) -> Caller:
+    def _caller(self, scope: Scope, headers: Headers) -> RecordedCaller:
         trace: Mapping[str, str] = {}
         if self._tracer is not None:
             trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
-        return Caller(scope["path"], self._labels.read(headers), dict(trace))
+        return RecordedCaller(scope["path"], self._labels.read(headers), dict(trace))
 
-    def _ended(self, caller: Caller, recorded: RecordedRequest | None, arrival: float, status: int, done: bool) -> None:
+    def _ended(
+        self, caller: RecordedCaller, recorded: RecordedRequest | None, arrival: float, status: int, done: bool
+    ) -> None:
         if recorded is not None:
             recorded.status, recorded.complete = status, done and 0 < status < 500 and not caller.failed
         if self._tracer is not None and caller.records:

@@ -16,7 +16,7 @@ RESERVED = 64
 IDLE_SECONDS = 5.0  # after which a connection with an accepted request may lose its place to any other
 
 
-class Place(Enum):
+class BytePlace(Enum):
     ORDINARY = "ordinary"
     RESERVED = "reserved"
     NONE = "none"  # the server closes the connection at once
@@ -45,11 +45,11 @@ class Places:
         self._ordinary: dict[Connection, None] = {}
         self._reserved: dict[Connection, None] = {}
 
-    def take(self, connection: Connection, now: float) -> Place:
+    def take(self, connection: Connection, now: float) -> BytePlace:
         """Find a place for a new connection."""
         for place, taken, limit in (
-            (Place.ORDINARY, self._ordinary, self._limit),
-            (Place.RESERVED, self._reserved, RESERVED),
+            (BytePlace.ORDINARY, self._ordinary, self._limit),
+            (BytePlace.RESERVED, self._reserved, RESERVED),
         ):
             if len(taken) >= limit:
                 least = _stranger(taken) or _idle(taken, connection.address, now)
@@ -59,7 +59,7 @@ class Places:
             if len(taken) < limit:
                 taken[connection] = None
                 return place
-        return Place.NONE
+        return BytePlace.NONE
 
     def leave(self, connection: Connection) -> None:
         self._ordinary.pop(connection, None)

@@ -15,7 +15,7 @@ from srv.types import FinishReason, RequestSpec, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
-class Caller:
+class RecordedCaller:
     """Who sent an HTTP request. `labels`: values of the custom metric labels, in the order of their names.
 
     `trace`: the headers of the caller's trace context. `records`: of the request's sequences, once they have ended.
@@ -30,7 +30,7 @@ class Caller:
 
 
 # Set only while an HTTP request is handled, and only if an argument asks for what it carries.
-CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+CALLER: ContextVar[RecordedCaller | None] = ContextVar("caller", default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +44,7 @@ class SequenceRecord:
 
     id: str
     arrival: float
-    caller: Caller | None = None
+    caller: RecordedCaller | None = None
     spec: RequestSpec | None = None
     scheduled: float | None = None
     first_token: float | None = None

@@ -21,7 +21,7 @@ _PROMPT_TEXT, _GENERATED_TEXT = "Prompt tokens of a sequence.", "Tokens that a s
 _INTER_TOKEN, _PROMPT = "srv_inter_token_seconds", "srv_request_prompt_tokens"
 
 
-class Ended:
+class EndReason:
     """One reason in both counters, which have it under different labels."""
 
     __slots__ = ("_counters",)
@@ -42,7 +42,7 @@ class RequestMetrics:
     def __init__(
         self,
         histograms: Mapping[str, Histogram],
-        finished: Mapping[FinishReason, Ended],
+        finished: Mapping[FinishReason, EndReason],
         structured: Mapping[bool, Counter],
         tokens: Sequence[Histogram],
     ) -> None:
@@ -203,9 +203,9 @@ class RequestMetricsFamilies:
         made = self._made[values] = RequestMetrics(histograms, finished, structured, tokens)
         return made
 
-    def _ended(self, reason: FinishReason, custom: Sequence[str]) -> Ended:
+    def _ended(self, reason: FinishReason, custom: Sequence[str]) -> EndReason:
         own, alias = (reason.value, *custom), (*self._constant, reason.value, *custom)
-        return Ended(self._finished.labels(*own), self._success.labels(*alias))
+        return EndReason(self._finished.labels(*own), self._success.labels(*alias))
 
     def _add_stages(self, bounds: Sequence[float]) -> None:
         for stage, text in (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from srv import __version__
 from srv.errors import Refusal, Rejection
-from srv.server.observe.records import Caller, SequenceRecord
+from srv.server.observe.records import RecordedCaller, SequenceRecord
 from srv.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
         self._epoch = time.time_ns() - time.perf_counter_ns()  # of `perf_counter`, in nanoseconds
 
-    def export(self, caller: Caller, arrival: float, end: float, status: int) -> None:
+    def export(self, caller: RecordedCaller, arrival: float, end: float, status: int) -> None:
         """The spans of a request whose response has ended."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 

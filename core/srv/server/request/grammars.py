@@ -20,7 +20,7 @@ import msgspec
 
 from srv.errors import GrammarError, RequestError
 from srv.grammar.backend import GrammarBackend, GrammarContext, Matcher
-from srv.grammar.child import Reply, Setup
+from srv.grammar.child import GrammarReply, GrammarSetup
 from srv.grammar.registry import OFF, make
 from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost, WorkLimits
@@ -244,7 +244,7 @@ class Grammars:
         if vocabulary is None:
             raise GrammarError("the tokens of this model's tokenizer have no bytes of their own, which grammars need")
         settings = self._settings
-        setup = Setup(
+        setup = GrammarSetup(
             settings.backend,
             vocabulary,
             settings.vocab_size,
@@ -265,7 +265,7 @@ class Grammars:
         """On a thread. There are as many processes as threads."""
         process = self._processes.get()
         try:
-            reply = msgspec.msgpack.decode(process.ask(msgspec.msgpack.encode(source)), type=Reply)
+            reply = msgspec.msgpack.decode(process.ask(msgspec.msgpack.encode(source)), type=GrammarReply)
         except Lost as lost:
             raise (_NotChecked if lost.retry else GrammarError)(str(lost)) from None
         finally:
@@ -303,4 +303,4 @@ def _retrieve(task: asyncio.Task[CheckedGrammar]) -> None:
 
 
 def _refusal(reply: bytes) -> str:
-    return msgspec.msgpack.decode(reply, type=Reply).refused
+    return msgspec.msgpack.decode(reply, type=GrammarReply).refused

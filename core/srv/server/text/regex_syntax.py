@@ -69,7 +69,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RegexChoice:
     options: tuple[Node, ...]
 
 
@@ -82,7 +82,7 @@ class Repeat:
     most: int | None
 
 
-Node = Characters | Sequence | Choice | Repeat
+Node = Characters | Sequence | RegexChoice | Repeat
 
 
 class Size(NamedTuple):
@@ -96,7 +96,7 @@ def size(node: Node) -> Size:
     match node:
         case Characters():
             return Size(1, 1)
-        case Sequence(nodes) | Choice(nodes):
+        case Sequence(nodes) | RegexChoice(nodes):
             sizes = [size(each) for each in nodes]
             return Size(sum(each.characters for each in sizes), 1 + sum(each.nodes for each in sizes))
         case Repeat(part, least, most):
@@ -142,7 +142,7 @@ class _Parser:
         while self._next == "|":
             self._at += 1
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return options[0] if len(options) == 1 else RegexChoice(tuple(options))
 
     def _sequence(self) -> Node:
         parts: list[Node] = []

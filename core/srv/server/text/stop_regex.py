@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from srv.errors import RequestError
-from srv.server.text.regex_syntax import Characters, Choice, Node, Repeat, parse, size
+from srv.server.text.regex_syntax import Characters, Node, RegexChoice, Repeat, parse, size
 from srv.server.text.regex_syntax import Sequence as Parts
 
 MAX_STATES = 128  # of all expressions of a request; a bound on the time per character
@@ -80,7 +80,7 @@ class StopRegex:
                 self._follow.append(0)
                 self._accepts[node] = self._accepts.get(node, 0) | state
                 return _Fragment(False, state, state)
-            case Choice(options):
+            case RegexChoice(options):
                 built = [self._build(option) for option in options]
                 return _Fragment(
                     any(each.empty for each in built),

@@ -1,7 +1,8 @@
 """The process that renders chat templates: `python -m srv.server.text.template_child`.
 
-Owns the content of the frames between the two processes: Setup, then Conversation after Conversation, each answered by
-a Reply, in JSON. Must not know who started it or what becomes of a text. The child ends when its standard input ends.
+Owns the content of the frames between the two processes: a `TemplateSetup`, then one `TemplateConversation` after
+another, each answered by a `TemplateReply`, in JSON. Must not know who started it or what becomes of a text. The child
+ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from srv.server.text.chat_template import ChatTemplate
 MAX_COMPILED = 16  # templates of requests
 
 
-class Setup(msgspec.Struct):
+class TemplateSetup(msgspec.Struct):
     """The first frame: what `ChatTemplate` is made of, and the limits: processor time per frame in seconds, and bytes
     of memory beyond what the process has at its start."""
 
@@ -30,7 +31,7 @@ class Setup(msgspec.Struct):
     memory_bytes: int
 
 
-class Conversation(msgspec.Struct):
+class TemplateConversation(msgspec.Struct):
     """What one call of `ChatTemplate.render` gets."""
 
     messages: list[dict[str, Any]]
@@ -39,7 +40,7 @@ class Conversation(msgspec.Struct):
     source: str | None = None  # of the template that came with the request, instead of the model's
 
 
-class Reply(msgspec.Struct):
+class TemplateReply(msgspec.Struct):
     """The text, or why there is none. `code` and `param` are those of a RequestError."""
 
     text: str | None = None
@@ -53,15 +54,15 @@ def main() -> int:
     source, sink = channels()
     if not (content := read_frame(source)):
         return 0
-    setup = msgspec.json.decode(content, type=Setup)
+    setup = msgspec.json.decode(content, type=TemplateSetup)
     limit_memory(setup.memory_bytes)
     limit_time(setup.processor_seconds)
     try:
         template = ChatTemplate(setup.sources, setup.special_tokens, setup.origin)
     except ModelError as error:
-        write_frame(sink, msgspec.json.encode(Reply(refused=error.reason)))
+        write_frame(sink, msgspec.json.encode(TemplateReply(refused=error.reason)))
         return 0
-    write_frame(sink, msgspec.json.encode(Reply(text="")))
+    write_frame(sink, msgspec.json.encode(TemplateReply(text="")))
     compiled = _Compiled(setup.special_tokens)
     while True:
         limit_time(0)
@@ -88,14 +89,14 @@ class _Compiled:
         return self._templates[source]
 
 
-def _render(template: ChatTemplate, compiled: _Compiled, content: bytes) -> Reply:
-    asked = msgspec.json.decode(content, type=Conversation)
+def _render(template: ChatTemplate, compiled: _Compiled, content: bytes) -> TemplateReply:
+    asked = msgspec.json.decode(content, type=TemplateConversation)
     try:
         template = template if asked.source is None else compiled.get(asked.source)
         text = template.render(asked.messages, add_generation_prompt=asked.add_generation_prompt, extra=asked.variables)
     except RequestError as error:
-        return Reply(refused=error.message, code=error.code, param=error.param)
-    return Reply(text=text)
+        return TemplateReply(refused=error.message, code=error.code, param=error.param)
+    return TemplateReply(text=text)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import msgspec
 
 from srv.errors import ModelError, RequestError
 from srv.io.bounded_process import BoundedProcess, Lost, WorkLimits
-from srv.server.text.template_child import Conversation, Reply, Setup
+from srv.server.text.template_child import TemplateConversation, TemplateReply, TemplateSetup
 
 _MODULE = "srv.server.text.template_child"
 DEFAULT_LIMITS = WorkLimits()
@@ -35,7 +35,9 @@ class TemplateProcess:
         starts: bool = True,
     ) -> None:
         self._origin = origin
-        setup = Setup(dict(sources), dict(special_tokens), origin, limits.processor_seconds, limits.memory_bytes)
+        setup = TemplateSetup(
+            dict(sources), dict(special_tokens), origin, limits.processor_seconds, limits.memory_bytes
+        )
         self._process = BoundedProcess(_MODULE, msgspec.json.encode(setup), limits, "renders it", _refusal)
         if not starts:
             return
@@ -57,9 +59,9 @@ class TemplateProcess:
 
         Raises RequestError, also if the template exceeds a limit.
         """
-        asked = msgspec.json.encode(Conversation(messages, add_generation_prompt, dict(extra), source))
+        asked = msgspec.json.encode(TemplateConversation(messages, add_generation_prompt, dict(extra), source))
         try:
-            reply = msgspec.json.decode(self._process.ask(asked), type=Reply)
+            reply = msgspec.json.decode(self._process.ask(asked), type=TemplateReply)
         except Lost as lost:
             message = f"the chat template of {self._origin}: {lost}"
             if lost.retry:
@@ -75,5 +77,5 @@ class TemplateProcess:
 
 
 def _refusal(reply: bytes) -> str:
-    compiled = msgspec.json.decode(reply, type=Reply)
+    compiled = msgspec.json.decode(reply, type=TemplateReply)
     return compiled.refused if compiled.text is None else ""

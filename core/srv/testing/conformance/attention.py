@@ -21,7 +21,7 @@ from srv.testing.conformance.setups import (
     FURTHER_HEAD_DIMS,
     HEAD_DIMS,
     MAX_HEAD_SIZES,
-    Setup,
+    AttentionSetup,
     Shape,
     allocate_pool,
     backend_specs,
@@ -80,7 +80,7 @@ def _forward_once(bench: Bench, unchanged: bool = False) -> None:
 def strides(kit: Kit) -> str:
     """q, k and v that are views of one wide tensor: prompts, chunks and output, with and without shared KV heads."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         check_typical(kit, setup, "q, k and v that are views of one tensor", fused=True)
 
     return run_shared_heads(
@@ -91,7 +91,7 @@ def strides(kit: Kit) -> str:
 def single_page(kit: Kit) -> str:
     """Rows that fit in one page: prompts, then output token by token."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench = Bench(kit, setup)
         size = setup.layout.page_size
         lengths = sorted({1, min(2, size), max(1, size - 2)})
@@ -107,7 +107,7 @@ def single_page(kit: Kit) -> str:
 def several_pages(kit: Kit) -> str:
     """Rows of several pages, anywhere in the pool."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, size = Bench(kit, setup), setup.span
         rows = [bench.sequence(), bench.sequence()]
         bench.step([(rows[0], 2 * size + 3), (rows[1], 4 * size + 1)], "prompts over several pages")
@@ -121,7 +121,7 @@ def long_rows(kit: Kit) -> str:
     """A row of many hundred tokens, alone and next to a short row."""
     tokens = largest(kit).tokens
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, row = Bench(kit, setup, pages=pages_for(setup, tokens)), f"a row of {tokens} tokens"
         rows = [bench.sequence(), bench.sequence()]
         bench.step([(rows[0], tokens), (rows[1], 5)], f"a prompt of {tokens} tokens and a short one")
@@ -134,7 +134,7 @@ def long_rows(kit: Kit) -> str:
 def page_boundaries(kit: Kit) -> str:
     """Rows that end just before, on and just after the end of a page; in larger pages, of the first page."""
 
-    def check(setup: Setup, last_page: int) -> None:
+    def check(setup: AttentionSetup, last_page: int) -> None:
         bench, size = Bench(kit, setup), setup.span
         ends = [pages * size for pages in range(1, last_page + 1)]
         lengths = [length for end in ends for length in (end - 1, end, end + 1)]
@@ -152,7 +152,7 @@ def page_boundaries(kit: Kit) -> str:
 def scale(kit: Kit) -> str:
     """Scales other than the usual 1 / sqrt(head_dim), smaller and larger."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         for factor in SCALES:
             scale = factor * setup.shape.head_dim**-0.5
             check_typical(kit, setup, f"a scale of {scale:.3g}, not 1 / sqrt(head_dim)", scale=scale)
@@ -163,7 +163,7 @@ def scale(kit: Kit) -> str:
 def large_scores(kit: Kit) -> str:
     """Scores that are all large, or all far below 0: their exponentials are infinite or 0 in float32."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         common = 2 ** math.ceil(math.log2(_LARGE_SCORE * setup.shape.head_dim**0.5))
         for sign in (1, -1):
             what = f"scores of about {sign * common * setup.shape.head_dim**-0.5:.0f}"
@@ -183,8 +183,8 @@ def gqa(kit: Kit) -> str:
 
 def run_shared_heads(
     heads_of: Sequence[tuple[int, int]],
-    choose: Callable[[int, int], tuple[Setup, ...]],
-    check: Callable[[Setup], None],
+    choose: Callable[[int, int], tuple[AttentionSetup, ...]],
+    check: Callable[[AttentionSetup], None],
 ) -> str:
     """Run a check for the setups of each number of (query heads, KV heads), of which a plugin may refuse some."""
     seen: list[str] = []
@@ -204,7 +204,7 @@ def run_shared_heads(
 def mixed(kit: Kit) -> str:
     """Prompts and output tokens in one step, in any order."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, size = Bench(kit, setup), setup.span
         rows = [bench.sequence() for _ in range(5)]
         bench.step([(rows[0], size + 1), (rows[2], 3)], "two prompts")
@@ -221,7 +221,7 @@ def mixed(kit: Kit) -> str:
     return f"{seen}; {count} rows; one long row among them: {shared}"
 
 
-def _check_many_rows(kit: Kit, setup: Setup, count: int) -> None:
+def _check_many_rows(kit: Kit, setup: AttentionSetup, count: int) -> None:
     """So many prompts in one step, then output of all, then output of every other row next to new prompts."""
     bench, what = Bench(kit, setup, pages=2 * count * -(-10 // setup.layout.page_size)), f"a step of {count} rows"
     rows = [bench.sequence() for _ in range(count)]
@@ -231,7 +231,7 @@ def _check_many_rows(kit: Kit, setup: Setup, count: int) -> None:
     bench.step(pairs, f"{what}, prompts and output")
 
 
-def _check_long_among_many(kit: Kit, setup: Setup) -> None:
+def _check_long_among_many(kit: Kit, setup: AttentionSetup) -> None:
     """A long row among many short ones: a prompt beside prompts, then output of all."""
     tokens, count = largest(kit).tokens // 2, largest(kit).rows
     size = setup.layout.page_size
@@ -245,7 +245,7 @@ def _check_long_among_many(kit: Kit, setup: Setup) -> None:
 def extend(kit: Kit) -> str:
     """A prompt computed in chunks that end anywhere in a page."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, size = Bench(kit, setup), setup.span
         row, other = bench.sequence(), bench.sequence()
         for chunk in (size - 1, 2, size, 1, size + 3):
@@ -257,7 +257,7 @@ def extend(kit: Kit) -> str:
     return f"{seen}; a chunk of {CHUNK} tokens after {LONG_ROW}"
 
 
-def _check_long_prefix(kit: Kit, setup: Setup) -> None:
+def _check_long_prefix(kit: Kit, setup: AttentionSetup) -> None:
     bench = Bench(kit, setup, pages=pages_for(setup, LONG_ROW + CHUNK))
     row, other = bench.sequence(), bench.sequence()
     for count in (LONG_ROW, CHUNK, 1):
@@ -267,7 +267,7 @@ def _check_long_prefix(kit: Kit, setup: Setup) -> None:
 def sharing(kit: Kit) -> str:
     """Rows that begin with the pages of another row."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, size = Bench(kit, setup), setup.span
         first = bench.sequence()
         bench.step([(first, 2 * size + 2)], "the row whose pages are shared")
@@ -281,7 +281,7 @@ def sharing(kit: Kit) -> str:
 def same_step(kit: Kit) -> str:
     """Rows over the same pages, each with one of the tokens that the step adds to them."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, size = Bench(kit, setup), setup.span
         row = bench.sequence()
         bench.step([(row, size - 2)], "the tokens before")
@@ -297,7 +297,7 @@ def device_lengths(kit: Kit) -> str:
     if not chosen:
         raise NotApplicable('no backend declares lengths="device"')
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, size = Bench(kit, setup, extra_columns=_AHEAD), setup.span
         rows = [bench.sequence() for _ in range(3)]
         bench.step(list(zip(rows, (1, size, 2 * size + 1), strict=True)), "prompts")
@@ -311,7 +311,7 @@ def device_lengths(kit: Kit) -> str:
 def layers(kit: Kit) -> str:
     """Each layer has its own keys and values."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         count = MANY_LAYERS if is_native(kit) else LAYERS
         bench = Bench(kit, setup.with_layers(count))
         row = bench.sequence()
@@ -324,7 +324,7 @@ def layers(kit: Kit) -> str:
 def results(kit: Kit) -> str:
     """A result keeps its values while later layers and steps are computed."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, counts = Bench(kit, setup), {BOTH: (3, 1), "prefill": (3, 3), "decode": (1, 1)}[setup.role]
         row, kept = bench.sequence(), []
         for count in counts:
@@ -343,7 +343,7 @@ def results(kit: Kit) -> str:
 def unused_columns(kit: Kit) -> str:
     """A page table wider than every row; the entries after a row's last page are 0."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         bench, size = Bench(kit, setup, extra_columns=5), setup.span
         rows = [bench.sequence(), bench.sequence()]
         bench.step([(rows[0], 1), (rows[1], 2 * size)], "a wide page table")
@@ -356,7 +356,7 @@ def window(kit: Kit) -> str:
     """Layers with a sliding window: prompts, output, and long prompts in chunks shorter and longer than the window."""
     in_chunks = "chunked_prefill" in kit.capabilities or "prefix_cache" in kit.capabilities
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         for tokens in (1, 5, setup.span + 2):
             check_typical(kit, setup, f"a window of {tokens} tokens", window=tokens)
         for tokens in (5, 40) if in_chunks else ():
@@ -368,7 +368,7 @@ def window(kit: Kit) -> str:
     return f"{seen}; windows of up to {LONG_WINDOW} tokens"
 
 
-def _check_long_prompt(kit: Kit, setup: Setup, tokens: int, in_chunks: bool) -> None:
+def _check_long_prompt(kit: Kit, setup: AttentionSetup, tokens: int, in_chunks: bool) -> None:
     """A prompt of so many blocks of keys that kernels skip those behind the window, next to a short one."""
     chunk = max(CHUNK, tokens // 2)
     counts = (chunk, chunk, chunk + 3, chunk) if in_chunks else (4 * chunk,)
@@ -384,7 +384,7 @@ def _check_long_prompt(kit: Kit, setup: Setup, tokens: int, in_chunks: bool) -> 
 def groups(kit: Kit) -> str:
     """Two cache groups, one of them with a sliding window, each with a backend and a pool of its own."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         benches = Bench(kit, setup, window=5), Bench(kit, setup, seed=1)
         rows = [[bench.sequence(), bench.sequence()] for bench in benches]
         what = "two cache groups, one with a window of 5 tokens"
@@ -400,7 +400,7 @@ def groups(kit: Kit) -> str:
 def window_pages(kit: Kit) -> str:
     """Pages behind a sliding window that hold NaN, in prompts and in output."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         size = setup.span
         for tokens in (1, 5, size + 2):
             bench = Bench(kit, setup, window=tokens)
@@ -419,7 +419,7 @@ def window_pages(kit: Kit) -> str:
 def soft_cap(kit: Kit) -> str:
     """Layers with capped scores."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         check_typical(kit, setup, "capped scores", soft_cap=SOFT_CAP)
         if "window" in setup.spec.traits:
             check_typical(kit, setup, "capped scores in a window of 5 tokens", window=5, soft_cap=SOFT_CAP)
@@ -430,13 +430,13 @@ def soft_cap(kit: Kit) -> str:
 def alibi(kit: Kit) -> str:
     """Layers with linear position biases, which differ between heads."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         check_typical(kit, setup, "linear position biases", alibi=slopes(setup))
 
     return run_each(select_setups(kit, fields=BIASED), check)
 
 
-def slopes(setup: Setup) -> tuple[float, ...]:
+def slopes(setup: AttentionSetup) -> tuple[float, ...]:
     return tuple(2.0 ** -(head + 1) for head in range(setup.shape.heads))
 
 
@@ -480,7 +480,7 @@ def int8_kv(kit: Kit) -> str:
     return "; ".join(seen)
 
 
-def _check_pool_size(kit: Kit, setup: Setup) -> None:
+def _check_pool_size(kit: Kit, setup: AttentionSetup) -> None:
     """The pool's buffers have the size that the memory budget assumes, including scales."""
     kv = allocate_pool(kit, setup.layout, PAGES)
     size = sum(tensor.nbytes for tensor in kv.all())
@@ -528,7 +528,7 @@ def undeclared(kit: Kit) -> str:
     return "no undeclared dtype works"
 
 
-def check_typical(kit: Kit, setup: Setup, what: str, **traits: Any) -> None:
+def check_typical(kit: Kit, setup: AttentionSetup, what: str, **traits: Any) -> None:
     """Prompts, one of several pages, then output: what every backend must support. `traits`: see `Bench`."""
     bench, size = Bench(kit, setup, **traits), setup.span
     rows = [bench.sequence(), bench.sequence()]
@@ -537,7 +537,7 @@ def check_typical(kit: Kit, setup: Setup, what: str, **traits: Any) -> None:
         bench.step([(row, 1) for row in rows], what)
 
 
-def run_each(chosen: tuple[Setup, ...], check: Callable[[Setup], None]) -> str:
+def run_each(chosen: tuple[AttentionSetup, ...], check: Callable[[AttentionSetup], None]) -> str:
     pages: dict[str, list[str]] = {}
     for setup in chosen:
         check(setup)

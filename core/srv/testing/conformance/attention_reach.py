@@ -9,7 +9,7 @@ import torch
 from srv.testing.conformance.attention import LONG_ROW, SOFT_CAP, check_typical, run_each
 from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
-from srv.testing.conformance.setups import Setup, select_setups
+from srv.testing.conformance.setups import AttentionSetup, select_setups
 
 # Classes without native layers: the fields alone tell which attention they have.
 SINKS = {"architectures": ["FlintForCausalLM"], "model_type": "flint"}
@@ -21,7 +21,7 @@ _LOCAL = 5
 def sinks(kit: Kit) -> str:
     """Layers with a score per head that has no value, in short rows and in one whose keys kernels divide."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         traits = with_sinks(setup)
         check_typical(kit, setup, "attention sinks", **traits)
         further: dict[str, Any] = {"window": 5, "soft_cap": SOFT_CAP}
@@ -36,7 +36,7 @@ def sinks(kit: Kit) -> str:
     return run_each(select_setups(kit, fields=SINKS), check)
 
 
-def with_sinks(setup: Setup) -> dict[str, Any]:
+def with_sinks(setup: AttentionSetup) -> dict[str, Any]:
     """The fields of a layer whose heads have different sinks."""
     return {"sinks": True, "sink_scores": tuple(2.0 * head - 3.0 for head in range(setup.shape.heads))}
 
@@ -44,7 +44,7 @@ def with_sinks(setup: Setup) -> dict[str, Any]:
 def chunks(kit: Kit) -> str:
     """Layers whose tokens attend within chunks, which end anywhere in a page."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         for tokens in (1, 5, setup.span + 2):
             check_typical(kit, setup, f"attention within chunks of {tokens} tokens", chunk=tokens)
 
@@ -54,7 +54,7 @@ def chunks(kit: Kit) -> str:
 def both_ways(kit: Kit) -> str:
     """Layers of encoders: in whole sequences, tokens attend to all others, or to near ones on both sides."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         for window in (None, *((_LOCAL, LONG_ROW) if "window" in setup.spec.traits else ())):
             bench = Bench(kit, setup, bidirectional=True, window=window)
             for lengths in ((7,), (3, 1, min(LONG_ROW, PAGES // 2 * setup.layout.page_size), _LOCAL)):
@@ -63,7 +63,7 @@ def both_ways(kit: Kit) -> str:
         if "relative_bias" in setup.spec.traits:
             check_biases(setup)
 
-    def check_biases(setup: Setup) -> None:
+    def check_biases(setup: AttentionSetup) -> None:
         """Of each head and distance, of which those beyond the ends of the table have that of the end."""
         numbers = torch.Generator().manual_seed(3)
         table = torch.randn(setup.shape.heads, 2 * _LOCAL + 1, generator=numbers)

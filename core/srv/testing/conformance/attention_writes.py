@@ -13,10 +13,10 @@ from torch import Tensor
 
 from srv.testing.conformance import stored
 from srv.testing.conformance.attention import run_each
-from srv.testing.conformance.bench import TOLERANCES, Bench, Row
+from srv.testing.conformance.bench import TOLERANCES, Bench, BenchRow
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
-from srv.testing.conformance.setups import MAX_HEAD_SIZES, Setup, select_setups
+from srv.testing.conformance.setups import MAX_HEAD_SIZES, AttentionSetup, select_setups
 
 
 def writes(kit: Kit) -> str:
@@ -29,7 +29,7 @@ def writes(kit: Kit) -> str:
         raise NotApplicable(f"{unknown}; the other checks judge writing together with reading")
     faults: list[str] = []
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         fault = _Writer(kit, setup).fault()
         if fault:
             kit.wrong_writers.add(setup.name)
@@ -44,7 +44,7 @@ def writes(kit: Kit) -> str:
 class _Writer:
     """Steps of one backend, and what its pool should hold after each: keys and values on the host, by slots."""
 
-    def __init__(self, kit: Kit, setup: Setup) -> None:
+    def __init__(self, kit: Kit, setup: AttentionSetup) -> None:
         self._chunked = "chunked_prefill" in kit.capabilities
         self._setup, self._bench = setup, Bench(kit, setup)
         self._expected = stored.on_host(self._bench.kv, 0)
@@ -63,7 +63,7 @@ class _Writer:
         ]
         return next(filter(None, (self._step(what, step) for what, step in steps)), "")
 
-    def _step(self, what: str, rows: Sequence[tuple[Row, int]]) -> str:
+    def _step(self, what: str, rows: Sequence[tuple[BenchRow, int]]) -> str:
         bench = self._bench
         q, k, v = bench.inputs(sum(count for _, count in rows))
         metadata = bench.backend.plan(bench.batch(rows))

@@ -20,7 +20,7 @@ from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.setups import (
     BOTH,
     HEAD_DIMS,
-    Setup,
+    AttentionSetup,
     Shape,
     allocate_pool,
     backend_specs,
@@ -83,7 +83,7 @@ def layers(kit: Kit) -> str:
     return "; ".join(f"{name}: {count} kinds of layers" for name, count in seen.items())
 
 
-def _check(kit: Kit, setup: Setup) -> int:
+def _check(kit: Kit, setup: AttentionSetup) -> int:
     """Ask one backend about layers of all windows and soft caps, with one further trait or none; their number."""
     shape, count = setup.shape, 0
     live: object = build_backend(kit, setup.spec, allocate_pool(kit, setup.layout, _PAGES))
@@ -100,7 +100,7 @@ def _check(kit: Kit, setup: Setup) -> int:
     return count
 
 
-def _compare(backend: AttentionBackend, setup: Setup, layer: AttentionLayer) -> None:
+def _compare(backend: AttentionBackend, setup: AttentionSetup, layer: AttentionLayer) -> None:
     refused = why_unsupported(backend, layer, setup.spec.name)
     missing = missing_traits(setup.spec.traits, layer)
     what = " and ".join(layer.traits().values()) or "no trait"

@@ -24,7 +24,7 @@ from srv.testing.conformance import stored
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.platform import same_device
-from srv.testing.conformance.setups import Setup, allocate_pool, build_attention, dtype_of
+from srv.testing.conformance.setups import AttentionSetup, allocate_pool, build_attention, dtype_of
 
 PAGES = 96
 SPARE_PAGES = 16  # beside a long row, for others and for output
@@ -35,7 +35,7 @@ TOLERANCES = {"float32": (2e-3, 2e-3), "bfloat16": (3e-2, 2e-2), "float16": (8e-
 
 
 @dataclass
-class Row:
+class BenchRow:
     """One row: its pages in order, and its keys and values by layer, float64 [tokens, heads, dim]."""
 
     pages: list[int] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Bench:
     def __init__(
         self,
         kit: Kit,
-        setup: Setup,
+        setup: AttentionSetup,
         *,
         extra_columns: int = 0,
         pages: int = PAGES,
@@ -82,12 +82,12 @@ class Bench:
         first = AttentionLayer(0, shape.heads, shape.kv_heads, shape.head_dim, **traits)
         self.layers = tuple(dataclasses.replace(first, index=index) for index in range(count))
 
-    def sequence(self, shared: Row | None = None, tokens: int = 0) -> Row:
+    def sequence(self, shared: BenchRow | None = None, tokens: int = 0) -> BenchRow:
         """A new row; with `shared`, it begins with the first `tokens` (whole pages) of that row."""
         if shared is None:
-            return Row()
+            return BenchRow()
         assert tokens % self.page_size == 0
-        return Row(
+        return BenchRow(
             shared.pages[: tokens // self.page_size],
             {layer: keys[:tokens] for layer, keys in shared.keys.items()},
             {layer: values[:tokens] for layer, values in shared.values.items()},
@@ -107,14 +107,16 @@ class Bench:
         self._spoiled.add(row.pages[0])
         return row.pages[0]
 
-    def step(self, rows: Sequence[tuple[Row, int]], what: str, layers: Sequence[int] = (0,), ahead: int = 0) -> None:
+    def step(
+        self, rows: Sequence[tuple[BenchRow, int]], what: str, layers: Sequence[int] = (0,), ahead: int = 0
+    ) -> None:
         """Compute the given number of tokens per row in one step, and compare. Fault, naming `what`, if it is wrong.
 
         ahead: so many tokens more than its own a row has at most, as the host knows; the device knows its length.
         """
         step_groups([(self, rows)], what, layers, ahead)
 
-    def step_of_single_tokens(self, row: Row, order: Sequence[int], what: str) -> None:
+    def step_of_single_tokens(self, row: BenchRow, order: Sequence[int], what: str) -> None:
         """Compute len(order) tokens of one row in one step, each as a row of its own over the same pages.
 
         order: which of the tokens each row of the step has.
@@ -130,7 +132,7 @@ class Bench:
         self.compare(rows, 0, q, got[chosen.argsort()], what, queries=1)
         row.length += len(order)
 
-    def batch(self, rows: Sequence[tuple[Row, int]], graph: int | None = None, columns: int = 0) -> AttentionBatch:
+    def batch(self, rows: Sequence[tuple[BenchRow, int]], graph: int | None = None, columns: int = 0) -> AttentionBatch:
         """Allocate pages for the new tokens, and return the step as a backend gets it."""
         for row, count in rows:
             while len(row.pages) * self.page_size < row.length + count:
@@ -181,7 +183,7 @@ class Bench:
             )
         return out
 
-    def expect(self, rows: Sequence[tuple[Row, int]], index: int, k: Tensor, v: Tensor) -> None:
+    def expect(self, rows: Sequence[tuple[BenchRow, int]], index: int, k: Tensor, v: Tensor) -> None:
         """Append the keys and values of a step's new tokens to the rows, before the step; if need be, store them."""
         k, v = self._rounded(index, k.double(), v.double())
         end = 0
@@ -201,15 +203,15 @@ class Bench:
             return round_trip_float8(k, dtype, scales.key), round_trip_float8(v, dtype, scales.value)
         return k, v
 
-    def _slots(self, row: Row, tokens: int) -> Tensor:
+    def _slots(self, row: BenchRow, tokens: int) -> Tensor:
         return stored.slots(row.pages, self.page_size, tokens)
 
-    def _owned(self, row: Row, tokens: int) -> Tensor:
+    def _owned(self, row: BenchRow, tokens: int) -> Tensor:
         """bool [tokens]: which of a row's tokens are not in a spoiled page."""
         owned = torch.tensor([page not in self._spoiled for page in row.pages])
         return owned.repeat_interleave(self.page_size)[:tokens]
 
-    def _store(self, row: Row, index: int) -> None:
+    def _store(self, row: BenchRow, index: int) -> None:
         tokens = len(row.keys[index])
         owned = self._owned(row, tokens)
         slots = self._slots(row, tokens)[owned]
@@ -217,7 +219,7 @@ class Bench:
 
     def compare(
         self,
-        rows: Sequence[tuple[Row, int]],
+        rows: Sequence[tuple[BenchRow, int]],
         index: int,
         q: Tensor,
         got: Tensor,
@@ -237,7 +239,7 @@ class Bench:
                 backend = self.setup.computing(queries or count)
                 raise Fault(f"{what}: {backend}: row {number}, {count} queries over {length} tokens: {fault}")
 
-    def _fault(self, row: Row, index: int, q: Tensor, got: Tensor) -> str:
+    def _fault(self, row: BenchRow, index: int, q: Tensor, got: Tensor) -> str:
         """What is wrong with the result of one row, as a clause; empty if nothing is."""
         expected = row.keys[index], row.values[index]
         fault = difference(got, reference(self.layers[index], q, *expected), self.setup.dtype)
@@ -256,7 +258,10 @@ class Bench:
 
 
 def step_groups(
-    groups: Sequence[tuple[Bench, Sequence[tuple[Row, int]]]], what: str, layers: Sequence[int] = (0, 1), ahead: int = 0
+    groups: Sequence[tuple[Bench, Sequence[tuple[BenchRow, int]]]],
+    what: str,
+    layers: Sequence[int] = (0, 1),
+    ahead: int = 0,
 ) -> None:
     """`Bench.step` for several cache groups, as in an engine: all plan a step, then their layers follow one another."""
     batches = [known_on_device(bench.batch(rows), ahead) for bench, rows in groups]
@@ -281,7 +286,7 @@ def on_device(parts: Sequence[Tensor], device: torch.device, *, fused: bool) -> 
     return [view.view(part.shape) for view, part in zip(views, parts, strict=True)]
 
 
-def pages_for(setup: Setup, tokens: int) -> int:
+def pages_for(setup: AttentionSetup, tokens: int) -> int:
     """The pages of a pool with room for a row of so many tokens, beside short ones."""
     return max(PAGES, -(-tokens // setup.layout.page_size) + SPARE_PAGES)
 

@@ -18,7 +18,7 @@ from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.setups import (
     MAX_HEAD_SIZES,
-    Setup,
+    AttentionSetup,
     allocate_pool,
     declared_dtypes,
     dtype_of,
@@ -51,7 +51,7 @@ def fp8_kv(kit: Kit) -> str:
     return "; ".join(seen)
 
 
-def _check(kit: Kit, setup: Setup) -> None:
+def _check(kit: Kit, setup: AttentionSetup) -> None:
     """Without scales, and two layers with theirs, in pools of the size that the memory budget assumes."""
     size, needed = sum(x.nbytes for x in allocate_pool(kit, setup.layout, PAGES).all()), setup.layout.bytes_per_page()
     if size < (PAGES + 1) * needed:
@@ -67,7 +67,7 @@ def _check(kit: Kit, setup: Setup) -> None:
     bench.step([(rows[0], 1), (rows[1], span)], "output and a chunk with scales per layer", layers=layers)
 
 
-def with_scales(setup: Setup) -> Setup:
+def with_scales(setup: AttentionSetup) -> AttentionSetup:
     """The same for two layers; of a pool of 8-bit floats, with the scales whose limits are `LIMITS`."""
     setup = setup.with_layers(len(LIMITS))
     if not is_float8(setup.layout.dtype):

@@ -31,13 +31,13 @@ from srv.testing.conformance.attention import (
     slopes,
 )
 from srv.testing.conformance.attention_reach import CHUNKS, SINKS, with_sinks
-from srv.testing.conformance.bench import PAGES, SPARE_PAGES, Bench, Row, known_on_device, on_device, step_groups
+from srv.testing.conformance.bench import PAGES, SPARE_PAGES, Bench, BenchRow, known_on_device, on_device, step_groups
 from srv.testing.conformance.fp8_kv import with_scales
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable, Undeclared
 from srv.testing.conformance.setups import (
     MAX_HEAD_SIZES,
-    Setup,
+    AttentionSetup,
     backend_specs,
     dtype_of,
     is_native,
@@ -99,7 +99,7 @@ def row_counts(kit: Kit) -> str:
 def gqa(kit: Kit) -> str:
     """KV heads that several query heads share, in numbers that are powers of two and not, or all of them."""
 
-    def choose(heads: int, kv_heads: int) -> tuple[Setup, ...]:
+    def choose(heads: int, kv_heads: int) -> tuple[AttentionSetup, ...]:
         return _decoding(select_setups(kit, heads, kv_heads, max_page_sizes=1, captured=True))
 
     heads_of = SHARED_HEADS if is_native(kit) else SHARED_HEADS[1::4]  # 3, 7 and 16 share one
@@ -158,7 +158,7 @@ def traits(kit: Kit) -> str:
 
 _SCALE = "scale"
 # By trait: the fields of a model, and those of a layer.
-_TRAITS: Mapping[str, tuple[Mapping[str, Any], Callable[[Setup], dict[str, Any]]]] = MappingProxyType(
+_TRAITS: Mapping[str, tuple[Mapping[str, Any], Callable[[AttentionSetup], dict[str, Any]]]] = MappingProxyType(
     {
         _SCALE: ({}, lambda setup: {"scale": SCALES[0] * setup.shape.head_dim**-0.5}),
         "sinks": (SINKS, with_sinks),
@@ -168,14 +168,14 @@ _TRAITS: Mapping[str, tuple[Mapping[str, Any], Callable[[Setup], dict[str, Any]]
     }
 )
 _KV_DTYPES = {"int8_kv": ("int8",), "fp8_kv": FLOAT8}  # by capability
-Sequences = Sequence[tuple[Row, ...]]  # rows of a step: of each sequence, one per cache group
+Sequences = Sequence[tuple[BenchRow, ...]]  # rows of a step: of each sequence, one per cache group
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """One step of a cache group: one token of each row, as a batch, with its inputs on the host and on the device."""
 
-    rows: Sequence[tuple[Row, int]]
+    rows: Sequence[tuple[BenchRow, int]]
     batch: AttentionBatch
     inputs: tuple[Tensor, Tensor, Tensor]
     moved: Sequence[Tensor]
@@ -201,7 +201,7 @@ class _Group:
         q, k, v = (part[:count] for part in (self._q, self._k, self._v))
         return self.bench.own.forward(self.bench.layers[index], q, k, v, metadata)
 
-    def prepare(self, rows: Sequence[Row]) -> _Step:
+    def prepare(self, rows: Sequence[BenchRow]) -> _Step:
         """Allocate pages for one more token of each row, and copy its inputs to the device."""
         pairs, inputs = [(row, 1) for row in rows], self.bench.inputs(len(rows))
         step = _Step(pairs, self.bench.batch(pairs), inputs, [part.to(self.kit.device) for part in inputs])
@@ -237,7 +237,7 @@ class _Captured:
     def __init__(
         self,
         kit: Kit,
-        setup: Setup,
+        setup: AttentionSetup,
         windows: Sequence[int | None] = (None,),
         counts: Sequence[int] = COUNTS,
         tokens: int = 0,
@@ -274,7 +274,7 @@ class _Captured:
             raise Fault(f"capture returned {output!r}, not the output of the captured function")
         return output
 
-    def sequence(self) -> tuple[Row, ...]:
+    def sequence(self) -> tuple[BenchRow, ...]:
         """A new sequence."""
         return tuple(group.bench.sequence() for group in self._groups)
 
@@ -302,7 +302,7 @@ class _Captured:
         self.graphs.replay(count, planned)
         return self._results[count].clone()
 
-    def prompts(self, lens: Sequence[int]) -> list[tuple[Row, ...]]:
+    def prompts(self, lens: Sequence[int]) -> list[tuple[BenchRow, ...]]:
         """Sequences whose prompts were computed eagerly."""
         rows = [self.sequence() for _ in lens]
         of_groups = zip(self._groups, zip(*rows, strict=True), strict=True)
@@ -311,13 +311,13 @@ class _Captured:
         return rows
 
 
-def _check_captured_lengths(kit: Kit, setup: Setup) -> None:
+def _check_captured_lengths(kit: Kit, setup: AttentionSetup) -> None:
     captured = _Captured(kit, setup)
     for _ in range(3):
         captured.step([captured.sequence() for _ in range(COUNTS[0])], "replay at the captured lengths")
 
 
-def _check_other_lengths(kit: Kit, setup: Setup) -> None:
+def _check_other_lengths(kit: Kit, setup: AttentionSetup) -> None:
     captured, size = _Captured(kit, setup), setup.span
     rows = captured.prompts([1, size - 1, size, 2 * size + 3])
     for _ in range(3):
@@ -329,7 +329,7 @@ def _check_other_lengths(kit: Kit, setup: Setup) -> None:
         captured.step(rows, "replay with lengths that only the device knows", ahead=3)
 
 
-def _check_full_tables(kit: Kit, setup: Setup) -> None:
+def _check_full_tables(kit: Kit, setup: AttentionSetup) -> None:
     """Rows that grow to the last token of the page table's last column, next to short ones."""
     captured, size = _Captured(kit, setup, tokens=largest(kit).tokens if is_native(kit) else 0), setup.span
     rows = captured.prompts([captured.columns * setup.layout.page_size - 3, 2, 4 * size, 1])
@@ -337,20 +337,20 @@ def _check_full_tables(kit: Kit, setup: Setup) -> None:
         captured.step(rows, f"replay with a page table of {captured.columns} full columns")
 
 
-def _check_padding(kit: Kit, setup: Setup) -> None:
+def _check_padding(kit: Kit, setup: AttentionSetup) -> None:
     captured, size = _Captured(kit, setup), setup.span
     rows = captured.prompts([size + 2, 3, 2 * size])
     for used in (3, 1, 2, 3):
         captured.step(rows[:used], f"replay of {COUNTS[0]} rows with {used} requests")
 
 
-def _check_back_to_back(kit: Kit, setup: Setup) -> None:
+def _check_back_to_back(kit: Kit, setup: AttentionSetup) -> None:
     captured, size = _Captured(kit, setup), setup.span
     rows = captured.prompts([size - 1, 2, size, 1])
     captured.steps(rows, 3, "replay while the previous one runs")
 
 
-def _check_row_counts(kit: Kit, setup: Setup) -> None:
+def _check_row_counts(kit: Kit, setup: AttentionSetup) -> None:
     captured, size = _Captured(kit, setup), setup.span
     rows = captured.prompts([4, size + 1, 2, size])
     for count, _ in itertools.product(COUNTS, range(2)):
@@ -358,7 +358,7 @@ def _check_row_counts(kit: Kit, setup: Setup) -> None:
         captured.step(rows[:2], "replay of two rows", 2)
 
 
-def _check_many_rows(kit: Kit, setup: Setup, longest: int = 0) -> None:
+def _check_many_rows(kit: Kit, setup: AttentionSetup, longest: int = 0) -> None:
     """longest: the tokens of one of the rows, if it is longer than the others, and not more than a native device's."""
     count = largest(kit).rows
     captured = _Captured(kit, setup, counts=(count,), tokens=longest + 3 if is_native(kit) else 0)
@@ -368,18 +368,20 @@ def _check_many_rows(kit: Kit, setup: Setup, longest: int = 0) -> None:
         captured.step(rows[:used], f"replay of {count} rows with {used} requests")
 
 
-def _check_shared_heads(kit: Kit, setup: Setup, what: str) -> None:
+def _check_shared_heads(kit: Kit, setup: AttentionSetup, what: str) -> None:
     captured, size = _Captured(kit, setup), setup.span
     rows = captured.prompts([1, size - 1, 2 * size + 3])
     for _ in range(2):
         captured.step(rows, f"replay {what}")
 
 
-def _check_kv_dtype(kit: Kit, setup: Setup) -> None:
+def _check_kv_dtype(kit: Kit, setup: AttentionSetup) -> None:
     _check_shared_heads(kit, with_scales(setup), f"over {setup.layout.dtype}")
 
 
-def _check_trait(kit: Kit, trait: str, fields: Callable[[Setup], dict[str, Any]], setup: Setup) -> None:
+def _check_trait(
+    kit: Kit, trait: str, fields: Callable[[AttentionSetup], dict[str, Any]], setup: AttentionSetup
+) -> None:
     windows = (None, 5) if "window" in setup.spec.traits and trait in ("sinks", "soft_cap") else (None,)
     captured, size = _Captured(kit, setup, windows, **fields(setup)), setup.span
     rows = captured.prompts([1, size - 1, 3 * size + 3])
@@ -387,7 +389,7 @@ def _check_trait(kit: Kit, trait: str, fields: Callable[[Setup], dict[str, Any]]
         captured.step([rows[number] for number in order], f"replay of layers with {trait}")
 
 
-def _check_groups(kit: Kit, setup: Setup, window: int) -> None:
+def _check_groups(kit: Kit, setup: AttentionSetup, window: int) -> None:
     size = setup.span
     captured = _Captured(kit, setup, windows=(window, None), tokens=window + 2 * size + 8)
     rows = captured.prompts([1, size - 1, max(2 * size, window) + 3])
@@ -396,13 +398,13 @@ def _check_groups(kit: Kit, setup: Setup, window: int) -> None:
         captured.step([rows[number] for number in order], what)
 
 
-def _decoding(setups: Sequence[Setup]) -> tuple[Setup, ...]:
+def _decoding(setups: Sequence[AttentionSetup]) -> tuple[AttentionSetup, ...]:
     return tuple(setup for setup in setups if setup.decodes)
 
 
 def _run_each(
     kit: Kit,
-    check: Callable[[Kit, Setup], None],
+    check: Callable[[Kit, AttentionSetup], None],
     max_page_sizes: int = 1,
     max_head_sizes: int = MAX_HEAD_SIZES,
 ) -> str:

@@ -18,7 +18,7 @@ from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.ops import contracts, function_of, implementations
-from srv.testing.conformance.setups import MAX_HEAD_SIZES, Setup, declared_dtypes, dtype_of, select_setups
+from srv.testing.conformance.setups import MAX_HEAD_SIZES, AttentionSetup, declared_dtypes, dtype_of, select_setups
 
 # The arguments of ops with an entry per row; of the others, which have weights, rows are in the first argument alone.
 _ROWS: Mapping[str, tuple[int, ...]] = MappingProxyType(
@@ -98,11 +98,11 @@ def batch_invariant(kit: Kit) -> str:
     return run_each(tuple(invariant), lambda setup: _check_attention(kit, setup))
 
 
-def _declares(setup: Setup) -> bool:
+def _declares(setup: AttentionSetup) -> bool:
     return setup.spec.batch_invariant and setup.partner.batch_invariant
 
 
-def _check_attention(kit: Kit, setup: Setup) -> None:
+def _check_attention(kit: Kit, setup: AttentionSetup) -> None:
     tokens = min(_LONG, PAGES // 2 * setup.layout.page_size - 1)
     inputs = Bench(kit, setup).inputs(tokens + 1)
     others = Bench(kit, setup, seed=1).inputs(_SHORT)
@@ -118,7 +118,12 @@ def _check_attention(kit: Kit, setup: Setup) -> None:
 
 
 def _outputs(
-    kit: Kit, setup: Setup, inputs: Sequence[Tensor], others: Sequence[Tensor], chunks: Sequence[int], count: int
+    kit: Kit,
+    setup: AttentionSetup,
+    inputs: Sequence[Tensor],
+    others: Sequence[Tensor],
+    chunks: Sequence[int],
+    count: int,
 ) -> Tensor:
     """The results of a row's prompt in chunks and of one more token; `count`: other rows of each step, before it."""
     bench = Bench(kit, setup)

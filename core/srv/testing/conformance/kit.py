@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from srv.platform.interface import Platform
     from srv.platform.transfers import Transfers
-    from srv.testing.conformance.setups import Setup
+    from srv.testing.conformance.setups import AttentionSetup
 
 PROBE_SECONDS = 15.0
 
@@ -46,7 +46,7 @@ class Kit:
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
     wrong_writers: set[str] = field(default_factory=set)
     import_seconds: float = 0.0
-    setups: dict[tuple[Any, ...], Setup | Refusal] = field(default_factory=dict)
+    setups: dict[tuple[Any, ...], AttentionSetup | Refusal] = field(default_factory=dict)
 
     @functools.cached_property
     def request(self) -> DeviceRequest:

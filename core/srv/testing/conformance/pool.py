@@ -15,7 +15,7 @@ from srv.specs import PLAIN_ORDERS, AttentionSpec, KVLayout
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault, NotApplicable
 from srv.testing.conformance.platform import same_device
-from srv.testing.conformance.setups import Setup, allocate_pool, declared_dtypes, dtype_of, select_setups
+from srv.testing.conformance.setups import AttentionSetup, allocate_pool, declared_dtypes, dtype_of, select_setups
 
 PAGES = 5
 _LEAK_ROUNDS = 8
@@ -116,7 +116,7 @@ def allocator(kit: Kit) -> str:
     raise Fault(f"{_LEAK_ROUNDS} pools of {size} bytes were allocated and released, but {leaked} bytes were not freed")
 
 
-def _leaked_bytes(kit: Kit, setup: Setup, pages: int) -> int:
+def _leaked_bytes(kit: Kit, setup: AttentionSetup, pages: int) -> int:
     _write_all(allocate_pool(kit, setup.layout, pages))
     before = free_bytes(kit)
     for _ in range(_LEAK_ROUNDS):
@@ -182,7 +182,7 @@ def allocatable(kit: Kit) -> str:
     return f"{_PARTS * part} of {free} bytes"
 
 
-def _all_setups(kit: Kit) -> Iterator[Setup]:
+def _all_setups(kit: Kit) -> Iterator[AttentionSetup]:
     """Every attention backend in every declared dtype, with and without shared KV heads."""
     for dtype in declared_dtypes(kit):
         for kv_heads in (4, 2):

@@ -28,7 +28,7 @@ from srv.specs import (
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.pool import check_finite, check_placement, check_tensors
-from srv.testing.conformance.setups import Setup, allocate_pool, declared_dtypes, select_setups
+from srv.testing.conformance.setups import AttentionSetup, allocate_pool, declared_dtypes, select_setups
 
 _MOST_LAYERS = 12  # tensors that layers share by their number modulo 11 or less are found
 _OVERHEAD = 2  # a pool takes at most this many times the bytes that the budget assumes
@@ -57,7 +57,7 @@ def cache_specs(kit: Kit) -> str:
     return "; ".join((f"layouts: {counts}", *(f"{kind} is refused: {reason}" for kind, reason in refused.items())))
 
 
-def layouts(kit: Kit, setup: Setup, rng: random.Random) -> Iterator[KVLayout]:
+def layouts(kit: Kit, setup: AttentionSetup, rng: random.Random) -> Iterator[KVLayout]:
     """Each spec with the largest number of layers, and with another one, in the layout of this backend.
 
     Values are as long as keys in the first of the two, because a platform may treat equal shapes in its own way.

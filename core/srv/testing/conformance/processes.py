@@ -50,7 +50,7 @@ class Process(Protocol):
         """The processor time that it has used, without that of other processes; 0.0 if it is not known."""
 
 
-class Start(Protocol):
+class ModuleStart(Protocol):
     """Starts a module with an environment, standard input and output, and the pipe for its answers."""
 
     def __call__(self, module: str, environment: Mapping[str, str], stdin: int, output: int, answers: int) -> Process:
@@ -103,7 +103,7 @@ class Allowance:
 
 
 def spawn(module: str, environment: Mapping[str, str], stdin: int, output: int, answers: int) -> Process:
-    """Start a new interpreter."""
+    """ModuleStart a new interpreter."""
     # -P: nothing is imported from the current folder.
     command = [sys.executable, "-P", "-m", module, str(answers)]
     process = subprocess.Popen(
@@ -163,7 +163,9 @@ class _Forked:
 
 
 class Template:
-    """A process that has imported modules, with an environment that whatever they load has read; `fork` is a `Start`.
+    """A process that has imported modules, with an environment that whatever they load has read.
+
+    `fork` is a `ModuleStart`.
 
     It ends with this process, and with it what it has forked.
     """
@@ -186,7 +188,7 @@ class Template:
         return self._control.fileno()
 
     def fork(self, module: str, environment: Mapping[str, str], stdin: int, output: int, answers: int) -> Process:
-        """Start a fork. If the template has ended, it is a process that has ended."""
+        """ModuleStart a fork. If the template has ended, it is a process that has ended."""
         return fork(self._control, module, environment, stdin, output, answers)
 
     def close(self) -> None:
@@ -225,7 +227,7 @@ class Child:
         module: str = CHILD,
         rank: int = 0,
         ranks: int = 1,
-        start: Start = spawn,
+        start: ModuleStart = spawn,
     ) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
         self._read_end, write_end = os.pipe()

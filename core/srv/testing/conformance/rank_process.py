@@ -26,7 +26,7 @@ from srv.testing.conformance.child import describe_exception, serve
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.platform import same_device
-from srv.testing.conformance.setups import Setup, declared_dtypes, dtype_of, select_setups
+from srv.testing.conformance.setups import AttentionSetup, declared_dtypes, dtype_of, select_setups
 
 SHAPES = ((1,), (3, 37), (16, 1024), (257, 129))
 SLACK_S = 5.0
@@ -148,7 +148,7 @@ def _check_tensor(found: object, kit: Kit, dtype: torch.dtype, shape: tuple[int,
         )
 
 
-def _check_captured(kit: Kit, setup: Setup, communicator: Communicator, group: RankGroup) -> None:
+def _check_captured(kit: Kit, setup: AttentionSetup, communicator: Communicator, group: RankGroup) -> None:
     """A captured step with attention and both operations, replayed with other inputs.
 
     Its one row has one token, so that attention returns the token's value.

@@ -35,7 +35,7 @@ from srv.testing.conformance.model import (
     is_blocked,
     select,
 )
-from srv.testing.conformance.processes import Child, ChildFailed, Start, Template, child_environment, spawn
+from srv.testing.conformance.processes import Child, ChildFailed, ModuleStart, Template, child_environment, spawn
 
 FACTS_SECONDS = 60.0
 MAY_BE_THE_CAUSE = "which may be the cause"
@@ -51,7 +51,7 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(f"after {len(report.outcomes)} checks")
 
 
-Starts = Callable[[Level, Mapping[str, str]], Start]  # for a level and the environment of the plugin's workers
+Starts = Callable[[Level, Mapping[str, str]], ModuleStart]  # for a level and the environment of the plugin's workers
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Session:
             self._child = Child(self.device, self.scratch, environment, start=start)
         return self._child
 
-    def _start(self, level: Level, environment: Mapping[str, str]) -> Start:
+    def _start(self, level: Level, environment: Mapping[str, str]) -> ModuleStart:
         """Static checks need an interpreter without torch. Other children are forks of one that has imported it, with
         the environment of the plugin's workers."""
         if level is Level.L0:

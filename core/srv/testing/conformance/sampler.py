@@ -42,7 +42,7 @@ LARGEST_NOISE = 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SampledRow:
     """One row to sample: logits, float32 [vocab], and sampling parameters."""
 
     logits: npt.NDArray[np.float32]
@@ -69,7 +69,7 @@ class Row:
         return found
 
 
-def draw(kit: Kit, backend: SamplingBackend, rows: Sequence[Row], noise: Floats) -> npt.NDArray[np.int64]:
+def draw(kit: Kit, backend: SamplingBackend, rows: Sequence[SampledRow], noise: Floats) -> npt.NDArray[np.int64]:
     """Sample one token per row, as the engine does. Fault unless the result is int64 [rows] on the device."""
     batch = make_batch(kit, rows, noise)
     tokens: object = backend.sample(batch)
@@ -85,7 +85,7 @@ def draw(kit: Kit, backend: SamplingBackend, rows: Sequence[Row], noise: Floats)
     return found
 
 
-def make_batch(kit: Kit, rows: Sequence[Row], noise: Floats) -> SamplingBatch:
+def make_batch(kit: Kit, rows: Sequence[SampledRow], noise: Floats) -> SamplingBatch:
     vocabulary = len(rows[0].logits)
     drawn = [row for row in rows if row.temperature > 0]
     limits = [row.top_k for row in drawn if row.top_k]
@@ -125,7 +125,7 @@ def _large_logits(seed: int) -> npt.NDArray[np.float32]:
 
 def placement(kit: Kit) -> str:
     """sample returns int64 [rows] on the platform's device, within the vocabulary."""
-    rows = [Row(logits(SMALL, seed)) for seed in range(7)]
+    rows = [SampledRow(logits(SMALL, seed)) for seed in range(7)]
     for _, backend in sampling_backends(kit):
         draw(kit, backend, rows, np.linspace(0.05, 0.95, len(rows)))
         draw(kit, backend, [dataclasses.replace(row, temperature=0.0) for row in rows], np.zeros(len(rows)))
@@ -133,10 +133,10 @@ def placement(kit: Kit) -> str:
     return "int64, one per row, on the device"
 
 
-def _check_kept(kit: Kit, backend: SamplingBackend, rows: Sequence[Row]) -> None:
+def _check_kept(kit: Kit, backend: SamplingBackend, rows: Sequence[SampledRow]) -> None:
     """A later call does not overwrite the result, which is copied to the host while the next step runs."""
     greedy = [dataclasses.replace(row, temperature=0.0) for row in rows]
-    others = [Row(-row.logits, temperature=0.0) for row in greedy]
+    others = [SampledRow(-row.logits, temperature=0.0) for row in greedy]
     first = backend.sample(make_batch(kit, greedy, np.zeros(len(rows))))
     before = first.to("cpu", copy=True)
     backend.sample(make_batch(kit, others, np.zeros(len(rows))))
@@ -146,7 +146,7 @@ def _check_kept(kit: Kit, backend: SamplingBackend, rows: Sequence[Row]) -> None
 
 def greedy(kit: Kit) -> str:
     """Temperature 0 takes the largest logit, with and without sampled rows in the batch."""
-    rows = [Row(logits(SMALL, seed), temperature=0.0) for seed in range(9)]
+    rows = [SampledRow(logits(SMALL, seed), temperature=0.0) for seed in range(9)]
     best = np.array([row.logits.argmax() for row in rows])
     mixed = [row if index % 2 else dataclasses.replace(row, temperature=0.7) for index, row in enumerate(rows)]
     for name, backend in sampling_backends(kit):
@@ -161,7 +161,7 @@ def greedy(kit: Kit) -> str:
     return f"{len(rows)} rows, and {len(_TIED)} with equal logits"
 
 
-def _check_most_likely(kit: Kit, name: str, backend: GreedySampling, rows: Sequence[Row]) -> None:
+def _check_most_likely(kit: Kit, name: str, backend: GreedySampling, rows: Sequence[SampledRow]) -> None:
     """`most_likely` returns a largest logit in either dtype, and which rows are finite."""
     values = np.stack([row.logits for row in rows])
     values[1, 5], values[3, 0], values[4] = np.nan, np.inf, -np.inf
@@ -183,11 +183,11 @@ def _check_ties(kit: Kit, name: str, backend: SamplingBackend) -> None:
     values = np.stack([logits(LARGE, seed) for seed in range(len(_TIED))])
     for row, tied in zip(values, _TIED, strict=True):
         row[list(tied)] = 9.0  # exact in either dtype
-    rows = [Row(row, temperature=0.0) for row in values]
+    rows = [SampledRow(row, temperature=0.0) for row in values]
     tokens = draw(kit, backend, rows, np.zeros(len(rows)))
     if not all(token in tied for token, tied in zip(tokens, _TIED, strict=True)):
         raise Fault(f"{name}: of equal largest logits, rows of temperature 0 get none of them")
-    others = {"next to a sampled row": draw(kit, backend, [Row(values[0]), *rows], np.zeros(len(rows) + 1))[1:]}
+    others = {"next to a sampled row": draw(kit, backend, [SampledRow(values[0]), *rows], np.zeros(len(rows) + 1))[1:]}
     if isinstance(backend, GreedySampling):
         for dtype in (torch.float32, torch.bfloat16):
             found, _ = backend.most_likely(torch.from_numpy(values).to(dtype).to(kit.device))
@@ -204,7 +204,7 @@ def _check_ties(kit: Kit, name: str, backend: SamplingBackend) -> None:
 
 def distribution(kit: Kit) -> str:
     """With the engine's noise, token frequencies match the probabilities (Pearson's chi-squared test)."""
-    row = Row(logits(SMALL, 3), temperature=0.8)
+    row = SampledRow(logits(SMALL, 3), temperature=0.8)
     expected = row.probabilities() * DRAWS
     worst = 1.0
     for name, backend in sampling_backends(kit):
@@ -223,14 +223,14 @@ def distribution(kit: Kit) -> str:
 def exact(kit: Kit) -> str:
     """Without filters, each token is drawn for one interval of the noise, whose length is its probability."""
     rows = [
-        Row(logits(SMALL, 11)),
-        Row(logits(SMALL, 12), temperature=0.3),
-        Row(logits(SMALL, 13), temperature=2.5),
-        Row(logits(SMALL, 14) + 30, temperature=0.2),  # exp(150) is too large for float32
-        Row(logits(SMALL, 17, spread=0.15), temperature=0.05),  # not greedy
-        Row(logits(MEDIUM, 15)),
+        SampledRow(logits(SMALL, 11)),
+        SampledRow(logits(SMALL, 12), temperature=0.3),
+        SampledRow(logits(SMALL, 13), temperature=2.5),
+        SampledRow(logits(SMALL, 14) + 30, temperature=0.2),  # exp(150) is too large for float32
+        SampledRow(logits(SMALL, 17, spread=0.15), temperature=0.05),  # not greedy
+        SampledRow(logits(MEDIUM, 15)),
     ]
-    seen = _check_exact(kit, rows, Row(_large_logits(16)))
+    seen = _check_exact(kit, rows, SampledRow(_large_logits(16)))
     return f"{seen}; {_check_candidates(kit)}" if is_native(kit) else seen
 
 
@@ -238,7 +238,7 @@ def _check_candidates(kit: Kit) -> str:
     """The vocabularies of recent models, of which a sampler may sort a part: the first ids, or the most likely ones."""
     values = logits(HUGE, 18, spread=0.5)
     values[:_FIRST_OF_HUGE] = -np.inf
-    row, noise = Row(values), _spread_noise(FEW_NOISE_VALUES // 2)
+    row, noise = SampledRow(values), _spread_noise(FEW_NOISE_VALUES // 2)
     expected = row.probabilities()
     candidates = np.argsort(-values)[:_CANDIDATES]
     for name, backend in sampling_backends(kit):
@@ -256,12 +256,12 @@ def _check_candidates(kit: Kit) -> str:
 
 def top_k(kit: Kit) -> str:
     """The same with the k most likely tokens; of those that equal the last one, any that fit may be kept, or all."""
-    rows = [Row(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)]
-    rows += [Row(logits(MEDIUM, 24), top_k=300), Row(logits(4 * MEDIUM, 27), top_k=2500)]
-    seen = _check_exact(kit, rows, Row(_large_logits(25), top_k=3))
+    rows = [SampledRow(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)]
+    rows += [SampledRow(logits(MEDIUM, 24), top_k=300), SampledRow(logits(4 * MEDIUM, 27), top_k=2500)]
+    seen = _check_exact(kit, rows, SampledRow(_large_logits(25), top_k=3))
     tied = logits(SMALL, 26)
     tied[[4, 11, 30, 49]] = np.sort(tied)[-4]
-    row = Row(tied, top_k=5)
+    row = SampledRow(tied, top_k=5)
     for name, backend in sampling_backends(kit):
         tokens = _draw_all(kit, backend, row, _spread_noise(NOISE_VALUES))
         fault = _noise_error(tokens, _with_drawn_ties(row, tokens))
@@ -270,7 +270,7 @@ def top_k(kit: Kit) -> str:
     return f"{seen}; one with equal logits"
 
 
-def _with_drawn_ties(row: Row, tokens: npt.NDArray[np.int64]) -> Floats:
+def _with_drawn_ties(row: SampledRow, tokens: npt.NDArray[np.int64]) -> Floats:
     """The row's probabilities, where of the equal tokens at the end of top-k those are kept that were drawn first, or
     all if more were drawn."""
     expected = row.probabilities()
@@ -286,24 +286,24 @@ def _with_drawn_ties(row: Row, tokens: npt.NDArray[np.int64]) -> Floats:
 
 def top_p(kit: Kit) -> str:
     """The same with the smallest set of most likely tokens whose probabilities reach p."""
-    rows = [Row(logits(SMALL, 30), top_p=p) for p in (0.1, 0.55, 0.93)]
-    rows.append(Row(logits(MEDIUM, 31), top_p=0.9))
-    large = _away_from_boundaries(Row(_large_logits(32), top_p=0.6))
+    rows = [SampledRow(logits(SMALL, 30), top_p=p) for p in (0.1, 0.55, 0.93)]
+    rows.append(SampledRow(logits(MEDIUM, 31), top_p=0.9))
+    large = _away_from_boundaries(SampledRow(_large_logits(32), top_p=0.6))
     return _check_exact(kit, [_away_from_boundaries(row) for row in rows], large)
 
 
 def min_p(kit: Kit) -> str:
     """The same with the tokens that are at least p times as likely as the most likely one."""
-    return _check_exact(kit, [Row(logits(SMALL, 40), min_p=p) for p in (0.02, 0.3, 1.0)])
+    return _check_exact(kit, [SampledRow(logits(SMALL, 40), min_p=p) for p in (0.02, 0.3, 1.0)])
 
 
 def filter_order(kit: Kit) -> str:
     """The same with all filters: temperature, top-k, top-p, min-p, each applied to the result of the previous one."""
     rows = [
-        Row(logits(SMALL, 50), temperature=0.7, top_k=20),
-        _away_from_boundaries(Row(logits(SMALL, 51), temperature=1.3, top_k=9, top_p=0.8)),
-        _away_from_boundaries(Row(logits(SMALL, 52), temperature=1.5, top_k=30, top_p=0.9, min_p=0.15)),
-        _away_from_boundaries(Row(logits(SMALL, 53), top_p=0.7, min_p=0.2)),
+        SampledRow(logits(SMALL, 50), temperature=0.7, top_k=20),
+        _away_from_boundaries(SampledRow(logits(SMALL, 51), temperature=1.3, top_k=9, top_p=0.8)),
+        _away_from_boundaries(SampledRow(logits(SMALL, 52), temperature=1.5, top_k=30, top_p=0.9, min_p=0.15)),
+        _away_from_boundaries(SampledRow(logits(SMALL, 53), top_p=0.7, min_p=0.2)),
     ]
     return _check_exact(kit, rows)
 
@@ -314,13 +314,18 @@ def extremes(kit: Kit) -> str:
     masked[np.random.default_rng(1).random(LARGE) < 0.9] = -np.inf
     one = np.full(SMALL, -np.inf, dtype=np.float32)
     one[17] = -3.0
-    cases = [Row(masked), Row(masked, top_k=40), Row(masked, top_p=0.9, temperature=0.6), Row(masked, min_p=0.05)]
+    cases = [
+        SampledRow(masked),
+        SampledRow(masked, top_k=40),
+        SampledRow(masked, top_p=0.9, temperature=0.6),
+        SampledRow(masked, min_p=0.05),
+    ]
     for name, backend in sampling_backends(kit):
         for noise in (0.0, 0.5, LARGEST_NOISE):
             for index, token in enumerate(draw(kit, backend, cases, np.full(len(cases), noise))):
                 if cases[index].probabilities()[token] == 0.0:
                     raise Fault(f"{name}: with noise {noise!r} it drew token {token}, whose probability is 0")
-            if draw(kit, backend, [Row(one)] * 3, np.full(3, noise)).tolist() != [17] * 3:
+            if draw(kit, backend, [SampledRow(one)] * 3, np.full(3, noise)).tolist() != [17] * 3:
                 raise Fault(f"{name}: with noise {noise!r} it drew another token than the only possible one")
     return f"{len(cases)} rows of {LARGE} tokens, nine tenths of them masked"
 
@@ -341,17 +346,17 @@ def batch(kit: Kit) -> str:
     return f"{len(rows)} rows alone, together and shuffled"
 
 
-def _varied_rows() -> Iterator[Row]:
+def _varied_rows() -> Iterator[SampledRow]:
     for seed in range(6):
         values = logits(997, 70 + seed)
-        yield Row(values)
-        yield Row(values, temperature=0.0)
-        yield Row(values, top_k=12, temperature=0.6)
-        yield Row(values, top_p=0.8)
-        yield Row(values, min_p=0.1, temperature=1.4)
+        yield SampledRow(values)
+        yield SampledRow(values, temperature=0.0)
+        yield SampledRow(values, top_k=12, temperature=0.6)
+        yield SampledRow(values, top_p=0.8)
+        yield SampledRow(values, min_p=0.1, temperature=1.4)
 
 
-def _check_exact(kit: Kit, rows: Sequence[Row], large: Row | None = None) -> str:
+def _check_exact(kit: Kit, rows: Sequence[SampledRow], large: SampledRow | None = None) -> str:
     for name, backend in sampling_backends(kit):
         for row in rows if large is None else (*rows, large):
             noise = _spread_noise(FEW_NOISE_VALUES if row is large else NOISE_VALUES)
@@ -385,12 +390,12 @@ def _noise_error(tokens: npt.NDArray[np.int64], expected: Floats) -> str:
     return ""
 
 
-def _draw_all(kit: Kit, backend: SamplingBackend, row: Row, noise: Floats) -> npt.NDArray[np.int64]:
+def _draw_all(kit: Kit, backend: SamplingBackend, row: SampledRow, noise: Floats) -> npt.NDArray[np.int64]:
     parts = [noise[first : first + ROWS] for first in range(0, len(noise), ROWS)]
     return np.concatenate([draw(kit, backend, [row] * len(part), part) for part in parts])
 
 
-def _away_from_boundaries(row: Row) -> Row:
+def _away_from_boundaries(row: SampledRow) -> SampledRow:
     """The row with top_p halfway between two cumulative probabilities, so that rounding cannot decide what is kept."""
     without = dataclasses.replace(row, top_p=1.0, min_p=0.0).probabilities()
     ends = np.cumsum(np.sort(without)[::-1])
@@ -418,7 +423,7 @@ def _chi_squared_tail(value: float, degrees_of_freedom: int) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2.0))
 
 
-def _describe(row: Row) -> str:
+def _describe(row: SampledRow) -> str:
     parts = [f"{len(row.logits)} tokens, temperature {row.temperature:g}"]
     parts += [f"top_k {row.top_k}"] if row.top_k else []
     parts += [f"top_p {row.top_p:.3f}"] if row.top_p < 1 else []

@@ -1,7 +1,7 @@
 """Setups of a plugin's backends: what it declares, resolved for small models on this device.
 
-A `Setup` is one backend with one KV layout that the plugin accepts. What it refuses is not tested; the refusal is
-kept, so that a check can say why it does not apply.
+An `AttentionSetup` is one backend with one KV layout that the plugin accepts. What it refuses is not tested; the
+refusal is kept, so that a check can say why it does not apply.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class AttentionSetup:
     """An attention backend that fits, with a KV layout; `dtype` is that of the queries and of the result.
 
     role: one of `ROLES`. partner: the backend of the rows that this one does not compute; itself if it computes all.
@@ -118,14 +118,14 @@ class Setup:
         """Whether all steps may be planned with `AttentionBatch.lengths`."""
         return self.spec.lengths == self.partner.lengths == "device"
 
-    def computing(self, queries: int) -> Setup:
+    def computing(self, queries: int) -> AttentionSetup:
         """The setup of the backend that computes rows of so many query tokens: this one, or that of the partner."""
         if self.role == BOTH or (self.role == "decode") == (queries == 1):
             return self
         role = "prefill" if self.role == "decode" else "decode"
         return replace(self, spec=self.partner, partner=self.spec, role=role)
 
-    def with_layers(self, count: int) -> Setup:
+    def with_layers(self, count: int) -> AttentionSetup:
         """The same for a model of `count` layers."""
         group = structs.replace(self.layout.group, layers=tuple(range(count)))
         return replace(self, layout=replace(self.layout, group=group))
@@ -180,7 +180,7 @@ class Conditions:
 
 def find_setups(
     kit: Kit, spec: BackendSpec, shape: Shape, dtype: str, max_page_sizes: int, conditions: Conditions = Conditions()
-) -> tuple[list[Setup], list[str]]:
+) -> tuple[list[AttentionSetup], list[str]]:
     """The setups of an attention backend for a shape and dtype, smallest pages first, and why there are none.
 
     A backend that does not fit all steps is tried for prefill and decode alone. max_page_sizes: per role.
@@ -201,9 +201,9 @@ def setups_in_role(
     dtype: str,
     max_page_sizes: int,
     statements: Sequence[UserStatement],
-) -> tuple[list[Setup], str]:
+) -> tuple[list[AttentionSetup], str]:
     """The setups of one backend in one role, and why there is none: the refusal of the plugin's own page size."""
-    fitting: dict[int, Setup] = {}
+    fitting: dict[int, AttentionSetup] = {}
     reason = _unsupported(spec, shape, dtype)
     for page_size in () if reason else (*PAGE_SIZES, None):
         if len(fitting) == max_page_sizes:
@@ -236,7 +236,7 @@ def _setup(
     dtype: str,
     page_size: int | None,
     more: Sequence[UserStatement],
-) -> Setup:
+) -> AttentionSetup:
     """Resolved once per process. Raises Refusal if the plugin refuses it."""
     key = (spec.name, role, repr(shape), dtype, page_size, repr(more))
     if key not in kit.setups:
@@ -258,7 +258,7 @@ def _resolved(
     dtype: str,
     page_size: int | None,
     more: Sequence[UserStatement],
-) -> Setup:
+) -> AttentionSetup:
     model = _model(shape, dtype)
     statements = [user_statement(ROLES[role], spec.name), user_statement("dtype", dtype), *more]
     if page_size is not None:
@@ -268,7 +268,7 @@ def _resolved(
     (group,) = model.cache_groups
     layout = KVLayout(group, config.memory.page_size, kv_dtype(config), spec.kv_order)
     other = ROLES["prefill" if role == "decode" else "decode"]
-    return Setup(spec, shape, dtype, layout, role, resolved.backends[other].spec)
+    return AttentionSetup(spec, shape, dtype, layout, role, resolved.backends[other].spec)
 
 
 def roles(kit: Kit, spec: BackendSpec) -> tuple[str, ...]:
@@ -301,17 +301,17 @@ def select_setups(
     fields: Mapping[str, Any] = MappingProxyType({}),
     captured: bool = False,
     kv_dtype: str = "",
-) -> tuple[Setup, ...]:
+) -> tuple[AttentionSetup, ...]:
     """Setups of each attention backend in the first dtype and the first `max_head_sizes` head sizes that it supports.
 
     dtypes: the candidates; the declared ones if empty. max_page_sizes: with the first head size; with others, at most
     two. fields: of the model's configuration. captured, kv_dtype: see `Conditions`. Raises NotApplicable if no backend
     supports any.
     """
-    chosen: list[Setup] = []
+    chosen: list[AttentionSetup] = []
     refusals: list[str] = []
     for spec in backend_specs(kit, "attention"):
-        kept: dict[str, list[Setup]] = {}
+        kept: dict[str, list[AttentionSetup]] = {}
         for dtype in dtypes or declared_dtypes(kit):
             for head_dim in HEAD_DIMS:
                 shape = Shape(heads, kv_heads, head_dim, tuple(fields.items()))
@@ -335,11 +335,11 @@ def select_setups(
     return tuple(chosen)
 
 
-def _head_sizes(setups: Sequence[Setup]) -> int:
+def _head_sizes(setups: Sequence[AttentionSetup]) -> int:
     return len({setup.shape.head_dim for setup in setups})
 
 
-def _served(kit: Kit, spec: BackendSpec, kept: Mapping[str, Sequence[Setup]], head_sizes: int) -> bool:
+def _served(kit: Kit, spec: BackendSpec, kept: Mapping[str, Sequence[AttentionSetup]], head_sizes: int) -> bool:
     """Whether a backend has setups of so many head sizes, in every role in which it fits small models."""
     claimed = roles(kit, spec)
     needed = (BOTH,) if BOTH in claimed else claimed
@@ -362,7 +362,7 @@ def build_backend(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: i
     return pkgutil.resolve_name(spec.target)(context)
 
 
-def build_attention(kit: Kit, setup: Setup, kv: KVBuffers) -> tuple[AttentionBackend, AttentionBackend]:
+def build_attention(kit: Kit, setup: AttentionSetup, kv: KVBuffers) -> tuple[AttentionBackend, AttentionBackend]:
     """What computes all steps of a setup, as a worker builds it, and the setup's own backend."""
     own: AttentionBackend = build_backend(kit, setup.spec, kv)
     if setup.role == BOTH:

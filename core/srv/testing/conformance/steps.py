@@ -21,7 +21,7 @@ from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
 from srv.testing.conformance.pool import free_bytes
-from srv.testing.conformance.setups import Setup, select_setups
+from srv.testing.conformance.setups import AttentionSetup, select_setups
 
 STEPS, MIN_STEPS = 500, 48  # so few on slow devices; a leak of 256 KiB a step shows in them
 SECONDS = 4.0  # for the steps of one backend, beyond `MIN_STEPS`
@@ -35,7 +35,7 @@ def kept(kit: Kit) -> str:
     """Steps with copies in both directions, as in an engine: neither memory nor objects grow with their number."""
     counts: list[int] = []
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         counts.append(_check_kept(kit, setup, _step(kit, Bench(kit, setup)), STEPS))
         _check_kept(kit, setup, _growing_step(kit, Bench(kit, setup)), GROWING, " with longer rows each time")
 
@@ -46,14 +46,14 @@ def kept(kit: Kit) -> str:
 def replays(kit: Kit) -> str:
     """The same of replays of a captured step."""
 
-    def check(setup: Setup) -> None:
+    def check(setup: AttentionSetup) -> None:
         _check_kept(kit, setup, _Replays(kit, Bench(kit, setup)), GROWING, " of a captured step")
 
     setups = select_setups(kit, max_page_sizes=1, captured=True)
     return f"{GROWING} replays: {run_each(tuple(setup for setup in setups if setup.decodes), check)}"
 
 
-def _check_kept(kit: Kit, setup: Setup, step: Callable[[], None], number: int, what: str = "") -> int:
+def _check_kept(kit: Kit, setup: AttentionSetup, step: Callable[[], None], number: int, what: str = "") -> int:
     """The number of steps. Fault if they leave something behind at every attempt."""
     for _ in range(_WARM_UP):
         step()

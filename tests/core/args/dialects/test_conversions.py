@@ -6,7 +6,7 @@ from every import every
 
 from srv.args.dialects.conversions import convert
 from srv.args.dialects.interface import ConversionInput, Converted, Outcome, Untranslatable
-from srv.args.dialects.table import Row
+from srv.args.dialects.table import DialectRow
 from srv.args.dialects.values import fraction_of, inverted, json_text, parse_integer, scaled, size_in_bytes, tokens
 from srv.args.dialects.words import FALSE, TRUE
 
@@ -16,7 +16,7 @@ GIB = 2**30
 def outcome(conversion: str, text: str, memory: int | None = None, /, **row: object) -> Outcome:
     """The outcome of a conversion; `others` are the other flags."""
     others = row.pop("others", {})
-    converted = Row(("--flag",), to="target", conversion=conversion, **row)  # type: ignore[arg-type]
+    converted = DialectRow(("--flag",), to="target", conversion=conversion, **row)  # type: ignore[arg-type]
     return convert(ConversionInput("--flag", text, converted, others, lambda: memory))  # type: ignore[arg-type]
 
 
@@ -252,8 +252,8 @@ def test_draft_tokens() -> None:
 
 
 FIELDS = {
-    "size": Row(("size",), to="page_size"),
-    "tree": Row(("tree",), refused="srv has no trees", remedy="Leave the key out."),
+    "size": DialectRow(("size",), to="page_size"),
+    "tree": DialectRow(("tree",), refused="srv has no trees", remedy="Leave the key out."),
 }
 
 

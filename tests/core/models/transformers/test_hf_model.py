@@ -23,7 +23,7 @@ from srv.models.config.layer_fields import ATTENTIONS_PER_LAYER
 from srv.models.facts.attention_layers import attention_layers
 from srv.models.families.registry import encoder_names
 from srv.models.read import read_facts
-from srv.models.transformers.hf_attention import FoundLayers, HFForwardPass, PoolHeads, Trial, attention
+from srv.models.transformers.hf_attention import FoundLayers, HFForwardPass, PoolHeads, TrialPass, attention
 from srv.models.transformers.hf_check import DenseCache, largest_difference
 from srv.models.transformers.hf_model import HFModel, check_without_weights
 from srv.platform.interface import AttentionLayer, OpImpl
@@ -154,7 +154,7 @@ def test_layers_that_attend_with_the_keys_of_others_have_no_cache(tmp_path: Path
 
 def test_sharing_keys_but_not_the_way_of_attention_is_refused() -> None:
     queries, heads = torch.zeros(1, 4, 1, 4), torch.zeros(1, 2, 1, 4)
-    context, trial = ForwardContext(lambda layer, q, k, v: q), Trial({0: PoolHeads(2, 4)}, {})
+    context, trial = ForwardContext(lambda layer, q, k, v: q), TrialPass({0: PoolHeads(2, 4)}, {})
     step = HFForwardPass("Any", context, FoundLayers(), trial)
     attention(torch.nn.Linear(2, 2), queries, heads, heads, None, srv_step=step)
     with pytest.raises(ModelError, match="its layer 1 attends to the keys of layer 0, but not in the same way"):
@@ -185,7 +185,7 @@ def test_sinks_are_told_before_and_after_weights_are_loaded(tmp_path: Path) -> N
 
 def test_sinks_that_are_no_parameter_are_refused() -> None:
     heads = torch.zeros(1, 2, 1, 4)
-    step = HFForwardPass("Any", ForwardContext(DenseCache().attend), FoundLayers(), Trial({}, {}))
+    step = HFForwardPass("Any", ForwardContext(DenseCache().attend), FoundLayers(), TrialPass({}, {}))
     with pytest.raises(ModelError, match="takes s_aux, which is not a parameter per head"):
         attention(torch.nn.Linear(2, 2), heads, heads, heads, None, srv_step=step, s_aux=torch.zeros(2))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srv.server.http.places import IDLE_SECONDS, RESERVED, Place, Places
+from srv.server.http.places import IDLE_SECONDS, RESERVED, BytePlace, Places
 
 
 class Client:
@@ -31,7 +31,7 @@ def refused(address: str = "", since: float = 0.0) -> Client:
 
 def places(*clients: Client) -> Places:
     full = Places(len(clients))
-    assert [full.take(each, 0) for each in clients] == [Place.ORDINARY] * len(clients)
+    assert [full.take(each, 0) for each in clients] == [BytePlace.ORDINARY] * len(clients)
     return full
 
 
@@ -39,7 +39,7 @@ def evicted(*clients: Client, now: float = 0, by: str = "") -> list[int]:
     """The numbers of those that give way to one more, of the address `by`."""
     expected = places(*clients).take(Client(by), now)
     gone = [number for number, each in enumerate(clients) if each.evicted]
-    assert expected is (Place.ORDINARY if gone else Place.RESERVED)
+    assert expected is (BytePlace.ORDINARY if gone else BytePlace.RESERVED)
     return gone
 
 
@@ -74,10 +74,10 @@ def test_an_address_with_many_connections_takes_the_places_of_no_other() -> None
 def test_a_few_places_are_reserved_and_what_occupies_them_gives_way_too() -> None:
     full = places(busy())
     probes = [(busy() if number % 2 else Client()) for number in range(RESERVED)]
-    assert {full.take(each, 0) for each in probes} == {Place.RESERVED}
+    assert {full.take(each, 0) for each in probes} == {BytePlace.RESERVED}
     for number in range(0, RESERVED, 2):
-        assert full.take(busy(), 0) is Place.RESERVED
+        assert full.take(busy(), 0) is BytePlace.RESERVED
         assert probes[number].evicted
-    assert full.take(Client(), 0) is Place.NONE
+    assert full.take(Client(), 0) is BytePlace.NONE
     full.leave(probes[1])
-    assert full.take(Client(), 0) is Place.RESERVED
+    assert full.take(Client(), 0) is BytePlace.RESERVED

@@ -18,7 +18,7 @@ from server_support import eventually, serving
 
 from srv.errors import RequestError
 from srv.server.batches import runner as runner_module
-from srv.server.batches.files import FileStore, FileWriter, StoredFile
+from srv.server.batches.files import BatchFile, FileStore, FileWriter
 from srv.server.batches.runner import Batch, BatchRunner
 from srv.server.graceful import GracefulServer
 from srv.server.http.access import Caller
@@ -46,7 +46,7 @@ async def test_a_shutdown_fails_the_batch_once(tmp_path: Path) -> None:
 async def test_a_shutdown_waits_for_the_files_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finish = FileWriter.finish
 
-    def on_a_slow_disk(writer: FileWriter) -> StoredFile:
+    def on_a_slow_disk(writer: FileWriter) -> BatchFile:
         time.sleep(0.5)
         return finish(writer)
 
@@ -182,7 +182,7 @@ async def test_a_file_is_kept_from_the_moment_at_which_it_is_found(
     store, create = FileStore(tmp_path), BatchRunner.create
     monkeypatch.setattr("srv.server.app.FileStore", lambda folder, shared: store)
 
-    def while_it_is_deleted(runner: BatchRunner, caller: Caller, file: StoredFile, *rest: Any) -> Batch:
+    def while_it_is_deleted(runner: BatchRunner, caller: Caller, file: BatchFile, *rest: Any) -> Batch:
         with pytest.raises(RequestError, match="a batch or a download reads it"):
             store.delete(caller.owner, file.id)
         return create(runner, caller, file, *rest)

@@ -17,7 +17,7 @@ from server_support import eventually, serving
 from starlette.types import Message
 
 from srv.errors import RequestError
-from srv.server.batches.files import FileStore, StoredFile
+from srv.server.batches.files import BatchFile, FileStore
 from srv.server.batches.multipart import read_form
 from srv.server.protocols.openai.files import Download
 
@@ -140,13 +140,13 @@ async def test_lists_have_pages(tmp_path: Path) -> None:
 
 async def test_many_files_are_listed_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[int] = set()
-    shown = StoredFile.shown
+    shown = BatchFile.shown
 
-    def recorded(file: StoredFile) -> dict[str, object]:
+    def recorded(file: BatchFile) -> dict[str, object]:
         threads.add(threading.get_ident())
         return shown(file)
 
-    monkeypatch.setattr(StoredFile, "shown", recorded)
+    monkeypatch.setattr(BatchFile, "shown", recorded)
     for index in range(300):
         FileStore(tmp_path).writer("", f"{index}", "batch").finish()
     async with serving(file_storage_path=tmp_path) as server:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 from srv.errors import RequestError
-from srv.reply.tools import Choice, Message, PriorCall, Tool, ToolUse
+from srv.reply.tools import Message, PriorCall, Tool, ToolCalling, ToolUse
 from srv.server.protocols.anthropic.fields import (
     BLOCKS,
     AnthropicMessage,
@@ -36,6 +36,12 @@ _IN_SYSTEM = ("text",)
 _IN_RESULT = ("text", "tool_reference", "document")
 _IN_USER = ("text", "tool_result", "document")
 _IN_ASSISTANT = ("text", "thinking", "redacted_thinking", "tool_use")
+_CHOICES = {
+    "auto": ToolCalling.AUTO,
+    "any": ToolCalling.REQUIRED,
+    "tool": ToolCalling.NAMED,
+    "none": ToolCalling.NONE,
+}
 _BY_ROLE = {"user": _IN_USER, "assistant": _IN_ASSISTANT, "system": _IN_SYSTEM}
 
 
@@ -145,9 +151,16 @@ def read_tools(body: CountTokensBody) -> ToolUse:
     asked = body.tool_choice
     if asked is None:
         return ToolUse(tools)
-    choice = {"auto": Choice.AUTO, "any": Choice.REQUIRED, "tool": Choice.NAMED, "none": Choice.NONE}[asked.type]
+    choice = {
+        "auto": ToolCalling.AUTO,
+        "any": ToolCalling.REQUIRED,
+        "tool": ToolCalling.NAMED,
+        "none": ToolCalling.NONE,
+    }[asked.type]
     _check_choice(asked, tools)
-    return ToolUse(tools, choice, asked.name if choice is Choice.NAMED else None, not asked.disable_parallel_tool_use)
+    return ToolUse(
+        tools, choice, asked.name if choice is ToolCalling.NAMED else None, not asked.disable_parallel_tool_use
+    )
 
 
 def _tool(value: object, where: str) -> Tool:

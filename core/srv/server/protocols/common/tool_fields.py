@@ -11,7 +11,7 @@ from pydantic import Field, PlainValidator
 
 from srv.errors import RequestError
 from srv.reply.output import MAX_CALL_ID, MAX_NAME
-from srv.reply.tools import Choice, PriorCall, Tool
+from srv.reply.tools import PriorCall, Tool, ToolCalling
 from srv.server.request.fields import NoEffect, RequestBody, field_error, json_type, shorten
 
 TOOL_NAME = r"^[A-Za-z0-9_.:/\-]+$"
@@ -58,7 +58,7 @@ class CallBody(RequestBody):
 class AskedChoice(NamedTuple):
     """`named`: the function to call. `allowed`: the functions among which the model chooses; None: all of them."""
 
-    choice: Choice
+    choice: ToolCalling
     named: str | None = None
     allowed: tuple[str, ...] | None = None
 
@@ -88,7 +88,7 @@ def _tool_choice(value: object) -> AskedChoice | None:
     if isinstance(value, str):
         if value not in ("none", "auto", "required"):
             raise field_error("invalid_value", 'must be "none", "auto", "required", or an object that names a function')
-        return AskedChoice(Choice(value))
+        return AskedChoice(ToolCalling(value))
     if not isinstance(value, dict):
         raise field_error("invalid_type", f"must be a string or an object, not {json_type(value)}")
     if value.get("type") == "allowed_tools":
@@ -96,7 +96,7 @@ def _tool_choice(value: object) -> AskedChoice | None:
     name = _named(value)
     if name is None:
         raise field_error("invalid_value", f"must have the form {_FORM}, not {shorten(value)}")
-    return AskedChoice(Choice.NAMED, name)
+    return AskedChoice(ToolCalling.NAMED, name)
 
 
 def _allowed(value: dict[str, Any]) -> AskedChoice:
@@ -106,7 +106,7 @@ def _allowed(value: dict[str, Any]) -> AskedChoice:
     given = tuple(name for name in names if name is not None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not 0 < len(given) == len(tools):
         raise field_error("invalid_value", f"must have the form {_ALLOWED_FORM}")
-    return AskedChoice(Choice(mode), allowed=given)
+    return AskedChoice(ToolCalling(mode), allowed=given)
 
 
 def _named(value: dict[str, Any]) -> str | None:

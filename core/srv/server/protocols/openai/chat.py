@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from srv.errors import RequestError
 from srv.reply.events import CallArguments, CallStart, ParsedReply, Reasoning, ReplyEvent, Text
-from srv.reply.tools import Choice, Message, ToolUse
+from srv.reply.tools import Message, ToolCalling, ToolUse
 from srv.server.generation import CompletedSequence, OutputDelta, RequestGroup, Sequence
 from srv.server.http.auth import owner_of
 from srv.server.protocols.common.conversations import Conversation
@@ -151,7 +151,7 @@ def _finish_name(finish: FinishReason, reader: ReplyReader) -> str | None:
 
 def _use_of(body: ChatBody) -> ToolUse:
     tools = tuple(tool.tool(f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
-    asked = body.tool_choice or AskedChoice(Choice.AUTO)
+    asked = body.tool_choice or AskedChoice(ToolCalling.AUTO)
     return ToolUse(asked.of(tools), asked.choice, asked.named, body.parallel_tool_calls is not False)
 
 

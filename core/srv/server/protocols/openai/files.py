@@ -12,8 +12,8 @@ from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from srv.errors import RequestError
-from srv.server.batches.files import FileStore, StoredFile
-from srv.server.batches.multipart import Part, read_form
+from srv.server.batches.files import BatchFile, FileStore
+from srv.server.batches.multipart import FormPart, read_form
 from srv.server.http.auth import owner_of
 from srv.server.http.body import HeldShare, read_bytes
 from srv.server.http.json_response import json_response
@@ -54,7 +54,7 @@ class Files:
         def show() -> Response:  # of thousands of files
             files = [file for file in self._store.all(owner) if query.get("purpose", file.purpose) == file.purpose]
             ordered = files if order == "asc" else files[::-1]
-            return json_response(page(ordered, query, StoredFile.shown, MAX_LISTED, MAX_LISTED))
+            return json_response(page(ordered, query, BatchFile.shown, MAX_LISTED, MAX_LISTED))
 
         return await asyncio.to_thread(show)
 
@@ -69,7 +69,7 @@ class Files:
         await asyncio.to_thread(self._store.delete, owner_of(request), name)
         return json_response({"id": name, "object": "file", "deleted": True})
 
-    async def _file(self, request: Request) -> StoredFile:
+    async def _file(self, request: Request) -> BatchFile:
         return await asyncio.to_thread(self._store.get, owner_of(request), request.path_params["file"])
 
 
@@ -96,7 +96,7 @@ class Download(FileResponse):
             self._store.release(self._file)
 
 
-def _check(form: dict[str, Part]) -> None:
+def _check(form: dict[str, FormPart]) -> None:
     """Raises RequestError for missing or unknown fields, and for another purpose."""
     for name in form:
         if name not in _FIELDS:

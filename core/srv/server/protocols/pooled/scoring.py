@@ -49,7 +49,7 @@ class ScoreRequest:
     instruction: str | None = None
 
 
-class Scores(NamedTuple):
+class PairScores(NamedTuple):
     """One score per pair, and what was computed for them."""
 
     values: list[float]
@@ -71,7 +71,7 @@ class Scorer:
             )
         return self._settings.pooling
 
-    async def pairs(self, pairs: Sequence[TextPair], asked: ScoreRequest) -> Scores:
+    async def pairs(self, pairs: Sequence[TextPair], asked: ScoreRequest) -> PairScores:
         """The scores of pairs of texts. Raises RequestError, EngineDead."""
         pooling = self.pooling()
         template, labels = self._settings.score_template, self._settings.head.labels
@@ -91,16 +91,16 @@ class Scorer:
             )
         return await (self._labelled(pairs, asked, pooling) if labels else self._cosines(pairs, asked, pooling))
 
-    async def _labelled(self, pairs: Sequence[TextPair], asked: ScoreRequest, pooling: Pooling) -> Scores:
+    async def _labelled(self, pairs: Sequence[TextPair], asked: ScoreRequest, pooling: Pooling) -> PairScores:
         encoded = await self._encode_pairs(pairs, asked.keep)
         params = [
             PoolingParams(pooling=pooling, output=PooledOutput.LABELS, types_from=each.types_from) for each in encoded
         ]
         computed = await self._run([each.tokens for each in encoded], params, asked)
         values = [activated(each.elements(), self._activation(asked))[0] for each in computed]
-        return Scores(values, computed)
+        return PairScores(values, computed)
 
-    async def _answers(self, pairs: Sequence[TextPair], asked: ScoreRequest, encoded: EncodedTemplate) -> Scores:
+    async def _answers(self, pairs: Sequence[TextPair], asked: ScoreRequest, encoded: EncodedTemplate) -> PairScores:
         preprocessor, fields = self._service.preprocessor, [pair.params[1] for pair in pairs]
         bodies = [encoded.template.filled(pair.first, pair.second, asked.instruction) for pair in pairs]
         keep = preprocessor.kept(asked.keep, 0)
@@ -112,9 +112,9 @@ class Scorer:
         params = PoolingParams(pooling=Pooling.LAST, output=PooledOutput.TOKENS, tokens=encoded.answers)
         computed = await self._run(prompts, [params] * len(prompts), asked)
         differences = [yes - no for yes, no in (each.elements() for each in computed)]
-        return Scores([sigmoid(each) if asked.activate else each for each in differences], computed)
+        return PairScores([sigmoid(each) if asked.activate else each for each in differences], computed)
 
-    async def _cosines(self, pairs: Sequence[TextPair], asked: ScoreRequest, pooling: Pooling) -> Scores:
+    async def _cosines(self, pairs: Sequence[TextPair], asked: ScoreRequest, pooling: Pooling) -> PairScores:
         """Each distinct text is computed once."""
         if not asked.activate:
             raise RequestError(
@@ -138,7 +138,7 @@ class Scorer:
         computed = await self._run(prompts, [PoolingParams(pooling=pooling)] * len(prompts), asked)
         vectors = {text: each.elements() for text, each in zip(distinct, computed, strict=True)}
         values = [_dot(vectors[pair.first], vectors[pair.second]) for pair in pairs]
-        return Scores(values, computed)
+        return PairScores(values, computed)
 
     async def _encode_pairs(self, pairs: Sequence[TextPair], truncate: int | None) -> list[EncodedPair]:
         preprocessor = self._service.preprocessor
@@ -163,7 +163,7 @@ class Scorer:
     def _activation(self, asked: ScoreRequest) -> str:
         return self._settings.head.activation if asked.activate else "identity"
 
-    async def classify(self, prompts: list[list[int]], asked: ScoreRequest) -> Scores:
+    async def classify(self, prompts: list[list[int]], asked: ScoreRequest) -> PairScores:
         """The scores of all labels of each prompt, concatenated. Raises RequestError if the model has no labels."""
         pooling = self.pooling()
         if not self._settings.head.labels:
@@ -174,7 +174,7 @@ class Scorer:
         params = PoolingParams(pooling=pooling, output=PooledOutput.LABELS)
         computed = await self._run(prompts, [params] * len(prompts), asked)
         values = [value for each in computed for value in activated(each.elements(), self._activation(asked))]
-        return Scores(values, computed)
+        return PairScores(values, computed)
 
 
 def preceding_prompt(head: PooledHead, pooling: Pooling, name: str | None = None) -> str:
@@ -199,7 +199,7 @@ def preceding_prompt(head: PooledHead, pooling: Pooling, name: str | None = None
 
 
 def activated(logits: Sequence[float], activation: str) -> list[float]:
-    """Scores of logits; `activation`: "sigmoid", "softmax" or "identity"."""
+    """PairScores of logits; `activation`: "sigmoid", "softmax" or "identity"."""
     if activation == "identity":
         return list(logits)
     if activation == "sigmoid":

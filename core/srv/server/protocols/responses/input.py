@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from srv.errors import RequestError
-from srv.reply.tools import Choice, Message, PriorCall, Tool, ToolUse
+from srv.reply.tools import Message, PriorCall, Tool, ToolCalling, ToolUse
 from srv.server.protocols.common.conversations import joined, merged
 from srv.server.protocols.responses.fields import (
     ITEMS,
@@ -239,12 +239,12 @@ def _with_choice(tools: tuple[Tool, ...], body: ResponsesBody) -> ToolUse:
     if isinstance(asked, str) and asked in ("auto", "none", "required"):
         if asked == "required" and not tools:
             raise _bad_choice('"required" needs tools')
-        return ToolUse(tools, Choice(asked), parallel=parallel)
+        return ToolUse(tools, ToolCalling(asked), parallel=parallel)
     if isinstance(asked, dict) and asked.get("type") in ("function", "custom"):
         name = asked.get("name")
         if name not in [tool.name for tool in tools]:
             raise _bad_choice(f"tools has no tool named {shorten(name)}")
-        return ToolUse(tools, Choice.NAMED, str(name), parallel)
+        return ToolUse(tools, ToolCalling.NAMED, str(name), parallel)
     raise _bad_choice(
         'it must be "auto", "none", "required", a function or custom tool with its name, or allowed_tools'
     )
