@@ -20,7 +20,7 @@ from srv.errors import PlatformUnavailable
 from srv.platform.facts import OpCall, PlatformFacts
 from srv.platform.manifest import EngineContext, Manifest
 from srv.platform.op_choice import choose_op
-from srv.platform.placeholder import CODE
+from srv.platform.placeholder import NO_DEVICE_CODE
 from srv.platform.registry import find_platforms
 from srv_matrix.repository import MatrixError
 
@@ -116,7 +116,7 @@ def without_code(manifest: Manifest) -> str | None:
     try:
         manifest.create(EngineContext(manifest.facts.profiles[manifest.variants[0]], 0))
     except PlatformUnavailable as error:
-        return error.reason if error.code == CODE else None
+        return error.reason if error.code == NO_DEVICE_CODE else None
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from srv.args.backends import SLOTS
+from srv.args.backends import BACKEND_SLOTS
 from srv.args.config import ARGUMENTS
 from srv.args.prerequisites import with_prerequisite
 from srv.args.resolve import resolve
@@ -23,7 +23,7 @@ from srv.planning.launchable import check_launch
 from srv.planning.target import Target
 from srv.platform.facts import DeviceFacts
 from srv.platform.manifest import Manifest
-from srv.platform.placeholder import CODE as NO_DEVICE_CODE
+from srv.platform.placeholder import NO_DEVICE_CODE
 from srv.specs import ModelFacts
 from srv_matrix.sample import quantized_models, special_models
 
@@ -135,7 +135,7 @@ def condition(
         return "on a host with enough devices" if verdict(argument, value, models, (manifest, many)).accepted else ""
     if refused.code == BACKEND_IGNORES:
         family = ARGUMENTS[argument].arg.read_by or ""
-        general = next(names[-1] for kind, names in SLOTS.values() if kind == family)
+        general = next(names[-1] for kind, names in BACKEND_SLOTS.values() if kind == family)
         for spec in manifest.facts.backends.get(family, ()):
             reads = argument in spec.arguments
             if reads and verdict(argument, value, models, on, {general: spec.name}).accepted:

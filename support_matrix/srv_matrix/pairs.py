@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from srv.args.backends import SLOTS, on_one_rank
+from srv.args.backends import BACKEND_SLOTS, on_one_rank
 from srv.args.config import ARGUMENTS, SPELLINGS
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.defaults import CONSTRAINTS, DEVICE_CONSTRAINTS
@@ -313,7 +313,7 @@ def _backends_by_argument(manifest: Manifest) -> Iterator[tuple[BackendSpec, tup
     """All backends, each with the arguments that can select it."""
     for family, specs in manifest.facts.backends.items():
         names = dict.fromkeys(
-            name for kind, arguments in SLOTS.values() if kind == family for name in reversed(arguments)
+            name for kind, arguments in BACKEND_SLOTS.values() if kind == family for name in reversed(arguments)
         )
         yield from ((spec, tuple(names)) for spec in specs)
 
@@ -363,7 +363,7 @@ def _requires(argument: str, values: Sequence[Any]) -> str:
 def _by_shared_pool(context: VariantContext) -> Iterator[Dependency]:
     """Prefill and decode backends that cannot share a KV pool, because its layout or other requirements differ."""
     owner = f"platform {context.manifest.name}"
-    both = [name for name, (family, _) in SLOTS.items() if family == "attention"]
+    both = [name for name, (family, _) in BACKEND_SLOTS.items() if family == "attention"]
     specs = context.manifest.facts.backends.get("attention", ())
     for label, model in _models(context).items():
         fitting = [
@@ -374,7 +374,7 @@ def _by_shared_pool(context: VariantContext) -> Iterator[Dependency]:
         for (one, first), (other, second) in itertools.combinations(fitting, 2):
             reason = _incompatibility(one, first, other, second)
             if reason:
-                general = SLOTS[both[0]][1][-1]
+                general = BACKEND_SLOTS[both[0]][1][-1]
                 for slots in itertools.combinations((general, *both), 2):
                     text = f"not {slots[0]} {one.name} with {slots[1]} {other.name}: {reason}{label}"
                     yield Dependency(*slots, "backends_disagree", text, owner)

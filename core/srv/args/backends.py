@@ -28,29 +28,28 @@ from srv.models.facts.attention_layers import attention_layers
 from srv.models.facts.sharding import rank_facts
 from srv.models.facts.special_layers import mixture
 from srv.models.facts.weight_rules import has_quantized_experts
-from srv.platform.experts import EXPERTS, missing_ops, needed_ops
-from srv.platform.experts import FAMILY as MOE
-from srv.platform.experts import SLOT as MOE_SLOT
+from srv.platform.experts import EXPERTS, MOE_FAMILY, MOE_SLOT, missing_ops, needed_ops
 from srv.platform.facts import BackendSpec, OpSpec, Requires, Unfit
 from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
 from srv.platform.manifest import Manifest
-from srv.platform.op_choice import FULL, PRECISION
+from srv.platform.op_choice import FULL_PRECISION, PRECISION
 from srv.quantization.registry import chosen, method_of
 from srv.specs import ModelFacts
 
 # slot -> (family, the arguments that name its backend, the most specific first)
-SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+BACKEND_SLOTS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "prefill_attention_backend": ("attention", ("prefill_attention_backend", "attention_backend")),
         "decode_attention_backend": ("attention", ("decode_attention_backend", "attention_backend")),
         "sampling_backend": ("sampling", ("sampling_backend",)),
-        MOE_SLOT: (MOE, (MOE_SLOT,)),
+        MOE_SLOT: (MOE_FAMILY, (MOE_SLOT,)),
     }
 )
 
 # Families that have a slot. Backends that a plugin offers in other families are unused, and `srv doctor` reports them.
-USED_FAMILIES = tuple(dict.fromkeys(family for family, _ in SLOTS.values()))
-REQUIRED_FAMILIES = tuple(family for family in USED_FAMILIES if family != MOE)  # without which no model is served
+USED_FAMILIES = tuple(dict.fromkeys(family for family, _ in BACKEND_SLOTS.values()))
+# Without these no model is served.
+REQUIRED_FAMILIES = tuple(family for family in USED_FAMILIES if family != MOE_FAMILY)
 
 
 # The slots whose backends run in captured steps.
@@ -109,7 +108,7 @@ def choose_backends(
     whole = facts.model
     facts = facts._replace(model=on_one_rank(whole, user["tp_size"].value if "tp_size" in user else 1))
     layers = () if facts.model is None else _layer_kinds_of(facts.model)
-    names = [name for name in SLOTS if name != MOE_SLOT or moe is not None]
+    names = [name for name in BACKEND_SLOTS if name != MOE_SLOT or moe is not None]
     slots = [_make_slot(name, platform, offered, facts, layers, user) for name in names]
     slots = [_without_ops(slot, facts, values, ops) if slot.name == MOE_SLOT else slot for slot in slots]
     states = unserved_states(whole, values.get("model_impl"))  # no other backend would help
@@ -155,7 +154,7 @@ def _make_slot(
     layers: Sequence[LayerKind],
     user: Mapping[str, Statement],
 ) -> BackendSlot:
-    family, arguments = SLOTS[name]
+    family, arguments = BACKEND_SLOTS[name]
     arguments = (*sparse_arguments(name, facts.model), *arguments)
     specs = sorted(offered.get(family, ()), key=lambda spec: (-spec.priority, spec.name))
     user_choice = next((user[argument] for argument in arguments if argument in user), None)
@@ -166,7 +165,7 @@ def _make_slot(
 def _make_candidate(
     slot: str, spec: BackendSpec, platform: str, facts: Facts, user: Mapping[str, Statement]
 ) -> Candidate:
-    family = SLOTS[slot][0]
+    family = BACKEND_SLOTS[slot][0]
     member = f"{family} backend {spec.name}"
     check_declared(spec, family, f"platform {platform}")
     if family == "attention" and facts.model is not None:
@@ -203,7 +202,7 @@ def _make_candidate(
 
 def _without_layers(candidate: Candidate, layers: Sequence[LayerKind]) -> Candidate:
     """The candidate, unfit if it is an attention backend without a trait that one of the model's layers has."""
-    if SLOTS[candidate.slot][0] != "attention":
+    if BACKEND_SLOTS[candidate.slot][0] != "attention":
         return candidate
     missing = unsupported_layers(layers, partial(missing_traits, candidate.spec.layer_traits))
     # That of latent groups may be among the candidate's already, without what else the same layers have.
@@ -221,7 +220,7 @@ def _without_ops(slot: BackendSlot, facts: Facts, values: Mapping[str, Any], ops
     needed = needed_ops(facts.model, values, facts.capabilities, layer_ops)
     if layer_ops and method is not None and not method.online and not has_quantized_experts(facts.model):
         needed = (EXPERTS,)
-    full = values.get(PRECISION) == FULL
+    full = values.get(PRECISION) == FULL_PRECISION
     found = tuple(
         each._replace(reasons=(*each.reasons, *missing_ops(ops, each.spec.name, needed, full=full)))
         for each in slot.candidates
@@ -282,7 +281,7 @@ def _no_backend_remedy(slot: BackendSlot, user: Collection[str]) -> str:
         remedy = "Change the conflicting settings"
     else:
         remedy = "Serve another model, or choose another platform with --device" if slot.candidates else _OTHER_PLATFORM
-    return f"{remedy}, or set --model-impl to transformers." if slot.family == MOE else f"{remedy}."
+    return f"{remedy}, or set --model-impl to transformers." if slot.family == MOE_FAMILY else f"{remedy}."
 
 
 def _unmet_by_all(slot: BackendSlot, platform: str, user: Mapping[str, Statement]) -> Rejection | None:
@@ -307,7 +306,7 @@ def _unmet_by_all(slot: BackendSlot, platform: str, user: Mapping[str, Statement
 def _conflicts(picks: Sequence[Candidate]) -> list[str]:
     """Clauses that say why these backends cannot work together; empty if they can."""
     conflicts: list[str] = []
-    attention = {pick.slot: pick for pick in picks if SLOTS[pick.slot][0] == "attention"}
+    attention = {pick.slot: pick for pick in picks if BACKEND_SLOTS[pick.slot][0] == "attention"}
     if len({pick.spec.kv_order for pick in attention.values()}) > 1:
         orders = [f"{slot} {pick.spec.name} uses {pick.spec.kv_order}" for slot, pick in attention.items()]
         conflicts.append("prefill and decode must use the same axis order of the KV pool, but " + ", ".join(orders))
@@ -339,7 +338,7 @@ def _tie_rejections(slot: BackendSlot, pick: Candidate) -> Iterator[Rejection]:
             None,
             "automatic choice",
             f"{' and '.join(equal)} fit and have the same priority {pick.spec.priority}",
-            f"Choose one with {ARGUMENTS[SLOTS[slot.name][1][-1]].flag}.",
+            f"Choose one with {ARGUMENTS[BACKEND_SLOTS[slot.name][1][-1]].flag}.",
         )
 
 
@@ -375,7 +374,7 @@ def _backend_statements(
     """The statements of layer BACKEND: the requirements of the chosen backends, and their names."""
     statements: list[Statement] = []
     for name, values in _requirements(picks).items():
-        owners = {f"{SLOTS[each.slot][0]} backend {each.spec.name}" for each in picks if name in each.requires}
+        owners = {f"{BACKEND_SLOTS[each.slot][0]} backend {each.spec.name}" for each in picks if name in each.requires}
         owner = " and ".join(sorted(owners))
         value = user[name].value if name in user else values[0]
         verb = "require" if len(owners) > 1 else "requires"
@@ -386,7 +385,7 @@ def _backend_statements(
         if slot.user_choice:
             reason, owner = f"{slot.user_choice.argument} was set by {slot.user_choice.owner}", slot.user_choice.owner
         statements.append(Statement(slot.name, pick.spec.name, Layer.BACKEND, owner, reason))
-    names = {pick.spec.name for pick in picks if SLOTS[pick.slot][0] == "attention"}
+    names = {pick.spec.name for pick in picks if BACKEND_SLOTS[pick.slot][0] == "attention"}
     if len(names) == 1 and "attention_backend" not in user:
         reason = "prefill and decode both use it"
         statements.append(Statement("attention_backend", names.pop(), Layer.BACKEND, "automatic choice", reason))

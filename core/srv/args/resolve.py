@@ -19,7 +19,7 @@ from typing import Any
 
 from srv.args.backend_arguments import overridden_arguments, unread_arguments
 from srv.args.backend_groups import sparse_arguments
-from srv.args.backends import SLOTS, BackendSelection, choose_backends
+from srv.args.backends import BACKEND_SLOTS, BackendSelection, choose_backends
 from srv.args.config import ARGUMENTS, make_config, plugin_arguments
 from srv.args.context import DeclaredReadsContext, Facts, call_plugin
 from srv.args.defaults import (
@@ -38,8 +38,7 @@ from srv.args.statement import BackendChoice, Layer, Provenance, Quantity, Resol
 from srv.args.support import REFUSED, by_argument_on, constraints_from_support, support_of_value
 from srv.args.wording import EXCLUDED, names_used, reworded, without_excluded
 from srv.errors import PluginError, Refusal, Rejection
-from srv.platform.experts import FAMILY as MOE
-from srv.platform.experts import with_added
+from srv.platform.experts import MOE_FAMILY, with_added
 from srv.platform.facts import FAMILIES, BackendSpec, Constraint, Contribution, DeviceFacts, Support
 from srv.platform.manifest import Manifest
 from srv.specs import ModelFacts
@@ -175,7 +174,7 @@ def _choose_backends(
         return {}
     offered = {family: (*manifest.facts.backends.get(family, ()), *extra.get(family, ())) for family in FAMILIES}
     user = _user_winners(state)
-    ops = with_added(manifest.facts.ops, offered[MOE])
+    ops = with_added(manifest.facts.ops, offered[MOE_FAMILY])
     selection: BackendSelection = choose_backends(manifest.name, offered, state.facts, user, ops=ops)
     for statement in selection.statements:
         state.statements[statement.argument].append(statement)
@@ -183,7 +182,7 @@ def _choose_backends(
     asked = {name: each for name, each in user.items() if not _unsupported(state, name, each.value)}
     if selection.carried:  # backends that would read an argument may be missing
         asked = {name: each for name, each in asked.items() if ARGUMENTS[name].arg.read_by is None}
-    slots = ((*sparse_arguments(slot, state.facts.model), *names) for slot, (_, names) in SLOTS.items())
+    slots = ((*sparse_arguments(slot, state.facts.model), *names) for slot, (_, names) in BACKEND_SLOTS.items())
     overridden = overridden_arguments(user, slots)
     unknown = unknown_implementations(manifest.name, ops, asked)
     rejections = (*selection.rejections, *overridden, *unread_arguments(asked, selection.backends), *unknown)

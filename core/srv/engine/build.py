@@ -27,7 +27,7 @@ from srv.executor.in_process import InProcessExecutor
 from srv.executor.multi_process import MultiProcessExecutor
 from srv.executor.protocol import Allocation, Executor, RankMemory
 from srv.executor.spec import EngineSpec
-from srv.grammar.registry import OFF
+from srv.grammar.registry import GRAMMAR_OFF
 from srv.io.channel import EngineSide
 from srv.io.messages import Ready
 from srv.io.phases import Phase, Phases
@@ -102,7 +102,7 @@ def build(
 def _grammars(spec: EngineSpec, config: Config) -> Grammars | None:
     """None if requests cannot have grammars."""
     backend, model = grammar_choice(config, spec.model).backend, spec.model
-    return None if backend == OFF else Grammars(backend, model.vocab_size, model.end_tokens)
+    return None if backend == GRAMMAR_OFF else Grammars(backend, model.vocab_size, model.end_tokens)
 
 
 def _in_process(spec: EngineSpec) -> Executor:

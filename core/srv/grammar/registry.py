@@ -20,7 +20,7 @@ from srv.platform.installed import entries
 if TYPE_CHECKING:  # the arguments import this module: it must not import numpy
     from srv.grammar.backend import GrammarBackend, GrammarContext
 
-OFF = "none"  # no structured output: requests that ask for it are refused
+GRAMMAR_OFF = "none"  # no structured output: requests that ask for it are refused
 
 BUILT_IN: Mapping[str, GrammarFacts] = MappingProxyType(
     {
@@ -47,7 +47,7 @@ def find(name: str) -> GrammarFacts | None:
     if name in further_names():
         from srv.grammar import third_party  # most installations do not need it
 
-        return third_party.BACKENDS.find(name, taken=name in BUILT_IN or name == OFF)
+        return third_party.BACKENDS.find(name, taken=name in BUILT_IN or name == GRAMMAR_OFF)
     return BUILT_IN.get(name)
 
 
@@ -62,12 +62,12 @@ def _importable(module: str) -> bool:
 
 
 def best() -> str:
-    """The name of the installed backend of `srv` with the highest priority; `OFF` if none is installed.
+    """The name of the installed backend of `srv` with the highest priority; `GRAMMAR_OFF` if none is installed.
 
     Those of other distributions are used when they are asked for.
     """
     found = sorted(filter(installed, BUILT_IN.values()), key=lambda facts: -facts.priority)
-    return found[0].name if found else OFF
+    return found[0].name if found else GRAMMAR_OFF
 
 
 def make(name: str, context: GrammarContext) -> GrammarBackend:

@@ -18,7 +18,7 @@ from srv.models.families.trees import native_tree_of_model
 from srv.specs import ModelFacts
 
 OPTION = "--trust-remote-code"
-LAYERS, _CONFIG, _TOKENIZER = "AutoModelForCausalLM", "AutoConfig", "AutoTokenizer"
+CODE_OF_LAYERS, _CONFIG, _TOKENIZER = "AutoModelForCausalLM", "AutoConfig", "AutoTokenizer"
 
 
 def code_of(facts: ModelFacts) -> Mapping[str, str]:
@@ -45,7 +45,7 @@ def _file(name: str) -> str:
 def check_layer_code(facts: ModelFacts) -> None:
     """Raises ModelError remote_code if another repository has the code of the layers, or nothing has."""
     classes = code_of(facts)
-    named = [classes[name] for name in (_CONFIG, LAYERS) if name in classes]
+    named = [classes[name] for name in (_CONFIG, CODE_OF_LAYERS) if name in classes]
     _check_own(named, facts.path, "layers")
     folder = Path(facts.path)
     absent = sorted({_file(each) for each in named if not (folder / _file(each)).is_file()})
@@ -90,7 +90,7 @@ def _check_own(classes: Iterable[str], path: str, part: str) -> None:
 
 def may_run(facts: ModelFacts) -> bool:
     """Whether the class of the layers is in the folder, and the user lets its code run."""
-    return facts.remote_code and LAYERS in code_of(facts)
+    return facts.remote_code and CODE_OF_LAYERS in code_of(facts)
 
 
 def runs_code(facts: ModelFacts, model_impl: str = "auto") -> bool:

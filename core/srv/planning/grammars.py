@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from srv.args.config import Config
-from srv.grammar.registry import OFF
+from srv.grammar.registry import GRAMMAR_OFF
 from srv.specs import ModelFacts
 
 
 class GrammarChoice(NamedTuple):
-    """`backend`: its name, or `OFF`, for the reason `why`."""
+    """`backend`: its name, or `GRAMMAR_OFF`, for the reason `why`."""
 
     backend: str
     why: str = ""
@@ -21,10 +21,14 @@ class GrammarChoice(NamedTuple):
 
 def grammar_choice(config: Config, model: ModelFacts) -> GrammarChoice:
     backend = config.platform.grammar_backend
-    if backend in (None, OFF):
-        return GrammarChoice(OFF, "the server was started with --grammar-backend none; start it with a grammar backend")
+    if backend in (None, GRAMMAR_OFF):
+        return GrammarChoice(
+            GRAMMAR_OFF, "the server was started with --grammar-backend none; start it with a grammar backend"
+        )
     if not model.generates:
-        return GrammarChoice(OFF, "the model generates no text")
+        return GrammarChoice(GRAMMAR_OFF, "the model generates no text")
     if not model.end_tokens:
-        return GrammarChoice(OFF, "the model has no end token, so that no output could end where its grammar does")
+        return GrammarChoice(
+            GRAMMAR_OFF, "the model has no end token, so that no output could end where its grammar does"
+        )
     return GrammarChoice(backend)

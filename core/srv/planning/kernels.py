@@ -36,11 +36,10 @@ from srv.planning.kernel_steps import step_kernels
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
 from srv.planning.weights import schemes_of_rank, types_are_known
-from srv.platform.experts import EXPERT_OPS, EXPERTS, UNROUNDED, of_backend, with_added
-from srv.platform.experts import SLOT as MOE_SLOT
+from srv.platform.experts import EXPERT_OPS, EXPERTS, MOE_SLOT, UNROUNDED, of_backend, with_added
 from srv.platform.facts import WRITE_KV, OpCall, OpSpec
 from srv.platform.layers import layer_names
-from srv.platform.op_choice import AUTO, FULL, NAMED_BY, PRECISION, argument_name, choose_op
+from srv.platform.op_choice import AUTO, FULL_PRECISION, NAMED_BY, PRECISION, argument_name, choose_op
 from srv.quantization import registry as quantization_methods
 from srv.quantization.method import QuantMethod
 from srv.specs import FullAttention, Latent, ModelFacts, PagedSpec, SlidingWindow
@@ -72,8 +71,8 @@ class KernelPlan(NamedTuple):
             if kernel.rounds and kernel.name is not None:
                 ops.setdefault((kernel.name, kernel.rounds), []).append(_op(kernel))
         return tuple(
-            f"precision: {name} {rounds} in {listed(list(dict.fromkeys(of)))}; {ARGUMENTS[PRECISION].flag} {FULL} "
-            "chooses slower kernels that do not"
+            f"precision: {name} {rounds} in {listed(list(dict.fromkeys(of)))}; "
+            f"{ARGUMENTS[PRECISION].flag} {FULL_PRECISION} chooses slower kernels that do not"
             for (name, rounds), of in ops.items()
         )
 
@@ -254,7 +253,7 @@ class _Planner:
 
     def _table(self, specs: Sequence[OpSpec]) -> OpTable:
         invariant = self._config.schedule.enable_deterministic_inference
-        named, full = named_implementations(self._config), self._config.platform.activation_precision == FULL
+        named, full = named_implementations(self._config), self._config.platform.activation_precision == FULL_PRECISION
         dtype, platform = self._config.model.dtype, self._target.manifest.name
         return OpTable(platform, specs, self._target.device, dtype, invariant, named, full)
 

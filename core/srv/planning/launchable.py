@@ -29,7 +29,7 @@ from srv.planning.reply_formats import unusable_reply_formats
 from srv.planning.states import missing_native_layers
 from srv.planning.target import Target
 from srv.platform.layers import LayerKind, layer_kinds, missing_traits, unsupported_layers
-from srv.platform.placeholder import CODE, DescribedBackend
+from srv.platform.placeholder import NO_DEVICE_CODE, DescribedBackend
 from srv.specs import ModelFacts
 
 _FILES = "the tokenizer, the chat template, and whether the weights have the names and shapes that the layers expect"
@@ -157,7 +157,7 @@ def _without_device_code(target: Target, resolved: Resolved) -> tuple[Rejection,
     if described is None:
         return ()
     owner = resolved.provenance["device"].owner
-    return (Rejection(CODE, "device", target.manifest.name, owner, described.reason, f"{described.remedy}."),)
+    return (Rejection(NO_DEVICE_CODE, "device", target.manifest.name, owner, described.reason, f"{described.remedy}."),)
 
 
 def _with_class(

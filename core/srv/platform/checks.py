@@ -16,8 +16,7 @@ import srv
 from srv.errors import PluginError
 from srv.platform import API_VERSION, OLDEST_API
 from srv.platform.capabilities import CAPABILITIES, SINCE
-from srv.platform.experts import EXPERT_OPS
-from srv.platform.experts import FAMILY as MOE
+from srv.platform.experts import EXPERT_OPS, MOE_FAMILY
 from srv.platform.facts import (
     FAMILIES,
     LENGTHS,
@@ -217,8 +216,8 @@ def _check_facts(plugin: _Plugin, manifest: Manifest, since: Mapping[str, Versio
     plugin.require_type(facts.backends, Mapping, "PlatformFacts.backends")
     for family, specs in facts.backends.items():
         check_backends(family, specs, plugin.distribution, manifest.api, since)
-    for spec in facts.backends.get(MOE, ()):
-        where, remedy = f"backend {MOE} {spec.name}: ops", "List them in PlatformFacts.ops"
+    for spec in facts.backends.get(MOE_FAMILY, ()):
+        where, remedy = f"backend {MOE_FAMILY} {spec.name}: ops", "List them in PlatformFacts.ops"
         plugin.require(spec.ops == (), where, "are those of a backend that a third party adds", remedy)
 
 
@@ -349,10 +348,10 @@ def _check_backend(plugin: _Plugin, family: str, spec: BackendSpec) -> None:
     plugin.require_text(spec.name, f"{where}: name")
     plugin.require_type(spec.priority, int, f"{where}: priority")
     plugin.require_signature(spec.check, f"{where}: check", "context: ResolutionContext")
-    if family != MOE:
+    if family != MOE_FAMILY:
         check_target(plugin, spec.target, f"{where}: target")
     remedy = "Leave it empty: the backend is the ops of its name, in PlatformFacts.ops or BackendSpec.ops"
-    plugin.require(family != MOE or spec.target == "", f"{where}: target", f"is {spec.target!r}", remedy)
+    plugin.require(family != MOE_FAMILY or spec.target == "", f"{where}: target", f"is {spec.target!r}", remedy)
     _check_added_ops(plugin, family, spec, f"{where}: ops")
     _check_names(plugin, spec.arguments, f"{where}: arguments")
     for flag in ("fallback", "graphs", "batch_invariant"):
@@ -361,8 +360,8 @@ def _check_backend(plugin: _Plugin, family: str, spec: BackendSpec) -> None:
 
 def _check_added_ops(plugin: _Plugin, family: str, spec: BackendSpec, where: str) -> None:
     check_ops(spec.ops, plugin, where)
-    remedy = f"Only backends of the family {MOE} have ops; leave it empty"
-    plugin.require(family == MOE or spec.ops == (), where, f"are those of a backend of {family}", remedy)
+    remedy = f"Only backends of the family {MOE_FAMILY} have ops; leave it empty"
+    plugin.require(family == MOE_FAMILY or spec.ops == (), where, f"are those of a backend of {family}", remedy)
     for index, op in enumerate(spec.ops):
         each = f"{where}[{index}]"
         known = op.op in EXPERT_OPS

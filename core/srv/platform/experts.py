@@ -14,7 +14,7 @@ from srv.platform.facts import BackendSpec, DeviceFacts, OpCall, OpSpec, Require
 from srv.platform.op_choice import too_coarse
 from srv.specs import ModelFacts
 
-FAMILY, SLOT = "moe", "moe_runner_backend"
+MOE_FAMILY, MOE_SLOT = "moe", "moe_runner_backend"
 ROUTE, EXPERTS, INT8, GGUF = "route_experts", "experts", "experts_int8", "experts_gguf"
 FP8 = "experts_fp8"
 EXPERT_OPS = (EXPERTS, INT8, GGUF, FP8)

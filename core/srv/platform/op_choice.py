@@ -15,7 +15,7 @@ NOT_INVARIANT = "it is not batch invariant, as enable_deterministic_inference re
 # The arguments that name the implementation of an op, by the op.
 NAMED_BY: Mapping[str, str] = {"linear_fp8": "fp8_gemm_backend"}
 AUTO, TORCH_NATIVE = "auto", "torch_native"
-PRECISION, FULL = "activation_precision", "full"  # the argument, and its value that excludes those that round
+PRECISION, FULL_PRECISION = "activation_precision", "full"  # the argument, and its value that excludes those that round
 
 
 class OpChoice(NamedTuple):
@@ -48,7 +48,7 @@ def not_named(op: str, implementation: str, named: Mapping[str, str]) -> str | N
 
 def too_coarse(rounds: str, *, full: bool) -> str | None:
     """Why an implementation cannot be chosen that rounds activations so; `full`: none may round them."""
-    return f"it {rounds}, and {PRECISION} is {FULL}" if full and rounds else None
+    return f"it {rounds}, and {PRECISION} is {FULL_PRECISION}" if full and rounds else None
 
 
 def choose_op(

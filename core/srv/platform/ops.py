@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from srv.errors import PluginError
-from srv.platform.experts import EXPERT_OPS, SLOT
+from srv.platform.experts import EXPERT_OPS, MOE_SLOT
 from srv.platform.facts import DeviceFacts, OpCall, OpSpec
 from srv.platform.interface import OpArgs, OpImpl
 from srv.platform.op_choice import NOT_INVARIANT, not_named, op_key, too_coarse
@@ -96,7 +96,7 @@ class Ops:
     def _reason(self, impl: OpImpl, args: OpArgs) -> str | None:
         """Why an implementation cannot be bound; None if it can."""
         if self._experts and impl.op in EXPERT_OPS and impl.name != self._experts:
-            return f"{SLOT} is {self._experts}"
+            return f"{MOE_SLOT} is {self._experts}"
         if (unnamed := not_named(impl.op, impl.name, self._named)) is not None:
             return unnamed
         if self._batch_invariant and not impl.batch_invariant:

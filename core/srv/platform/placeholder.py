@@ -15,7 +15,7 @@ from srv.platform.facts import BackendSpec, DeviceFacts, Requires, ResolutionCon
 from srv.platform.manifest import ProbeResult
 from srv.specs import LAYER_TRAITS
 
-CODE = "not_implemented"
+NO_DEVICE_CODE = "not_implemented"
 
 
 def fits(context: ResolutionContext) -> Requires:
@@ -55,11 +55,13 @@ class PlatformPlaceholder:
 
     def create(self, context: object) -> NoReturn:
         """The manifest's `create`, and the target of its backends. Raises PlatformUnavailable."""
-        raise PlatformUnavailable(self.name, self.reason, self.remedy, CODE)
+        raise PlatformUnavailable(self.name, self.reason, self.remedy, NO_DEVICE_CODE)
 
     def probe_result(self, device: DeviceFacts, notes: tuple[str, ...] = ()) -> ProbeResult:
         """The result of a probe that has found hardware, driver and toolkit."""
-        return ProbeResult(False, f"{device.name} is present, but {self.reason}", self.remedy, CODE, device, notes)
+        return ProbeResult(
+            False, f"{device.name} is present, but {self.reason}", self.remedy, NO_DEVICE_CODE, device, notes
+        )
 
     def attention(
         self, name: str, priority: int, check: Callable[[ResolutionContext], Requires | Unfit] = fits

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from srv.args.groups.observe import ObserveArgs
-from srv.grammar.registry import OFF
+from srv.grammar.registry import GRAMMAR_OFF
 from srv.io.memory_lines import MemoryLine
 from srv.io.phases import Phase
 from srv.platform.sensors import Readings
@@ -27,13 +27,14 @@ FULL_PROMPTS_PER_BODY = 4  # prompts of token ids, each as long as the context
 
 @dataclass(frozen=True, slots=True)
 class GrammarSettings:
-    """How outputs are constrained. `backend`: its name; `OFF` refuses requests with a grammar, for the reason `why`.
+    """How outputs are constrained.
 
+    `backend`: its name; `GRAMMAR_OFF` refuses requests with a grammar, for the reason `why`.
     `vocab_size`: the width of the model's logits. `end_tokens`: of the model. `whitespace_pattern` and `no_whitespace`:
     between the tokens of JSON, unless a request says otherwise.
     """
 
-    backend: str = OFF
+    backend: str = GRAMMAR_OFF
     why: str = "the server was started with --grammar-backend none; start it with a grammar backend"
     vocab_size: int = 0
     end_tokens: tuple[int, ...] = ()

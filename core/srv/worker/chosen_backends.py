@@ -17,10 +17,10 @@ from srv.executor.spec import EngineSpec
 from srv.models.base import CausalLM
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.platform.contract import check_attention, check_latent
-from srv.platform.experts import FAMILY, SLOT, with_added
+from srv.platform.experts import MOE_FAMILY, MOE_SLOT, with_added
 from srv.platform.interface import AttentionBackend, BackendContext, OpImpl
 from srv.platform.latent import LatentAttentionBackend
-from srv.platform.op_choice import FULL
+from srv.platform.op_choice import FULL_PRECISION
 from srv.platform.ops import Ops, implementations
 from srv.platform.registry import find_backends
 from srv.specs import Latent
@@ -59,11 +59,13 @@ class ChosenBackends:
 
 def chosen_ops(spec: EngineSpec, config: Config, impls: Sequence[OpImpl]) -> Ops:
     """The implementations that a configuration allows of those of a platform, and of an added backend of experts."""
-    invariant, (experts, _) = config.schedule.enable_deterministic_inference, spec.backends.get(SLOT, ("", ""))
-    chosen = [backend for backend in find_backends(spec.platform, FAMILY) if backend.name == experts] if experts else []
+    invariant, (experts, _) = config.schedule.enable_deterministic_inference, spec.backends.get(MOE_SLOT, ("", ""))
+    chosen = (
+        [backend for backend in find_backends(spec.platform, MOE_FAMILY) if backend.name == experts] if experts else []
+    )
     added = implementations(with_added((), chosen), spec.device)
     named = named_implementations(config)
-    full = config.platform.activation_precision == FULL
+    full = config.platform.activation_precision == FULL_PRECISION
     return Ops(spec.platform, (*added, *impls), batch_invariant=invariant, experts=experts, named=named, full=full)
 
 

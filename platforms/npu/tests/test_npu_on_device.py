@@ -18,8 +18,7 @@ from srv.models.layers.factory import LocalSizes
 from srv.models.layers.linear import Linear
 from srv.platform.capabilities import OPS_OF
 from srv.platform.contract import check_platform
-from srv.platform.experts import EXPERTS, INT8, ROUTE
-from srv.platform.experts import FAMILY as MOE
+from srv.platform.experts import EXPERTS, INT8, MOE_FAMILY, ROUTE
 from srv.platform.interface import OpArgs
 from srv.platform.ops import Ops
 from srv.quantization.layers.int8 import DynamicInt8Linear, StaticInt8Linear
@@ -92,7 +91,7 @@ def test_the_pool_has_the_shape_that_the_attention_reads_and_is_zero(platform: N
 def test_backends_are_what_the_facts_name() -> None:
     for family, specs in FACTS.backends.items():
         for spec in specs:
-            if family == MOE:  # the ops of its name
+            if family == MOE_FAMILY:  # the ops of its name
                 assert any((each.op, each.name) == (EXPERTS, spec.name) for each in FACTS.ops)
             else:
                 assert isinstance(pkgutil.resolve_name(spec.target), type)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, each, is_pattern, not_empty
 from srv.args.spec import Arg
-from srv.grammar.registry import BUILT_IN, OFF, further_names
+from srv.grammar.registry import BUILT_IN, GRAMMAR_OFF, further_names
 
 _WHOLE_PROMPTS = "every rank computes the indexer of sparse attention, and its heads, for all tokens of a prompt"
 
@@ -66,7 +66,7 @@ class PlatformArgs(NamedTuple):
         Arg(
             "Backend that constrains outputs to a JSON schema, a regular expression or a grammar; none refuses such "
             "requests.",
-            choices=(*BUILT_IN, OFF),
+            choices=(*BUILT_IN, GRAMMAR_OFF),
             further_choices=further_names,
         ),
     ] = None

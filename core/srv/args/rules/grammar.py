@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from srv.grammar.registry import OFF, best, find, installed
+from srv.grammar.registry import GRAMMAR_OFF, best, find, installed
 from srv.platform.facts import Constraint, Default, ResolutionContext
 
 
 def _is_installed(context: ResolutionContext) -> str | None:
     name = context["grammar_backend"]
-    facts = None if name == OFF else find(name)
+    facts = None if name == GRAMMAR_OFF else find(name)
     if facts is None or installed(facts):
         return None
     needed = f" (pip install 'srv[{facts.extra}]')" if facts.extra else ""
@@ -29,9 +29,9 @@ def _pattern_is_taken(context: ResolutionContext) -> str | None:
 
 def _has_grammars(argument: str) -> Constraint:
     def check(context: ResolutionContext) -> str | None:
-        if not context[argument] or context["grammar_backend"] != OFF:
+        if not context[argument] or context["grammar_backend"] != GRAMMAR_OFF:
             return None
-        return f"no output is constrained (grammar_backend is {OFF})"
+        return f"no output is constrained (grammar_backend is {GRAMMAR_OFF})"
 
     return Constraint(argument, "other_missing", check, "Leave it out, or choose a grammar backend.", _READS)
 
@@ -44,7 +44,10 @@ DEFAULTS: tuple[Default, ...] = (
 
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
-        "grammar_backend", "not_installed", _is_installed, f"Install it with pip, or leave it out, or set it to {OFF}."
+        "grammar_backend",
+        "not_installed",
+        _is_installed,
+        f"Install it with pip, or leave it out, or set it to {GRAMMAR_OFF}.",
     ),
     Constraint(
         "constrained_json_whitespace_pattern",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from srv.models.facts.special_layers import mixture
 from srv.models.facts.weight_rules import has_quantized_experts
 from srv.platform.facts import Constraint, ResolutionContext
-from srv.platform.op_choice import AUTO, FULL, PRECISION
+from srv.platform.op_choice import AUTO, FULL_PRECISION, PRECISION
 from srv.quantization.method import QuantMethod
 from srv.quantization.registry import chosen, method_of
 from srv.specs import ModelFacts
@@ -59,7 +59,7 @@ def _other_activations(context: ResolutionContext) -> str | None:
 
 
 def _rounds_nothing(context: ResolutionContext) -> str | None:
-    if context.model is None or context[PRECISION] != FULL:
+    if context.model is None or context[PRECISION] != FULL_PRECISION:
         return None
     if context["model_impl"] == "transformers" and context.model.format == "gguf":
         return "transformers computes with the dequantized weights of GGUF files only (model_impl is transformers)"
@@ -72,7 +72,11 @@ def _rounds_nothing(context: ResolutionContext) -> str | None:
 def _int8_experts(context: ResolutionContext) -> str | None:
     """Experts have one op for int8 weights, whatever the activations of the checkpoint."""
     model = context.model
-    if model is None or context[PRECISION] != FULL or mixture(model, {"model_impl": context["model_impl"]}) is None:
+    if (
+        model is None
+        or context[PRECISION] != FULL_PRECISION
+        or mixture(model, {"model_impl": context["model_impl"]}) is None
+    ):
         return None
     method = _method(model, context)
     if method is None or "linear_int8" not in method.ops or not (method.online or has_quantized_experts(model)):

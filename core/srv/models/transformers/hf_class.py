@@ -14,7 +14,7 @@ from srv.errors import ModelError, SrvError
 from srv.models.families.registry import encoder_names, is_native
 from srv.models.families.trees import native_tree_of_model
 from srv.models.options import UNTIED, merged
-from srv.models.remote_code import LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
+from srv.models.remote_code import CODE_OF_LAYERS, OPTION, check_layer_code, code_files, code_of, may_run
 from srv.models.transformers.hf_attention import IMPLEMENTATION, build_error, unsupported
 from srv.models.transformers.hf_claims import NO_BACKENDS
 from srv.specs import ModelFacts
@@ -64,12 +64,12 @@ def check_known(facts: ModelFacts) -> None:
     if may_run(facts):
         log.warning("Python code of the model is run: %s in %s", code_files(facts), facts.path)
         return
-    if LAYERS in code_of(facts) and model_type not in CONFIG_MAPPING:
+    if CODE_OF_LAYERS in code_of(facts) and model_type not in CONFIG_MAPPING:
         check_layer_code(facts)
         reason = f"its layers are Python code in its folder ({code_files(facts)}), which is not run"
         remedy = f"Read the code; {OPTION} runs it, with all that this user may do"
         raise ModelError("remote_code", f"{facts.architecture} ({facts.path})", reason, remedy)
-    if foreign := sorted(name for name in code_of(facts) if name.startswith("AutoModel") and name != LAYERS):
+    if foreign := sorted(name for name in code_of(facts) if name.startswith("AutoModel") and name != CODE_OF_LAYERS):
         _check_own_class(facts, foreign)
     if model_type in CONFIG_MAPPING and (
         CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING or class_of(facts) is not AutoModelForCausalLM
@@ -97,9 +97,9 @@ def check_known(facts: ModelFacts) -> None:
 
 def _check_own_class(facts: ModelFacts, named: Sequence[str]) -> None:
     """Refuse a class that only Python code defines, and of which it has no causal model. `named`: what it has."""
-    if hasattr(transformers, facts.architecture) or LAYERS in code_of(facts) or is_native(facts.architecture):
+    if hasattr(transformers, facts.architecture) or CODE_OF_LAYERS in code_of(facts) or is_native(facts.architecture):
         return
-    reason = f"it is defined by Python code ({code_files(facts)}), which has no {LAYERS} but {', '.join(named)}"
+    reason = f"it is defined by Python code ({code_files(facts)}), which has no {CODE_OF_LAYERS} but {', '.join(named)}"
     reason += ", and srv has no native layers for it, by which alone encoders are computed"
     remedy = f"Serve a causal model, or an encoder of a class that has them ({', '.join(encoder_names())})"
     raise ModelError("unsupported_architecture", f"{facts.architecture} ({facts.path})", reason, remedy)

@@ -21,7 +21,7 @@ import msgspec
 from srv.errors import GrammarError, RequestError
 from srv.grammar.backend import GrammarBackend, GrammarContext, Matcher
 from srv.grammar.child import GrammarReply, GrammarSetup
-from srv.grammar.registry import OFF, make
+from srv.grammar.registry import GRAMMAR_OFF, make
 from srv.grammar.source import GrammarSource
 from srv.io.bounded_process import BoundedProcess, Lost, WorkLimits
 from srv.server.request.fair_queue import Crowded, FairQueue
@@ -188,7 +188,7 @@ class Grammars:
             raise RequestError(f"{param} is refused: {error}; remove it", code="not_implemented", param=param) from None
 
     def _refuse_without_backend(self, param: str) -> None:
-        if self._settings.backend == OFF:
+        if self._settings.backend == GRAMMAR_OFF:
             raise RequestError(f"{param} is refused: {self._settings.why}", code="no_grammars", param=param)
 
     def _refuse_early(self, source: GrammarSource) -> None:

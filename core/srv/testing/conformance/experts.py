@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
 from srv.models.layers.moe_config import first_projections
-from srv.platform.experts import EXPERTS, FAMILY, FP8, GGUF, INT8
+from srv.platform.experts import EXPERTS, FP8, GGUF, INT8, MOE_FAMILY
 from srv.platform.ops import Ops, implementations
 from srv.quantization.layers.blocks import GGUFExperts
 from srv.quantization.layers.fp8 import Fp8Experts
@@ -28,7 +28,7 @@ from srv.testing.conformance.setups import backend_specs, declared_dtypes, dtype
 def loaded(kit: Kit) -> str:
     """Layers of experts with each backend, in each declared dtype, and with each op that the backend has."""
     seen: list[str] = []
-    for spec in backend_specs(kit, FAMILY):
+    for spec in backend_specs(kit, MOE_FAMILY):
         added = implementations(spec.ops, kit.device_facts)
         ops = Ops(kit.name, (*added, *kit.platform.ops), experts=spec.name)
         for dtype in map(dtype_of, declared_dtypes(kit)):
@@ -94,7 +94,7 @@ def _made(context: BuildContext, op: str, sizes: ExpertSizes, operands: tuple[An
 
 def served(kit: Kit) -> str:
     """Greedy output of a small mixture of experts, in a batch, alone, and with cached prefixes."""
-    if not backend_specs(kit, FAMILY):
+    if not backend_specs(kit, MOE_FAMILY):
         raise NotApplicable("the plugin has no backend of experts")
     with engine_under_test(kit, fields=MIXTURE, disable_graphs=None) as tested:
         prompts = tested.prompts()

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from srv.platform.capabilities import OPS_OF
-from srv.platform.experts import EXPERT_OPS, EXPERTS, ROUTE
-from srv.platform.experts import FAMILY as MOE
+from srv.platform.experts import EXPERT_OPS, EXPERTS, MOE_FAMILY, ROUTE
 from srv.platform.interface import OpArgs, OpImpl
 from srv.platform.op_choice import choose_op
 from srv.platform.ops import Ops, call_of
@@ -33,7 +32,7 @@ def coverage(kit: Kit) -> str:
     """Each op that models need has an implementation in every declared dtype, no op is unknown, and plans are right."""
     known = contracts()
     optional = [op for capability, ops in OPS_OF.items() if capability in kit.capabilities for op in ops]
-    if kit.manifest.facts.backends.get(MOE):
+    if kit.manifest.facts.backends.get(MOE_FAMILY):
         optional += [ROUTE, EXPERTS]
     for op in (*MODEL_OPS, *optional):
         for dtype in declared_dtypes(kit):

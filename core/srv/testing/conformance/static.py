@@ -21,8 +21,7 @@ from srv.args.statement import Resolved, UserStatement
 from srv.args.support import by_argument, on_variant, support_of_value
 from srv.errors import PluginError, Refusal
 from srv.platform.capabilities import OPS_OF
-from srv.platform.experts import EXPERT_OPS, with_added
-from srv.platform.experts import FAMILY as MOE
+from srv.platform.experts import EXPERT_OPS, MOE_FAMILY, with_added
 from srv.platform.facts import BackendSpec, DeviceFacts, OpCall
 from srv.platform.import_wall import HEAVY_PREFIXES
 from srv.platform.manifest import AUTOLOAD, ProbeResult
@@ -302,9 +301,9 @@ def targets(kit: Kit) -> str:
     count = 0
     for family, specs in _backends(kit):
         for spec in specs:
-            if family == MOE:
+            if family == MOE_FAMILY:
                 _require_ops(kit, spec)
-            for target in [op.target for op in spec.ops] if family == MOE else [spec.target]:
+            for target in [op.target for op in spec.ops] if family == MOE_FAMILY else [spec.target]:
                 reason = _target_error(target)
                 if reason:
                     raise Fault(f"{family} backend {spec.name} points to {target}, but {reason}")
