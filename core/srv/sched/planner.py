@@ -105,7 +105,7 @@ class Planner:
     def _schedule_all_running(self, step: PlanBuilder) -> None:
         """In order of arrival. Decode rows without drafts that need no new page take the short path, for its speed."""
         running, no_pages = State.RUNNING, self._running.cache.no_pages
-        add_request, add_row, make_row = step.decode.append, step.decode_rows.append, Row._make
+        add_request, add_row = step.decode.append, step.decode_rows.append
         preempt_next = step.preempt_next
         for request in tuple(self._running):
             if request.state is not running or request.suspended or (preempt_next and request in preempt_next):
@@ -120,7 +120,7 @@ class Planner:
                 and not request.forced
                 and (history is None or history.pauses(step.draft_share, step.draft_trial))
             ):
-                add_row(make_row((request.slot, begin, 1, 1, no_pages, 0, 0, 0, 0, 0, ())))
+                add_row(Row(request.slot, begin, 1, 1, no_pages))
                 add_request(request)
                 request.bound = begin + 1
                 request.total += 1
@@ -189,7 +189,19 @@ class Planner:
         if end == request.next_saved_position:
             saved = self._running.save(request, end)
         forced = request.forced[:count] if jumped else ()
-        row = Row(request.slot, begin, count, sample, new_pages, score, vectors, drafts, in_flight, saved, forced)
+        row = Row(
+            request.slot,
+            begin,
+            count,
+            sample,
+            new_pages,
+            score=score,
+            vectors=vectors,
+            drafts=drafts,
+            drafts_in_flight=in_flight,
+            saved=saved,
+            forced=forced,
+        )
         (step.extend if is_prompt else step.decode).append(request)
         (step.extend_rows if is_prompt else step.decode_rows).append(row)
         step.budget -= count if is_prompt else drafts + jumped
