@@ -46,6 +46,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in [name for name in os.environ if name.startswith("SRV_")]:
             patch.delenv(name)
         folder = write_model(tmp_path_factory.mktemp("model") / "letters")
+        config = json.loads((folder / "config.json").read_text())  # tied: an embedding model that generates text, too
+        (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
         modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]  # and no norm
         (folder / "modules.json").write_text(json.dumps(modules))
         yield folder

@@ -128,7 +128,7 @@ def assert_fast_path(engine: CheckedEngine, attention: str = "NativeAttention") 
     assert (resolved.config.model.dtype, kv_dtype(resolved.config)) == ("bfloat16", "bfloat16")
     assert [resolved.backends[slot].spec.name for slot in ATTENTION] == ["native", "native"]
     worker = engine.executor.worker  # type: ignore[attr-defined]
-    assert {type(backend).__name__ for backend in worker.runner.ways[-1]._attention} == {attention}
+    assert {type(backend).__name__ for backend in worker.runner.eager._attention} == {attention}
     experts = {each.implementation for each in worker.loaded.model.modules() if isinstance(each, ExpertWeights)}
     assert experts <= {"native"}
 

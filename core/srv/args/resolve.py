@@ -226,8 +226,9 @@ def _resolve_all(
             state.values[name], state.provenance[name] = provenance.value, provenance
     readers = [(each.owner, "default of", each.default.argument, each.default.reads) for each in defaults]
     readers += [(owner, f"contribution {each.name} to", each.quantity, each.reads) for owner, each in contributions]
-    for owned in excluding.values():
-        readers += [(owner, f"constraint {each.code} on", each.argument, each.reads) for owner, each in owned]
+    for owner, constraint in (pair for owned in excluding.values() for pair in owned):
+        others = tuple(read for read in constraint.reads if read != constraint.argument)
+        readers.append((owner, f"constraint {constraint.code} on", constraint.argument, others))
     for name in _order(tuple(readers), bool(contributions)):
         if name in QUANTITIES:
             parts = [each for each in contributions if each[1].quantity == name]

@@ -22,14 +22,12 @@ class ReadOptions(NamedTuple):
     """`overrides`: fields of the model's configuration, with other values.
 
     `remote_code`: whether Python code in its folder may be run. `headers_only`: its weight files are holes behind their
-    headers, so that no weight may be read. `embeds`: the user asks for embeddings, so that a configuration without
-    weights is that of an embedding model: these are published without an output layer.
+    headers, so that no weight may be read.
     """
 
     overrides: Mapping[str, Any] = _NONE
     remote_code: bool = False
     headers_only: bool = False
-    embeds: bool = False
 
 
 DEFAULT_OPTIONS = ReadOptions()

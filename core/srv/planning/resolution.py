@@ -306,10 +306,7 @@ def read_options(user: UserInput) -> ReadOptions:
         overrides = json.loads(user.value("json_model_override_args") or "{}")
     except (ValueError, RecursionError):
         overrides = {}
-    embeds = bool(user.value("is_embedding")) and not user.value("score_template")  # scores are of generated tokens
-    return ReadOptions(
-        overrides if isinstance(overrides, dict) else {}, bool(user.value("trust_remote_code")), embeds=embeds
-    )
+    return ReadOptions(overrides if isinstance(overrides, dict) else {}, bool(user.value("trust_remote_code")))
 
 
 def _missing_files(user: UserInput) -> list[Rejection]:

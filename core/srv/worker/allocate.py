@@ -61,8 +61,8 @@ class _Ways(NamedTuple):
     pieces: PiecewiseSteps | None
     report: StartReport
 
-    def in_order(self, eager: EagerSteps) -> list[StepWay]:
-        ways: list[StepWay | None] = [self.compiled, self.captured, self.pieces, eager]
+    def in_order(self) -> list[StepWay]:
+        ways: list[StepWay | None] = [self.compiled, self.captured, self.pieces]
         return [way for way in ways if way is not None]
 
 
@@ -96,7 +96,8 @@ def allocate(rank: LoadedRank, budget: Budget, start: RankStart) -> ReadyRank:
     every_step = [backend for backend, _ in attention]
     ways = _ways(rank, start, attention, max_pages, states)
     runner = Runner(
-        ways.in_order(EagerSteps(rank.model, every_step, transfers, states)),
+        ways.in_order(),
+        EagerSteps(rank.model, every_step, transfers, states),
         Sampler(chosen_sampler, state),
         slots,
         transfers,

@@ -224,7 +224,8 @@ class CompiledSteps:
         positions.copy_(given.positions)
         logits = self._run(tokens, positions, step_attention(self._attention, step, self._transfers))
         way: Way = "eager" if self.ran_uncompiled else "compiled"
-        return Computed(None, selected(logits, step.inputs.outputs), way)
+        outputs = step.inputs.outputs
+        return Computed(None, logits if outputs is None else selected(logits, outputs), way)
 
     def why_not(self, inputs: Inputs) -> SlowReason:
         if self.covers(inputs):

@@ -156,7 +156,8 @@ class CapturedSteps:
         self._buffers.fill(count, inputs, tables)
         self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
         logits = self._logits[count]
-        return Computed(None, selected(logits if rows == count else logits[:rows], inputs.outputs), "graph")
+        logits = logits if rows == count else logits[:rows]
+        return Computed(None, logits if inputs.outputs is None else selected(logits, inputs.outputs), "graph")
 
     def why_not(self, inputs: Inputs) -> SlowReason:
         if not inputs.decodes_only:

@@ -33,7 +33,7 @@ from srv.worker.drafting import Drafting, sample_rows
 from srv.worker.expert_counts import ExpertRecorder
 from srv.worker.slots import Slots
 from srv.worker.states import RecurrentStates
-from srv.worker.ways import Computed, ForwardStep, StepWay, rehearsal
+from srv.worker.ways import Computed, EagerSteps, ForwardStep, StepWay, rehearsal
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class Runner:
     def __init__(
         self,
         ways: Sequence[StepWay],
+        eager: EagerSteps,
         sampler: Sampler,
         slots: Slots,
         transfers: Transfers,
@@ -110,11 +111,11 @@ class Runner:
         pooler: Pooler | None = None,
         experts: ExpertRecorder | None = None,
     ) -> None:
-        """`ways`: the first one that covers a step runs it; the last one is eager, and covers all.
+        """`ways`: the first one that covers a step runs it; if none does, `eager`.
 
         `states`: of a model with recurrent layers. `experts`: counts their tokens; steps are eager meanwhile.
         """
-        self.ways = tuple(ways)
+        self.ways, self.eager = tuple(ways), eager
         self._experts, self._recorded = experts, False  # whether the experts of this step are counted
         self._states = states
         self._sampler = sampler
@@ -219,15 +220,22 @@ class Runner:
         if failures:
             raise failures[0]
 
-    def _way(self, inputs: Inputs) -> StepWay:
+    def _way(self, inputs: Inputs) -> StepWay | EagerSteps:
         """The first way that covers a step. Only eager steps count experts."""
-        return self.ways[-1] if self._recorded else next(way for way in self.ways if way.covers(inputs))
+        if not self._recorded:
+            for way in self.ways:
+                if way.covers(inputs):
+                    return way
+        return self.eager
 
     def _why_slow(self, inputs: Inputs) -> SlowReason:
         """Why a step ran eagerly; see `Result.slow`."""
-        if self._recorded and len(self.ways) > 1:
+        if self._recorded and self.ways:
             return "experts_recorded"
-        return next((reason for way in self.ways if (reason := way.why_not(inputs))), "")
+        for way in self.ways:
+            if reason := way.why_not(inputs):
+                return reason
+        return ""
 
     def _sample(self, rows: Sequence[Row], inputs: Inputs, logits: torch.Tensor | None) -> SampledBatch | None:
         if not inputs.sampled or logits is None:

@@ -1,8 +1,8 @@
 """The ways in which the forward pass of a step can run, behind one protocol.
 
-    compiled ──► captured ──► in pieces ──► eager        the runner takes the first way that covers the step
+    compiled ──► captured ──► in pieces ──► eager        the runner takes the first that covers the step, or the last
 
-Each way beside the eager one is in a module of its own. A way must not know plans beyond the rows of one step, nor what
+Each way before the eager one is in a module of its own. A way must not know plans beyond the rows of one step, nor what
 becomes of logits.
 """
 
@@ -46,7 +46,7 @@ class Computed(NamedTuple):
 
 
 class StepWay(Protocol):
-    """One way to run the forward pass and the output layer of a step."""
+    """One way to run the forward pass and the output layer of some steps, faster than eagerly."""
 
     def covers(self, inputs: Inputs) -> bool:
         """Whether this way can run the step."""
@@ -62,7 +62,7 @@ class StepWay(Protocol):
 
 
 class EagerSteps:
-    """Launches each kernel. Runs every step. `states`: of a model with recurrent layers."""
+    """Launches each kernel, and so can run every step. `states`: of a model with recurrent layers."""
 
     def __init__(
         self,
@@ -74,17 +74,11 @@ class EagerSteps:
         """`attention`: the backend of each cache group."""
         self._model, self._attention, self._transfers, self._states = model, attention, transfers, states
 
-    def covers(self, inputs: Inputs) -> bool:
-        return True
-
     def run(self, step: ForwardStep) -> Computed:
         attend = step_attention(self._attention, step, self._transfers)
         states = no_states if self._states is None else self._states.of_rows(step.rows, step.inputs.query_lens)
         hidden = self._model(step.inputs.model, ForwardContext(attend, states))
         return computed(self._model, step.inputs, hidden, "eager")
-
-    def why_not(self, inputs: Inputs) -> SlowReason:
-        return ""
 
 
 def step_attention(attention: Sequence[AttentionBackend], step: ForwardStep, transfers: Transfers) -> StepAttention:
@@ -95,15 +89,13 @@ def step_attention(attention: Sequence[AttentionBackend], step: ForwardStep, tra
 
 def computed(model: CausalLM, inputs: Inputs, hidden: Tensor, way: Way) -> Computed:
     """From the hidden states of all tokens to what a step needs of them."""
-    outputs = selected(hidden, inputs.outputs)
+    outputs = hidden if inputs.outputs is None else selected(hidden, inputs.outputs)
     logits = None if outputs is None else model.logits(outputs)
     return Computed(hidden if inputs.vectors else None, logits, way)
 
 
-def selected(rows: Tensor, indices: Tensor | None) -> Tensor | None:
-    """The rows with these indices; None if there are none. `indices` None: all of them."""
-    if indices is None:
-        return rows
+def selected(rows: Tensor, indices: Tensor) -> Tensor | None:
+    """The rows with these indices; None if there are none."""
     return rows[indices] if indices.numel() else None
 
 

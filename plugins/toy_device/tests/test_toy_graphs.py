@@ -223,7 +223,7 @@ def test_lengths_that_are_not_applied_give_other_tokens(small: Small, monkeypatc
 
 def _device_pools(served: LocalEngine) -> list[torch.Tensor]:
     """Key and value buffers, [(pages + 1) * 4, heads, dim] each."""
-    (attention,) = served._engine.executor.worker.runner.ways[-1]._attention  # type: ignore[attr-defined]
+    (attention,) = served._engine.executor.worker.runner.eager._attention  # type: ignore[attr-defined]
     return [*attention._keys, *attention._values]
 
 

@@ -108,7 +108,7 @@ def test_several_cache_groups(small: Small, windowed: Any) -> None:
     for flags in (), EXACT:
         with engine(windowed, *CHUNKS, *flags) as served:
             found.append([each.tokens for each in served.generate(messages(small))])
-            assert len(served._engine.executor.worker.runner.ways[-1]._attention) == 2  # type: ignore[attr-defined]
+            assert len(served._engine.executor.worker.runner.eager._attention) == 2  # type: ignore[attr-defined]
     assert found[0] == found[1]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from every import every
+from pooled_models import write_modules
 from safetensors.torch import save_file
 from sizes_expected import SIZES
 from sizes_published import CONFIGS, model_type_of
@@ -151,10 +152,12 @@ def test_embeddings_need_no_output_layer(tmp_path: Path, capsys: pytest.CaptureF
     sizes = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
     further = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151665, "max_position_embeddings": 40960}
     facts(tmp_path, "Qwen3-32B", tie_word_embeddings=False, **sizes, **further)
-    code, shown = plan(tmp_path, capsys, "--device", "cpu:avx512", "--is-embedding")
+    for flags in ((), ("--is-embedding",)):
+        assert "parameters: 8,188,515,328\n" in plan(tmp_path, capsys, "--device", "cpu:avx512", *flags)[1]
+    write_modules(tmp_path, {"pooling_mode_lasttoken": True}, ("Normalize", "2_Normalize", {}))
+    code, shown = plan(tmp_path, capsys, "--device", "cpu:avx512")
     assert (code, "parameters: 7,567,295,488\n" in shown) == (0, True)
-    assert "there are no weights: is_embedding takes them for those of an embedding model" in " ".join(shown.split())
-    assert "parameters: 8,188,515,328\n" in plan(tmp_path, capsys, "--device", "cpu:avx512")[1]
+    assert "there are no weights: its modules.json makes it an embedding model" in " ".join(shown.split())
 
 
 def test_one_cause_is_one_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from srv.models.config.known_sizes import KnownSizes, known_sizes, weight_sizes
 from srv.models.config.layer_fields import Heads
 from srv.models.config.limits import MAX_SIZE
 from srv.models.config.overrides import overridden
-from srv.models.config.sentence import read_sentence
+from srv.models.config.sentence import MODULES, read_sentence
 from srv.models.config.text_part import text_config, vision_class
 from srv.models.facts.layer_names import layer_names
 from srv.models.families.registry import (
@@ -87,7 +87,7 @@ def read_folder(path: Path, options: ReadOptions = DEFAULT_OPTIONS) -> ModelFact
             config = text_config(config)
         config = overridden(str(path), config, options.overrides)
         config = read_quantization(str(path / "config.json"), config, text_part=whole is not None)
-        alone = _class_without_head(_architecture(path, config), config, checkpoint, whole, options.embeds)
+        alone = _class_without_head(_architecture(path, config), config, checkpoint, whole, (path / MODULES).is_file())
         config = config if alone is None else {**config, "architectures": [alone]}
         untied = _is_untied(_architecture(path, config), config, checkpoint, whole, options)
         facts = _facts(path, merged(config, UNTIED) if untied else config, checkpoint, whole)
@@ -171,7 +171,8 @@ def _class_without_head(
 ) -> str | None:
     """The class of a decoder alone, if the configuration names the one with an output layer that the weights lack.
 
-    Embedding models are published so (Qwen3-Embedding-8B). `embeds`: weights that are not there lack it.
+    Embedding models are published so (Qwen3-Embedding-8B). `embeds`: weights that are not there lack it, because the
+    folder has the modules of sentence-transformers.
     """
     alone = architecture.removesuffix(GENERATES) + ALONE
     if not architecture.endswith(GENERATES) or not is_native(alone):

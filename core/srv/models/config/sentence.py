@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from srv.errors import ModelError
 from srv.types import DenseLayer, PooledHead
 
+MODULES = "modules.json"
 DENSE_WEIGHTS = "model.safetensors"
 _MODE = "pooling_mode_"
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "Sigmoid": "sigmoid"}
@@ -104,7 +105,7 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
 
 
 def _modules(path: Path) -> list[_Module]:
-    file = path / "modules.json"
+    file = path / MODULES
     listed = _load(file) if file.is_file() else []
     if not isinstance(listed, list) or not all(map(_is_module, listed)):
         raise _damaged(file, "it is not a list of objects with the texts type and path")

@@ -28,7 +28,7 @@ def tensor_notes(facts: ModelFacts, folder: Path) -> tuple[str, ...]:
     others = (*_ignored_notes(facts, folder), *_adapter_notes(facts, folder))
     if facts.headless and facts.format == "config":
         without = f"config.json of {facts.name} names a class that generates text, and there are no weights"
-        return (f"{without}: is_embedding takes them for those of an embedding model, without an output layer", *others)
+        return (f"{without}: its modules.json makes it an embedding model, published without an output layer", *others)
     if facts.headless:
         lacking = f"config.json of {facts.name} names a class that generates text, but its weights have no output layer"
         return (f"{lacking}: it is served for embeddings", *others)
