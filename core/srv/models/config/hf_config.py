@@ -269,7 +269,7 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Know
         limit = MAX_LAYERS if quantity == "layers" else MAX_SIZE
         times = layer_fields.attentions_per_layer(text) if quantity == "layers" else 1
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value * times <= limit:
-            reason = f"config.json gives {value!r} for its {quantity} ({' or '.join(names)})"
+            reason = f"config.json gives {value!r:.80} for its {quantity} ({' or '.join(names)})"
             reason += f", and each attends {times} times" if times != 1 else ""
             raise ModelError("unsupported_config", str(path), reason, CORRECT)
         sizes[quantity] = value * times

@@ -45,7 +45,7 @@ def _explained(error: Exception, config: Mapping[str, Any]) -> str:
     """What transformers raised; a value of the configuration that it looked up in vain has the name of its field."""
     fields = [] if not isinstance(error, KeyError) or not error.args else list(_fields_with(error.args[0], config))
     if fields:
-        return f"{' and '.join(fields)} is {error.args[0]!r}, which it does not know"
+        return f"{' and '.join(fields)} is {error.args[0]!r:.80}, which it does not know"
     return f"{type(error).__name__}: {_first_line(error)}"
 
 
