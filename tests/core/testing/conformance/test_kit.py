@@ -386,7 +386,7 @@ def test_a_device_that_cannot_be_read_is_refused() -> None:
 
 
 def test_the_exact_check_of_a_sampler_tells_right_from_wrong() -> None:
-    row = sampler_checks.Row(sampler_checks.logits(20, 1), top_k=6)
+    row = sampler_checks.SampledRow(sampler_checks.logits(20, 1), top_k=6)
     wanted = row.probabilities()
     noise = (np.arange(sampler_checks.NOISE_VALUES) + 0.5) / sampler_checks.NOISE_VALUES
     order = np.argsort(-wanted)
