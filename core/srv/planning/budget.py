@@ -107,8 +107,7 @@ def compute(
     unconfirmed = most_unconfirmed_tokens(config, model)
     tokens = max_tokens(groups, unconfirmed)
     if tokens is not None and tokens < SMALLEST_REQUEST:
-        room = free_bytes + own - reserved_bytes
-        raise Refusal([_too_small(config, breakdown, _remedy(own, static, room, smaller_part))])
+        raise Refusal([_too_small(config, breakdown, _remedy(own, static, free_bytes, reserved_bytes, smaller_part))])
     breakdown += group_lines(config, model, groups)
     context = config.model.context_length or model.context_length
     max_request_tokens = context if tokens is None else min(tokens, context)
@@ -227,11 +226,14 @@ def _bytes(amount: int) -> str:
     return amount_text(amount, "bytes")
 
 
-def _remedy(own: int, static: int, room: int, smaller_part: str) -> str:
+def _remedy(own: int, static: int, free: int, reserved: int, smaller_part: str) -> str:
     """What would help: no setting of the pool does where the weights alone do not fit."""
-    if own >= room:
-        others = "use a device with more memory, or smaller or quantized weights"
+    others = "use a device with more memory, or smaller or quantized weights"
+    if free <= 0:
         return f"The weights alone do not fit: {smaller_part}{others}."
+    if free <= reserved:
+        less = "use a smaller --chunked-prefill-size, raise --mem-fraction-static"
+        return f"What is reserved beside the weights leaves no room: {less}, {smaller_part}{others}."
     if own >= static:
         return "The weights alone take what --mem-fraction-static allows: raise it."
     return (

@@ -96,6 +96,13 @@ def test_pool_without_room_for_one_request_is_refused(values: dict[str, object],
     assert remedy in refusal.value.rejections[0].remedy
 
 
+def test_reserved_memory_that_leaves_no_room_beside_the_weights_is_named() -> None:
+    total = {"free_bytes": 4 * GIB, "total_bytes": 16 * GIB}
+    with pytest.raises(Refusal, match="What is reserved beside the weights leaves no room: use a smaller --chunked"):
+        compute(config(mem_fraction_static=0.9), model(), reserved_bytes=5 * GIB, **total)
+    assert compute(config(mem_fraction_static=0.9), model(), reserved_bytes=GIB, **total).pages[0] > 0
+
+
 def test_one_page_of_two_tokens_is_enough() -> None:
     budget = compute(config(page_size=2, max_total_tokens=2), model(), free_bytes=15 * GIB, total_bytes=16 * GIB)
     assert (budget.pages, budget.max_request_tokens) == ((1,), 2)

@@ -160,6 +160,22 @@ def test_embeddings_need_no_output_layer(tmp_path: Path, capsys: pytest.CaptureF
     assert "there are no weights: its modules.json makes it an embedding model" in " ".join(shown.split())
 
 
+def test_modelopt_s_own_file_says_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in its older checkpoints, whose config.json states no quantization."""
+    facts(tmp_path, "Qwen3-32B")
+    stated = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": stated}))
+    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
+    assert (code, "weights: 31.96 GiB, quantized with modelopt" in shown) == (0, True)
+
+
+def test_an_unknown_code_of_4_bits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stated = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf5"}
+    facts(tmp_path, "Qwen3-32B", quantization_config=stated)
+    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
+    assert (code, "its weights of 4 bits are of type nf5, not nf4 or fp4" in shown) == (2, True)
+
+
 def test_one_cause_is_one_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stated = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
     facts(tmp_path, "Qwen3-32B", quantization_config=stated)

@@ -229,6 +229,7 @@ def test_a_checkpoint_needs_the_op_of_its_type_alone(tmp_path: Path) -> None:
     [
         ({"load_in_4bit": False}, "neither load_in_4bit nor load_in_8bit"),
         ({"bnb_4bit_quant_type": "af4"}, "of type af4"),
+        ({"bnb_4bit_quant_type": "nf5"}, "of type nf5"),
         ({"bnb_4bit_quant_storage": "float64"}, "stored as float64"),
         ({"llm_int8_skip_modules": 5}, "its llm_int8_skip_modules is 5, not a list of names"),
     ],

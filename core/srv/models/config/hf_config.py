@@ -43,8 +43,8 @@ from srv.models.layers.rope_config import usable_context
 from srv.models.options import DEFAULT_OPTIONS, TIED, UNTIED, ReadOptions, merged
 from srv.models.unsupported import CORRECT, InvalidConfig, UnsupportedConfig
 from srv.quantization import registry as quantization
-from srv.quantization.formats.stated_fields import read_quantization
-from srv.quantization.formats.tool_files import with_tool_file
+from srv.quantization.formats.stated_fields import FIELD, read_quantization
+from srv.quantization.formats.tool_files import MODELOPT, modelopt_file, with_tool_file
 from srv.specs import CacheSpec, ModelFacts
 
 # Field names of the same quantity in different configurations, the most common first.
@@ -126,7 +126,8 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     context = min(context, sentence.max_tokens or context)
     if context < SMALLEST_CONTEXT:
         raise _too_short(path, config, context)
-    weights = weight_sizes(model, config, dtype, method, checkpoint, stored_types)
+    own_file = {FIELD: modelopt_file(path)} if FIELD not in config and method == MODELOPT else {}
+    weights = weight_sizes(model, {**config, **own_file}, dtype, method, checkpoint, stored_types)
     return ModelFacts(
         name=_name(path),
         path=str(path.absolute()),

@@ -54,7 +54,7 @@ def quant_type(stated: Mapping[str, Any]) -> str:
     """ "nf4", "fp4" or "int8". Configurations of 8 bits state the fields of 4 bits as well."""
     if stated.get("load_in_8bit"):
         return "int8"
-    return str(stated.get("bnb_4bit_quant_type", "fp4")).lower() if stated.get("load_in_4bit") else ""
+    return str(stated.get("bnb_4bit_quant_type") or "fp4").lower() if stated.get("load_in_4bit") else ""
 
 
 def stated_type(config: Mapping[str, Any]) -> str:
@@ -140,6 +140,8 @@ def shared_type(model: StoredModel, names: Sequence[str], inputs: int) -> str:
         other = next(name for name, kind in types.items() if kind != first)
         stored = [types[each] or "not quantized" for each in (names[0], other)]
         reason = f"of layers that share one input, {names[0]} is {stored[0]} and {other} is {stored[1]}"
+    elif first not in ("", "int8", *TYPES.values()):
+        reason = f"its weights of 4 bits are of type {first}, not {' or '.join(TYPES)}"
     elif first in TYPES.values() and inputs % BLOCK:
         reason = f"the {inputs} inputs of {names[0]} are not whole blocks of {BLOCK}"
     elif first == "int8" and ".experts." in names[0]:

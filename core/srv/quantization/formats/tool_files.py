@@ -20,7 +20,7 @@ from srv.errors import ModelError
 # The method of each, if it names none.
 _FILES: Mapping[str, str] = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq"})
 _PACKED = ".qweight"
-_MODELOPT_FILE = "hf_quant_config.json"
+MODELOPT, _MODELOPT_FILE = "modelopt", "hf_quant_config.json"
 
 
 def with_tool_file(folder: Path, config: dict[str, Any], stored: Collection[str] | None) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def modelopt_file(folder: Path) -> Mapping[str, Any]:
         return {}
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))["quantization"]
-        return {**stated, "quant_method": "modelopt", "ignore": stated.get("exclude_modules")}
+        return {**stated, "quant_method": MODELOPT, "ignore": stated.get("exclude_modules")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it does not describe a quantization ({type(error).__name__}: {error})"
         raise ModelError("damaged", str(path), reason, "Download the file again") from error
