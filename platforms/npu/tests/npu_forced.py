@@ -11,6 +11,8 @@ from torch import Tensor
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs, torch_dtype
 from srv.models.build import build
+from srv.models.choice import LayerOptions
+from srv.models.layers.context import BuildContext
 from srv.models.read import read_facts
 from srv.platform.facts import DeviceFacts
 from srv.platform.interface import BackendContext, Platform
@@ -67,8 +69,7 @@ def on_cpu(path: Path, dtype: str) -> Forced:
 
 
 def _build(facts: ModelFacts, dtype: str, platform: Platform, ops: Ops) -> CausalLM:
-    device = platform.device(0)
-    return build(facts, ops=ops, device=device, dtype=torch_dtype(dtype), model_impl="srv", load_format="auto")
+    return build(facts, LayerOptions("srv"), BuildContext(platform.device(0), torch_dtype(dtype), ops))
 
 
 def _context(facts: ModelFacts, dtype: str, platform: Platform, order: str) -> BackendContext:

@@ -56,10 +56,10 @@ class Seen(LoadProgress):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
-    from srv.worker import rank
+    from srv.worker import load
 
     Seen.threads, Seen.mapped, Seen.folder = set(), set(), Path()
-    monkeypatch.setattr(rank, "LoadProgress", Seen)
+    monkeypatch.setattr(load, "LoadProgress", Seen)
     return Seen
 
 
