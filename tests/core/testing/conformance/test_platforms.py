@@ -150,7 +150,8 @@ LEVEL_OF = {"cpu": "L3", "toy": "L3", "npu:a2": "L3", "cuda": "L1"}
 @pytest.mark.parametrize(
     "case",
     [
-        *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[:3]),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in CASES[:2]),
+        pytest.param(CASES[2], marks=pytest.mark.proof(minutes=2.5)),  # what it simulates is simulated in Python
         pytest.param(GPU, marks=pytest.mark.proof(minutes=1.5)),  # its kernels are interpreted
     ],
     ids=lambda case: case.device,
