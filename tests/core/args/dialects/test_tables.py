@@ -10,7 +10,7 @@ from dialects_reference import RTP_LLM_PAGE, SGLANG_FLAGS
 from every import every
 
 from srv.args.config import ARGUMENTS, find_argument_or_deprecated
-from srv.args.dialects import DIALECTS, Row, read_dialect
+from srv.args.dialects import DIALECTS, DialectRow, read_dialect
 from srv.args.dialects.conversions import CONVERSIONS
 from srv.args.dialects.table import STATUSES, normalize_flag
 from srv.errors import Refusal
@@ -19,7 +19,7 @@ ROWS = [(name, row) for name in DIALECTS for row in read_dialect(name).rows]
 IDS = [f"{name}{row.name}" for name, row in ROWS]
 
 
-def inner_rows(row: Row) -> Iterator[Row]:
+def inner_rows(row: DialectRow) -> Iterator[DialectRow]:
     """A row, and the rows of its JSON keys."""
     yield row
     for each in row.fields.values():
@@ -56,14 +56,14 @@ def test_every_flag_of_sglang_is_known(flag: str) -> None:
 
 
 @every(("name", "row"), ROWS)
-def test_conversions_and_arguments_of_a_row_exist(name: str, row: Row) -> None:
+def test_conversions_and_arguments_of_a_row_exist(name: str, row: DialectRow) -> None:
     for each in inner_rows(row):
         assert each.conversion in CONVERSIONS
         assert [target for target in each.targets if target not in ARGUMENTS] == []
 
 
 @every(("name", "row"), ROWS)
-def test_row_has_the_inputs_of_its_conversion(name: str, row: Row) -> None:
+def test_row_has_the_inputs_of_its_conversion(name: str, row: DialectRow) -> None:
     dialect = read_dialect(name)
     own = {f"--{argument.replace('_', '-')}" for argument in ARGUMENTS} if dialect.ours else set()
     known = dialect.by_flag.keys() | own
@@ -82,7 +82,7 @@ def test_row_has_the_inputs_of_its_conversion(name: str, row: Row) -> None:
 
 
 @every(("name", "row"), ROWS)
-def test_reasons_are_clauses_and_remedies_are_sentences(name: str, row: Row) -> None:
+def test_reasons_are_clauses_and_remedies_are_sentences(name: str, row: DialectRow) -> None:
     for each in inner_rows(row):
         assert not each.refused.endswith(".")
         assert each.remedy == "" or each.remedy.endswith((".", ".)"))
@@ -113,7 +113,7 @@ def test_unknown_dialect_is_refused_with_the_available_ones() -> None:
 
 
 @every(("name", "row"), ROWS)
-def test_settings_in_a_table_are_valid(name: str, row: Row) -> None:
+def test_settings_in_a_table_are_valid(name: str, row: DialectRow) -> None:
     for each in inner_rows(row):
         pairs = [pair for settings in (*each.values.values(), each.also) for pair in settings.items()]
         for argument, text in pairs:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from srv.args.cli import add_arguments
 from srv.args.config import ARGUMENTS
-from srv.args.dialects import DIALECTS, Row, Translation, read_dialect, translate
+from srv.args.dialects import DIALECTS, DialectRow, Translation, read_dialect, translate
 from srv.args.parser import Parser
 from srv.args.sources import gather
 from srv.args.yaml import read_text
@@ -372,7 +372,7 @@ def test_no_command_line_causes_a_traceback(dialect: str, words: list[str]) -> N
         note.encode()
 
 
-def arguments(row: Row) -> list[str]:
+def arguments(row: DialectRow) -> list[str]:
     return [row.name] if row.takes == "switch" else [row.name, "1"]
 
 
