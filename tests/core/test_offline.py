@@ -96,6 +96,7 @@ def test_outputs_are_in_the_order_of_the_prompts_though_the_last_end_first(llm: 
 
 def test_a_batch_never_fills_the_engines_queue(llm: LLM) -> None:
     for count, n in ((60, 1), (20, 4)):
+        assert llm._max_in_flight([{"n": n}] * count) * n <= ARGUMENTS["max_queued_requests"]
         outputs = llm.generate(["abc"] * count, n=n, max_tokens=3, ignore_eos=True)
         assert [len(output.outputs) for output in outputs] == [n] * count
 
