@@ -87,21 +87,20 @@ def build(
 ) -> Engine:
     """`late`: what makes the late inputs of its requests, instead of their grammars. `phases`: those of this process
     so far."""
-    config = spec.config
-    grammars = _grammars(spec, config) if late is None else None
+    grammars = _grammars(spec) if late is None else None
     late = late or (None if grammars is None else ThinkingBudgets(grammars, spec.model.vocab_size, grammars.bytes_of))
     spec = msgspec.structs.replace(spec, late_inputs=late is not None)
     executor = make_executor(spec)
     try:
-        return replace(_build(spec, config, executor, late, phases or Phases()), grammars=grammars)
+        return replace(_build(spec, executor, late, phases or Phases()), grammars=grammars)
     except BaseException:
         executor.close()
         raise
 
 
-def _grammars(spec: EngineSpec, config: Config) -> Grammars | None:
+def _grammars(spec: EngineSpec) -> Grammars | None:
     """None if requests cannot have grammars."""
-    backend, model = grammar_choice(config, spec.model).backend, spec.model
+    backend, model = grammar_choice(spec.config, spec.model).backend, spec.model
     return None if backend == GRAMMAR_OFF else Grammars(backend, model.vocab_size, model.end_tokens)
 
 
@@ -111,8 +110,8 @@ def _in_process(spec: EngineSpec) -> Executor:
     return InProcessExecutor(RankWorker(spec))
 
 
-def _build(spec: EngineSpec, config: Config, executor: Executor, late: LateInputMaker | None, phases: Phases) -> Engine:
-    started = time.monotonic()
+def _build(spec: EngineSpec, executor: Executor, late: LateInputMaker | None, phases: Phases) -> Engine:
+    started, config = time.monotonic(), spec.config
     executor.start()
     ranks = executor.measure()
     budget = _budget(spec, config, ranks)

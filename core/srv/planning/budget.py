@@ -33,10 +33,9 @@ from srv.planning.weights import (
 )
 from srv.platform.facts import DeviceFacts
 from srv.quantization.registry import find, method_of
-from srv.specs import ModelFacts
+from srv.specs import SMALLEST_REQUEST, ModelFacts
 
 _CLASS = "transformers"  # the value of --model-impl for its classes
-SMALLEST_REQUEST = 2  # one prompt token and one output token
 
 
 @dataclass(frozen=True, slots=True)

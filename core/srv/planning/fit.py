@@ -20,13 +20,13 @@ from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import ModelError, Refusal, Rejection
 from srv.memory.groups import PageGroup, window_pages
 from srv.models.facts.sharding import MAX_LISTED_RANKS
-from srv.planning.budget import SMALLEST_REQUEST
 from srv.planning.plan import LaunchPlan, make_plan
 from srv.planning.pools import most_unconfirmed_tokens
 from srv.planning.resolution import find_the_model, model_fault
 from srv.planning.steps import draft_count, step_depth
 from srv.planning.target import find_target
 from srv.platform.registry import find_platforms
+from srv.specs import SMALLEST_REQUEST
 
 GOALS = ("context", "concurrency", "devices", "card")
 SOURCE = "srv plan --fit"

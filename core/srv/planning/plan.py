@@ -61,8 +61,8 @@ def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindM
             budget = estimate(resolved.config, plan.model, device, reserved_bytes(resolved), shared=shared)
             ledger = predict(resolved.config, plan.model, reserved_parts(resolved), budget)
         except Refusal as refusal:
-            known = plan.check.refusals  # downloading weights, to know their size, does not help against these
-            refusals += [each for each in refusal.rejections if each.code != UNKNOWN_SIZE or not known]
+            refused = plan.check.refusals  # downloading weights, to know their size, does not help against these
+            refusals += [each for each in refusal.rejections if each.code != UNKNOWN_SIZE or not refused]
     notes = (*plan.notes, *_unused_devices(plan.resolved), *_outside_memory(plan.resolved))
     return LaunchPlan(
         plan.target,

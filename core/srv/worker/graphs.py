@@ -17,7 +17,6 @@ implements capture and replay (`srv.platform.interface.Graphs`). This module mus
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +32,7 @@ from srv.worker.attention import PlannedAttention
 from srv.worker.batch import Inputs
 from srv.worker.slots import PageTables
 from srv.worker.states import RecurrentStates
-from srv.worker.ways import Computed, ForwardStep, selected
+from srv.worker.ways import CapturedCounts, Computed, ForwardStep, selected
 
 
 class StaticBuffers:
@@ -107,11 +106,11 @@ class CapturedSteps:
         """
         self._states = states
         self.rows = tuple(rows)
+        self._counts = CapturedCounts(rows, padding=padding)
         self._model = model
         self._attention = attention
         self._graphs = graphs
         self._buffers = buffers
-        self._padding = padding
         self._pages = {count: [pages[:count] for pages in buffers.pages] for count in self.rows}
         self._logits: dict[int, torch.Tensor] = {}
 
@@ -145,12 +144,11 @@ class CapturedSteps:
     def covers(self, inputs: Inputs) -> bool:
         if self._states is not None and inputs.drafts_only:
             return False  # the tokens of a row change its state one after the other
-        return inputs.decodes_only and self._count_of(inputs.model.tokens.numel()) is not None
+        return inputs.decodes_only and self._counts.cover(inputs.model.tokens.numel())
 
     def run(self, step: ForwardStep) -> Computed:
         inputs, tables = one_token_per_row(step.inputs, step.tables) if step.inputs.drafts_only else step[1:]
-        rows, count = len(inputs.kv_lens), self._count_of(inputs.model.tokens.numel())
-        assert count is not None
+        rows, count = len(inputs.kv_lens), self._counts.next(inputs.model.tokens.numel())
         if self._states is not None:
             self._states.fill(count, step.rows)
         self._buffers.fill(count, inputs, tables)
@@ -164,13 +162,6 @@ class CapturedSteps:
             return ""
         most = self.rows[-1]
         return "row_count_not_captured" if inputs.model.tokens.numel() <= most else "more_rows_than_captured"
-
-    def _count_of(self, tokens: int) -> int | None:
-        """The row count of the graph for a step of so many tokens, each a row of its own; None if there is none."""
-        if tokens > self.rows[-1]:
-            return None
-        count = self.rows[bisect_left(self.rows, tokens)]
-        return count if self._padding or count == tokens else None
 
     def _plan(self, count: int, kv_lens: Sequence[int], lengths: torch.Tensor | None = None) -> list[Any]:
         """The attention metadata of each cache group for a step padded to `count` rows.

@@ -15,7 +15,6 @@ share one set of static buffers. This module must not know which steps exist bes
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from srv.platform.interface import AttentionBackend, AttentionLayer
 from srv.platform.transfers import Transfers
 from srv.sched.plan import SlowReason
 from srv.worker.batch import Inputs
-from srv.worker.ways import Computed, ForwardStep, computed, step_attention
+from srv.worker.ways import CapturedCounts, Computed, ForwardStep, computed, step_attention
 
 Replay = Callable[[], None]
 CapturePiece = Callable[[], AbstractContextManager[Replay]]
@@ -124,7 +123,8 @@ class PiecewiseSteps:
         padding: whether a step with fewer tokens is replayed as well.
         """
         self.counts = tuple(counts)
-        self._model, self._capture_piece, self._padding = model, capture_piece, padding
+        self._counts = CapturedCounts(counts, padding=padding)
+        self._model, self._capture_piece = model, capture_piece
         self._attention, self._transfers = attention, transfers
         with torch.inference_mode():
             self.buffers = PieceBuffers(self.counts[-1], transfers.device)
@@ -166,7 +166,7 @@ class PiecewiseSteps:
         return self.buffers.like("hidden", count, computed.shape[1:], computed.dtype).copy_(computed)
 
     def covers(self, inputs: Inputs) -> bool:
-        return self.count_for(inputs.model.tokens.numel()) is not None
+        return self._counts.cover(inputs.model.tokens.numel())
 
     def run(self, step: ForwardStep) -> Computed:
         inputs = step.inputs
@@ -179,21 +179,13 @@ class PiecewiseSteps:
         most = self.counts[-1]
         return "token_count_not_captured" if inputs.model.tokens.numel() <= most else "more_tokens_than_captured"
 
-    def count_for(self, tokens: int) -> int | None:
-        """The captured count for a step of so many tokens; None if there is none."""
-        if tokens > self.counts[-1]:
-            return None
-        count = self.counts[bisect_left(self.counts, tokens)]
-        return count if self._padding or count == tokens else None
-
     def replay(self, inputs: ModelInputs, attend: Attend) -> Tensor:
         """Enqueue the forward pass of a step, whose token count is covered, with `attend`, its own attention.
 
         Returns the hidden states, [tokens, hidden], valid until the next replay in device order.
         """
         tokens = len(inputs.tokens)
-        count = self.count_for(tokens)
-        assert count is not None
+        count = self._counts.next(tokens)
         captured = self._captured[count]
         self.buffers.fill(count, inputs)
         for piece, (layer, q, k, v, out) in zip(captured.pieces, captured.cuts, strict=False):

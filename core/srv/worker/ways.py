@@ -8,6 +8,7 @@ becomes of logits.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -59,6 +60,23 @@ class StepWay(Protocol):
     def why_not(self, inputs: Inputs) -> SlowReason:
         """Why a step ran eagerly instead of this way; "" if this way is not meant for steps of its kind."""
         ...
+
+
+class CapturedCounts:
+    """The numbers of rows or tokens for which something is captured, ascending.
+
+    `padding`: whether it also runs steps of fewer rows or tokens, padded to the next number.
+    """
+
+    def __init__(self, counts: Sequence[int], *, padding: bool) -> None:
+        self._all, self._padding = tuple(counts), padding
+
+    def cover(self, number: int) -> bool:
+        return number <= self._all[-1] if self._padding else number in self._all
+
+    def next(self, number: int) -> int:
+        """The count for a number that they cover."""
+        return self._all[bisect_left(self._all, number)]
 
 
 class EagerSteps:

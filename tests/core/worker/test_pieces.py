@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from srv.args.rules.pieces import captured_tokens
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionLayer
+from srv.worker.batch import Inputs
 from srv.worker.pieces import PiecewiseSteps
 
 LAYERS = (AttentionLayer(0, 2, 1, 3, 1.0), AttentionLayer(1, 2, 1, 3, 1.0))
@@ -92,9 +93,8 @@ def steps() -> PiecewiseSteps:
 def test_a_replay_is_the_forward_pass_of_the_true_tokens(steps: PiecewiseSteps) -> None:
     assert steps.pieces == 2 * 3
     with torch.inference_mode():
-        for tokens, count in ((5, 5), (3, 5), (1, 2), (4, 5), (2, 2)):
+        for tokens in (5, 3, 1, 4, 2):
             inputs = ModelInputs(torch.arange(tokens) + 7 * tokens, torch.arange(tokens))
-            assert steps.count_for(tokens) == count
             attention = Attention()
             found = steps.replay(inputs, attention)
             assert attention.calls == [(layer, tokens) for layer in LAYERS]
@@ -102,9 +102,13 @@ def test_a_replay_is_the_forward_pass_of_the_true_tokens(steps: PiecewiseSteps) 
 
 
 def test_which_steps_are_replayed(steps: PiecewiseSteps) -> None:
-    assert [steps.count_for(tokens) for tokens in range(1, 7)] == [2, 2, 5, 5, 5, None]
-    exact = PiecewiseSteps(Model(), (), piece, (2, 5), HOST_TRANSFERS, padding=False)
-    assert [exact.count_for(tokens) for tokens in range(1, 7)] == [None, 2, None, None, 5, None]
+    def covered(made: PiecewiseSteps) -> list[int]:
+        tokens = (torch.zeros(number, dtype=torch.int64) for number in range(1, 7))
+        inputs = (Inputs(ModelInputs(each, each), [len(each)], [len(each)], None, [], [], {}) for each in tokens)
+        return [each.model.tokens.numel() for each in inputs if made.covers(each)]
+
+    assert covered(steps) == [1, 2, 3, 4, 5]
+    assert covered(PiecewiseSteps(Model(), (), piece, (2, 5), HOST_TRANSFERS, padding=False)) == [2, 5]
 
 
 def test_layers_share_buffers(steps: PiecewiseSteps) -> None:

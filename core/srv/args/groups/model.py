@@ -5,6 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, between, json_object, not_empty
 from srv.args.spec import Arg
+from srv.specs import SMALLEST_REQUEST
 
 _OTHER_FORMATS = "only weights in safetensors and GGUF files are supported so far"
 _RECOGNISED = (
@@ -39,7 +40,7 @@ class ModelArgs(NamedTuple):
         Arg(
             "Maximum length of a request, prompt and output; the model's context length if not set. Of models with "
             "LongRoPE it chooses the factors: the short ones up to the length of pre-training, else the long ones.",
-            at_least(2),
+            at_least(SMALLEST_REQUEST),
             unit="tokens",
         ),
     ] = None

@@ -45,7 +45,7 @@ from srv.models.unsupported import CORRECT, InvalidConfig, UnsupportedConfig
 from srv.quantization import registry as quantization
 from srv.quantization.formats.stated_fields import FIELD, read_quantization
 from srv.quantization.formats.tool_files import MODELOPT, modelopt_file, with_tool_file
-from srv.specs import CacheSpec, ModelFacts
+from srv.specs import SMALLEST_REQUEST, CacheSpec, ModelFacts
 
 # Field names of the same quantity in different configurations, the most common first.
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
@@ -68,7 +68,6 @@ OTHER_STATE_FIELDS = ("kv_lora_rank", "ssm_cfg", "state_size", "mamba_d_state", 
 ENCODER_DECODER_FIELDS = ("decoder_layers", "num_decoder_layers", "decoder_attention_heads")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
 DTYPES = (*FLOATS, *FLOAT8.values(), "auto")  # that a configuration may name: of any but the first, layers choose one
-SMALLEST_CONTEXT = 2  # the least that --context-length may be: a token of a prompt, and one of its answer
 GENERATES, ALONE = "ForCausalLM", "Model"  # ends of the names of classes with an output layer, and without
 REMEDY = "Serve a model with native layers, or one of transformers whose layers all use causal attention"
 
@@ -124,7 +123,7 @@ def _facts(path: Path, config: Mapping[str, Any], checkpoint: Checkpoint | None,
     context = pooled.positions if pooled and pooled.positions else given
     sentence = read_sentence(path, config, sizes["hidden_size"], 0 if pooled is None else pooled.labels)
     context = min(context, sentence.max_tokens or context)
-    if context < SMALLEST_CONTEXT:
+    if context < SMALLEST_REQUEST:
         raise _too_short(path, config, context)
     own_file = {FIELD: modelopt_file(path)} if FIELD not in config and method == MODELOPT else {}
     weights = weight_sizes(model, {**config, **own_file}, dtype, method, checkpoint, stored_types)
@@ -162,7 +161,7 @@ def _too_short(path: Path, config: Mapping[str, Any], context: int) -> ModelErro
     """The refusal of a model in which no request has room."""
     text = _text_config(config)
     stated = [f"{name} is {text[name]!r}" for name in FIELD_NAMES["context"] if text.get(name) is not None]
-    reason = f"its context of {context} tokens has no room for a request, which takes {SMALLEST_CONTEXT} at least"
+    reason = f"its context of {context} tokens has no room for a request, which takes {SMALLEST_REQUEST} at least"
     reason += f": in config.json, {stated[0]}" if stated else ""
     return ModelError("unsupported_config", str(path), reason, CORRECT)
 

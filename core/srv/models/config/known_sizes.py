@@ -37,7 +37,7 @@ _DEFAULTS_WITHOUT_ATTENTION = {"heads": 1, "context": MAX_SIZE}
 
 
 class KnownSizes(NamedTuple):
-    """`tree`: what the model is made of; None if that is not known, for the reason `unknown`, with a remedy.
+    """`tree`: what the model is made of; None if that is not known, for the reason `unknown`.
 
     `fields`: those of its language model, with defaults. `dtype`: of its activations.
     """

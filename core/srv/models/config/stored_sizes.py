@@ -75,7 +75,7 @@ def stored_bytes(types: Mapping[str, int]) -> int:
 
 def _counts_of(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     stated = config.get("quant_method")
-    method = find(stated.lower()) if isinstance(stated, str) else None
+    method = find(stated) if isinstance(stated, str) else None
     if method is None or method.stored is None:
         raise UnknownStorage(f"the sizes of weights that are quantized with {stated} are not known")
     return method.stored(config, dtype)

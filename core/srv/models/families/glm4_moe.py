@@ -19,7 +19,8 @@ from srv.models.checkpoints.gguf_layout import (
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import DEFAULTS, Sizes, decoder_sizes
-from srv.models.layers.moe_config import COUNT_FIELDS, Routing
+from srv.models.families.builders.layer_types import grouped_routing
+from srv.models.layers.moe_config import COUNT_FIELDS
 
 
 def tree(config: Mapping[str, Any]) -> Part:
@@ -33,16 +34,8 @@ def tree(config: Mapping[str, Any]) -> Part:
 
 def _experts(config: Mapping[str, Any], sizes: Sizes) -> MoE:
     inner = int(config["moe_intermediate_size"])
-    routing = Routing(
-        int(config["num_experts_per_tok"]),
-        scoring="sigmoid",
-        renormalize=bool(config["norm_topk_prob"]),
-        groups=int(config["n_group"]),
-        top_groups=int(config["topk_group"]),
-        scale=float(config["routed_scaling_factor"]),
-        bias=True,
-    )
     shared, count = inner * int(config["n_shared_experts"]), int(config["n_routed_experts"])
+    routing = grouped_routing(config, count)
     return parts.mixture(sizes, count, inner, routing, shared=shared, shared_name="shared_experts")
 
 

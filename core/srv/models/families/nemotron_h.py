@@ -16,9 +16,8 @@ from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
-from srv.models.families.builders.layer_types import check_groups
+from srv.models.families.builders.layer_types import grouped_routing
 from srv.models.families.builders.mamba import GGUF_FIELDS, check_step_limit, mamba_of_gguf, state_space
-from srv.models.layers.moe_config import Routing
 from srv.models.layers.recurrent_sizes import ScanSizes, StateSpaceSizes
 from srv.models.unsupported import UnsupportedConfig, refuse_unless
 
@@ -86,17 +85,7 @@ def _mamba(config: Mapping[str, Any], sizes: Sizes) -> StateSpace:
 def _experts(config: Mapping[str, Any], sizes: Sizes, bias: bool) -> MoE:
     """`bias`: of the shared expert and of what projects to and from the hidden size of the others, which have none."""
     count, inner = int(config["n_routed_experts"]), int(config["moe_intermediate_size"])
-    routing = Routing(
-        int(config["num_experts_per_tok"]),
-        scoring="sigmoid",
-        renormalize=bool(config["norm_topk_prob"]),
-        groups=int(config["n_group"]),
-        top_groups=int(config["topk_group"]),
-        scale=float(config["routed_scaling_factor"]),
-        bias=True,
-    )
-    check_groups(routing, count)
-    moe = parts.mixture(sizes, count, inner, routing, activation="relu2", name=MIXER)
+    moe = parts.mixture(sizes, count, inner, grouped_routing(config, count), activation="relu2", name=MIXER)
     shared = int(config["moe_shared_expert_intermediate_size"])
     moe = dataclasses.replace(moe, shared=parts.mlp(sizes, bias, "relu2", inner=shared, name="shared_experts"))
     small, hidden = config["moe_latent_size"], sizes.hidden_size

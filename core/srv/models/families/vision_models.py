@@ -96,6 +96,7 @@ SAME_FOR_TEXT: Mapping[str, str] = MappingProxyType(
         "glm4v_moe_text": "glm4_moe",
         "glm_ocr_text": "glm4",
         "granite_docling_text": "granite",
+        "hunyuan_vl": "hunyuan_v1_dense",  # published files do not nest the language model
         "hunyuan_vl_text": "hunyuan_v1_dense",
         "paddleocr_vl_text": "llama",
     }

@@ -538,6 +538,13 @@ def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     return counts
 
 
+def _own_form(group: Mapping[str, Any]) -> str:
+    """The format of one group of a checkpoint with several."""
+    if group["weights"].get("type") == "float":
+        return _FLOAT
+    return _INT if group.get("input_activations") else _PACKED
+
+
 def _layout(group: Mapping[str, Any], form: str | None, dtype: str) -> Layout:
     """One scheme of compressed-tensors. Its scales have the dtype of the model."""
     weights, inputs_scheme = group["weights"], group.get("input_activations")
@@ -588,9 +595,7 @@ def _layout(group: Mapping[str, Any], form: str | None, dtype: str) -> Layout:
         """Two values per byte, and a power of two in a byte per group."""
         return {"uint8": outputs * inputs // 2 + outputs * ceil(inputs, size)}
 
-    if form == MIXED:
-        form = _FLOAT if weights.get("type") == "float" else _INT if inputs_scheme else _PACKED
-    match form:
+    match _own_form(group) if form == MIXED else form:
         case "int-quantized" | "float-quantized" | "naive-quantized" if bits == 8:
             return plain
         case "pack-quantized" if bits in (4, 8):

@@ -84,7 +84,7 @@ def known(result: Callable[[], Result]) -> Result:
         return result()
     except (ValueError, ModelError) as error:
         reason = error.reason if isinstance(error, ModelError) else str(error)
-        raise UnknownStorage(f"{reason}") from error
+        raise UnknownStorage(reason) from error
 
 
 def group_size(config: Mapping[str, Any], *fields: str) -> int:

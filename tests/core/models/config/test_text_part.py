@@ -21,6 +21,7 @@ from srv.errors import ModelError
 from srv.models.checkpoints.text_names import text_weight_name
 from srv.models.config.text_part import text_config
 from srv.models.families.registry import is_native
+from srv.models.families.trees import native_tree_or_reason
 from srv.models.read import read_facts
 from srv.models.transformers.hf_model import HFModel
 from srv.planning.resolution import resolve_launch
@@ -301,6 +302,17 @@ def test_a_language_model_that_is_nested_under_another_name(name: str, fields: d
     facts = read_facts(tmp_path)
     served = (facts.text_part_of, facts.architecture, facts.vocab_size, facts.dtype)
     assert served == (name, "Qwen2ForCausalLM", 97, "float16")
+
+
+def test_hunyuan_ocr_is_refused_for_what_its_language_model_computes(tmp_path: Path) -> None:
+    """Published with the fields of the language model at the top, and positions of four axes."""
+    sizes = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    rope = {"type": "xdrope", "alpha": 1000.0, "factor": 1.0, "xdrope_section": [2, 2, 2, 2]}
+    config = {"architectures": ["HunYuanVLForConditionalGeneration"], "model_type": "hunyuan_vl", "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **sizes, "num_attention_heads": 4}))
+    facts = read_facts(tmp_path)
+    assert facts.architecture == "HunYuanDenseV1ForCausalLM"
+    assert "RoPE type 'xdrope' is not one of" in str(native_tree_or_reason(facts.architecture, facts.config))
 
 
 def test_names_of_qwen_omni() -> None:

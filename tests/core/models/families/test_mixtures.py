@@ -280,6 +280,7 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
         ("Ernie4_5_MoeForCausalLM", {"moe_layer_interval": 0}, "moe_layer_interval = 0"),
         ("Dots1ForCausalLM", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
         ("Dots1ForCausalLM", {"n_group": 3}, "8 experts cannot be in n_group = 3"),
+        ("Glm4MoeForCausalLM", {"n_group": 3}, "8 experts cannot be in n_group = 3"),
         ("GraniteMoeForCausalLM", {"num_local_experts": 0}, "num_experts_per_tok = 3 of 0 experts"),
         ("ExaoneMoeForCausalLM", {"sliding_window_pattern": "LX"}, "sliding_window_pattern = 'LX' has other letters"),
         ("ExaoneMoeForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types = ['dense']"),

@@ -1,11 +1,12 @@
-"""What configurations of models with attention in some layers, and recurrent states in the others, are read by.
+"""What configurations of models with layers of several kinds are read by: attention, recurrent states, experts.
 
 Torch-free. Raises UnsupportedConfig with the name of a field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from srv.models.layers.moe_config import Routing
 from srv.models.unsupported import UnsupportedConfig
@@ -24,6 +25,21 @@ def has_attention(types: Sequence[str], kinds: Sequence[str], layers: int) -> tu
     if not any(each in attention for each in types):
         raise UnsupportedConfig(f"layer_types has no layer of {' or '.join(attention)}")
     return tuple(each in attention for each in types)
+
+
+def grouped_routing(config: Mapping[str, Any], count: int) -> Routing:
+    """That of DeepSeek-V3 and others: sigmoid scores, a bias for the choice alone, and experts in groups."""
+    routing = Routing(
+        int(config["num_experts_per_tok"]),
+        scoring="sigmoid",
+        renormalize=bool(config["norm_topk_prob"]),
+        groups=int(config["n_group"]),
+        top_groups=int(config["topk_group"]),
+        scale=float(config["routed_scaling_factor"]),
+        bias=True,
+    )
+    check_groups(routing, count)
+    return routing
 
 
 def check_groups(routing: Routing, count: int) -> None:

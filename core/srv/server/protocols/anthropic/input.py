@@ -151,16 +151,9 @@ def read_tools(body: CountTokensBody) -> ToolUse:
     asked = body.tool_choice
     if asked is None:
         return ToolUse(tools)
-    choice = {
-        "auto": ToolCalling.AUTO,
-        "any": ToolCalling.REQUIRED,
-        "tool": ToolCalling.NAMED,
-        "none": ToolCalling.NONE,
-    }[asked.type]
     _check_choice(asked, tools)
-    return ToolUse(
-        tools, choice, asked.name if choice is ToolCalling.NAMED else None, not asked.disable_parallel_tool_use
-    )
+    choice, several = _CHOICES[asked.type], not asked.disable_parallel_tool_use
+    return ToolUse(tools, choice, asked.name if choice is ToolCalling.NAMED else None, several)
 
 
 def _tool(value: object, where: str) -> Tool:
