@@ -23,7 +23,6 @@ from srv.types import PooledHead
 LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional", "indexer", "relative_bias")
 """What a layer may need beyond causal attention; names for `AttentionLayer.traits` and `BackendSpec.traits`."""
 
-SMALLEST_REQUEST = 2  # tokens: one of a prompt and one of its answer
 SCALE_BYTES = 4  # in an int8 pool: one float32 per stored vector (the key of one token and KV head, for example)
 
 

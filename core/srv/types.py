@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-MAX_TOKENS = 2**31 - 1  # the limits of the context and the KV pool are checked later
+from srv.limits import MAX_TOKENS
 
 
 class FinishReason(str, enum.Enum):

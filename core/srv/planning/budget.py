@@ -16,6 +16,7 @@ from srv.args.config import Config
 from srv.args.statement import amount_text
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
+from srv.limits import SMALLEST_REQUEST
 from srv.memory.groups import PageGroup, max_tokens
 from srv.models import derive
 from srv.models.facts.sharding import divisions, rank_share
@@ -33,7 +34,7 @@ from srv.planning.weights import (
 )
 from srv.platform.facts import DeviceFacts
 from srv.quantization.registry import find, method_of
-from srv.specs import SMALLEST_REQUEST, ModelFacts
+from srv.specs import ModelFacts
 
 _CLASS = "transformers"  # the value of --model-impl for its classes
 

@@ -18,6 +18,7 @@ from typing import NamedTuple, Self, TypeAlias
 
 from srv.args.statement import Origin, UserInput, UserStatement
 from srv.errors import ModelError, Refusal, Rejection
+from srv.limits import SMALLEST_REQUEST
 from srv.memory.groups import PageGroup, window_pages
 from srv.models.facts.sharding import MAX_LISTED_RANKS
 from srv.planning.plan import LaunchPlan, make_plan
@@ -26,7 +27,6 @@ from srv.planning.resolution import find_the_model, model_fault
 from srv.planning.steps import draft_count, step_depth
 from srv.planning.target import find_target
 from srv.platform.registry import find_platforms
-from srv.specs import SMALLEST_REQUEST
 
 GOALS = ("context", "concurrency", "devices", "card")
 SOURCE = "srv plan --fit"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from srv.args.checks import at_least, between, json_object, not_empty
 from srv.args.spec import Arg
-from srv.specs import SMALLEST_REQUEST
+from srv.limits import SMALLEST_REQUEST
 
 _OTHER_FORMATS = "only weights in safetensors and GGUF files are supported so far"
 _RECOGNISED = (

@@ -16,6 +16,7 @@ from typing import Any
 
 from srv.dtypes import FLOAT8, FLOATS, ITEM_SIZES
 from srv.errors import ModelError
+from srv.limits import SMALLEST_REQUEST
 from srv.models import derive
 from srv.models.blueprint import Part
 from srv.models.checkpoints.output_layer import has_head, has_separate_head
@@ -45,7 +46,7 @@ from srv.models.unsupported import CORRECT, InvalidConfig, UnsupportedConfig
 from srv.quantization import registry as quantization
 from srv.quantization.formats.stated_fields import FIELD, read_quantization
 from srv.quantization.formats.tool_files import MODELOPT, modelopt_file, with_tool_file
-from srv.specs import SMALLEST_REQUEST, CacheSpec, ModelFacts
+from srv.specs import CacheSpec, ModelFacts
 
 # Field names of the same quantity in different configurations, the most common first.
 FIELD_NAMES: dict[str, tuple[str, ...]] = {

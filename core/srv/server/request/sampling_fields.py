@@ -22,9 +22,10 @@ from pydantic import Field, PlainValidator, create_model
 
 from srv.errors import RequestError
 from srv.grammar.source import GrammarSource
+from srv.limits import MAX_TOKENS
 from srv.server.request import grammar_fields
 from srv.server.request.fields import NoEffect, Refused, RequestBody, field_error, json_type, shorten
-from srv.types import MAX_TOKENS, SamplingOptions
+from srv.types import SamplingOptions
 
 MAX_OUTPUTS = 128
 MAX_TOP_LOGPROBS = 20

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import FailFast, Field
 
+from srv.limits import MAX_TOKENS
 from srv.reply.output import MAX_CALL_ID, MAX_NAME
 from srv.server.http.error_shapes import THREADS
 from srv.server.protocols.common.tool_fields import TOOL_NAME
 from srv.server.request.fields import NoEffect, Refused, RequestBody
 from srv.server.request.grammar_fields import OutputFormat
 from srv.server.request.sampling_fields import NamedBody, Salt, SamplesTokens, namespace_of, sampling_body
-from srv.types import MAX_TOKENS
 
 CacheControl = Annotated[
     dict[str, object] | None, NoEffect("the prefix cache keeps every prompt; there are no breakpoints")

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from srv.limits import MAX_TOKENS
 from srv.reply.output import MAX_CALL_ID
 from srv.server.protocols.common.tool_fields import CallBody, Parsed, ToolBody, ToolChoice
 from srv.server.request.fields import Refused, RequestBody, field_error, json_type, shorten
@@ -23,7 +24,6 @@ from srv.server.request.sampling_fields import (
     Unsupported,
     User,
 )
-from srv.types import MAX_TOKENS
 
 PromptInput = Annotated[
     object,
