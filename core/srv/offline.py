@@ -38,7 +38,7 @@ from srv.args.config import ARGUMENTS, find_argument_or_deprecated
 from srv.args.extra import start_hooks
 from srv.args.sources import gather_keywords
 from srv.commands import Command, StartProfile, StopProfile
-from srv.engine.supervisor import EngineProcess
+from srv.engine.replicas import make_engine
 from srv.errors import Refusal, Rejection, RequestError
 from srv.io.phases import Phases
 from srv.offline_inputs import Body, as_batch, prompt_batch, request_bodies
@@ -150,7 +150,7 @@ class LLM:
         self._context = resolve_launch(gather_keywords(named, os.environ, "LLM"))
         for note in self._context.notes:
             logger.warning("%s", note)
-        self._engine = EngineProcess()
+        self._engine = make_engine(self._context.resolved.config)
         self._started = self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="srv-llm", daemon=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from srv.args.groups.server import ServerArgs
     from srv.args.statement import Resolved
     from srv.cli.observation import Observation
-    from srv.engine.supervisor import EngineProcess
+    from srv.engine.replicas import Engine
     from srv.planning.resolution import LaunchContext
     from srv.platform.hook_plugins import Hooks
     from srv.server.graceful import GracefulServer
@@ -153,11 +153,11 @@ async def _serve(
     """Start the engine, load the tokenizer, serve. The engine never outlives this function."""
     import asyncio
 
-    from srv.engine.supervisor import EngineProcess
+    from srv.engine.replicas import make_engine
     from srv.server.start import server_settings, start_engine
 
     config = context.resolved.config
-    engine = EngineProcess()
+    engine = make_engine(config)
     stop = _CancelOnSignal()
     served, status = False, 0
     try:
@@ -225,7 +225,7 @@ class _CancelOnSignal:
 
 async def _serve_http(
     resolved: Resolved,
-    engine: EngineProcess,
+    engine: Engine,
     settings: ServerSettings,
     text: TextProcessor,
     listener: socket.socket,

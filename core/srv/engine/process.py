@@ -34,7 +34,7 @@ def main() -> int:
     if not payload:
         return 1  # the process that started this one has exited already
     spec = decode(payload, EngineSpec)
-    child.log_as("engine", spec.log_level)
+    child.log_as("engine" if spec.config.parallel.dp_size == 1 else f"engine {spec.replica}", spec.log_level)
     channel = EngineChannel(spec.to_engine, spec.from_engine)
     try:
         return _serve(spec, channel, phases)

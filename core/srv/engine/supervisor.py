@@ -11,6 +11,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from srv.errors import EngineDead, StartError
 from srv.executor.spec import EngineSpec, encode
 from srv.io import child
@@ -23,21 +25,30 @@ _EXIT_TIMEOUT_S = 10.0
 
 
 class EngineProcess:
-    """One engine process and the API process's channel to it. Implements `srv.server.client.Channel`."""
+    """One engine process and the API process's channel to it. Implements `srv.server.client.Channel`.
 
-    def __init__(self) -> None:
+    `replica`: the number of the replica that it is.
+    """
+
+    def __init__(self, replica: int = 0) -> None:
+        self._replica = replica
         self._directory = SocketDirectory()
         self._channel = ApiChannel(self._directory)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, environment: Mapping[str, str], ranks: int = 1) -> None:
-        """Start the process. It imports its modules and waits for `send_spec`. A single rank runs in it, too."""
-        self._process = child.spawn("srv.engine.process", environment, [_WORKER_MODULE] if ranks == 1 else [])
+    def start(self, environment: Callable[[int], Mapping[str, str]], ranks: int = 1) -> None:
+        """Start the process. It imports its modules and waits for `send_spec`. A single rank runs in it, too.
+
+        `environment`: the variables of a rank, by its number among the ranks of this host.
+        """
+        modules = [_WORKER_MODULE] if ranks == 1 else []
+        self._process = child.spawn("srv.engine.process", environment(self._replica * ranks), modules)
 
     def send_spec(self, make_spec: Callable[[str, str], EngineSpec]) -> None:
         """Send the started process the spec of its engine, made by `make_spec(to_engine, from_engine)`."""
         assert self._process is not None
-        child.send(self._process, encode(make_spec(self._directory.to_engine, self._directory.from_engine)))
+        spec = make_spec(self._directory.to_engine, self._directory.from_engine)
+        child.send(self._process, encode(msgspec.structs.replace(spec, replica=self._replica)))
 
     async def ready(self, timeout_s: float) -> Ready:
         """Wait until the engine is ready. Raises StartError if it fails, exits, or exceeds `timeout_s`."""

@@ -143,7 +143,8 @@ class MultiProcessExecutor:
             parent=os.getpid(),
         )
         manifest = registry.find_platforms()[self._spec.platform].loaded
-        process = child.spawn(self.module, worker_environment(manifest, self._spec.device, number))
+        local_rank = self._spec.replica * self._size + number
+        process = child.spawn(self.module, worker_environment(manifest, self._spec.device, local_rank))
         child.send(process, encode(spec))
         return _Rank(number, socket, process)
 

@@ -29,8 +29,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     `kv_lengths` says whether all of them take KV lengths from the "device", or one needs them on the "host".
     `reserved_parts`: bytes of device memory that stay free for activations and others, by what needs them.
     `options` are the values of the arguments that the platform's manifest declares. `to_engine` and `from_engine` are
-    socket addresses. `late_inputs`: plans may have rows that wait for late inputs. `user_set`: the arguments that the
-    user has set. `parent` is the process id of the API process; the engine exits when that process has exited.
+    socket addresses. `late_inputs`: plans may have rows that wait for late inputs. `replica`: the number of this engine
+    among all replicas. `user_set`: the arguments that the user has set. `parent` is the process id of the API process;
+    the engine exits when that process has exited.
     """
 
     platform: str
@@ -47,6 +48,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     to_engine: str
     from_engine: str
     late_inputs: bool = False
+    replica: int = 0
     user_set: list[str] = []
     log_level: str
     parent: int

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from srv import specs
+from srv.dist.mesh import Axis, Mesh
 from srv.models.blueprint import (
     MLP,
     Attention,
@@ -16,11 +18,13 @@ from srv.models.blueprint import (
     Embedding,
     Experts,
     Linear,
+    Mixer,
     OpUse,
     Output,
     Part,
     Recurrent,
     Stack,
+    alike,
     below,
     walk,
 )
@@ -31,6 +35,13 @@ from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow
 
 Kind = TypeVar("Kind", bound=Part)
 OUTPUT = "lm_head"  # the name of the output layer
+# Along which axis of a mesh a part is divided; any other one as what it is in.
+_AXES: tuple[tuple[type[Part], Axis], ...] = (
+    (Mixer, "heads"),
+    (MLP, "dense"),
+    (Embedding, "vocabulary"),
+    (Output, "vocabulary"),
+)
 
 
 class LayerMatrix(NamedTuple):
@@ -66,7 +77,11 @@ class ExpertMatrices(NamedTuple):
 
 
 class DividedSizes(NamedTuple):
-    """The sizes of a model that are divided among ranks. `other_kv_heads`: of layers that have more or fewer."""
+    """The sizes of a model that are divided among ranks. `other_kv_heads`: of layers that have more or fewer.
+
+    `intermediate`: of MLPs; 0 if there are none. `expert_inner`, `experts`: the intermediate size of an expert, and how
+    many a layer has; 0 without.
+    """
 
     heads: int
     kv_heads: int
@@ -74,6 +89,8 @@ class DividedSizes(NamedTuple):
     intermediate: int
     vocab: int
     other_kv_heads: tuple[int, ...] = ()
+    expert_inner: int = 0
+    experts: int = 0
 
 
 class ModelOps(NamedTuple):
@@ -82,6 +99,26 @@ class ModelOps(NamedTuple):
     ops: tuple[OpUse, ...]
     matrices: tuple[LayerMatrix, ...]
     experts: tuple[ExpertMatrices, ...] = ()
+
+
+def of_rank(part: Kind, mesh: Mesh, axis: Axis = "tensor") -> Kind:
+    """What the first rank of a mesh has of a part. `axis`: of what the part is in."""
+    if isinstance(part, Experts):
+        count = part.count // mesh.experts
+        return dataclasses.replace(part.of_rank(mesh.width("slices")), count=count, elsewhere=part.count - count)
+    own = next((own for kind, own in _AXES if isinstance(part, kind)), None)
+    inner = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    parts = {name: value for name, value in inner.items() if isinstance(value, Part)}
+    rows = {name: value for name, value in inner.items() if isinstance(value, tuple) and _are_parts(value)}
+    if own is not None or not (parts or rows):
+        return part.of_rank(mesh.width(own or axis))
+    changes: dict[str, Any] = {name: of_rank(value, mesh, axis) for name, value in parts.items()}
+    changes |= {name: alike(value, lambda each: of_rank(each, mesh, axis)) for name, value in rows.items()}
+    return dataclasses.replace(part, **changes)
+
+
+def _are_parts(values: tuple[Any, ...]) -> bool:
+    return bool(values) and isinstance(values[0], Part)
 
 
 def parameters(tree: Part) -> int:
@@ -124,12 +161,15 @@ def divided(tree: Part) -> DividedSizes | None:
     attention = [part for part in parts if isinstance(part, Attention | Latent)]
     if not attention or any(isinstance(part, Recurrent) or not _is_divisible(part) for part in parts):
         return None
-    inner = {part.inner for part in parts if isinstance(part, MLP | Experts)}
+    experts = [part for part in parts if isinstance(part, Experts)]
+    inner = math.gcd(*(part.inner for part in parts if isinstance(part, MLP)))
+    mixture = math.gcd(*(part.inner for part in experts)), math.gcd(*(part.count for part in experts))
     first, vocab = attention[0], math.gcd(*(part.rows for part in parts if isinstance(part, Embedding)))
     if isinstance(first, Latent):  # one compressed vector for all heads, which every rank stores
-        return DividedSizes(first.heads, 1, first.dims.value_dim, math.gcd(*inner), vocab)
+        return DividedSizes(first.heads, 1, first.dims.value_dim, inner, vocab, (), *mixture)
     others = {part.kv_heads for part in attention if isinstance(part, Attention)} - {first.kv_heads}
-    return DividedSizes(first.heads, first.kv_heads, first.head_dim, math.gcd(*inner), vocab, tuple(sorted(others)))
+    sizes = first.heads, first.kv_heads, first.head_dim, inner, vocab
+    return DividedSizes(*sizes, tuple(sorted(others)), *mixture)
 
 
 def _is_divisible(part: Part) -> bool:

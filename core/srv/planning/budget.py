@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from srv.args.config import Config
 from srv.args.statement import amount_text
+from srv.dist.mesh import Mesh, all_ranks, mesh_of
 from srv.dtypes import item_size
 from srv.errors import Refusal, Rejection
 from srv.limits import SMALLEST_REQUEST
@@ -122,7 +123,7 @@ def estimate(
 
     `shared`: all ranks share the memory of one device, which is that of the host.
     """
-    weights, ranks = weight_bytes(config, model), config.parallel.tp_size
+    weights, ranks = weight_bytes(config, model), all_ranks(config.get)
     total = device.memory_bytes // (ranks if shared else 1)
     return compute(
         config,
@@ -163,8 +164,8 @@ def _on_more_devices(config: Config, model: ModelFacts, weights: int, total: int
     if isinstance(sizes, str):
         return ""
     room = min(total - reserved, int(config.memory.mem_fraction_static * total))
-    whole = weights / rank_share(model, config.parallel.tp_size)
-    enough = (ranks for ranks in sizes.legal_ranks() if whole * rank_share(model, ranks) < room)
+    whole = weights / rank_share(model, mesh_of(config.get))
+    enough = (ranks for ranks in sizes.legal_ranks() if whole * rank_share(model, Mesh(ranks)) < room)
     ranks = next(enough, None)
     return "" if ranks is None else f"divide them among {ranks} such devices (--tp-size {ranks}), "
 
@@ -184,7 +185,7 @@ def loaded_bytes(config: Config, model: ModelFacts) -> int:
 
 
 def _of_rank(config: Config, model: ModelFacts, whole: int) -> int:
-    held = math.ceil(whole * rank_share(model, config.parallel.tp_size)) + head_bytes(config, model)
+    held = math.ceil(whole * rank_share(model, mesh_of(config.get))) + head_bytes(config, model)
     return held - saved_bytes(config, model)
 
 

@@ -13,6 +13,7 @@ from srv.args.config import ARGUMENTS
 from srv.args.context import call_plugin
 from srv.args.named_ops import named_implementations
 from srv.args.statement import BackendChoice, Layer, Resolved
+from srv.dist.mesh import mesh_of
 from srv.errors import Rejection, listed
 from srv.models import derive
 from srv.models.blueprint import Part
@@ -117,14 +118,14 @@ class _Planner:
         self.rejections: list[Rejection] = []
 
     def of_model(self, model: ModelFacts, choice: LayerChoice) -> Iterator[Kernel]:
-        tree, ranks = choice.tree, self._config.parallel.tp_size
+        tree, mesh = choice.tree, mesh_of(self._config.get)
         yield self._layers(choice)
         weights = self._weights(model, choice.method, native=tree is not None)
         if weights is not None:
             yield weights
         yield from self._attention(model, tree)
         if tree is not None:
-            part = tree.of_rank(ranks) if ranks > 1 and derive.divided(tree) is not None else tree
+            part = derive.of_rank(tree, mesh) if mesh.tensor > 1 and derive.divided(tree) is not None else tree
             yield from self._ops(model, tree, part, choice.method)
 
     def of_quantized(self, method: QuantMethod, ops: Sequence[QuantizedOp]) -> Iterator[Kernel]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from srv.args.defaults import HOST_MEMORY, RESERVED_MEMORY
 from srv.args.statement import Layer, Quantity, Resolved, UserInput
+from srv.dist.mesh import all_ranks
 from srv.errors import Refusal, Rejection
 from srv.io.memory_lines import MemoryLine
 from srv.planning.budget import Budget, estimate
@@ -18,7 +19,7 @@ from srv.planning.target import Target, find_target
 from srv.planning.weights import UNKNOWN_SIZE
 from srv.specs import ModelFacts
 
-_DIVIDING = ("pp_size", "ep_size", "dp_size", "enable_dp_attention")
+_DIVIDING = ("pp_size", "enable_dp_attention")
 
 
 class LaunchPlan(NamedTuple):
@@ -80,11 +81,11 @@ def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindM
 
 def _unused_devices(resolved: Resolved) -> tuple[str, ...]:
     """A note if the described machine has devices without a rank."""
-    device, ranks = resolved.device, resolved.config.parallel.tp_size
+    device, ranks = resolved.device, all_ranks(resolved.config.get)
     if device is None or HOST_MEMORY in resolved.capabilities or ranks >= device.count:
         return ()
     rank = "one rank uses one" if ranks == 1 else f"{ranks} ranks use {ranks}"
-    return (f"device: {rank} of the {device.count} devices (tp_size is {ranks}); the others are not used",)
+    return (f"device: {rank} of the {device.count} devices (tp_size x dp_size is {ranks}); the others are not used",)
 
 
 def _outside_memory(resolved: Resolved) -> tuple[str, ...]:

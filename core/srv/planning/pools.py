@@ -14,6 +14,7 @@ from typing import assert_never
 
 from srv.args.config import Config
 from srv.args.statement import amount_text
+from srv.dist.mesh import mesh_of
 from srv.dtypes import FLOAT8
 from srv.memory.groups import PageGroup, most_unconfirmed, window_pages
 from srv.models.facts.sharding import rank_facts
@@ -38,7 +39,7 @@ PREFIX_PAGES = 8
 
 def cache_specs(config: Config, model: ModelFacts) -> tuple[PagedSpec, ...]:
     """The cache groups of one rank that have pages; `srv.planning.states` has the others, whose states have slots."""
-    groups = rank_facts(model, config.parallel.tp_size).cache_groups
+    groups = rank_facts(model, mesh_of(config.get).width("heads")).cache_groups
     if config.memory.disable_hybrid_swa_memory:
         groups = single_pool(groups)
     return tuple(spec for spec in groups if not isinstance(spec, Recurrent))

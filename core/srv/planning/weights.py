@@ -75,12 +75,18 @@ def types_are_known(model: ModelFacts) -> bool:
 
 
 def schemes_of_rank(tree: Part, schemes: LayerSchemes) -> LayerSchemes:
-    """`schemes`, asked with the inputs that the layers of a rank have. `tree`: of the whole model."""
-    whole = {each.names: each.inputs for each in derive.matrices(tree)}
+    """`schemes`, asked with the inputs and the experts that a rank has. `tree`: of the whole model."""
+    whole = {matrix.names[0]: (matrix.names, matrix.inputs) for matrix in derive.matrices(tree)}
     for name, part in walk(tree):
         if isinstance(part, Experts):
-            whole |= zip(expert_names(name, part.count, part.activation), (part.hidden, part.inner), strict=True)
-    return lambda names, inputs, embedding: schemes(names, whole.get(names, inputs), embedding)
+            gate_up, down = expert_names(name, part.count, part.activation)
+            whole |= {gate_up[0]: (gate_up, part.hidden), down[0]: (down, part.inner)}
+
+    def of_rank(names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:
+        names, inputs = whole.get(names[0], (names, inputs))
+        return schemes(names, inputs, embedding)
+
+    return of_rank
 
 
 def held_matrices(model: ModelFacts, tree: Part, method: QuantMethod | None) -> Iterator[HeldMatrix]:

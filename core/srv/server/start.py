@@ -11,7 +11,7 @@ from typing import Any
 
 from srv import __version__
 from srv.args.statement import Resolved
-from srv.engine.supervisor import EngineProcess
+from srv.engine.replicas import Engine
 from srv.executor.spec import engine_spec
 from srv.io.messages import Ready
 from srv.io.phases import Phases
@@ -39,8 +39,8 @@ from srv.types import Pooling
 logger = logging.getLogger(__name__)
 
 
-def start_engine(engine: EngineProcess, context: LaunchContext, phases: Phases) -> TextProcessor:
-    """Start the process and send it its spec; the tokenizer loads while the engine imports its modules.
+def start_engine(engine: Engine, context: LaunchContext, phases: Phases) -> TextProcessor:
+    """Start the engine and send it its spec; the tokenizer loads while the engine imports its modules.
 
     `phases`: those of this process. An invalid tokenizer or chat template raises an error before weights are read.
     Await `engine.ready` next.
@@ -50,7 +50,7 @@ def start_engine(engine: EngineProcess, context: LaunchContext, phases: Phases) 
         processors()
     ranks = context.resolved.config.parallel.tp_size
     _fill_in(context.resolved)  # refused before anything slow
-    engine.start(worker_environment(context.manifest, context.device), ranks)
+    engine.start(partial(worker_environment, context.manifest, context.device), ranks)
     with phases.run("tokenizer", does="importing and building it"):
         from srv.server.text.tokenizer import load_text_processor  # slow; meanwhile, the engine process starts
 

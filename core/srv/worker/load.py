@@ -7,7 +7,7 @@ have measured then (`srv.worker.allocate`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 
 from srv.args.rules.loading import reading_of
 from srv.dist.group import RankGroup
+from srv.dist.mesh import AXES, Axis, Mesh, all_ranks, mesh_of
 from srv.dist.placing import device_index, node_of
 from srv.executor.spec import EngineSpec
 from srv.io.phases import read_seconds
@@ -23,7 +24,7 @@ from srv.models.base import CausalLM, torch_dtype
 from srv.models.build import build
 from srv.models.checkpoints.safetensors_header import weight_files
 from srv.models.facts.sharding import rank_share
-from srv.models.layers.context import BuildContext
+from srv.models.layers.context import BuildContext, JoinedGroup
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.layer_options import layer_options
 from srv.planning.ledger import PREPARED, RUNTIME, WEIGHTS
@@ -51,14 +52,15 @@ logger = logging.getLogger(__name__)
 class LoadedRank:
     """A rank whose weights are on its device.
 
-    `context`: what backends are made from, without a pool. `communicator`: None for one rank. `dense`: of an embedding
-    model. `weight_bytes`: on the device. `kernels`: as `Allocation.kernels`, of the model.
+    `context`: what backends are made from, without a pool. `groups`: those that this rank has joined; none of a single
+    rank. `dense`: of an embedding model. `weight_bytes`: on the device. `kernels`: of the model, as those of
+    `Allocation`.
     """
 
     spec: EngineSpec
     group: RankGroup
     context: BackendContext
-    communicator: Communicator | None
+    groups: Mapping[Axis, JoinedGroup]
     backends: ChosenBackends
     layouts: PoolLayouts
     model: CausalLM
@@ -69,6 +71,11 @@ class LoadedRank:
     @property
     def platform(self) -> Platform:
         return self.context.platform
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """That of all ranks; None for one rank."""
+        return self.groups["tensor"].communicator if self.groups else None
 
     @property
     def device(self) -> torch.device:
@@ -92,21 +99,22 @@ def load(spec: EngineSpec, group: RankGroup, start: RankStart) -> LoadedRank:
     layouts = PoolLayouts.of(spec, group.rank)
     with start.phase("device", RUNTIME, does="loading libraries"):
         platform = create_platform(plugin, made_from)
-        platform.init_worker(group.rank)
+        platform.init_worker(made_from.local_rank)
         device = platform.device(made_from.device_index)
         transfers = Transfers(platform, device)
-    communicator = None
-    if group.size > 1:
-        with start.phase("ranks", RUNTIME):
-            communicator = join(platform, group)
+    joined: dict[Axis, JoinedGroup] = {}
     try:
+        if group.size > 1:
+            with start.phase("ranks", RUNTIME):
+                join_groups(platform, mesh_of(config.get), group, joined)
+        communicator = joined["tensor"].communicator if joined else None
         start.attach(platform, device, capabilities)
         context = BackendContext(platform, device, None, config.schedule.max_running_requests, transfers)
         before, backends, ops = start.use(), ChosenBackends(spec), chosen_ops(spec, config, platform.ops)
         with start.phase("weights", WEIGHTS, _read_seconds(spec, group), "converting weights and building layers"):
             host = HostWeights.of(config, spec.model, platform.staging, device, transfers.streams)
             dtype, paged, states = torch_dtype(config.model.dtype), *map(cache_places, (layouts.groups, layouts.states))
-            made = BuildContext(device, dtype, ops, group, communicator, paged, states, host.place)
+            made = BuildContext(device, dtype, ops, group, communicator, paged, states, host.place, joined)
             model = load_model(spec, made, partial(_check_layers, spec, backends, layouts, context))
             host.move()
             invariant = config.schedule.enable_deterministic_inference
@@ -122,25 +130,46 @@ def load(spec: EngineSpec, group: RankGroup, start: RankStart) -> LoadedRank:
             _mark_layers(platform, model, "profiler_ranges" in capabilities)
         for slot, (name, target) in spec.backends.items():
             logger.debug("%s: %s (%s)", slot, name, target or "ops of the platform")
-        return LoadedRank(spec, group, context, communicator, backends, layouts, model, dense, weight_bytes, kernels)
+        return LoadedRank(spec, group, context, joined, backends, layouts, model, dense, weight_bytes, kernels)
     except BaseException:
+        abort(joined)
+        raise
+
+
+def join_groups(platform: Platform, mesh: Mesh, group: RankGroup, joined: dict[Axis, JoinedGroup]) -> None:
+    """Meet the other ranks of the group of all ranks, and those of this rank along each axis that divides layers.
+
+    All ranks meet in the same order. Groups of the same ranks share a communicator. `joined` gets each group as soon
+    as it has met, so that those which have can be left if another one fails.
+    """
+    made: dict[tuple[int, ...], Communicator | None] = {}
+    for axis in AXES:
+        members, own = mesh.members(axis, group.rank), mesh.group(axis, group)
+        if members not in made:
+            made[members] = join(platform, own) if len(members) > 1 else None
+        joined[axis] = JoinedGroup(own, made[members])
+
+
+def abort(joined: Mapping[Axis, JoinedGroup]) -> None:
+    """Leave all groups."""
+    for communicator in {id(each.communicator): each.communicator for each in joined.values()}.values():
         if communicator is not None:
             communicator.abort()
-        raise
 
 
 def _engine_context(spec: EngineSpec, group: RankGroup) -> EngineContext:
     """What the platform is created from. The process has been bound to a NUMA node before, if it is to be."""
     platform = spec.config.platform
-    node = node_of(platform.numa_node, group.rank)
+    rank, ranks = spec.replica * group.size + group.rank, all_ranks(spec.config.get)
+    node = node_of(platform.numa_node, rank)
     return EngineContext(
         spec.device,
-        local_rank=group.rank,
+        local_rank=rank,
         options=spec.options,
-        local_ranks=group.size,
-        device_index=device_index(platform.base_device_id, platform.device_id_step, group.rank),
+        local_ranks=ranks,
+        device_index=device_index(platform.base_device_id, platform.device_id_step, rank),
         numa_node=node,
-        node_ranks=group.size if platform.numa_node is None else platform.numa_node.count(node),
+        node_ranks=ranks if platform.numa_node is None else platform.numa_node.count(node),
     )
 
 
@@ -167,7 +196,7 @@ def _read_seconds(spec: EngineSpec, group: RankGroup) -> tuple[float, str] | Non
     files = [path]
     if not path.is_file():
         files = [path / name for name in weight_files(path, [each.name for each in path.glob("*.safetensors")])]
-    return read_seconds(files, int(model.weight_bytes * rank_share(model, group.size)))
+    return read_seconds(files, int(model.weight_bytes * rank_share(model, mesh_of(spec.config.get))))
 
 
 def _check_layers(

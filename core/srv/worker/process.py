@@ -193,7 +193,8 @@ def main() -> int:
     if not payload:
         return 1  # the engine process has exited already
     spec = decode(payload, RankSpec)
-    child.log_as(f"rank {spec.group.rank}", spec.engine.log_level)
+    replica = f"replica {spec.engine.replica} " if spec.engine.config.parallel.dp_size > 1 else ""
+    child.log_as(f"{replica}rank {spec.group.rank}", spec.engine.log_level)
     threading.Thread(target=end_with_parent, args=(spec,), daemon=True).start()
     process = RankProcess(spec, phases)
     try:

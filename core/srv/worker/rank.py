@@ -17,7 +17,7 @@ from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
 from srv.worker.allocate import allocate
 from srv.worker.expert_counts import ExpertRecorder
-from srv.worker.load import LoadedRank, load
+from srv.worker.load import LoadedRank, abort, load
 from srv.worker.module_calls import module_calls
 from srv.worker.profiler import RankProfiler
 from srv.worker.runner import Runner
@@ -78,5 +78,5 @@ class RankWorker:
     def close(self) -> None:
         """Leave the group. Only ranks in processes of their own need it."""
         loaded = getattr(self, "loaded", None)
-        if loaded is not None and loaded.communicator is not None:
-            loaded.communicator.abort()
+        if loaded is not None:
+            abort(loaded.groups)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from srv.dist.mesh import mesh_of
 from srv.models.facts.special_layers import mixture
 from srv.platform.experts import EXPERT_OPS, EXPERTS, ROUTE, UNROUNDED
 from srv.platform.facts import BackendSpec, DeviceFacts, OpCall, OpSpec, Requires, ResolutionContext, Unfit
@@ -75,7 +76,10 @@ def _library_backend(
         reasons: list[str] = []
         if moe is not None and context.model is not None:
             hidden = int(context.model.config.get("hidden_size", 0))
-            sizes = {"hidden": hidden, "intermediate": moe.experts.inner // (context["tp_size"] or 1)}
+            sizes = {
+                "hidden": hidden,
+                "intermediate": moe.experts.inner // mesh_of(context.__getitem__).width("slices"),
+            }
             if moe.experts.activation not in activations:
                 reasons.append(f"{name} does not compute the activation {moe.experts.activation}")
             if moe.experts.bias and not biases:

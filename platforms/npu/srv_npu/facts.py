@@ -8,6 +8,7 @@ from __future__ import annotations
 from srv.args.rules.graphs import default_max_graph_rows
 from srv.args.rules.reserve import published_contributions, published_fraction
 from srv.args.rules.speculative import draft_tree_constraint
+from srv.dist.mesh import mesh_of
 from srv.models import derive
 from srv.models.facts.sharding import rank_facts
 from srv.models.facts.special_layers import mixture
@@ -97,7 +98,7 @@ def _dtype_reasons(context: ResolutionContext) -> list[str]:
 def _head_reasons(context: ResolutionContext) -> list[str]:
     """Why one rank's heads cannot be computed."""
     assert context.model is not None
-    model = rank_facts(context.model, context["tp_size"] or 1)
+    model = rank_facts(context.model, mesh_of(context.__getitem__).width("heads"))
     if model.latents:
         return _latent_reasons(model)
     reasons = limits.head_reasons(model.heads, model.kv_heads, model.head_dim)

@@ -42,7 +42,7 @@ def test_an_engine_whose_ranks_are_other_processes_imports_no_torch() -> None:
 
 def test_a_process_without_a_specification_can_be_ended() -> None:
     engine = EngineProcess()
-    engine.start({})
+    engine.start(lambda rank: {})
     process = engine._process
     assert process is not None
     assert process.poll() is None

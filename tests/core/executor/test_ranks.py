@@ -169,6 +169,23 @@ def test_greedy_tokens_of_random_models(kind: str, ranks: int, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@covers("ep_size=2", platform="cpu")
+def test_ep_size_distributes_experts(tmp_path: Path) -> None:
+    """Equal tokens; each rank holds half of the experts, or halves of those. Kernels are those that are planned."""
+    fields = {**SIZES, "intermediate_size": 64, "head_dim": 32}
+    small = prompted(write_fp8(tmp_path, FORMS["fp8, blocks"], made=minimax_m2(**fields)), tmp_path)
+    held = {}
+    for ranks, parts in ((2, 1), (2, 2), (4, 2)):
+        with engine(small, page=16, tp_size=ranks, ep_size=parts) as made:
+            assert [result.tokens for result in made.generate(messages(small.prompts))] == small.tokens
+            assert made.context.kernels.differences(made.ready.kernels) == {}
+            held[ranks, parts] = [rank.weight_bytes for rank in ranks_of(made).measure()]
+    assert held[2, 2] == held[2, 1]
+    assert len({*held[4, 2]}) == 1
+    assert held[4, 2][0] < 0.7 * held[2, 2][0]
+
+
+@pytest.mark.slow
 def test_minimax_m2_in_fp8_blocks(tmp_path: Path) -> None:
     """Ranks add up the squares of norms over all heads, in steps that are replayed as well, and run what is planned."""
     fields = {**SIZES, "intermediate_size": 64, "head_dim": 32}

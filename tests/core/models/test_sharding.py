@@ -12,13 +12,12 @@ from every import every
 from gguf import GGMLQuantizationType as Kind
 from model_cells import random_model
 from models_small import GRANITE, built, our_logits, small_model, tokens_of, write_gguf
-from thread_ranks import on_ranks
-from torch import Tensor
+from thread_ranks import on_ranks, part_of
 
 from srv.dist.group import RankGroup
+from srv.dist.mesh import Mesh
 from srv.errors import ModelError
 from srv.models.base import CausalLM
-from srv.models.checkpoints.slices import Slice
 from srv.models.facts.sharding import divisions, rank_facts, rank_share
 from srv.models.read import read_facts
 
@@ -78,10 +77,6 @@ def sharded(path: Path, ranks: int, run: Callable[[CausalLM], Any], **options: A
     return on_ranks(ranks, lambda group, comm: run(built(path, group=group, communicator=comm, **options)))
 
 
-def part_of(whole: Tensor, part: Slice | None) -> Tensor:
-    return whole if part is None else whole.narrow(part.axis, part.begin, part.end - part.begin)
-
-
 @every("case", list(CASES))
 def test_ranks_hold_slices_and_compute_the_same_logits(case: str, tmp_path: Path) -> None:
     make, options = CASES[case]
@@ -119,7 +114,7 @@ def test_what_a_rank_holds_is_what_its_facts_say(ranks: int, kv_heads: int, tmp_
     own = rank_facts(facts, ranks)
     assert (own.heads, own.kv_heads, own.cache_groups[0].kv_heads) == (8 // ranks, kv_heads, kv_heads)
     loaded = sharded(path, ranks, lambda model: model.loaded_bytes()) if ranks > 1 else [built(path).loaded_bytes()]
-    assert loaded == [round(facts.parameters * 4 * rank_share(facts, ranks))] * ranks
+    assert loaded == [round(facts.parameters * 4 * rank_share(facts, Mesh(ranks)))] * ranks
 
 
 @every(
@@ -138,7 +133,7 @@ def test_what_a_rank_holds_is_what_its_facts_say(ranks: int, kv_heads: int, tmp_
 def test_obstacles(fields: dict[str, Any], ranks: int, obstacle: str, tmp_path: Path) -> None:
     sizes = divisions(read_facts(folder(tmp_path, "llama", **fields)), in_blocks=False)
     assert not isinstance(sizes, str)
-    assert any(obstacle in clause for clause in sizes.obstacles(ranks))
+    assert any(obstacle in clause for clause in sizes.obstacles(Mesh(ranks)))
     assert ranks not in sizes.legal_ranks()
 
 
@@ -146,10 +141,10 @@ def test_quantization_blocks_are_not_split(tmp_path: Path) -> None:
     facts = read_facts(gguf_file(tmp_path, Kind.Q8_0, intermediate_size=96))
     sizes = divisions(facts, in_blocks=True)
     assert not isinstance(sizes, str)
-    assert sizes.obstacles(2) == ["a rank's 48 columns of down_proj are not whole quantization blocks of 32"]
+    assert sizes.obstacles(Mesh(2)) == ["a rank's 48 columns of down_proj are not whole quantization blocks of 32"]
     dequantized = divisions(facts, in_blocks=False)
     assert not isinstance(dequantized, str)
-    assert dequantized.obstacles(2) == []
+    assert dequantized.obstacles(Mesh(2)) == []
 
 
 def test_only_native_layers_are_sharded(tmp_path: Path) -> None:

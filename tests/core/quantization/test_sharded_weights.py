@@ -20,6 +20,7 @@ from thread_ranks import on_ranks
 from torch import Tensor
 
 from srv.dist.group import RankGroup
+from srv.dist.mesh import Mesh
 from srv.errors import ModelError
 from srv.models.base import CausalLM
 from srv.models.checkpoints.slices import Slice
@@ -137,7 +138,7 @@ def test_blocks_are_not_split(form: str, fields: dict[str, Any], ranks: int, obs
     fp8(form, **fields)(tmp_path)
     sizes = divisions(read_facts(tmp_path), in_blocks=True)
     assert not isinstance(sizes, str)
-    found = sizes.obstacles(ranks)
+    found = sizes.obstacles(Mesh(ranks))
     assert (ranks in sizes.legal_ranks()) == (found == [])
     assert any(obstacle in clause for clause in found) if obstacle else found == []
 

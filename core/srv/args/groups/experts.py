@@ -8,10 +8,7 @@ from srv.args.spec import Arg
 _SHARED = "shared experts are always computed separately; fusing them is not implemented yet"
 _EP = "expert parallelism is not implemented yet"
 _BALANCE = "expert load balancing is not implemented yet"
-_PLACEMENT = (
-    "whole experts are placed on ranks only with expert parallelism (ep_size above 1), which is not implemented yet; "
-    "until then each rank has its part of every expert"
-)
+_PLACEMENT = "ranks get experts in the order of their numbers (ep_size); other placements are not implemented yet"
 _DISPATCHED = "it counts the tokens that DeepEP dispatches, and expert parallelism is not implemented yet"
 _PER_TOKEN = "records of single tokens are not implemented yet; per_pass has those of single steps"
 
@@ -22,10 +19,11 @@ class ExpertsArgs(NamedTuple):
     ep_size: Annotated[
         int,
         Arg(
-            "Ranks over which the experts are distributed (expert parallelism).",
+            "Parts into which the experts of a layer are distributed over the ranks (expert parallelism): each rank "
+            "has whole experts, or slices of some where there are more ranks than parts.",
             at_least(1),
-            planned=_EP,
-            metavar="RANKS",
+            needs="communicator",
+            metavar="PARTS",
             aliases=("expert_parallel_size", "ep"),
         ),
     ] = 1

@@ -7,7 +7,8 @@ from srv.args.spec import Arg
 
 _TP = "the platforms' communicators have no such setting yet"
 _PP = "pipeline parallelism is not implemented yet"
-_DP = "data parallelism is not implemented yet"
+_ROOMS = "requests have no bootstrap room: prefill and decode on separate servers are not implemented yet"
+_WATCHED = "nothing polls replicas: their load is counted with every request and every output"
 _NODES = "serving on several machines is not implemented yet"
 _DP_ATTENTION = "data-parallel attention is not implemented yet"
 
@@ -28,9 +29,8 @@ class ParallelArgs(NamedTuple):
     dp_size: Annotated[
         int,
         Arg(
-            "Replicas of the model (data parallelism).",
+            "Replicas of the model, each with tp_size ranks, a KV pool and requests of its own (data parallelism).",
             at_least(1),
-            planned=_DP,
             metavar="REPLICAS",
             aliases=("data_parallel_size", "dp"),
         ),
@@ -56,20 +56,27 @@ class ParallelArgs(NamedTuple):
             "shortest_queue",
             "minimum_tokens",
             "decode_round_robin",
-            "follow_bootstrap_room",
             "total_requests",
             "total_tokens",
         ],
-        Arg("How requests are distributed over replicas.", planned=_DP),
-    ] = "round_robin"
+        Arg(
+            "How requests are distributed over replicas: to the one that has cached the longest prefix unless others "
+            "have far less to do (auto), to each in turn (round_robin, decode_round_robin), or to the one with the "
+            "fewest running and waiting requests (total_requests, shortest_queue) or tokens (total_tokens, "
+            "minimum_tokens).",
+            planned_values=(("follow_bootstrap_room", _ROOMS),),
+            only_with=("dp_size",),
+        ),
+    ] = "auto"
     load_watch_interval: Annotated[
-        float, Arg("Time between two checks of the load of the replicas.", above(0), planned=_DP, unit="seconds")
+        float,
+        Arg("Time between two checks of the load of the replicas.", above(0), planned=_WATCHED, unit="seconds"),
     ] = 0.1
     prefill_round_robin_balance: Annotated[
         bool,
         Arg(
             "Assume that the prefill server distributes requests round-robin, so a decode server knows their replica.",
-            planned=_DP,
+            planned=_ROOMS,
         ),
     ] = False
     enable_dp_attention: Annotated[

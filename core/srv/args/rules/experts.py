@@ -36,6 +36,11 @@ def _needs_experts(argument: str, unset: object) -> Constraint:
     return Constraint(argument, "inert", reason, remedy, reads=("model_impl",))
 
 
+def _ranks_divide(context: ResolutionContext) -> str | None:
+    parts, ranks = context["ep_size"], context["tp_size"]
+    return None if ranks % parts == 0 else f"{ranks} ranks (tp_size) cannot be divided into {parts} groups"
+
+
 def _deepep_normal_mode(context: ResolutionContext) -> bool:
     return bool(context["moe_a2a_backend"] == _DEEPEP and context["deepep_mode"] == "normal")
 
@@ -129,6 +134,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "Leave one of the two out.",
         reads=("enable_torch_compile",),
     ),
+    Constraint("ep_size", "not_divisible", _ranks_divide, "Choose a divisor of tp_size.", reads=("tp_size",)),
     Constraint(
         "ep_size",
         "not_divisible",
@@ -146,6 +152,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 )
 
 USER_CONSTRAINTS: tuple[Constraint, ...] = (
+    _needs_experts("ep_size", 1),
     _needs_experts("moe_runner_backend", "auto"),
     _needs_experts("expert_distribution_recorder_mode", None),
     _needs_experts("enable_expert_distribution_metrics", False),

@@ -84,6 +84,8 @@ def _loaded_by_transformers(context: ResolutionContext) -> str | None:
 def _may_be_deleted(context: ResolutionContext) -> str | None:
     if not context["delete_ckpt_after_loading"] or context.model is None:
         return None
+    if context["dp_size"] > 1:
+        return f"each of {context['dp_size']} replicas (dp_size) reads the weights, at its own time"
     if context["load_format"] == "dummy":
         return "random weights have no files (load_format is dummy)"
     if context["custom_weight_loader"]:
@@ -130,7 +132,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "excluded",
         _may_be_deleted,
         "Leave it out.",
-        reads=("load_format", "custom_weight_loader"),
+        reads=("load_format", "custom_weight_loader", "dp_size"),
     ),
     Constraint(
         "custom_weight_loader",

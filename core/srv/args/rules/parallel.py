@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
+from srv.dist.mesh import all_ranks, mesh_of
 from srv.dist.placing import device_index
 from srv.models.facts.sharding import divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
@@ -24,15 +25,15 @@ def _rank_exists(context: ResolutionContext) -> str | None:
 
 def _model_divides(context: ResolutionContext) -> str | None:
     """Whether the model can be sharded over `tp_size` ranks."""
-    ranks, model = context["tp_size"], context.model
-    if ranks == 1 or model is None:
+    mesh, model = mesh_of(context.__getitem__), context.model
+    if mesh.tensor == 1 or model is None:
         return None
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
     sizes = divisions(model, in_blocks=not context["dequantize_weights"])
     if isinstance(sizes, str):
         return sizes
-    if not (obstacles := sizes.obstacles(ranks)):
+    if not (obstacles := sizes.obstacles(mesh)):
         return None
     return f"{'; '.join(obstacles)} (this model allows {', '.join(map(str, sizes.legal_ranks()))})"
 
@@ -42,6 +43,13 @@ def _enough_devices(context: ResolutionContext) -> str | None:
     if "host_memory" in context.capabilities or ranks <= devices:
         return None
     return f"each rank needs a device of its own, but there {_are(devices)}"
+
+
+def _enough_for_replicas(context: ResolutionContext) -> str | None:
+    ranks, devices, own = all_ranks(context.__getitem__), context.device.count, context["tp_size"]
+    if "host_memory" in context.capabilities or ranks <= devices or own > devices or context["enable_dp_attention"]:
+        return None
+    return f"{context['dp_size']} replicas have {ranks} ranks (tp_size is {own}), but there {_are(devices)}"
 
 
 def _no_base_in_host_memory(context: ResolutionContext) -> str | None:
@@ -76,7 +84,7 @@ def _step_fits(context: ResolutionContext) -> str | None:
 
 
 def _last_exists(context: ResolutionContext) -> str | None:
-    base, step, ranks = context["base_device_id"], context["device_id_step"], context["tp_size"]
+    base, step, ranks = context["base_device_id"], context["device_id_step"], all_ranks(context.__getitem__)
     last, devices = device_index(base, step, ranks - 1), context.device.count
     if last < devices or ranks > devices:  # too many ranks are the fault of tp_size
         return None
@@ -89,10 +97,10 @@ def _are(devices: int) -> str:
 
 
 def _node_of_each_rank(context: ResolutionContext) -> str | None:
-    nodes, ranks = context["numa_node"], context["tp_size"]
+    nodes, ranks = context["numa_node"], all_ranks(context.__getitem__)
     if nodes is None or len(nodes) == ranks:
         return None
-    return f"the number of its nodes is {len(nodes)}, that of ranks {ranks} (tp_size)"
+    return f"the number of its nodes is {len(nodes)}, that of ranks {ranks} (tp_size x dp_size)"
 
 
 def _pipeline_exclusions(context: ResolutionContext) -> str | None:
@@ -157,7 +165,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "not_divisible",
         _model_divides,
         "Choose a number of ranks that the model allows, or leave it at 1.",
-        reads=("model_impl", "dequantize_weights"),
+        reads=("model_impl", "dequantize_weights", "ep_size"),
     ),
     Constraint(
         "nnodes",
@@ -172,7 +180,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "not_one_per_rank",
         _node_of_each_rank,
         "Name one node for each rank, or leave it out.",
-        reads=("tp_size",),
+        reads=("tp_size", "dp_size"),
     ),
     Constraint(
         "pp_size",
@@ -207,6 +215,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 # Constraints that apply only if a platform is known.
 DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("tp_size", "too_few_devices", _enough_devices, "Choose at most one rank per device."),
+    Constraint(
+        "dp_size",
+        "too_few_devices",
+        _enough_for_replicas,
+        "Choose fewer replicas or ranks, so that each rank has a device.",
+        reads=("tp_size",),
+    ),
     Constraint("base_device_id", "no_device_indices", _no_base_in_host_memory, "Leave it out."),
     Constraint("device_id_step", "no_device_indices", _no_step_in_host_memory, "Leave it out."),
     Constraint(
@@ -214,13 +229,13 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "too_few_devices",
         _base_exists,
         "Choose a smaller index or fewer ranks, or leave it out.",
-        reads=("tp_size", "device_id_step"),
+        reads=("tp_size", "dp_size", "device_id_step"),
     ),
     Constraint(
         "device_id_step",
         "too_few_devices",
         _step_fits,
         "Choose a smaller step, a smaller base_device_id or fewer ranks, or leave it out.",
-        reads=("base_device_id", "tp_size"),
+        reads=("base_device_id", "tp_size", "dp_size"),
     ),
 )

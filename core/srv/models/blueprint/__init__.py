@@ -469,7 +469,8 @@ class LearnedMLP(MLP):
 class Experts(Part):
     """The routed experts of a layer, each an MLP, with a gate unless its activation has none.
 
-    `inner`: the size of one on this rank. `used`: by each token.
+    `count`: those of this rank, and `elsewhere` those of others. `inner`: the size of one on this rank. `used`: by each
+    token.
     """
 
     count: int
@@ -478,6 +479,12 @@ class Experts(Part):
     inner: int
     bias: bool = False
     activation: ExpertActivation = "silu"
+    elsewhere: int = 0
+
+    @property
+    def total(self) -> int:
+        """Those of all ranks, among which tokens choose."""
+        return self.count + self.elsewhere
 
     @property
     def op_sizes(self) -> Mapping[str, int]:
@@ -535,13 +542,13 @@ class MoE(Part):
         rows = used * (((first + 1) * inner + hidden) * _FLOAT32 + 2 * hidden * item * self.scales_inputs)
         shared = 0 if self.shared is None else self.shared.inner
         projected = 0 if self.to_experts is None else 2 * hidden + self.router.inputs
-        return rows + (3 * shared + projected) * item + 7 * _FLOAT32 * self.experts.count
+        return rows + (3 * shared + projected) * item + 7 * _FLOAT32 * self.experts.total
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.routing.scoring == SPARSE_MIXER:
-            yield torch_op(SPARSE_MIXER, self.experts.count)
+            yield torch_op(SPARSE_MIXER, self.experts.total)
         else:
-            yield OpUse(ROUTE, {"experts": self.experts.count, "top_k": self.experts.used})
+            yield OpUse(ROUTE, {"experts": self.experts.total, "top_k": self.experts.used})
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,15 @@ def check_names(
 ) -> None:
     """Raise ModelError unless `shapes` (of the stored tensors) has exactly the model's names and shapes.
 
-    `slices`: the parts of stored tensors that `weight_views` hold. `ignored`: stored names that the model may have no
-    tensor for. Error codes: missing_tensors, unexpected_tensors, shape_mismatch.
+    `slices`: the parts of stored tensors that `weight_views` hold; of those on other ranks, it is empty. `ignored`:
+    stored names that the model may have no tensor for. Error codes: missing_tensors, unexpected_tensors,
+    shape_mismatch.
     """
     missing = sorted(weight_views.keys() - shapes.keys())
     if missing:
         raise ModelError("missing_tensors", path, f"it lacks {listed(missing)}", remedy)
-    unexpected = sorted(shapes.keys() - weight_views.keys() - set(ignored))
+    elsewhere = {name for name, part in slices.items() if part.is_empty}
+    unexpected = sorted(shapes.keys() - weight_views.keys() - set(ignored) - elsewhere)
     if unexpected:
         reason = f"it contains tensors that the model does not have: {listed(unexpected)}"
         raise ModelError("unexpected_tensors", path, reason, remedy)

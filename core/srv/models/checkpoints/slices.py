@@ -18,6 +18,11 @@ class Slice(NamedTuple):
     end: int
     total: int
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether other ranks hold all of the tensor, and this one nothing."""
+        return self.begin == self.end
+
     def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the stored tensor, from that of the slice."""
         return (*shape[: self.axis], self.total, *shape[self.axis + 1 :])
@@ -27,6 +32,8 @@ class Slice(NamedTuple):
         begin, end, total = (value * numerator // denominator for value in self[1:])
         return Slice(self.axis, begin, end, total)
 
+
+ELSEWHERE = Slice(0, 0, 0, 0)  # all of a tensor is on other ranks, and its shape is not known here
 
 Slices: TypeAlias = Mapping[str, Slice]  # by the name that the model has for a tensor
 

@@ -52,6 +52,8 @@ def load_from_sources(
         for stored, name in needed.items():
             read = _read(owners[stored], sources[owners[stored]], stored, shapes[stored])
             for target, tensor in stored_as.convert(name, read).items():
+                if target not in weight_views:
+                    continue  # it is on another rank
                 fill(where, target, weight_views[target], cut(tensor, slices.get(target)), _REMEDY)
                 meter.add(weight_views[target].nbytes, target)
         if facts.generates and HEAD not in weight_views:

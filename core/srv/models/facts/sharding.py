@@ -13,6 +13,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from srv.dist.group import is_divisible
+from srv.dist.mesh import Axis, Mesh
 from srv.errors import ModelError
 from srv.kept import kept_per_object
 from srv.models import derive
@@ -32,6 +33,7 @@ class BlockBorders(NamedTuple):
     """Outputs ("rows") or inputs ("columns") of a quantized layer, which are divided at multiples of `block`.
 
     `size`: how many there are. `unit`: those of one head, of which ranks have copies if they are more than heads.
+    `along`: the axis of a mesh whose ranks divide them.
     """
 
     layer: str
@@ -39,9 +41,11 @@ class BlockBorders(NamedTuple):
     size: int
     unit: int
     block: int
+    along: Axis = "tensor"
 
-    def obstacle(self, ranks: int) -> str | None:
+    def obstacle(self, mesh: Mesh) -> str | None:
         """The clause that says why a rank's part does not end at a border."""
+        ranks = mesh.width(self.along)
         part = self.size // ranks if self.size // self.unit >= ranks else self.unit
         if part % self.block == 0:
             return None
@@ -57,27 +61,33 @@ class Divisions(NamedTuple):
     intermediate: int
     vocab: int
     other_kv_heads: tuple[int, ...] = ()
+    expert_inner: int = 0
+    experts: int = 0
     borders: tuple[BlockBorders, ...] = ()
 
-    def obstacles(self, ranks: int) -> list[str]:
-        """Clauses that say which sizes cannot be divided among `ranks` ranks; [] if all can."""
-        found = [
-            f"its {size} {name} are not a multiple of {ranks}"
-            for name, size in (
-                ("attention heads", self.heads),
-                ("units of intermediate size", self.intermediate),
-                ("tokens of vocabulary", self.vocab),
-            )
-            if size % ranks
+    def obstacles(self, mesh: Mesh) -> list[str]:
+        """Clauses that say which sizes cannot be divided among the ranks of a mesh; [] if all can."""
+        divided: tuple[tuple[str, int, Axis], ...] = (
+            ("attention heads", self.heads, "heads"),
+            ("units of intermediate size", self.intermediate, "dense"),
+            ("tokens of vocabulary", self.vocab, "vocabulary"),
+            ("experts", self.experts, "experts"),
+            ("units of intermediate size of an expert", self.expert_inner, "slices"),
+        )
+        clauses = [
+            f"its {size} {name} are not a multiple of {mesh.width(axis)}"
+            for name, size, axis in divided
+            if size % mesh.width(axis)
         ]
-        found += [
+        ranks = mesh.width("heads")
+        clauses += [
             f"its {heads} KV heads can neither be divided among {ranks} ranks nor copied evenly"
             for heads in (self.kv_heads, *self.other_kv_heads)
             if not is_divisible(heads, ranks)
         ]
-        if found:
-            return found
-        return list(dict.fromkeys(clause for each in self.borders if (clause := each.obstacle(ranks)) is not None))
+        if clauses:
+            return clauses
+        return list(dict.fromkeys(clause for each in self.borders if (clause := each.obstacle(mesh)) is not None))
 
     def legal_ranks(self) -> tuple[int, ...]:
         """All numbers of ranks, up to MAX_LISTED_RANKS, that divide everything."""
@@ -86,7 +96,9 @@ class Divisions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # the support matrix asks about few models, many times
 def _legal_ranks(sizes: Divisions) -> tuple[int, ...]:
-    return tuple(ranks for ranks in range(1, min(sizes.heads, MAX_LISTED_RANKS) + 1) if not sizes.obstacles(ranks))
+    return tuple(
+        ranks for ranks in range(1, min(sizes.heads, MAX_LISTED_RANKS) + 1) if not sizes.obstacles(Mesh(ranks))
+    )
 
 
 @kept_per_object
@@ -154,7 +166,7 @@ def _of_layers(tree: Part, schemes: LayerSchemes) -> Iterator[BlockBorders | str
                     yield units
                 else:
                     block = units.outputs if axis == "rows" else units.inputs
-                    yield BlockBorders(_last(names[0]), axis, part.inner, 1, block)
+                    yield BlockBorders(_last(names[0]), axis, part.inner, 1, block, "slices")
 
 
 def _units(scheme: Scheme | None) -> Units | str:
@@ -166,7 +178,7 @@ def _last(name: str) -> str:
 
 
 def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
-    """The facts as one of `ranks` ranks sees them: its share of heads, KV heads and parameters."""
+    """The facts as one of `ranks` ranks sees them, among which heads are divided: its share of heads and KV heads."""
     if ranks == 1:
         return model
     return dataclasses.replace(
@@ -190,9 +202,9 @@ def _of_rank(group: CacheSpec, ranks: int) -> CacheSpec:
             assert_never(never)
 
 
-def rank_share(model: ModelFacts, ranks: int) -> float:
-    """The share of the parameters that one of `ranks` ranks holds; norms and few KV heads are on every rank."""
-    if ranks == 1:
+def rank_share(model: ModelFacts, mesh: Mesh) -> float:
+    """The share of the parameters that one rank holds; norms and few KV heads are on every rank."""
+    if mesh.tensor == 1:
         return 1.0
     tree = native_tree(model.architecture, model.config)
-    return derive.parameters(tree.of_rank(ranks)) / derive.parameters(tree)
+    return derive.parameters(derive.of_rank(tree, mesh)) / derive.parameters(tree)

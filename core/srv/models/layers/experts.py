@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from srv.models.checkpoints.slices import Slice
+from srv.models.checkpoints.slices import ELSEWHERE, Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.moe_config import DOWN, ExpertActivation, first_projections
 from srv.models.layers.op_layer import OpLayer
@@ -25,8 +25,9 @@ from srv.models.layers.op_layer import OpLayer
 class ExpertSizes(NamedTuple):
     """The sizes of the experts of one layer.
 
-    `experts`: their number. `top_k`: those that each token uses. `hidden`: of the model. `intermediate`: of one expert.
-    `share`: the part of the intermediate size on this rank; None for all of it.
+    `experts`: how many this rank has. `top_k`: those that each token uses. `hidden`: of the model. `intermediate`: of
+    one expert. `share`: the part of the intermediate size on this rank; None for all of it. `offset`: the number of
+    this rank's first expert among all. `elsewhere`: the numbers of those that other ranks have.
     """
 
     experts: int
@@ -35,6 +36,13 @@ class ExpertSizes(NamedTuple):
     intermediate: int
     activation: ExpertActivation = "silu"
     share: Slice | None = None
+    offset: int = 0
+    elsewhere: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> range:
+        """Those of this rank's experts."""
+        return range(self.offset, self.offset + self.experts)
 
     @property
     def local(self) -> int:
@@ -69,7 +77,8 @@ class ExpertSizes(NamedTuple):
 class ExpertWeights(OpLayer, ABC):
     """The experts of a layer, computed by an op on their matrices: `kernel(x, ids, weights)`.
 
-    x [T, H], ids int64 [T, K], weights float32 [T, K] -> [T, H] of x's dtype. A platform may replace the kernel after
+    x [T, H], ids int64 [T, K], weights float32 [T, K] -> [T, H] of x's dtype. `ids` count from this rank's first
+    expert, and those of other ranks' experts contribute nothing. A platform may replace the kernel after
     loading, but only if `implementation` is its own: that is the implementation chosen for experts.
     """
 
@@ -97,6 +106,12 @@ class ExpertWeights(OpLayer, ABC):
     def weight_slices(self) -> dict[str, Slice]:
         """The slices of the checkpoint's tensors that the `weight_views` hold; of those that are not whole."""
 
+    def slices_elsewhere(self) -> dict[str, Slice]:
+        """Those of the tensors of experts that other ranks have."""
+        first = f"{self.prefix}.{self.sizes.offset}."
+        rests = [name.removeprefix(first) for name in self.weight_views() if name.startswith(first)]
+        return {f"{self.prefix}.{expert}.{rest}": ELSEWHERE for expert in self.sizes.elsewhere for rest in rests}
+
     def validate_loaded(self) -> str | None:
         """Check the loaded values; called once, after loading. The reason why they are not supported, or None."""
         return None
@@ -108,9 +123,9 @@ class ExpertWeights(OpLayer, ABC):
     def matrix_views(self, suffix: str, gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
         """The rows of each projection of each expert, by its name and the suffix."""
         views: dict[str, Tensor] = {}
-        for expert in range(self.sizes.experts):
-            first = gate_up[expert].chunk(len(self.sizes.first))
-            for name, view in zip((*self.sizes.first, DOWN), (*first, down[expert]), strict=True):
+        for expert, rows, columns in zip(self.sizes.numbers, gate_up, down, strict=True):
+            first = rows.chunk(len(self.sizes.first))
+            for name, view in zip((*self.sizes.first, DOWN), (*first, columns), strict=True):
                 views[f"{self.prefix}.{expert}.{name}.{suffix}"] = view
         return views
 
@@ -121,7 +136,7 @@ class ExpertWeights(OpLayer, ABC):
         rows = self.sizes.share.scaled(1, block)
         return {
             f"{self.prefix}.{expert}.{name}.{suffix}": rows
-            for expert in range(self.sizes.experts)
+            for expert in self.sizes.numbers
             for name in self.sizes.first
         }
 
@@ -130,7 +145,7 @@ class ExpertWeights(OpLayer, ABC):
         if self.sizes.share is None or self.sizes.is_whole:
             return {}
         columns = Slice(1, *self.sizes.share[1:]).scaled(size, elements)
-        return {f"{self.prefix}.{expert}.{DOWN}.{suffix}": columns for expert in range(self.sizes.experts)}
+        return {f"{self.prefix}.{expert}.{DOWN}.{suffix}": columns for expert in self.sizes.numbers}
 
 
 class Experts(ExpertWeights):

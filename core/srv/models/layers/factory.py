@@ -5,9 +5,11 @@ Also owns how matrices are divided among ranks: architectures give the sizes of 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from srv.dist.mesh import Axis
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import Embedding, TokenEmbedding
@@ -37,6 +39,12 @@ class LayerFactory:
     def __init__(self, context: BuildContext) -> None:
         self.context = context
 
+    def over(self, axis: Axis) -> Self:
+        """The factory of layers that the ranks along an axis divide."""
+        factory = copy.copy(self)
+        factory.context = self.context.over(axis)
+        return factory
+
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
     ) -> Projection:
@@ -61,14 +69,16 @@ class LayerFactory:
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
         """All experts of one layer, named `{prefix}.{expert}.gate_proj`, `up_proj` and `down_proj`.
 
-        Each is divided among the ranks by its intermediate size: results are then partial sums.
+        A rank has some of them, or slices of each by its intermediate size: results are then partial sums.
         """
         return Experts(self.context, prefix, self.local_experts(sizes), bias)
 
     def local_experts(self, sizes: ExpertSizes) -> ExpertSizes:
         """The sizes on this rank."""
-        begin, end = self.context.group.share(sizes.intermediate)
-        return sizes._replace(share=Slice(0, begin, end, sizes.intermediate))
+        share = Slice(0, *self.context.over("slices").group.share(sizes.intermediate), sizes.intermediate)
+        first, end = self.context.over("experts").group.share(sizes.experts)
+        elsewhere = tuple(expert for expert in range(sizes.experts) if not first <= expert < end)
+        return sizes._replace(experts=end - first, offset=first, elsewhere=elsewhere, share=share)
 
     def embedding(self, name: str, vocab: int, hidden: int) -> TokenEmbedding:
         """The embeddings of this rank's share of the vocabulary."""

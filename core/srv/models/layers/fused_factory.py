@@ -7,7 +7,9 @@ to the fused matrix. `srv.models.checkpoints.rule_storage` permutes its rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
+from srv.dist.mesh import Axis
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
@@ -21,6 +23,11 @@ class FusedLayerFactory(LayerFactory):
     def __init__(self, inner: LayerFactory, mapping: WeightMapping) -> None:
         super().__init__(inner.context)
         self._inner, self._mapping = inner, mapping
+
+    def over(self, axis: Axis) -> Self:
+        factory = super().over(axis)
+        factory._inner = self._inner.over(axis)
+        return factory
 
     def linear(
         self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1

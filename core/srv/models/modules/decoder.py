@@ -50,7 +50,8 @@ class Decoder(NativeModel):
         top = Place(factory, PositionTables(context_length, context.device))
         place = top.within(part)
         rows, hidden = part.embedding.rows, part.embedding.size
-        self.embedding = factory.embedding(place.within(part.embedding).prefix, rows, hidden)
+        vocabulary = factory.over("vocabulary")
+        self.embedding = vocabulary.embedding(place.within(part.embedding).prefix, rows, hidden)
         self.factor = _embedding_factor(part, context.dtype)
         self.first = nn.ModuleList(_first(each, place) for each in part.before if not isinstance(each, LayerInputPart))
         own = (LayerInputs(each, place) for each in part.before if isinstance(each, LayerInputPart))
@@ -66,17 +67,17 @@ class Decoder(NativeModel):
         self.norm = make_norm(norm, place)
         self.generates = output is not None
         if output is None or output.tied:
-            self.lm_head = factory.tied_lm_head("lm_head", self.embedding)
+            self.lm_head = vocabulary.tied_lm_head("lm_head", self.embedding)
         else:
-            self.lm_head = top.linear(output)
+            self.lm_head = top.over("vocabulary").linear(output)
         self.lm_head.keep_float32(context)
-        self.output_bias = None if tree.output_bias is None else OutputBias(tree.output_bias, factory)
+        self.output_bias = None if tree.output_bias is None else OutputBias(tree.output_bias, vocabulary)
         self.logits_divisor, self.logits_soft_cap = unless_one(tree.logits_divisor), tree.logits_soft_cap
         self.score: Projection | None = None if tree.head is None else top.linear(tree.head)
-        self.communicator = context.communicator
+        self.communicator = vocabulary.context.communicator
         self.lookup: nn.Module = self.embedding
-        if context.communicator is not None:
-            self.lookup = VocabularyParallelLookup(self.embedding, context.communicator)
+        if self.communicator is not None:
+            self.lookup = VocabularyParallelLookup(self.embedding, self.communicator)
 
     def _made(self, part: blueprint.Part, place: Place, index: int) -> StackLayer:
         layer: StackLayer

@@ -88,29 +88,24 @@ class DecoderLayer(StackLayer):
         self.attention_norm, self.mlp_norm, self.mlp_output_norm = (
             norms[0] if norms else None for norms in (before, between, after)
         )
-        self.reduce = _all_reduce(place)
+        self.reduce_mixed, self.reduce_fed = _all_reduce(place.over("heads")), _all_reduce(place)
         self.mixer_factor, self.mlp_factor = map(unless_one, (part.mixer_factors.added, part.factors.added))
-        steps = (self.reduce, self.attention_output_norm, self.mlp_output_norm, self.mixer_factor, self.mlp_factor)
-        self.plain = all(each is None for each in steps)  # results join the residual as they are
+        norms_of_results = (self.attention_output_norm, self.mlp_output_norm)
+        steps = (self.reduce_mixed, self.reduce_fed, *norms_of_results, self.mixer_factor, self.mlp_factor)
+        self.plain = all(step is None for step in steps)  # results join the residual as they are
         self.kept_by_mixer, self.kept_by_mlp = map(unless_one, (part.mixer_factors.kept, part.factors.kept))
 
     def mix(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:
         """What the mixer adds to the residual, from what it reads."""
         out = self.attention.forward(x, inputs, context)
-        return out if self.plain else self._joining(out, self.attention_output_norm, self.mixer_factor)
+        if self.plain:
+            return out
+        return _joining(out, self.reduce_mixed, self.attention_output_norm, self.mixer_factor)
 
     def feed(self, x: Tensor) -> Tensor:
         """What the feed-forward part adds to the residual, from what it reads."""
         out = self.mlp.forward(x)
-        return out if self.plain else self._joining(out, self.mlp_output_norm, self.mlp_factor)
-
-    def _joining(self, out: Tensor, norm: Norm | None, factor: float | None) -> Tensor:
-        """What joins the residual, from the result of a part on this rank."""
-        if self.reduce is not None:
-            out = self.reduce(out)
-        if norm is not None:
-            out = norm.forward(out)
-        return out if factor is None else out * factor
+        return out if self.plain else _joining(out, self.reduce_fed, self.mlp_output_norm, self.mlp_factor)
 
 
 class SequentialLayer(DecoderLayer):
@@ -133,8 +128,11 @@ class ParallelLayer(DecoderLayer):
     ) -> tuple[Tensor | None, Tensor]:
         read, residual = joined(self.attention_norm, x, residual)
         own = read if self.mlp_norm is None else self.mlp_norm.forward(residual)
-        out = self.attention.forward(read, inputs, context) + self.mlp.forward(own)
-        return out if self.reduce is None else self.reduce(out), residual
+        mixed, fed = self.attention.forward(read, inputs, context), self.mlp.forward(own)
+        if self.reduce_mixed == self.reduce_fed:  # the same ranks
+            out = mixed + fed
+            return out if self.reduce_fed is None else self.reduce_fed(out), residual
+        return _joining(mixed, self.reduce_mixed, None, None) + _joining(fed, self.reduce_fed, None, None), residual
 
 
 class NormedResidualLayer(DecoderLayer):
@@ -228,7 +226,7 @@ class ScaledLayer(DecoderLayer):
         return None, total * self.scale.tensors[0]
 
     def _with_experts(self, experts: SideExperts, read: Tensor, residual: Tensor) -> Tensor:
-        dense = self._joining(self.mlp.forward(read), experts.beside, None)
+        dense = _joining(self.mlp.forward(read), self.reduce_fed, experts.beside, None)
         assert self.mlp_output_norm is not None
         return self.mlp_output_norm.forward(dense + experts.forward(residual))
 
@@ -246,7 +244,7 @@ class SinglePartLayer(StackLayer):
         else:
             raise InternalError(f"{type(inner).__name__} has no module")
         self.marked = {within.prefix: self.part}
-        self.reduce = _all_reduce(place)
+        self.reduce = _all_reduce(place.over("heads") if isinstance(inner, blueprint.Mixer) else place)
 
     def forward(
         self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
@@ -303,11 +301,21 @@ def _all_reduce(place: Place) -> Callable[[Tensor], Tensor] | None:
     return None if communicator is None else communicator.all_reduce
 
 
+def _joining(out: Tensor, reduce: Callable[[Tensor], Tensor] | None, norm: Norm | None, factor: float | None) -> Tensor:
+    """What joins the residual, from the result of a part on this rank."""
+    if reduce is not None:
+        out = reduce(out)
+    if norm is not None:
+        out = norm.forward(out)
+    return out if factor is None else out * factor
+
+
 def unless_one(factor: float) -> float | None:
     return None if factor == 1.0 else factor
 
 
 def _mixer(part: blueprint.Mixer, place: Place) -> Mixer:
+    place = place.over("heads")
     match part:
         case UnevenPart():
             return UnevenAttention(part, place)

@@ -186,6 +186,7 @@ class MoE(nn.Module):
         ids, weights = self._route(self.router.kernel(x).float(), bias, *self._routing)
         if self.observe is not None:
             self.observe(ids)
+        ids = self.of_rank(ids)
         rows = x if self.to_experts is None else self.to_experts.kernel(x)
         compute = self._scaled_inputs if self._scales_inputs else self.experts.kernel
         out = compute(rows, ids, weights)
@@ -198,6 +199,11 @@ class MoE(nn.Module):
             shared = shared * self.shared_gate.kernel(x).sigmoid()
         return out + shared
 
+    def of_rank(self, ids: Tensor) -> Tensor:
+        """Numbers of experts, counted from this rank's first one; those of other ranks' experts are out of range."""
+        first = self.experts.sizes.offset
+        return ids if first == 0 else ids - first
+
     def _scaled_inputs(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The sum over a token's experts of what each makes of x times its weight: a row for each of them."""
         rows = (x.unsqueeze(1) * weights.to(x.dtype).unsqueeze(-1)).flatten(0, 1)
@@ -206,6 +212,7 @@ class MoE(nn.Module):
 
 
 def feed_forward(part: blueprint.MLP | blueprint.MoE, place: Place) -> MLP | MoE:
+    place = place.over("dense")
     if isinstance(part, blueprint.MoE):
         return MoE(part, place)
     if isinstance(part, blueprint.LearnedMLP):

@@ -33,9 +33,10 @@ class LayerInputs(nn.Module):
 
     def __init__(self, part: gemma_parts.LayerInputs, place: Place) -> None:
         super().__init__()
-        context, table = place.context, part.table
+        vocabulary, table = place.over("vocabulary"), part.table
+        context = vocabulary.context
         self.rows, self.size, self.factor = table.rows, part.size, table_factor(part.size, context.dtype)
-        embedding = place.factory.embedding(place.within(table).prefix, table.rows, table.size)
+        embedding = vocabulary.factory.embedding(place.within(table).prefix, table.rows, table.size)
         self.lookup: nn.Module = embedding
         if context.communicator is not None:
             self.lookup = VocabularyParallelLookup(embedding, context.communicator)
@@ -146,7 +147,7 @@ class SideExperts(MoE):
         ids, weights = self._route(self.router.kernel(read).float(), None, *self._routing)
         if self.observe is not None:
             self.observe(ids)
-        out = self.experts.kernel(self.before.forward(x), ids, weights * of_experts[ids].float())
+        out = self.experts.kernel(self.before.forward(x), self.of_rank(ids), weights * of_experts[ids].float())
         return self.after.forward(out if self.communicator is None else self.communicator.all_reduce(out))
 
 

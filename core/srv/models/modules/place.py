@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from srv.dist.mesh import Axis
 from srv.models import blueprint
 from srv.models.blueprint import Temperature, below
 from srv.models.layers.context import BuildContext
@@ -62,6 +63,10 @@ class Place(NamedTuple):
     def within(self, part: blueprint.Part) -> Place:
         """The place of what is within a part of what stands here."""
         return self._replace(prefix=below(self.prefix, part.name))
+
+    def over(self, axis: Axis) -> Place:
+        """The place of what the ranks along an axis divide."""
+        return self._replace(factory=self.factory.over(axis))
 
     def of_layer(self, number: int) -> Place:
         """That of a layer of the stack that stands here."""

@@ -34,7 +34,11 @@ def weight_views(model: nn.Module) -> dict[str, Tensor]:
 
 def weight_slices(model: nn.Module) -> dict[str, Slice]:
     """As `srv.models.base.NativeModel.weight_slices`."""
-    return {name: part for each in weighted(model) for name, part in each.weight_slices().items()}
+    slices = {name: part for each in weighted(model) for name, part in each.weight_slices().items()}
+    for module in weighted(model):
+        if isinstance(module, ExpertWeights):
+            slices |= module.slices_elsewhere()
+    return slices
 
 
 def prepare_loaded(model: nn.Module) -> None:

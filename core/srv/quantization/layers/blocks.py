@@ -280,7 +280,8 @@ class OrderedExperts(ExpertWeights):
 
     def weight_views(self) -> dict[str, Tensor]:
         views = self.inner.weight_views()
-        for expert, (gate_up, down) in enumerate(zip(self.gate_up_columns, self.down_columns, strict=True)):
+        columns = zip(self.sizes.numbers, self.gate_up_columns, self.down_columns, strict=True)
+        for expert, gate_up, down in columns:
             for name, order in zip((*self.sizes.first, DOWN), (*gate_up, down), strict=True):
                 views[f"{self.prefix}.{expert}.{name}.{_ORDER}"] = order
         return views
